@@ -4,6 +4,9 @@ import statistics
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, TypeAlias
+
+Figures: TypeAlias = dict[str, Any]  # of one measurement, nested as they are printed
 
 
 def cpu_s(pid: int) -> float:

@@ -1,37 +1,22 @@
 """How far off the seconds left are: ours beside what progress bars say, on the same runs.
 
-Made-up runs of `bench.eta_traces`, and those of the directory that GPUJOB_ETA_TRACES names: files of JSON lines, first
-an object with id, family, workers, end and labels, then [t, worker, done, total] or [t, worker, done, total, arrival].
+The runs are the made-up ones of `bench.eta_traces`.
 """
 
-import json
-import math
-import os
 import statistics
 import time
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, Protocol
 
-from bench.eta_score import Estimator
-from bench.eta_traces import Line, Trace, traces, twins
+from bench.clock import Figures
+from bench.eta_traces import Trace, traces, twins
 from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.estimator import EtaEstimator as OneWorker
+from exporter.progress.eta.interval import median_seconds_per_item, slowest_eta
 
 SEED = 1
 LOOKS = 150  # even moments of a run at which the estimators are asked
 MOST_ERROR = 10.0
-
-
-class Peer(Protocol):
-    """What a progress bar takes and gives: all workers pooled, seconds left."""
-
-    def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
-
-    def seconds(self) -> float | None:
-        """Seconds left after the last line."""
 
 
 class Tqdm:
@@ -42,7 +27,6 @@ class Tqdm:
         self._items = self._time = self._left = 0.0
 
     def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
         self._left = (total or 0) - done
         if self._last is None:
             self._last = (t, done)
@@ -52,7 +36,6 @@ class Tqdm:
             self._last = (t, done)
 
     def seconds(self) -> float | None:
-        """Seconds left after the last line."""
         return self._left * self._time / self._items if self._items > 0 else None
 
 
@@ -65,77 +48,24 @@ class Window:
         self._left = 0.0
 
     def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
         self._left = (total or 0) - done
         self._lines.append((t, done))
         while len(self._lines) > 1 and self._lines[0][0] < t - self._window_s:
             self._lines.popleft()
 
-    def rate(self, least_s: float = 0.0) -> float:
-        """Items per second; 0 when the lines span no more than ``least_s``."""
+    def seconds(self) -> float | None:
         (t0, done0), (t1, done1) = self._lines[0], self._lines[-1]
-        return (done1 - done0) / (t1 - t0) if t1 - t0 > least_s and done1 > done0 else 0.0
-
-    def seconds(self) -> float | None:
-        """Seconds left after the last line."""
-        rate = self.rate()
-        return self._left / rate if rate else None
-
-
-class Linear:
-    """Time since the start divided by what is done."""
-
-    def __init__(self) -> None:
-        self._now = (0.0, 0.0, 0.0)
-
-    def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
-        self._now = (t, done, (total or 0) - done)
-
-    def seconds(self) -> float | None:
-        """Seconds left after the last line."""
-        t, done, left = self._now
-        return left * t / done if done > 0 else None
-
-
-class Largest:
-    """The largest of the straight line, the last five minutes and the moving average.
-
-    Slow is a rate of five minutes a fifth under its peak, stalled five minutes without a line.
-    """
-
-    def __init__(self) -> None:
-        self._window = Window(300)
-        self._parts: tuple[Peer, ...] = (Linear(), self._window, Tqdm())
-        self._peak = 0.0
-        self._last = (0.0, 0.0)
-
-    def update(self, t: float, done: float, total: float | None) -> None:
-        """A line."""
-        for part in self._parts:
-            part.update(t, done, total)
-        self._peak = max(self._peak, self._window.rate(least_s=60))
-        self._last = (t, (total or 0) - done)
-
-    def alarms(self, now: float) -> dict[str, bool]:
-        """Whether the work is slow or stands still."""
-        t, left = self._last
-        return {"stalled": left > 0 and now - t > 300, "slowdown": 0 < self._window.rate(least_s=60) < 0.8 * self._peak}
-
-    def seconds(self) -> float | None:
-        """Seconds left after the last line."""
-        return max((seconds for part in self._parts if (seconds := part.seconds()) is not None), default=None)
+        return self._left * (t1 - t0) / (done1 - done0) if done1 > done0 and t1 > t0 else None
 
 
 class Pooled:
     """A progress bar for a job: the counts of all workers added up."""
 
-    def __init__(self, peer: Peer) -> None:
+    def __init__(self, peer: Tqdm | Window) -> None:
         self._peer = peer
         self._workers: dict[int, tuple[float, float | None]] = {}
 
     def update(self, t: float, done: float, total: float | None, worker: int = 0, arrival: float | None = None) -> None:
-        """A line of one worker."""
         self._workers[worker] = (done, total)
         totals = [total for _, total in self._workers.values() if total is not None]
         self._peer.update(t, sum(done for done, _ in self._workers.values()), sum(totals))
@@ -145,17 +75,48 @@ class Pooled:
         seconds = self._peer.seconds()
         return None if seconds is None else EtaEstimate(seconds, seconds, seconds)
 
-    def alarms(self, now: float) -> dict[str, bool] | None:
-        """What the rule of the peer raises; None when it has none."""
-        return self._peer.alarms(now) if isinstance(self._peer, Largest) else None
+    def alarms(self, now: float) -> None:
+        return None
 
 
-ESTIMATORS: dict[str, Callable[[], Any]] = {
-    "ours": Estimator,
+class Ours:
+    """A job: one estimator for each worker. The job ends with its slowest."""
+
+    def __init__(self) -> None:
+        self._workers: dict[int, OneWorker] = {}
+        self._unfinished: set[int] = set()
+
+    def update(self, t: float, done: float, total: float | None, worker: int = 0, arrival: float | None = None) -> None:
+        """A line of one worker."""
+        self._workers.setdefault(worker, OneWorker()).update(t, done, total, arrival)
+        if total is not None and done >= total:
+            self._unfinished.discard(worker)
+        else:
+            self._unfinished.add(worker)
+
+    def estimate(self, now: float) -> EtaEstimate | None:
+        """Seconds left of the job."""
+        peers = (
+            median_seconds_per_item(worker.seconds_per_item for worker in self._workers.values())
+            if len(self._workers) > 1
+            else None
+        )
+        return slowest_eta(self._workers[name].estimate(now, peers) for name in self._unfinished)
+
+    def alarms(self, now: float) -> dict[str, bool]:
+        """What seems wrong with any of the workers; slow is what the alert takes for it."""
+        workers = [self._workers[name] for name in self._unfinished]
+        return {
+            "stalled": any(worker.is_stalled(now) for worker in workers),
+            "slowdown": any((worker.slowdown_ratio() or 0.0) > 1.25 for worker in workers),
+        }
+
+
+ESTIMATORS: dict[str, Callable[[], Ours | Pooled]] = {
+    "ours": Ours,
     "tqdm": lambda: Pooled(Tqdm()),
     "rich": lambda: Pooled(Window(30)),
     "last five minutes": lambda: Pooled(Window(300)),
-    "largest of three": lambda: Pooled(Largest()),
 }
 
 
@@ -206,7 +167,7 @@ def quantile(values: Sequence[float], part: float) -> float:
     return sorted(values)[min(len(values) - 1, int(part * len(values)))]
 
 
-def follow(run: Trace, estimator: Any, result: Result) -> None:
+def follow(run: Trace, estimator: Ours | Pooled, result: Result) -> None:
     """One estimator through one run: asked at even moments, when the lines read by then are in."""
     begin, lines, place = run.lines[0].arrival, run.lines, 0
     fair = max(run.foreseeable + 0.02 * (run.watched - begin), begin)
@@ -298,47 +259,16 @@ def long_log(lines: int = 100_000) -> float:
     return (time.process_time() - start) / lines * 1e6
 
 
-def read_trace(text: str) -> Trace | None:
-    """A run from a file of JSON lines, None of one without a total."""
-    head, *rows = [json.loads(line) for line in text.splitlines()]
-    lines = [Line(row[0], row[1], row[2], row[3], row[4] if len(row) > 4 else row[0]) for row in rows]
-    if any(line.total is None for line in lines):
-        return None
-    labels = head.get("labels", [])
-    events = {
-        kind: tuple((label["start"], label["end"] or math.inf) for label in labels if label["kind"] == kind)
-        for kind in ("slowdown", "stall")
-    }
-    watched = head["end"] if head["end"] is not None else head["watch_until"]
-    foreseeable = max(head.get("surprises") or [-math.inf])
-    return Trace(
-        head["id"],
-        head["family"],
-        lines,
-        head["end"],
-        watched,
-        foreseeable,
-        events["slowdown"],
-        events["stall"],
-        not head.get("slow_clean", True),
-    )
-
-
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Errors as shares of the time left; CPU time in microseconds."""
     results = measured(traces(SEED))
-    figures: dict[str, Any] = {name: result.summary() for name, result in results.items()}
+    figures: Figures = {name: result.summary() for name, result in results.items()}
     figures["by family"] = {
         family: {name: round(statistics.median(result.by_family[family]), 4) for name, result in results.items()}
         for family in results["ours"].by_family
     }
     figures["first tenth of a run"] = first_tenth(twins(SEED))
     figures["line of a long log, us"] = round(long_log(), 2)
-    folder = os.environ.get("GPUJOB_ETA_TRACES")
-    if folder:
-        runs = [read_trace(path.read_text("utf-8")) for path in sorted(Path(folder).glob("*.jsonl"))]
-        given = measured([run for run in runs if run is not None])
-        figures["given traces"] = {name: result.summary() for name, result in given.items()}
     ours, peers = figures["ours"], [figures[name] for name in ESTIMATORS if name != "ours"]
     tenth = figures["first tenth of a run"]
     return {

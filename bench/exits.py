@@ -12,9 +12,8 @@ import subprocess
 import sys
 import threading
 import time
-from typing import Any
 
-from bench.clock import spread
+from bench.clock import Figures, spread
 from exporter.contract.clock import SystemClock
 from exporter.contract.process_identity import read_start_ticks
 from exporter.machine.process_exits import ProcessEnd, ProcessExitWatch
@@ -37,7 +36,7 @@ for line in sys.stdin:
 """
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Milliseconds from the kill to the notice."""
     parent = subprocess.Popen(
         [sys.executable, "-I", "-c", _PARENT], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True

@@ -1,13 +1,12 @@
 """Writing a page: our samples against the library's ``generate_latest`` for the same data, side by side."""
 
 import time
-from typing import Any
 
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.registry import Collector
 
-from bench.clock import spread
+from bench.clock import Figures, spread
 from exporter.collecting.families import Family, Samples
 
 CONSTANT = {"cluster": "c", "job_id": "4711", "job_name": "embed", "user": "ada", "partition": "gpu", "node": "n1"}
@@ -39,7 +38,7 @@ class _Library(Collector):
         return found
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Microseconds a sample of both, and their ratio pair by pair."""
     out, library, registry = Samples(CONSTANT), _Library(), CollectorRegistry()
     registry.register(library)

@@ -14,9 +14,8 @@ import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from bench.clock import spread
+from bench.clock import Figures, spread
 from exporter.files.outputs.folder_reader import NOBODY, FolderWatch
 from exporter.files.outputs.growth import GroupGrowth
 from exporter.files.outputs.outputs_reader import FileOwnership, OutputWatch
@@ -42,9 +41,9 @@ def nobody(_: str) -> None:
 EVERYTHING = FileOwnership(nobody, frozenset(), frozenset(), owns_unranked=True)
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Milliseconds a look, MiB, and the largest error of a growth."""
-    found: dict[str, Any] = {"files": FILES}
+    found: Figures = {"files": FILES}
     with tempfile.TemporaryDirectory() as place:
         one, ten = Path(place, "one"), Path(place, "ten")
         folders = [ten / str(number) for number in range(10)]
@@ -78,7 +77,7 @@ def measure() -> dict[str, Any]:
     }
 
 
-def _looks(folders: list[Path]) -> dict[str, Any]:
+def _looks(folders: list[Path]) -> Figures:
     """Milliseconds for a look at all of these folders together."""
     watches = [FolderWatch(str(folder), "output_*", EVERYTHING) for folder in folders]
     now = [START]

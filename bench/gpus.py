@@ -11,9 +11,8 @@ import tempfile
 import time
 import urllib.request
 from pathlib import Path
-from typing import Any
 
-from bench.clock import cpu_by_thread, rss_mib, spread
+from bench.clock import Figures, cpu_by_thread, rss_mib, spread
 from bench.sidecar import prepare, record_start, start_sidecar, start_workers
 from tests.fakenvml import profiles, seconds_inside
 
@@ -24,7 +23,7 @@ READING, SERVING = ("gpu-driver", "gpu-events", "gpus", "gpu_workers"), "serving
 GOAL_SHARE, GOAL_SERIES, GOAL_MIB = 0.003, 45, 50
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Per cent of a core beyond the library's own time by rounds, series of a GPU, and MiB of the whole sidecar."""
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)
@@ -40,7 +39,7 @@ def measure() -> dict[str, Any]:
         prepare(place / "with", GPUS)
         prepare(place / "without")
         tree, pids = start_workers()
-        running: list[subprocess.Popen[Any]] = [tree]
+        running: list[subprocess.Popen[str] | subprocess.Popen[bytes]] = [tree]
         try:
             for rank, pid in enumerate(pids):
                 record_start(place / "with", rank, pid)
@@ -56,7 +55,7 @@ def measure() -> dict[str, Any]:
                 process.wait()
 
 
-def _compare(sidecars: "list[tuple[subprocess.Popen[bytes], str]]", calls: Path) -> dict[str, Any]:
+def _compare(sidecars: "list[tuple[subprocess.Popen[bytes], str]]", calls: Path) -> Figures:
     (gpu, gpu_address), (plain, plain_address) = sidecars
     pages = [f"http://{address}/metrics" for address in (gpu_address, plain_address)]
     _scrape(pages, 8)

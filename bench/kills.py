@@ -9,19 +9,18 @@ import os
 import random
 import signal
 import subprocess
-import sys
 import tempfile
 import time
 import urllib.request
 from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from bench.clock import cpu_s
-from bench.sidecar import start_sidecar
+from bench.clock import Figures, cpu_s
+from bench.sidecar import start_sidecar, write_run_dir
+from bench.wrapper import wrapper
 from exporter.contract import run_files
-from exporter.contract.manifest import Manifest, Task, render_manifest
+from exporter.contract.manifest import Task
 
 TASKS, RUNS = 50, 20
 PATIENCE_S = 60.0
@@ -49,12 +48,12 @@ class _Run:
     wrapper: "subprocess.Popen[bytes]"
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """How many deaths the sidecar has missed, and how many it has told wrongly."""
     chosen = random.Random(time.time_ns())
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
-        _prepare(run_dir)
+        write_run_dir(run_dir, tuple(Task(f"worker_w{rank}", "worker", rank, rank, 0, 0) for rank in range(TASKS)))
         sidecar, address = start_sidecar(run_dir)
         try:
             start, start_cpu = time.monotonic(), cpu_s(sidecar.pid)
@@ -86,37 +85,10 @@ def measure() -> dict[str, Any]:
     }
 
 
-def _prepare(run_dir: Path) -> None:
-    for name in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
-        (run_dir / name).mkdir()
-    manifest = Manifest(
-        job_name="bench",
-        user="bench",
-        cluster="local",
-        partition="local",
-        nodes=1,
-        tasks=tuple(Task(f"worker_w{rank}", "worker", rank, rank, 0, 0) for rank in range(TASKS)),
-        check_interval_s=1.0,
-        listen_address="127.0.0.1:0",
-    )
-    (run_dir / run_files.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
-    run_files.write_job_state(str(run_dir), "running")
-
-
 def _start(run_dir: Path, rank: int, restart: int, chosen: random.Random) -> _Run:
     way = chosen.choice([*BY_ITSELF, *FROM_OUTSIDE])
     script = {**BY_ITSELF, **FROM_OUTSIDE}[way].format(code=chosen.randrange(256), delay=round(chosen.random(), 3))
-    argv = [
-        sys.executable,
-        "-I",
-        "-m",
-        "launcher.programs.wrapper",
-        "--run-dir",
-        str(run_dir),
-        "--worker",
-        f"worker_w{rank}",
-    ]
-    argv += ["--rank", str(rank), "--restart", str(restart), "--", "sh", "-c", script]
+    argv = [*wrapper(run_dir, f"worker_w{rank}", rank, restart), "sh", "-c", script]
     return _Run(rank, restart, way, subprocess.Popen(argv, stdin=subprocess.DEVNULL, stderr=subprocess.DEVNULL))
 
 
@@ -165,7 +137,7 @@ def _told(url: str, count: int) -> dict[tuple[int, int], int | None]:
         time.sleep(0.2)
 
 
-def _code(ended: dict[str, Any]) -> int | None:
+def _code(ended: Figures) -> int | None:
     """Exit code, or the signal as a negative number; None where neither is known."""
     if ended["signal"] is not None:
         return -int(signal.Signals[ended["signal"]])

@@ -2,15 +2,13 @@
 
 import os
 import re
-import shutil
-import subprocess
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
-from bench.clock import spread
+from bench.clock import Figures, spread
 from bench.log_corpus import FLOOD, SHARES, Truth, write_log
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs_reader import read_error_patterns, read_packs
@@ -21,7 +19,8 @@ from exporter.logs.search.findings import LogFindings
 BYTES = 64 << 20  # of the log of each profile
 SIZES = {FLOOD: 16 << 20}  # of those that are of another size
 PLAIN_BYTES = 4 << 20  # that much of it is given to the plain loop
-MTAIL_BYTES = 32 << 20  # and that much to mtail: with less its start would count
+T = TypeVar("T")
+
 REAL = "with all patterns"  # of the names of the rows for what a sidecar searches for
 CHUNK = 1 << 20
 ROUNDS = 5
@@ -52,29 +51,9 @@ SEARCHED: tuple[Pattern, ...] = (
     compile_pattern("net", r"ERROR.{0,80}(?:connection refused|timed out|network is down)", kind=PatternKind.ERROR),
     compile_pattern("data", r"ERROR.{0,80}(?:corrupt|bad checksum|parse error)", kind=PatternKind.ERROR),
 )  # the same, with errors that the literals alone do not decide
-MTAIL_PROGRAM = "\n".join(
-    [
-        *(f"gauge {name}" for name in ("documents", "step", "bar", "rate", "round", "loss", "running", "speed")),
-        *(f"counter {name}" for name in ("oom", "net", "data")),
-        *(
-            r"/Encoded (\d+) of (\d+) documents/ {",
-            "  documents = $1",
-            "}",
-            r"/Step (\d+)\/(\d+)/ {",
-            "  step = $1",
-            "}",
-        ),
-        *(r"/\d+%\|[^|]*\| (\d+)\/(\d+) \[/ {", "  bar = $1", "}", r"/(\d+\.?\d*) docs?\/s/ {", "  rate = $1", "}"),
-        *(r"/Round (\d+)/ {", "  round = $1", "}", r"/train_loss=\s*(\d+\.?\d*)/ {", "  loss = $1", "}"),
-        *(r"/Engine stats: .*?running: (\d+).*?tokens\/s: (\d+\.?\d*)/ {", "  running = $1", "  speed = $2", "}"),
-        *("/out of memory|OOM|CUDA failure/ {", "  oom++", "}"),
-        *("/connection refused|timed out|network is down/ {", "  net++", "}"),
-        *("/corrupt|bad checksum|parse error/ {", "  data++", "}", ""),
-    ]
-)
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Megabytes a second of CPU time for each profile, microseconds a look at a live log, and whether goals are met."""
     with tempfile.TemporaryDirectory() as folder:
         logs = {profile: Path(folder, f"{profile}.log") for profile in (*SHARES, FLOOD)}
@@ -88,10 +67,9 @@ def measure() -> dict[str, Any]:
                 run.search()
             for run in runs:
                 run.only_read()
-        found: dict[str, Any] = {run.name: run.figures() for run in runs}
+        found: Figures = {run.name: run.figures() for run in runs}
         found["live"] = _live(logs["typical"], PATTERNS)
         found[f"live {REAL}"] = _live(logs["typical"], _real())
-        found["mtail"] = _mtail(logs["typical"], found["typical"]["engine_mb_s"]["median"])
     goals = {
         "backlog: 3 GB/s of a typical log": found["typical"]["engine_mb_s"]["median"] >= 3000,
         "backlog: 2 GB/s of a dense log": found["dense"]["engine_mb_s"]["median"] >= 2000,
@@ -133,7 +111,7 @@ class _Run:
         """The least that anyone can do: read the log and find the last record end of each chunk."""
         self.reading.append(self.size / _cpu(lambda: sum(end for _, end, _ in _chunks(self.path)))[0] / 1e6)
 
-    def figures(self) -> dict[str, Any]:
+    def figures(self) -> Figures:
         """Of all rounds, beside a plain loop over the lines."""
         text = self.path.read_bytes()[:PLAIN_BYTES]
         plain = len(text) / _cpu(lambda: _plain(text, self.patterns))[0] / 1e6
@@ -146,7 +124,7 @@ class _Run:
         }
 
 
-def _cpu(work: Callable[[], Any]) -> tuple[float, Any]:
+def _cpu(work: Callable[[], T]) -> tuple[float, T]:
     begun = time.process_time()
     result = work()
     return time.process_time() - begun, result
@@ -185,9 +163,9 @@ def _check(found: LogFindings, truth: Truth) -> None:
         raise AssertionError(f"{positions} {values} {errors} instead of {truth}")
 
 
-def _plain(text: bytes, patterns: Sequence[Pattern]) -> tuple[dict[str, int], dict[str, Any]]:
+def _plain(text: bytes, patterns: Sequence[Pattern]) -> tuple[dict[str, int], Figures]:
     """Each pattern in each line, as one would write it first."""
-    counts, last = dict[str, int](), dict[str, Any]()
+    counts, last = dict[str, int](), Figures()
     searches = [(pattern.name, pattern.kind is PatternKind.ERROR, pattern.regex.search) for pattern in patterns]
     for line in re.split(rb"[\r\n]", text):
         for name, is_error, search in searches:
@@ -199,7 +177,7 @@ def _plain(text: bytes, patterns: Sequence[Pattern]) -> tuple[dict[str, int], di
     return counts, last
 
 
-def _live(path: Path, patterns: Sequence[Pattern]) -> dict[str, Any]:
+def _live(path: Path, patterns: Sequence[Pattern]) -> Figures:
     """What following the logs of a busy node costs: a few lines at each look."""
     lines = path.read_bytes()[: 8 << 20].splitlines(keepends=True)
     pieces = [b"".join(lines[start : start + LINES]) for start in range(0, LINES * FILES * LOOKS, LINES)]
@@ -215,25 +193,4 @@ def _live(path: Path, patterns: Sequence[Pattern]) -> dict[str, Any]:
     return {
         "look_us": spread([cost * 1e6 for cost in costs]),
         "core_percent": spread([cost * FILES * 4 * 100 for cost in costs]),
-    }
-
-
-def _mtail(path: Path, ours: float) -> dict[str, Any] | None:
-    """The same for mtail, where it is installed: one pass over a part of the log, its start included."""
-    mtail = shutil.which("mtail")
-    if mtail is None:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        Path(folder, "job.mtail").write_text(MTAIL_PROGRAM, encoding="utf-8")
-        part = Path(folder, "part.log")
-        part.write_bytes(path.read_bytes()[:MTAIL_BYTES])
-        before = os.times()
-        subprocess.run(
-            [mtail, "--one_shot", "--progs", folder, "--logs", str(part)], capture_output=True, check=True, timeout=300
-        )
-        after = os.times()
-    seconds = after.children_user + after.children_system - before.children_user - before.children_system
-    return {
-        "mb_s": round(MTAIL_BYTES / seconds / 1e6, 1),
-        "ours_over_mtail": round(ours / (MTAIL_BYTES / seconds / 1e6)),
     }

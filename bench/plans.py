@@ -7,9 +7,8 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from bench.clock import spread
+from bench.clock import Figures, spread
 
 ROUNDS = 5
 NODES, GPUS = 1000, 8
@@ -17,24 +16,24 @@ SERVED = {"model": {"path": "/models/qwen3-32b"}}
 TRAINED = "python3 train.py --shard {rank} --out {output_dir}"
 
 
-def _roles(**resources: int | str) -> dict[str, Any]:
+def _roles(**resources: int | str) -> dict[str, object]:
     return {"name": "bench", "resources": {"gpus_per_node": GPUS, **resources}}
 
 
-def _worker(count: int, gpus: int) -> dict[str, Any]:
+def _worker(count: int, gpus: int) -> dict[str, object]:
     return {"workers": [{"role": "worker", "count": count, "gpus": gpus, "command": TRAINED}]}
 
 
-def _split(each: int, gpus: int) -> dict[str, Any]:
+def _split(each: int, gpus: int) -> dict[str, object]:
     sizes = {"gpus_per_prefill": gpus, "gpus_per_decode": gpus}
     return {**_roles(prefill_workers=each, decode_workers=each, **sizes), "backend": {"type": "sglang"}, **SERVED}
 
 
-def _engine(kind: str, count: int, gpus: int) -> dict[str, Any]:
+def _engine(kind: str, count: int, gpus: int) -> dict[str, object]:
     return {**_roles(agg_workers=count, gpus_per_agg=gpus), "backend": {"type": kind}, **SERVED}
 
 
-SHAPES: dict[str, dict[str, Any]] = {
+SHAPES: dict[str, dict[str, object]] = {
     "whole nodes": {**_roles(), **_worker(NODES, GPUS)},
     "single GPUs": {**_roles(), **_worker(NODES * GPUS, 1)},
     "one worker": {**_roles(process_granularity="gpu"), **_worker(1, NODES * GPUS)},
@@ -49,9 +48,9 @@ SHAPES: dict[str, dict[str, Any]] = {
 }
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Seconds of wall and CPU time of the whole command with each shape; the worst shape must keep the goal."""
-    found: dict[str, Any] = {"help": _command(["--help"])}
+    found: Figures = {"help": _command(["--help"])}
     with tempfile.TemporaryDirectory() as folder:
         job = Path(folder, "job.yaml")
         for name, shape in SHAPES.items():

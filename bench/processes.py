@@ -18,11 +18,10 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Any
 
 import psutil
 
-from bench.clock import spread
+from bench.clock import Figures, spread
 from exporter.machine.process_tree import ProcessTree
 
 LOADS = {"288 processes": (32, 8), "2,000 descendants": (1, 2000)}
@@ -100,11 +99,11 @@ int main(int count, char **pids) {
 """
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Microseconds of CPU for each process and look, and how often that is the floor's and psutil's share of it."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-    loads: dict[str, Any] = {}
+    loads: Figures = {}
     goals = {}
     for name, shape in LOADS.items():
         with _tree(*shape) as processes:
@@ -159,7 +158,7 @@ def _floor(pids: Sequence[int]) -> Iterator[Callable[[], float] | None]:
             process.communicate()
 
 
-def _compare(found: Sequence[tuple[int, int]], rounds: int, *, moving: bool) -> dict[str, Any]:
+def _compare(found: Sequence[tuple[int, int]], rounds: int, *, moving: bool) -> Figures:
     """Each round is a whole look and those until the next one: ours are of two kinds."""
     pids = [pid for _, pid in found]
     with _floor(pids) as floor:

@@ -17,9 +17,8 @@ import time
 import urllib.request
 from collections import defaultdict
 from pathlib import Path
-from typing import Any
 
-from bench.clock import cpu_by_thread, cpu_s, rss_mib
+from bench.clock import Figures, cpu_by_thread, cpu_s, rss_mib
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
@@ -63,13 +62,13 @@ while True:
 """
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Per cent of one core, MiB, what a scrape and each collector's read take, and the descriptors that are held."""
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
         prepare(run_dir)
         tree, pids = start_workers()
-        processes: list[subprocess.Popen[Any]] = [tree]
+        processes: list[subprocess.Popen[str] | subprocess.Popen[bytes]] = [tree]
         try:
             for rank, pid in enumerate(pids):
                 record_start(run_dir, rank, pid)
@@ -107,9 +106,7 @@ def start_sidecar(run_dir: Path, **environment: str) -> "tuple[subprocess.Popen[
 
 
 def prepare(run_dir: Path, gpus: int = 0) -> None:
-    """A run directory of all workers, which share so many GPUs evenly."""
-    for name in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
-        (run_dir / name).mkdir()
+    """Create the run directory of all workers, which share this many GPUs evenly."""
     for index in range(FILES):
         (run_dir / f"output_worker_{index % WORKERS}_{index}.jsonl").write_text("{}\n" * 100)
     tasks = tuple(
@@ -120,6 +117,14 @@ def prepare(run_dir: Path, gpus: int = 0) -> None:
         )
         for rank in range(WORKERS)
     )
+    groups = (PathGroup("output", ".", "output_worker_*.jsonl"), PathGroup("checkpoint", ".", "checkpoint_*"))
+    write_run_dir(run_dir, tasks, groups)
+
+
+def write_run_dir(run_dir: Path, tasks: tuple[Task, ...], groups: tuple[PathGroup, ...] = ()) -> None:
+    """Write what a sidecar needs of a run directory."""
+    for name in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
+        (run_dir / name).mkdir()
     manifest = Manifest(
         job_name="bench",
         user="bench",
@@ -127,7 +132,7 @@ def prepare(run_dir: Path, gpus: int = 0) -> None:
         partition="local",
         nodes=1,
         tasks=tasks,
-        groups=(PathGroup("output", ".", "output_worker_*.jsonl"), PathGroup("checkpoint", ".", "checkpoint_*")),
+        groups=groups,
         check_interval_s=1.0,
         launch_timeout_s=5.0,
         listen_address="127.0.0.1:0",
@@ -143,7 +148,7 @@ def record_start(run_dir: Path, rank: int, pid: int) -> None:
     run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{name}.start.json", {**facts, "start": time.time()})
 
 
-def _watch(url: str, pid: int) -> dict[str, Any]:
+def _watch(url: str, pid: int) -> Figures:
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     time.sleep(3)
     series = sum(not line.startswith(b"#") for line in urllib.request.urlopen(url).read().splitlines())

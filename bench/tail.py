@@ -1,29 +1,27 @@
 """Following the logs of a full node as they are written: 32 files, 100 lines a second each.
 
 CPU of this process for reading alone and with the search, at two intervals, and for looking at
-logs to which nothing is written; beside mtail, where it is installed, at the same interval.
+logs to which nothing is written.
 """
 
+import math
 import os
-import shutil
-import socket
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
-from bench.clock import cpu_s
+from bench.clock import Figures
 from bench.log_corpus import write_log
-from bench.logs import MTAIL_PROGRAM, PATTERNS
+from bench.logs import PATTERNS
 from exporter.logs.search.engine import SearchEngine
 from exporter.logs.tail_reader import LogTail
 
 FILES, LINES_PER_S = 32, 100
 SECONDS = 10.0
-QUICK_S, SLOW_S = 0.25, 1.0  # between two looks: mtail's own interval, and a usual one of ours
+QUICK_S, SLOW_S = 0.25, 1.0  # between two looks: a quick interval, and a usual one
 ONE_LOOK = 2 << 10  # about what a quick look finds
 
 _WRITER = """
@@ -44,7 +42,7 @@ while True:
 Consume = Callable[[LogTail], None]  # takes what one look at one log gives
 
 
-def measure() -> dict[str, Any]:
+def measure() -> Figures:
     """Shares of a core in percent."""
     engine = SearchEngine(PATTERNS)
 
@@ -63,7 +61,7 @@ def measure() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         corpus = Path(folder, "corpus")
         write_log(corpus, "typical", 2 << 20)
-        engine.scan(corpus.read_bytes()[:ONE_LOOK])  # makes its automata: mtail has started as well when it is measured
+        engine.scan(corpus.read_bytes()[:ONE_LOOK])  # makes its automata
         command = [sys.executable, "-c", _WRITER, folder, str(corpus), str(FILES), str(LINES_PER_S)]
         with subprocess.Popen(command, stdout=subprocess.PIPE) as writer:
             try:
@@ -73,15 +71,12 @@ def measure() -> dict[str, Any]:
                 reading, _ = _share(paths, read, QUICK_S)
                 quick, written = _share(paths, search, QUICK_S)
                 slow, _ = _share(paths, search, SLOW_S)
-                mtail = _mtail(folder)
             finally:
                 writer.kill()
         for path in paths:
             os.utime(path, (1, 1))
         idle, _ = _share(paths, search, SLOW_S)
     goals = {"at most 1 % of a core at 250 ms": quick <= 1, "at most 0.03 % of a core when idle": idle <= 0.03}
-    if mtail is not None:
-        goals["10 times below mtail"] = mtail >= 10 * quick
     return {
         "files": FILES,
         "kb_per_s": round(written / 1e3),
@@ -89,7 +84,6 @@ def measure() -> dict[str, Any]:
         "searching_250ms_percent": quick,
         "searching_1s_percent": slow,
         "idle_1s_percent": idle,
-        "mtail_percent": mtail,
         "goals": goals,
     }
 
@@ -103,7 +97,7 @@ def _share(paths: list[Path], consume: Consume, interval_s: float) -> tuple[floa
             consume(tail)
 
     for tail in tails:
-        tail.start_at_end()
+        tail.skip_older(math.inf)
     look()  # after this one, a log to which nothing is written is known to be idle
     begin, cpu, looks = time.monotonic(), time.process_time(), 0
     while (passed := time.monotonic() - begin) < SECONDS:
@@ -114,22 +108,3 @@ def _share(paths: list[Path], consume: Consume, interval_s: float) -> tuple[floa
     for tail in tails:
         tail.close()
     return float(f"{share:.3g}"), sum(tail.bytes_read for tail in tails) / passed
-
-
-def _mtail(folder: str) -> float | None:
-    """The share of mtail with the same patterns."""
-    mtail = shutil.which("mtail")
-    if mtail is None:
-        return None
-    Path(folder, "job.mtail").write_text(MTAIL_PROGRAM, encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [mtail, "--progs", folder, "--logs", f"{folder}/*.log", "--address", "127.0.0.1", "--port", str(port)]
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as process:
-        try:
-            time.sleep(3)  # until it has read what is there
-            begin, cpu = time.monotonic(), cpu_s(process.pid)
-            time.sleep(SECONDS)
-            return float(f"{100 * (cpu_s(process.pid) - cpu) / (time.monotonic() - begin):.3g}")
-        finally:
-            process.kill()

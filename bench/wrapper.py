@@ -5,30 +5,23 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-from typing import Any
 
-from bench.clock import rss_mib, spread
+from bench.clock import Figures, rss_mib, spread
 
 ROUNDS = 15
 
 
-def measure() -> dict[str, Any]:
+def wrapper(run_dir: Path, worker: str, rank: int, restart: int = 0) -> list[str]:
+    """The command of a wrapper, to which that of its worker is added."""
+    task = ["--run-dir", str(run_dir), "--worker", worker, "--rank", str(rank), "--restart", str(restart)]
+    return [sys.executable, "-I", "-m", "launcher.programs.wrapper", *task, "--"]
+
+
+def measure() -> Figures:
     """Milliseconds and MiB; each round pairs `true` under the wrapper with `true` alone."""
     with tempfile.TemporaryDirectory() as folder:
         Path(folder, "workers").mkdir()
-        wrap = [
-            sys.executable,
-            "-I",
-            "-m",
-            "launcher.programs.wrapper",
-            "--run-dir",
-            folder,
-            "--worker",
-            "w",
-            "--rank",
-            "0",
-            "--",
-        ]
+        wrap = wrapper(Path(folder), "w", 0)
         added = []
         for _ in range(ROUNDS):
             start = time.perf_counter()

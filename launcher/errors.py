@@ -1,6 +1,7 @@
 """Errors that the command line shows as one message."""
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterable, Iterator, Sequence
 
 
 class LauncherError(Exception):
@@ -35,3 +36,20 @@ class TopologyError(LauncherError):
 
 class SlurmError(LauncherError):
     """A Slurm command is missing, refused or did not answer."""
+
+
+def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.5) -> str:
+    """``; did you mean "vllm"?``, with the known name most like this one; empty if none is like it."""
+    import difflib  # lazy: 2 ms, and only mistakes need it
+
+    near = difflib.get_close_matches(name, list(known), 1, likeness)
+    return f'; did you mean "{near[0]}"?' if near else ""
+
+
+@contextlib.contextmanager
+def os_errors(problem: str) -> Iterator[None]:
+    """Raise an OSError as LauncherError, with its reason behind the ``problem``."""
+    try:
+        yield
+    except OSError as error:
+        raise LauncherError(f"{problem}: {error.strerror}") from error

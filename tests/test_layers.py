@@ -38,8 +38,6 @@ CATALOGUES = {  # their __init__ is the registry; every other one contains only 
     *(
         "exporter/files/formats",
         "launcher/planner/backends",
-        "launcher/planner/benchmarks",
-        "launcher/planner/frontends",
     ),
 }
 
@@ -50,7 +48,12 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
 )
 PURE_IN_LAUNCHER = (
     *("launcher.planner.assembly", "launcher.planner.assembly_checks", "launcher.planner.topology"),
-    *("launcher.planner.backends", "launcher.planner.benchmarks", "launcher.planner.frontends"),
+    *(
+        "launcher.planner.backends",
+        "launcher.planner.benchmarks",
+        "launcher.planner.frontends",
+        "launcher.planner.nginx",
+    ),
     "launcher.steps.hostlist",
 )
 WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its arguments
@@ -67,6 +70,7 @@ PACKAGES = {  # third-party package: where it may be imported
     "click": ("launcher.cli",),
     "pydantic": ("launcher.jobfile",),
     "pydantic_core": ("launcher.jobfile",),
+    "psutil": ("launcher.check",),
     "pynvml": ("exporter.gpus",),
     "regex": ("exporter.logs.search.time_budget",),
     "requests": ("launcher.check", "launcher.watch"),

@@ -1,8 +1,15 @@
-"""State that a sidecar saves in the run directory for its successor."""
+"""State that a sidecar saves in the run directory for its successor.
 
+It consists of JSON values, named tuples, dataclasses and arrays. ``contract.records.from_json`` reads it by type.
+"""
+
+import dataclasses
 import os
 import time
-from typing import Any
+from array import array
+from collections.abc import Mapping
+from functools import cache
+from typing import Any, cast
 
 from exporter.contract import run_files
 
@@ -31,7 +38,7 @@ def load_saved_state(
 
 
 def save_state(
-    run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, state: dict[str, Any], *, kind: str
+    run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, state: Mapping[str, object], *, kind: str
 ) -> str | None:
     """Replace the saved state of this ``kind``. Return why that failed, or None."""
     path = _state_path(run_dir, node, kind)
@@ -39,7 +46,22 @@ def save_state(
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         # rewritten within seconds, so it need not survive a power cut
-        run_files.write_json(path, body, durable=False)
+        run_files.write_json(path, body, durable=False, default=state_fields)
     except (OSError, ValueError) as error:  # ValueError: text that UTF-8 cannot encode
         return getattr(error, "strerror", None) or str(error)
     return None
+
+
+def state_fields(value: object) -> list[object]:
+    """The fields of a dataclass that its constructor takes, or the numbers of an array, for ``json.dumps``.
+
+    A list, as for named tuples, since names would double the size of a state.
+    """
+    if isinstance(value, array):
+        return value.tolist()
+    return [getattr(value, name) for name in _field_names(cast(type, type(value)))]
+
+
+@cache
+def _field_names(kind: type) -> tuple[str, ...]:
+    return tuple(field.name for field in dataclasses.fields(kind) if field.init)

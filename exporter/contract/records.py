@@ -195,7 +195,7 @@ def _reader(kind: object) -> _Reader:
     if origin in (tuple, list, frozenset):
         return _sequence(origin, arguments)
     if isinstance(origin, type) and issubclass(origin, Mapping):
-        return _mapping(_reader(arguments[1]), as_int=arguments[0] is int)
+        return _mapping(_reader(arguments[1]), _KEYS.get(arguments[0], str))
     if isinstance(kind, type) and (dataclasses.is_dataclass(kind) or hasattr(kind, "_fields")):
         return _plain(kind)
     return lambda value, place: value  # any JSON value
@@ -245,12 +245,18 @@ def _sequence(origin: type, arguments: tuple[object, ...]) -> _Reader:
     return read
 
 
-def _mapping(reader: _Reader, *, as_int: bool) -> _Reader:
+_KEYS: Mapping[object, Callable[[str], object]] = {
+    int: int,
+    int | None: lambda key: None if key == "null" else int(key),
+}  # how keys that are not texts are read
+
+
+def _mapping(reader: _Reader, read_key: Callable[[str], object]) -> _Reader:
     def read(value: object, place: str) -> object:
         if not isinstance(value, Mapping):
             raise RecordError(f"{place}: expected an object, not {_shown(value)}")
         try:
-            return {int(key) if as_int else key: reader(entry, f"{place}.{key}") for key, entry in value.items()}
+            return {read_key(key): reader(entry, f"{place}.{key}") for key, entry in value.items()}
         except ValueError as error:
             raise error if isinstance(error, RecordError) else RecordError(f"{place}: {error}") from None
 
@@ -258,14 +264,17 @@ def _mapping(reader: _Reader, *, as_int: bool) -> _Reader:
 
 
 def _plain(kind: type) -> _Reader:
-    """Reader of a named tuple or dataclass, which is written as an object."""
+    """Reader of a named tuple or dataclass, which is written as an object or as the list of its fields."""
 
     def read(value: object, place: str) -> object:
+        readers = _readers(kind)
+        if isinstance(value, list | tuple):
+            if len(value) != len(readers):
+                raise RecordError(f"{place}: expected {len(readers)} values, not {len(value)}")
+            value = dict(zip(readers, value, strict=True))
         if not isinstance(value, Mapping):
             raise RecordError(f"{place}: expected an object, not {_shown(value)}")
-        fields = {
-            name: reader(value[name], f"{place}.{name}") for name, reader in _readers(kind).items() if name in value
-        }
+        fields = {name: reader(value[name], f"{place}.{name}") for name, reader in readers.items() if name in value}
         try:
             return kind(**fields)
         except TypeError as error:

@@ -24,6 +24,7 @@ import errno
 import json
 import os
 import time
+from collections.abc import Callable
 
 RECORD_SCHEMA = 1
 
@@ -45,9 +46,19 @@ RESERVE_FILE = ".reserve"
 RESERVE_BYTES = 512 * 1024
 
 
-def write_json(path: str | os.PathLike[str], value: object, *, durable: bool = True, mode: int = 0o666) -> None:
-    """Replace ``path`` by the JSON of ``value``, as ``replace_file`` does."""
-    text = f"{json.dumps(value, ensure_ascii=False)}\n"
+def write_json(
+    path: str | os.PathLike[str],
+    value: object,
+    *,
+    durable: bool = True,
+    mode: int = 0o666,
+    default: Callable[[object], object] | None = None,
+) -> None:
+    """Replace ``path`` by the JSON of ``value``, as ``replace_file`` does.
+
+    ``default`` is that of ``json.dumps``.
+    """
+    text = f"{json.dumps(value, ensure_ascii=False, default=default)}\n"
     replace_file(path, text.encode("utf-8", "surrogateescape"), durable=durable, mode=mode)
 
 

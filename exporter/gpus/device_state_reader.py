@@ -54,7 +54,7 @@ class DeviceTracker:
         self.consecutive_hangs = 0
         if isinstance(result, GpuFailed):
             if self.state != result.state:
-                log.warning("GPU %s (%s): %s: %s", self.gpu.index, self.gpu.uuid, result.state, result)
+                log.warning("%s: %s: %s", self.gpu.title, result.state, result)
             self.state, self.message = result.state, str(result)
             self.not_before = now + pause_s
             return
@@ -63,7 +63,7 @@ class DeviceTracker:
                 log.warning("GPU %s: %s fails: %s: %s", self.gpu.index, part, type(result).__name__, result)
             result = None
         if self.state != "ok" and result is not None:
-            log.warning("GPU %s (%s) can be read again", self.gpu.index, self.gpu.uuid)
+            log.warning("%s can be read again", self.gpu.title)
             self.state, self.message = "ok", None
         self.read_times[part] = now, epoch
         setattr(self, part, result)
@@ -74,7 +74,7 @@ class DeviceTracker:
 
     def record_hang(self, part: Part, now: float) -> None:
         """Record that a call for this part hangs because of this GPU."""
-        log.warning("GPU %s (%s) hangs: no %s", self.gpu.index, self.gpu.uuid, part)
+        log.warning("%s hangs: no %s", self.gpu.title, part)
         self.consecutive_hangs += 1
         self.hang_times = [*(moment for moment in self.hang_times if now - moment < HANG_WINDOW_S), now]
         self.state, self.message = "hanging", f"{part} has not returned"

@@ -33,6 +33,7 @@ MOST_EVENTS = 1000
 NO_DRIVER_RETRY_S = 60.0  # interval of attempts if there is no driver
 LEAST_RETRY_S, MOST_RETRY_S = 5.0, 300.0  # delay before a failing driver is reopened; doubled each time
 EARLY = 0.8  # share of its interval after which a reading is due, because callers have their own clocks
+PERIODIC_PARTS: tuple[Part, ...] = ("processes", "condition")  # the more urgent first
 # Most useful reasons first: the one to report if no reader opens.
 STATES_BY_USEFULNESS: tuple[DriverState, ...] = (
     "version_mismatch",
@@ -211,7 +212,7 @@ class GpuHost:
             state=state,
             message=message,
             driver=self._driver,
-            gpus=tuple(seat.published_state(now, self._max_age_s) for seat in self._devices.values()),
+            gpus=tuple(tracker.published_state(now, self._max_age_s) for tracker in self._devices.values()),
             events=tuple(self._events),
             unsupported_calls=self._unsupported_calls,
             is_driver_replaced=self._is_driver_replaced,
@@ -251,22 +252,21 @@ class GpuHost:
         if now >= self._gpus_due:
             call.part = "gpus"
             return True
-        able = [seat for seat in self._devices.values() if not seat.abandoned_calls and now >= seat.not_before]
-        if any(seat.hang_times for seat in able):
-            able.sort(key=lambda seat: seat.recent_hangs(now))  # those that hung most come last
-        for seat in able:
-            if seat.last_round < self._requested_round:
-                call.part, call.device, seat.last_round = "activity", seat, self._requested_round
+        able = [
+            tracker for tracker in self._devices.values() if not tracker.abandoned_calls and now >= tracker.not_before
+        ]
+        if any(tracker.hang_times for tracker in able):
+            able.sort(key=lambda tracker: tracker.recent_hangs(now))  # those that hung most come last
+        for tracker in able:
+            if tracker.last_round < self._requested_round:
+                call.part, call.device, tracker.last_round = "activity", tracker, self._requested_round
                 return True
-        well = [seat for seat in able if seat.state == "ok"]
-        for seat in well:
-            if now >= seat.due["processes"]:
-                call.part, call.device = "processes", seat
-                return True
-        for seat in well:
-            if now >= seat.due["condition"]:
-                call.part, call.device = "condition", seat
-                return True
+        well = [tracker for tracker in able if tracker.state == "ok"]
+        for part in PERIODIC_PARTS:
+            for tracker in well:
+                if now >= tracker.due[part]:
+                    call.part, call.device = part, tracker
+                    return True
         return False
 
     def _perform(self, call: DriverCall) -> None:
@@ -367,8 +367,8 @@ class GpuHost:
         self._gpus_due = now + self._slow_s
         known, self._devices = self._devices, {}
         for gpu in result:
-            seat = self._devices[gpu.uuid] = known.get(gpu.uuid) or DeviceTracker(gpu)
-            seat.gpu = gpu
+            tracker = self._devices[gpu.uuid] = known.get(gpu.uuid) or DeviceTracker(gpu)
+            tracker.gpu = gpu
         if self._event_thread is None and self._reader is not None:
             self._event_thread = threading.Thread(
                 target=self._listen, args=(self._reader,), name="gpu-events", daemon=True
@@ -395,9 +395,9 @@ class GpuHost:
         if now - self._opened_at > SETTLED_S:
             self._retry_s = LEAST_RETRY_S
         self._schedule_open(now)
-        for seat in self._devices.values():
-            seat.read_times.clear()
-            seat.due.update(dict.fromkeys(seat.due, ALWAYS_DUE))
+        for tracker in self._devices.values():
+            tracker.read_times.clear()
+            tracker.due.update(dict.fromkeys(tracker.due, ALWAYS_DUE))
         self._changed.notify_all()
 
     def _handle_return(self, call: DriverCall) -> None:

@@ -42,15 +42,10 @@ def read_gpu_inventory() -> GpuInventory | str:
                 free, total = int(memory.free), int(memory.total)
             except pynvml.NVMLError_NotSupported:
                 free = total = 0  # the GPU uses the host's memory
-            gpus.append(InventoryGpu(index, _text(pynvml.nvmlDeviceGetName(handle)), free, total))
-        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+            gpus.append(InventoryGpu(index, pynvml.nvmlDeviceGetName(handle), free, total))
+        driver = pynvml.nvmlSystemGetDriverVersion()
         return GpuInventory(driver, (version // 1000, version % 1000 // 10), tuple(gpus))
     except pynvml.NVMLError as error:
         return f"NVML: {error}"
     finally:
         pynvml.nvmlShutdown()
-
-
-def _text(value: object) -> str:
-    """Decode text, which older versions of the library return as bytes."""
-    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)

@@ -40,8 +40,8 @@ class LateCalls:
 
     def record_answer(self, now: float) -> None:
         """Record that the driver answers, so a lock is no longer the reason for the hanging calls."""
-        for asker in self.calls:
-            asker.driver_answered_at = now if asker.driver_answered_at is None else asker.driver_answered_at
+        for call in self.calls:
+            call.driver_answered_at = now if call.driver_answered_at is None else call.driver_answered_at
 
     def find_at_fault(self, now: float, after_s: float) -> list[DriverCall]:
         """Mark and return calls that hang although the driver has answered others for ``after_s``."""
@@ -50,8 +50,8 @@ class LateCalls:
             for it in self.calls
             if not it.is_at_fault and it.driver_answered_at is not None and now - it.driver_answered_at > after_s
         ]
-        for asker in found:
-            asker.is_at_fault = True
+        for call in found:
+            call.is_at_fault = True
         return found
 
     @property
@@ -62,4 +62,4 @@ class LateCalls:
     @property
     def is_driver_hanging(self) -> bool:
         """Whether the driver answers no call: two hang without an answer in between, or the limit is reached."""
-        return self.is_full or sum(asker.driver_answered_at is None for asker in self.calls) > 1
+        return self.is_full or sum(call.driver_answered_at is None for call in self.calls) > 1

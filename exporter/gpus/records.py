@@ -3,7 +3,7 @@
 None means that the device or driver does not report a value; it is never replaced by 0.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
@@ -37,6 +37,11 @@ class Gpu:
     persistence: bool | None = None
     memory_total_bytes: int | None = None
 
+    @property
+    def title(self) -> str:
+        """Name of the GPU for people."""
+        return f"GPU {self.index} ({self.uuid})"
+
 
 @dataclass(frozen=True, slots=True)
 class GpuActivity:
@@ -68,6 +73,11 @@ class GpuActivity:
     def busy_ratio(self) -> float | None:
         """Utilization, or SM activity for a MIG instance, which has no utilization."""
         return self.utilization_ratio if self.utilization_ratio is not None else self.sm_activity_ratio
+
+    @property
+    def power_w(self) -> float | None:
+        """Average power, or else that of the moment."""
+        return self.power_instant_w if self.power_average_w is None else self.power_average_w
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,6 +231,26 @@ class GpuReading:
 
 
 @dataclass(frozen=True, slots=True)
+class XidCount:
+    """Count of one Xid on a GPU since the start of the job, and its last time."""
+
+    count: int
+    last: float
+
+
+@dataclass(frozen=True, slots=True)
+class GpuEntry:
+    """One GPU of the job, with values beyond the reading itself."""
+
+    state: GpuState
+    job_memory_errors: Mapping[str, int] = field(default_factory=dict)  # since the start of the job, by type
+    xids: Mapping[int, XidCount] = field(default_factory=dict)  # by code
+    utilization_mean_ratio: float | None = None
+    memory_peak_bytes: int | None = None
+    energy_job_j: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class JobGpus:
     """The last reading of all GPUs of the node, and which of them are the job's."""
 
@@ -228,6 +258,17 @@ class JobGpus:
     positions: Mapping[int, str] = field(default_factory=dict)  # UUIDs of the job's GPUs by position in the plan
     # Lost GPUs, or those that need a reset, by UUID: when first seen, and the driver's text
     lost: Mapping[str, tuple[float, str]] = field(default_factory=dict)
+
+
+def unsupported_texts(found: Iterable[tuple[str, str, str]]) -> dict[str, str]:
+    """Reasons by call, with the GPUs. ``found``: call, reason and index of a GPU."""
+    places: dict[str, dict[str, list[str]]] = {}
+    for call, reason, index in found:
+        places.setdefault(call, {}).setdefault(reason, []).append(index)
+    return {
+        call: "; ".join(f"{reason} (GPU {', '.join(indices)})" for reason, indices in reasons.items())
+        for call, reasons in places.items()
+    }
 
 
 GIB = 1 << 30

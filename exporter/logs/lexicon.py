@@ -54,7 +54,7 @@ class Lexicon:
         self.severities = {pattern.name: pattern.severity or "warning" for pattern in self.errors}
         self._own = tuple(pattern for pattern in own if pattern.kind is not PatternKind.ERROR)
         self._packs = {found.name: found for found in packs}
-        self._engines: dict[str, SearchEngine] = {}
+        self.engines: dict[str, SearchEngine] = {}  # built so far, by pack
 
     def new_detector(self) -> PackDetector | None:
         """Return a detector of one worker's pack; None if the job file names the pack."""
@@ -99,11 +99,6 @@ class Lexicon:
 
     def engine(self, pack: str) -> SearchEngine:
         """Return the engine for logs of this pack."""
-        if pack not in self._engines:
-            self._engines[pack] = SearchEngine((*self.progress_patterns(pack), *self.errors), self._clock)
-        return self._engines[pack]
-
-    @property
-    def engines(self) -> dict[str, SearchEngine]:
-        """The engines built so far, by pack."""
-        return self._engines
+        if pack not in self.engines:
+            self.engines[pack] = SearchEngine((*self.progress_patterns(pack), *self.errors), self._clock)
+        return self.engines[pack]

@@ -10,7 +10,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.logs.tail_reader import rotated_from
-from exporter.machine.folders import list_files
+from exporter.machine.folders import read_mtime
 
 SETTLED_S = 2.0  # a folder changed this recently may change again without a new mtime
 RESCAN_S = 60.0  # reread a folder after this time: not every file system updates mtime
@@ -40,29 +40,25 @@ def progress_path(task: Task, run_dir: Path, node: str, attempt: int, restart: i
     return run_dir / run_files.PROGRESS_DIR / f"{name}.jsonl"
 
 
-def find_extra_logs(
+def extra_log_finder(
     manifest: Manifest, rank_of: Callable[[str], int | None], since: float | None = None
-) -> dict[int, list[Path]]:
-    """Find files of the job's own log pattern, by the rank that ``rank_of`` finds in their names.
+) -> "LogFinder | None":
+    """Finder of files of the job's own log pattern, by the rank that ``rank_of`` finds in their names.
 
-    Rotated files are left out. ``since`` keeps only files written after it: others are from an earlier job.
+    ``since`` keeps only files written after it: others are from an earlier job.
     """
     group = manifest.logs
-    found: dict[int, list[Path]] = {}
     if group is None or group.pattern is None:
-        return found
-    directory = manifest.directory(group)
-    files = [file for file in list_files(directory, group.pattern) if since is None or file.mtime >= since]
-    ranks = {file.name: rank_of(file.name) for file in files}
-    for name, rank in ranks.items():
-        if rank is not None and not _is_rotated(name, rank, ranks):
-            found.setdefault(rank, []).append(directory / name)
-    return found
+        return None
+    return LogFinder(manifest.directory(group), group.pattern, rank_of, since)
 
 
-def _is_rotated(name: str, rank: int, ranks: Mapping[str, int | None]) -> bool:
-    """Whether a file was rotated away from one of these; a name with another rank is another worker's."""
-    return any(ranks.get(log) == rank for log in _rotated_from(name))
+def find_extra_logs(
+    manifest: Manifest, rank_of: Callable[[str], int | None], since: float | None = None
+) -> Mapping[int, list[Path]]:
+    """Find the files of ``extra_log_finder`` once."""
+    finder = extra_log_finder(manifest, rank_of, since)
+    return finder.find() if finder is not None else {}
 
 
 def _rotated_from(name: str) -> tuple[str, ...]:
@@ -76,8 +72,11 @@ class LogFinder:
     Rotated files are left out: the tail of the current log reads them to their end.
     """
 
-    def __init__(self, directory: Path, pattern: str, rank_of: Callable[[str], int | None]) -> None:
+    def __init__(
+        self, directory: Path, pattern: str, rank_of: Callable[[str], int | None], since: float | None = None
+    ) -> None:
         self._directory = directory
+        self._since = since
         self._matches = re.compile(fnmatch.translate(pattern)).match
         self._hidden = pattern.startswith(".")
         self._rank_of = rank_of
@@ -112,6 +111,8 @@ class LogFinder:
                 for entry in entries:
                     name = entry.name
                     if (name.startswith(".") and not self._hidden) or not self._matches(name):
+                        continue
+                    if self._since is not None and (read_mtime(Path(entry.path)) or 0.0) < self._since:
                         continue
                     if entry.is_file(follow_symlinks=False):
                         known[name] = self._known.get(name) or (

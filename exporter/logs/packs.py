@@ -7,10 +7,10 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import islice
-from typing import Any
 
+from exporter.contract.records import NOTHING, JsonObject, Record, RecordError
 from exporter.logs.patterns import Pattern, PatternError, PatternKind, compile_pattern
 from exporter.logs.search.findings import MARKS, UNITS
 
@@ -30,43 +30,25 @@ _MACROS = {
     "@count@": r"\d{1,18}",
     "@number@": r"[-+]?(?:(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?|[nN]a[nN]|inf)",
 }
-_NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")
 _KINDS = {
     "position": (PatternKind.POSITION, {"name", "unit", "regex"}, {"epoch_base"}),
     "resume": (PatternKind.RESUME, {"unit", "regex"}, {"name"}),
     "value": (PatternKind.VALUE, {"name", "regex"}, {"sets"}),
     "pairs": (PatternKind.PAIRS, {"name", "line", "keys"}, set[str]()),
     "mark": (PatternKind.MARK, {"name", "regex", "begins"}, set[str]()),
-    "error": (PatternKind.ERROR, {"name", "regex", "severity", "class"}, set[str]()),
+    "error": (PatternKind.ERROR, {"name", "regex", "severity", "error_class"}, set[str]()),
 }  # per table of patterns: kind, required keys, optional keys
-_HEAD = {"name": str, "title": str, "about": str, "level": int, "detect": list, "also": list, "also_unit": str}
-_GROUPS = {
-    PatternKind.POSITION: {"done", "total", "epoch", "epochs", "percent", "rank"},
-    PatternKind.RESUME: {"done", "total", "epoch", "epochs", "percent", "rank"},
-    PatternKind.PAIRS: {"rank", "skip"},
-    PatternKind.MARK: set[str](),
-    PatternKind.ERROR: set[str](),
-}  # allowed named groups; those of a value pattern are names of values
-_SEVERITIES = ("critical", "warning", "info")
-_POSITION_KEYS = {"pattern", "unit", "done", "total", "epoch", "epochs", "rank", "resumed"}
-_GIVES = {"position", "values", "rank", "begins", "ends", "errors"}
 
 
 class PackError(ValueError):
-    """All problems of one pack, one per line, with their place in the file."""
+    """The first problem of a pack, with its place in the file."""
 
 
-@dataclass(frozen=True)
-class PackSample:
-    """Records as the program writes them, and all that should be found in them."""
+class PackSample(Record):
+    """Records as the program writes them."""
 
-    text: bytes
-    positions: tuple[Mapping[str, Any], ...] = ()
-    values: Mapping[str, float] = field(default_factory=dict)
-    rank: int | None = None  # data-parallel rank of these values
-    begins: tuple[str, ...] = ()
-    ends: tuple[str, ...] = ()
-    errors: tuple[str, ...] = ()
+    text: str
+    gives: JsonObject  # all that should be found in them, for tests
 
 
 @dataclass(frozen=True)
@@ -84,168 +66,89 @@ class Pack:
     also_unit: str | None = None  # unit of those packs' positions here
 
 
+class _Table(Record):
+    """A table of any kind of patterns; ``_KINDS`` has the keys of each."""
+
+    name: str | None = None
+    regex: str = ""
+    line: str = ""
+    unit: str | None = None
+    severity: str | None = None
+    error_class: str | None = None
+    begins: bool = True
+    keys: Mapping[str, str] = NOTHING
+    epoch_base: int = 0
+    sets: Mapping[str, float] = NOTHING
+
+
+class _PackFile(Record):
+    name: str
+    title: str
+    about: str
+    level: int = LEVELS[-1]
+    detect: tuple[str, ...] = ()
+    also: tuple[str, ...] = ()
+    also_unit: str | None = None
+    sample: tuple[PackSample, ...] = ()
+
+
 def parse_pack(text: str, name: str, *, lazy: bool = False) -> Pack:
-    """Parse a pack without inherited patterns; PackError lists all problems.
+    """Parse a pack without inherited patterns.
 
     ``lazy`` postpones compiling a pattern, and so its error, to its first use: few patterns are ever used.
     """
     try:
         content = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise PackError(f"{name}.toml: is not TOML: {error}") from error
-    problems: list[str] = []
-    for key, given in content.items():
-        if key not in _HEAD and key not in _KINDS and key != "sample":
-            known = ", ".join([*_HEAD, *_KINDS, "sample"])
-            problems.append(f"{key}: unknown key (known: {known})")
-        elif key in _HEAD and (not isinstance(given, _HEAD[key]) or isinstance(given, bool)):
-            problems.append(f"{key}: must be a {_HEAD[key].__name__}")
-    problems += [f"{key}: is missing" for key in ("name", "title", "about") if key not in content]
-    if content.get("name", name) != name:
-        problems.append(f'name: is "{content["name"]}", but the file is {name}.toml')
-    if content.get("level", 3) not in LEVELS:
-        problems.append(f"level: must be one of {', '.join(map(str, LEVELS))}")
-    if content.get("also_unit", UNITS[0]) not in UNITS:
-        problems.append(f"also_unit: unknown unit (known: {', '.join(UNITS)})")
-    patterns = [
-        pattern
-        for kind in _KINDS
-        for index, table in enumerate(_tables(content, kind, problems))
-        if (pattern := _pattern(kind, table, f"{kind}[{index}]", problems, lazy)) is not None
-    ]
-    detect = []
-    for index, regex in enumerate(content.get("detect", ()) if isinstance(content.get("detect", ()), list) else ()):
-        table = {"name": f"detect_{index}", "regex": regex}
-        if (pattern := _pattern("value", table, f"detect[{index}]", problems, lazy)) is not None:
-            detect.append(pattern)
-    samples = [
-        _sample(table, f"sample[{index}]", problems) for index, table in enumerate(_tables(content, "sample", problems))
-    ]
-    if problems:
-        count = "1 problem" if len(problems) == 1 else f"{len(problems)} problems"
-        raise PackError("\n".join([f"{name}.toml: {count}", *(f"  {problem}" for problem in problems)]))
-    return Pack(
-        name=name,
-        title=content["title"],
-        about=content["about"],
-        level=content.get("level", 3),
-        patterns=tuple(patterns),
-        detect=tuple(detect),
-        samples=tuple(samples),
-        also=tuple(content.get("also", ())),
-        also_unit=content.get("also_unit"),
-    )
+        tables = {kind: content.pop(kind, []) for kind in _KINDS}
+        file = _PackFile.from_json(content)
+        for record in (file, *file.sample):
+            for key in record.unknown_keys:
+                raise RecordError(f"{key}: unknown key")
+        patterns = [
+            _pattern(kind, table, f"{kind}[{index}]", lazy)
+            for kind in _KINDS
+            for index, table in enumerate(tables[kind])
+        ]
+        detect = [
+            _compile("detect", _Table(name=f"detect_{index}", regex=regex), f"detect[{index}]", lazy)
+            for index, regex in enumerate(file.detect)
+        ]
+    except (tomllib.TOMLDecodeError, RecordError) as error:
+        raise PackError(f"{name}.toml: {error}") from error
+    head = file.name, file.title, file.about, file.level
+    return Pack(*head, tuple(patterns), tuple(detect), file.sample, file.also, file.also_unit)
 
 
-def _tables(content: Mapping[str, Any], kind: str, problems: list[str]) -> list[dict[str, Any]]:
-    given = content.get(kind, [])
-    if isinstance(given, list) and all(isinstance(table, dict) for table in given):
-        return given
-    problems.append(f"{kind}: must be written as [[{kind}]]")
-    return []
+def _pattern(kind: str, content: Mapping[str, object], place: str, lazy: bool) -> Pattern:
+    """Parse one table. Tests check its names and groups."""
+    _, needed, optional = _KINDS[kind]
+    for key in content.keys() - needed - optional:
+        raise RecordError(f"{place}.{key}: unknown key")
+    for key in needed - content.keys():
+        raise RecordError(f"{place}.{key}: is missing")
+    return _compile(kind, _Table.from_json(content, place), place, lazy)
 
 
-def _pattern(kind: str, table: Mapping[str, Any], place: str, problems: list[str], lazy: bool) -> Pattern | None:
-    """Parse one table; None after adding its problems."""
-    found, needed, allowed = _KINDS[kind]
-    before = len(problems)
-    problems += [
-        f"{place}.{key}: unknown key (known: {', '.join(sorted(needed | allowed))})"
-        for key in table
-        if key not in needed | allowed
-    ]
-    problems += [f"{place}.{key}: is missing" for key in sorted(needed) if key not in table]
-    name, regex = table.get("name", kind), table.get("regex", table.get("line", ""))
-    keys = table.get("keys", {})
-    if not isinstance(name, str) or not _NAME.fullmatch(name):
-        problems.append(f"{place}.name: {name!r} is not made of lower-case letters, digits and _")
-    if kind == "mark" and name not in MARKS:
-        problems.append(f'{place}.name: unknown mark "{name}" (known: {", ".join(MARKS)})')
-    if kind == "mark" and not isinstance(table.get("begins", True), bool):
-        problems.append(f"{place}.begins: must be true or false")
-    if kind == "error" and table.get("severity", _SEVERITIES[0]) not in _SEVERITIES:
-        problems.append(f'{place}.severity: is "{table["severity"]}" (known: {", ".join(_SEVERITIES)})')
-    if not isinstance(table.get("class", ""), str):
-        problems.append(f"{place}.class: must be a string")
-    base = table.get("epoch_base", 0)
-    if isinstance(base, bool) or base not in (0, 1):
-        problems.append(f"{place}.epoch_base: must be 0 or 1")
-    if not isinstance(keys, dict) or not all(isinstance(of, str) and _NAME.fullmatch(of) for of in keys.values()):
-        problems.append(f"{place}.keys: must map each key in the log to the name of its value")
-    sets = table.get("sets", {})
-    if not (isinstance(sets, dict) and all(map(_NAME.fullmatch, sets)) and {*map(type, sets.values())} <= {int, float}):
-        problems.append(f"{place}.sets: must map names of values to numbers")
-    if not isinstance(regex, str):
-        problems.append(f"{place}.regex: must be a string")
-    if len(problems) > before:
-        return None
+def _compile(kind: str, table: _Table, place: str, lazy: bool) -> Pattern:
+    regex = table.regex or table.line
     for macro, expression in _MACROS.items():
         regex = regex.replace(macro, expression)
-    field_name = "line" if kind == "pairs" else "regex"
     try:
-        pattern = compile_pattern(
-            name,
+        return compile_pattern(
+            table.name or kind,
             regex,
-            table.get("severity"),
-            kind=found,
-            unit=table.get("unit"),
-            error_class=table.get("class"),
-            begins=table.get("begins", True),
-            keys=keys,
-            epoch_base=base,
-            sets=sets,
+            table.severity,
+            kind=_KINDS[kind][0] if kind in _KINDS else PatternKind.VALUE,
+            unit=table.unit,
+            error_class=table.error_class,
+            begins=table.begins,
+            keys=table.keys,
+            epoch_base=table.epoch_base,
+            sets=table.sets,
             lazy=lazy,
         )
     except PatternError as error:
-        problems.append(f"{place}.{field_name}: {error}" + "".join(f"\n    {line}" for line in _caret(error, regex)))
-        return None
-    if lazy:
-        return pattern
-    groups = _GROUPS.get(found)
-    problems += [
-        f'{place}.{field_name}: unknown group "{group}"'
-        for group in pattern.regex.groupindex
-        if (not _NAME.fullmatch(group) if groups is None else group not in groups)
-    ]
-    return pattern
-
-
-def _caret(error: PatternError, regex: str) -> list[str]:
-    return [] if error.position is None else error.caret(regex).split("\n")
-
-
-def _sample(table: Mapping[str, Any], place: str, problems: list[str]) -> PackSample:
-    problems += [f"{place}.{key}: unknown key (known: text, gives)" for key in table if key not in ("text", "gives")]
-    text, gives = table.get("text"), table.get("gives")
-    if not isinstance(text, str) or not isinstance(gives, dict):
-        problems.append(f"{place}: needs text and gives; use gives = {{}} if nothing is found in the text")
-        return PackSample(b"")
-    problems += [
-        f"{place}.gives.{key}: unknown key (known: {', '.join(sorted(_GIVES))})" for key in gives if key not in _GIVES
-    ]
-    given = gives.get("position", [])
-    positions = given if isinstance(given, list) else [given]
-    lists = [gives.get(key, []) for key in ("begins", "ends", "errors")]
-    if not all(isinstance(position, dict) for position in positions):
-        problems.append(f"{place}.gives.position: must be a table, or a list of tables")
-    elif not isinstance(gives.get("values", {}), dict) or not all(isinstance(names, list) for names in lists):
-        problems.append(f"{place}.gives: values must be a table; begins, ends and errors must be lists")
-    else:
-        problems += [
-            f"{place}.gives.position.{key}: unknown key (known: {', '.join(sorted(_POSITION_KEYS))})"
-            for position in positions
-            for key in position
-            if key not in _POSITION_KEYS
-        ]
-    return PackSample(
-        text=text.encode(),
-        positions=tuple(positions),
-        values=gives.get("values", {}),
-        rank=gives.get("rank"),
-        begins=tuple(gives.get("begins", ())),
-        ends=tuple(gives.get("ends", ())),
-        errors=tuple(gives.get("errors", ())),
-    )
+        raise RecordError(f"{place}: {error}\n{error.caret(regex)}") from error
 
 
 def resolve_inheritance(packs: Iterable[Pack]) -> tuple[Pack, ...]:
@@ -259,9 +162,7 @@ def _with_inherited(pack: Pack, named: Mapping[str, Pack], parents: tuple[str, .
     own = {pattern.name for pattern in patterns if pattern.kind is not PatternKind.MARK}
     for name in pack.also:
         if name not in named or name in (*parents, pack.name):
-            raise PackError(
-                f'{pack.name}.toml: 1 problem\n  also: "{name}" is unknown or inherits from this pack; use another pack'
-            )
+            raise PackError(f'{pack.name}.toml: also: "{name}" is unknown or inherits from this pack')
         other = _with_inherited(named[name], named, (*parents, pack.name))
         also += [further for further in other.also if further not in also]
         for pattern in other.patterns:
@@ -355,7 +256,7 @@ class PackDetector:
             if looks_like_progress(record)
             for word in _words(record)
         }
-        words = {pack.name: {word for sample in pack.samples for word in _words(sample.text)} for pack in self._packs}
+        words = {pack.name: {word for sample in pack.samples for word in _words(sample.text.encode())} for pack in self._packs}
         spread = Counter(word for of in words.values() for word in of)
         best: tuple[float, str] | None = None
         for name, of in words.items():

@@ -11,12 +11,10 @@ from enum import StrEnum
 from functools import cached_property
 
 from exporter.logs.search.findings import UNITS
-from exporter.logs.search.literals import needs_line_end, required_literals
+from exporter.logs.search.literals import find_literals, needs_line_end
 
 
 class PatternKind(StrEnum):
-    """Meaning of a match."""
-
     POSITION = "position"
     RESUME = "resume"
     VALUE = "value"
@@ -66,7 +64,7 @@ class Pattern:
     @cached_property
     def literals(self) -> tuple[bytes, ...]:
         """Texts of which every match contains at least one; () if none were found."""
-        return required_literals(self.regex)
+        return find_literals(self.regex).texts
 
     def may_match(self, text: bytes) -> bool:
         """Whether a match is possible at all."""

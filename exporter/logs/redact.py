@@ -6,7 +6,6 @@ A secret is recognized by the name before it (``HF_TOKEN=...``, ``"password": ".
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 REDACTED = "<redacted>"
 
@@ -89,14 +88,18 @@ def redact(text: str) -> str:
     return _BARE_SCHEME.sub(lambda match: f"{match[1] or match[2]}{REDACTED}", text)
 
 
-def redact_all(value: Any, name: str = "") -> Any:
-    """Redact all texts of a JSON value; ``name`` is its own key."""
+def redact_all(body: Mapping[str, object]) -> dict[str, object]:
+    """Redact all texts of a JSON object."""
+    return {redact(key): _redact_value(value, key) for key, value in body.items()}
+
+
+def _redact_value(value: object, name: str) -> object:
     if isinstance(value, str):
         return REDACTED if value and _secrecy_weight(name) and not _NOTHING.match(value) else redact(value)
     if isinstance(value, Mapping):
-        return {redact(str(key)): redact_all(entry, str(key)) for key, entry in value.items()}
+        return redact_all({str(key): entry for key, entry in value.items()})
     if isinstance(value, list | tuple):
-        return [redact_all(entry, name) for entry in value]
+        return [_redact_value(entry, name) for entry in value]
     return value
 
 

@@ -16,8 +16,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable, Generator, Iterator
+from typing import NamedTuple
 
 CHUNK_BYTES = 1 << 20  # size of one read, and of the longest record returned in one piece
 MARK_BYTES = 128  # text before our position that identifies the file
@@ -54,6 +54,18 @@ class TailedRecords(NamedTuple):
     offset: int  # byte of the file at which the piece begins
 
 
+class TailPosition(NamedTuple):
+    """Where a tail is, as far as another one needs to know it to continue."""
+
+    path: str  # resolved path of the file
+    inode: int | None
+    offset: int  # start of the unfinished record
+    read: int  # end of the text read so far
+    mark: str  # text before that, in hexadecimal digits
+    generation: int
+    bytes_read: int
+
+
 class LogTail:
     """Tail of one log file, followed by path.
 
@@ -84,7 +96,6 @@ class LogTail:
         self._inode: int | None = None  # of the file being followed, while it is closed
         self._parked: tuple[int, ...] | None = None  # stat of a skipped file that stays closed while unchanged
         self._deleted_since: tuple[float, tuple[int, int, int]] | None = None  # since when a deleted file is unchanged
-        self._idle_identity: tuple[int, ...] | None = None  # of the file at the path, at a read without news
         self._reset()
 
     def _reset(self) -> None:
@@ -92,7 +103,6 @@ class LogTail:
         self._offset = 0  # end of the text read so far
         self._mark = b""  # text before that
         self._is_at_top = True  # only NUL has been seen yet
-        self._is_mid_record = False  # skipping the rest of a record whose begin was not read
         self._settled_version: tuple[int, int, int] | None = None  # size and times that mean no write since
 
     # -- for callers -----------------------------------------------------------------------------
@@ -111,20 +121,8 @@ class LogTail:
             if fd >= 0:
                 os.close(fd)
         self._fd = self._next_fd = -1
-        self._idle_identity = None
         if self._file is not None:
             self._inode, self._file = self._file[1], None
-
-    def read(self, most_bytes: int = 64 * CHUNK_BYTES) -> Iterator[bytes]:
-        """Yield copies of the new pieces, at most about ``most_bytes``, over all generations."""
-        left = most_bytes
-        while left > 0:
-            before = self.bytes_read
-            for buffer, end, _ in self.read_chunks(left):
-                yield bytes(memoryview(buffer)[:end])
-            left -= self.bytes_read - before
-            if not self.has_more:
-                return
 
     def read_chunks(
         self, most_bytes: int = 64 * CHUNK_BYTES, should_stop: Callable[[], bool] | None = None
@@ -134,9 +132,6 @@ class LogTail:
         Reads at most ``most_bytes``, and after the first chunk only until ``should_stop()`` is true.
         """
         self.has_more = False
-        if self._is_idle():
-            return  # most reads of most logs find nothing and end here
-        self._idle_identity = None
         try:
             chosen = self._choose_file()
         except OSError as error:
@@ -149,9 +144,7 @@ class LogTail:
         self.mtime = facts.st_mtime
         written = _write_version(facts)
         if not leaving and written == self._settled_version and self._offset >= facts.st_size:
-            if self.problem is None:
-                self._idle_identity = _file_identity(facts)
-            return
+            return  # most reads of most logs find nothing and end here
         self._settled_version = None
         buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
         try:
@@ -201,62 +194,37 @@ class LogTail:
         For an unread tail. The next byte begins a record, because the earlier writer has ended.
         """
         found = self._stat()
-        if since is not None and found is not None and found.st_mtime < since:
-            self.start_at_end()
-            self._is_mid_record = False
-
-    def start_at_end(self) -> None:
-        """Skip present text and the rest of an unfinished record. For an unread tail."""
-        self.start_near_end(0)
-        self._park()
-
-    def start_near_end(self, most_bytes: int) -> None:
-        """Begin with the first record that starts within the last ``most_bytes``. For an unread tail."""
+        if since is None or found is None or found.st_mtime >= since:
+            return
         try:
-            if self._stat() is not None and self._open(self.path):
-                self._move_near_end(most_bytes)
+            if self._open(self.path):
+                self.size = self._record_start = self._offset = os.fstat(self._fd).st_size
+                start = max(0, self.size - MARK_BYTES)
+                self._mark = _pread(self._fd, self.size - start, start)
+                self._is_at_top = self.size == 0
+                self._park()
         except OSError as error:
             self._record_failure(error)
 
-    def state(self) -> dict[str, Any]:
-        """Return the position as JSON values for ``restore``. An unfinished record will be read again."""
-        return {
-            "path": self._resolved_path,
-            "inode": self._file[1] if self._file is not None else self._inode,
-            "offset": 0 if self._is_at_top else self._record_start,
-            "read": 0 if self._is_at_top else self._offset,
-            "mark": "" if self._is_at_top else self._mark.hex(),
-            "joining": self._is_mid_record,
-            "generation": self.generation,
-            "bytes_read": self.bytes_read,
-        }
+    def position(self) -> TailPosition:
+        """Return the position for ``restore``. An unfinished record will be read again."""
+        inode = self._file[1] if self._file is not None else self._inode
+        where = (0, 0, "") if self._is_at_top else (self._record_start, self._offset, self._mark.hex())
+        return TailPosition(self._resolved_path, inode, *where, self.generation, self.bytes_read)
 
     @classmethod
-    def restore(cls, path: str, state: Mapping[str, Any]) -> "LogTail":
-        """Continue where another tail was; from the top if ``state`` is invalid."""
+    def restore(cls, path: str, position: TailPosition) -> "LogTail":
+        """Continue where another tail was. Raises ValueError if that is impossible."""
         tail = cls(path)
-        try:
-            begin, read, inode = int(state["offset"]), int(state["read"]), state["inode"]
-            mark = bytes.fromhex(state["mark"])
-            if not 0 <= begin <= read or len(mark) > min(read, MARK_BYTES) or read - begin >= CHUNK_BYTES:
-                return tail
-            generation, bytes_read, place = int(state["generation"]), int(state["bytes_read"]), str(state["path"])
-            inode = None if inode is None else int(inode)
-        except (KeyError, TypeError, ValueError):
-            return tail
-        tail.generation, tail.bytes_read, tail._resolved_path = generation, bytes_read, place
-        tail._inode, tail._record_start, tail._offset, tail._mark = inode, begin, read, mark
-        tail._is_mid_record, tail._is_at_top = bool(state.get("joining")), read == 0
+        tail._resolved_path, tail._inode, tail._record_start, tail._offset, mark = position[:5]
+        tail.generation, tail.bytes_read = position[5:]
+        tail._mark, tail._is_at_top = bytes.fromhex(mark), tail._offset == 0
+        begin, end = tail._record_start, tail._offset
+        if not 0 <= begin <= end < begin + CHUNK_BYTES or len(tail._mark) > min(end, MARK_BYTES):
+            raise ValueError(f"an impossible position in {path}: {position}")
         return tail
 
     # -- choice of file ------------------------------------------------------------------------------
-
-    def _is_idle(self) -> bool:
-        """Whether the last read found nothing and the file at the path has not changed since."""
-        try:
-            return self._idle_identity is not None and _file_identity(os.stat(self.path)) == self._idle_identity
-        except OSError:
-            return False  # handled elsewhere
 
     def _choose_file(self) -> tuple[os.stat_result, bool] | None:
         """Open the file to read now. Return its stat, and whether to leave it at its end."""
@@ -266,9 +234,8 @@ class LogTail:
         if self._parked is not None:
             if self.problem is not None:
                 return None
-            if found is not None and _stable_identity(found) == self._parked:
+            if found is not None and _file_identity(found) == self._parked:
                 self.size, self.mtime = found.st_size, found.st_mtime
-                self._idle_identity = _file_identity(found)
                 return None
         if self._inode is not None:
             self._reopen(found)
@@ -322,7 +289,7 @@ class LogTail:
             and time.time() - found.st_mtime > SETTLED_S
         ):
             self.close()
-            self._parked = _stable_identity(found)
+            self._parked = _file_identity(found)
 
     def _has_unread(self, old: os.stat_result) -> bool:
         return (
@@ -517,15 +484,6 @@ class LogTail:
         self.close()
         self._settled_version = None
 
-    def _move_near_end(self, most_bytes: int) -> None:
-        """Move to near the end of the open file."""
-        self.size = os.fstat(self._fd).st_size
-        self._record_start = self._offset = max(0, self.size - most_bytes)
-        start = max(0, self._offset - MARK_BYTES)
-        self._mark = _pread(self._fd, self._offset - start, start)
-        self._is_mid_record = not self._mark.endswith((b"\n", b"\r")) and self._offset > 0
-        self._is_at_top = self._offset == 0
-
     def _read(
         self, buffer: bytearray, most_bytes: int, should_stop: Callable[[], bool] | None, end_offset: int | None
     ) -> Generator[TailedRecords, None, bool]:
@@ -549,7 +507,7 @@ class LogTail:
                 mark = buffer[max(held, filled - MARK_BYTES) : filled]
                 self._mark = bytes(mark if len(mark) == MARK_BYTES else self._mark + mark)[-MARK_BYTES:]
                 self._offset = self._record_start + filled
-                if (self._is_at_top or self._is_mid_record) and (dropped := self._count_unwanted(buffer, filled)):
+                if self._is_at_top and (dropped := self._count_leading_nuls(buffer, filled)):
                     filled, held = filled - dropped, max(0, held - dropped)
                     view[:filled] = view[dropped : dropped + filled]
                     self._record_start += dropped
@@ -575,19 +533,11 @@ class LogTail:
             return False
         return True
 
-    def _count_unwanted(self, buffer: bytearray, filled: int) -> int:
-        """Count bytes at the head of the buffer that are not ours.
-
-        At the top of a file these are NULs: a writer that keeps its position after truncation leaves a hole. If reading
-        began inside a record, they are its rest.
-        """
-        if self._is_at_top:
-            unwanted = filled - len(buffer[:filled].lstrip(b"\0")) if buffer[0] == 0 else 0
-            self._is_at_top = unwanted == filled
-            return unwanted
-        ends = [place for end in (b"\n", b"\r") if (place := buffer.find(end, 0, filled)) >= 0]
-        self._is_mid_record = not ends
-        return min(ends) + 1 if ends else filled
+    def _count_leading_nuls(self, buffer: bytearray, filled: int) -> int:
+        """Count NULs at the top of a file: a writer that keeps its position after truncation leaves a hole."""
+        nuls = filled - len(buffer[:filled].lstrip(b"\0")) if buffer[0] == 0 else 0
+        self._is_at_top = nuls == filled
+        return nuls
 
     def _skip_hole(self) -> None:
         """Skip a hole in the file, if the file system reports it."""
@@ -629,11 +579,6 @@ def _write_version(facts: os.stat_result) -> tuple[int, int, int]:
 def _file_identity(facts: os.stat_result) -> tuple[int, ...]:
     """Identity of the file, and fields that change with a write."""
     return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns, facts.st_ctime_ns
-
-
-def _stable_identity(facts: os.stat_result) -> tuple[int, ...]:
-    """Fields that are constant while this file stays at its path and is not written to."""
-    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
 
 
 def _pread(fd: int, size: int, offset: int) -> bytes:

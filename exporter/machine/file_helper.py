@@ -14,25 +14,30 @@ import struct
 import threading
 from _queue import SimpleQueue  # `queue` takes more memory than this whole module
 from collections.abc import Callable
-from typing import Any, Protocol
+from functools import partial
+from typing import Protocol, TypeVar
 
 HEAD = struct.Struct("=IIB")  # message header: length of the body, number of the watch, kind
 # kinds: helper is up; resolved directory; result; OSError; other exception
 READY, DIRECTORY, ANSWER, ERROR, FAILURE = range(5)
 PR_SET_PDEATHSIG = 1
 
-SendMessage = Callable[[int, Any], None]
+Answer = TypeVar("Answer", covariant=True)
+SendMessage = Callable[[int, object], None]  # kind and value
 
 
-class FileWatch(Protocol):
+class FileWatch(Protocol[Answer]):
     """A watch, created and read on one thread, which may wait forever."""
 
-    def poll(self, now: float, /) -> Any:
+    def poll(self, now: float, /) -> Answer:
         """Read the present state at ``now`` (epoch seconds), as a value that can be pickled."""
         ...
 
 
-def watched_directory(make: Callable[[], FileWatch]) -> str | None:
+MakeWatch = Callable[[], FileWatch[object]]
+
+
+def watched_directory(make: MakeWatch) -> str | None:
     """Directory of a ``functools.partial``: the first argument that is an absolute path."""
     values = (*getattr(make, "args", ()), *getattr(make, "keywords", {}).values())
     for value in values:
@@ -44,7 +49,7 @@ def watched_directory(make: Callable[[], FileWatch]) -> str | None:
 class WatchThread:
     """One watch on its own thread, started by the first read."""
 
-    def __init__(self, name: str, make: Callable[[], Callable[[], FileWatch]], send: SendMessage) -> None:
+    def __init__(self, name: str, make: Callable[[], MakeWatch], send: SendMessage) -> None:
         """``make`` returns the maker of the watch; ``send`` is called on the watch's thread."""
         self._name, self._make, self._send = name, make, send
         self._requests: SimpleQueue[float | None] = SimpleQueue()
@@ -62,7 +67,7 @@ class WatchThread:
         self._requests.put(None)
 
     def _run(self) -> None:
-        watch: FileWatch | None = None
+        watch: FileWatch[object] | None = None
         while (now := self._requests.get()) is not None:
             try:
                 if watch is None:
@@ -78,16 +83,12 @@ class WatchThread:
                 self._send(FAILURE, f"{type(error).__name__}: {error}{_innermost_line(error)}")
 
 
-def _error_arguments(error: OSError) -> tuple[Any, ...]:
+def _error_arguments(error: OSError) -> tuple[object, ...]:
     """Arguments to rebuild an OSError, of types that can be pickled."""
     if error.errno is None:
-        return tuple(str(word) for word in error.args)
-    name = None if error.filename is None else os.fspath(error.filename) if _is_path(error.filename) else None
+        return tuple(map(str, error.args))
+    name = os.fspath(error.filename) if isinstance(error.filename, (str, bytes, os.PathLike)) else None
     return (error.errno, error.strerror or os.strerror(error.errno), name)
-
-
-def _is_path(value: object) -> bool:
-    return isinstance(value, (str, bytes, os.PathLike))
 
 
 def _innermost_line(error: BaseException) -> str:
@@ -117,14 +118,12 @@ class _HelperServer:
             name, now, make = pickle.loads(body)  # noqa: S301 - from the sidecar that started this
             thread = self._threads.get(number)
             if thread is None:
-                thread = self._threads[number] = WatchThread(name, _make_loader(make), self._sender(number))
+                thread = WatchThread(name, partial(pickle.loads, make), partial(self._send_value, number))
+                self._threads[number] = thread
             thread.request(now)
 
-    def _sender(self, number: int) -> SendMessage:
-        def send(kind: int, value: Any) -> None:
-            self._send(kind, number, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
-
-        return send
+    def _send_value(self, number: int, kind: int, value: object) -> None:
+        self._send(kind, number, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))
 
     def _send(self, kind: int, number: int, body: bytes) -> None:
         with self._send_lock:
@@ -134,14 +133,6 @@ class _HelperServer:
                     message = message[os.write(self._link, message) :]
             except OSError:
                 os.kill(os.getpid(), signal.SIGKILL)  # the sidecar is gone
-
-
-def _make_loader(make: bytes) -> Callable[[], Callable[[], FileWatch]]:
-    def loaded() -> Callable[[], FileWatch]:
-        found: Callable[[], FileWatch] = pickle.loads(make)  # noqa: S301 - see above
-        return found
-
-    return loaded
 
 
 def read_exactly(link: int, count: int) -> bytes | None:

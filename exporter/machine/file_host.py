@@ -14,28 +14,31 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Generic, TypeVar, cast
 
 from exporter.contract.clock import Clock
 from exporter.machine.file_helper import (
     ANSWER,
     DIRECTORY,
     ERROR,
-    FAILURE,
     HEAD,
     READY,
     FileWatch,
+    MakeWatch,
     WatchThread,
     read_exactly,
     watched_directory,
 )
 from exporter.machine.mounts import MountPoint, has_remote_mount, mount_of, mount_table
-from exporter.machine.procfs import ENDED_STATES, READ_FLAGS, STAT_BYTES, parse_process_stat
+from exporter.machine.procfs import ENDED_STATES, STAT_BYTES, parse_process_stat, read_proc_file
 
 POLL_WAIT_S = 1.0  # time that a collector waits for all of its watches together
 START_S = 5.0  # time for the helper to start before reads fail
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # before the helper is restarted; doubled each time it ends soon
 SOON_S = 60.0
+
+Answer = TypeVar("Answer", covariant=True)
+T = TypeVar("T")
 
 log = logging.getLogger("gpujob.files")
 
@@ -56,7 +59,7 @@ class FileHelperEnded(OSError):
     """The file helper has ended or is not running."""
 
 
-class WatchHandle:
+class WatchHandle(Generic[Answer]):
     """One watch with at most one read in progress; made by ``FileWatchHost.watch``.
 
     Only one thread at a time may request. A result stays until it is taken, so that nothing is lost.
@@ -69,7 +72,7 @@ class WatchHandle:
         self._changed = threading.Condition()
         self._requested_at: float | None = None
         self.generation = 0  # number of the last requested read
-        self._answer: tuple[int, Any] | None = None
+        self._message: tuple[int, object] | None = None
         self._is_overdue = False
         self._resolved_directory: str | None = None
 
@@ -83,9 +86,9 @@ class WatchHandle:
                 return
             self._requested_at = self._host.clock.monotonic()
             self.generation += 1
-        self._host.start_read(self, now)
+        self._host.readers.start_read(self, now)
 
-    def result(self, wait_s: float) -> Any:
+    def result(self, wait_s: float) -> Answer:
         """Return the result of the requested read.
 
         Raises WatchHanging if there is none after ``wait_s``, the OSError of the read, FileHelperEnded without a
@@ -95,21 +98,21 @@ class WatchHandle:
             if self._requested_at is None:
                 raise RuntimeError(f"{self.name}: no read was requested")
             begun = self._requested_at
-            if not self._changed.wait_for(lambda: self._answer is not None, wait_s):
+            if not self._changed.wait_for(lambda: self._message is not None, wait_s):
                 self._is_overdue = True
-            answer, self._answer = self._answer, None
-            if answer is not None:
+            message, self._message = self._message, None
+            if message is not None:
                 self._requested_at, self._is_overdue = None, False
-        if answer is None:
-            self._host.check_alive()
+        if message is None:
+            self._host.readers.check_alive()
             raise WatchHanging(begun, self.mount)
-        kind, value = answer
+        kind, value = message
         if isinstance(value, bytes):
             value = pickle.loads(value)  # noqa: S301 - from the process that this one has started
         if kind == ANSWER:
-            return value
+            return cast(Answer, value)
         if kind == ERROR:
-            raise OSError(*value)
+            raise OSError(*cast(tuple[object, ...], value))
         if kind == READY:
             raise FileHelperEnded(value)
         raise WatchFailed(f"{self.name}: {value}")
@@ -131,15 +134,15 @@ class WatchHandle:
         found = self.filesystem
         return None if found is None else found.point
 
-    def receive(self, kind: int, value: Any, generation: int | None = None) -> None:
+    def receive(self, kind: int, value: object, generation: int | None = None) -> None:
         """Take a message of a watch thread or the helper, on their thread; ignore one of an earlier read."""
         if kind == DIRECTORY:
-            self._resolved_directory = pickle.loads(value) if isinstance(value, bytes) else value  # noqa: S301 - see above
+            self._resolved_directory = str(pickle.loads(value) if isinstance(value, bytes) else value)  # noqa: S301 - see above
             return
         with self._changed:
             is_it = generation is None or generation == self.generation
-            if is_it and self._requested_at is not None and self._answer is None:
-                self._answer, self._is_overdue = (kind, value), False
+            if is_it and self._requested_at is not None and self._message is None:
+                self._message, self._is_overdue = (kind, value), False
                 self._changed.notify_all()
 
 
@@ -153,29 +156,26 @@ class FileWatchHost:
         if use_helper is None:
             mounts = self.mounts.current()
             use_helper = has_remote_mount(mounts) or not mounts
-        self._host: _ThreadHost | _ProcessHost = _ProcessHost(clock) if use_helper else _ThreadHost()
-
-    @property
-    def uses_helper(self) -> bool:
-        """Whether a helper process reads the files."""
-        return isinstance(self._host, _ProcessHost)
+        self.readers: _ThreadHost | _ProcessHost = _ProcessHost(clock) if use_helper else _ThreadHost()
 
     @property
     def pid(self) -> int | None:
         """Pid of the helper while it runs."""
-        return self._host.pid if isinstance(self._host, _ProcessHost) else None
+        return self.readers.pid if isinstance(self.readers, _ProcessHost) else None
 
-    def watch(self, name: str, make: Callable[[], FileWatch]) -> WatchHandle:
+    def watch(self, name: str, make: Callable[[], FileWatch[T]]) -> WatchHandle[T]:
         """Create a watch; ``make`` runs on its own thread at the first read.
 
         ``make`` is a ``functools.partial`` of a module-level class with arguments that can be pickled. The first
         absolute path among them is the watch's directory.
         """
-        watched = WatchHandle(name, watched_directory(make), self)
-        self._host.add(watched, make)
+        watched: WatchHandle[T] = WatchHandle(name, watched_directory(make), self)
+        self.readers.add(watched, make)
         return watched
 
-    def poll(self, watches: Sequence[WatchHandle], now: float, wait_s: float = POLL_WAIT_S) -> list[Any]:
+    def poll(
+        self, watches: Sequence[WatchHandle[T]], now: float, wait_s: float = POLL_WAIT_S
+    ) -> list[T | WatchHanging | WatchFailed | OSError]:
         """Read all watches within ``wait_s`` in total. Return for each its result, or the exception of ``result``.
 
         A watch that was already hanging is not waited for.
@@ -183,7 +183,7 @@ class FileWatchHost:
         for watched in watches:
             watched.request(now)
         end = time.monotonic() + wait_s
-        found: list[Any] = []
+        found: list[T | WatchHanging | WatchFailed | OSError] = []
         for watched in watches:
             try:
                 found.append(watched.result(max(0.0, end - time.monotonic()) if watched.responding else 0.0))
@@ -191,17 +191,9 @@ class FileWatchHost:
                 found.append(error)
         return found
 
-    def start_read(self, watched: WatchHandle, now: float) -> None:
-        """Start a read; for ``WatchHandle``."""
-        self._host.start_read(watched, now)
-
-    def check_alive(self) -> None:
-        """Check that the readers still run; for ``WatchHandle``."""
-        self._host.check_alive()
-
     def close(self) -> None:
         """End all readers without waiting."""
-        self._host.close()
+        self.readers.close()
         self.mounts.close()
 
 
@@ -209,12 +201,12 @@ class _ThreadHost:
     """Reads on threads of this process."""
 
     def __init__(self) -> None:
-        self._threads: dict[WatchHandle, WatchThread] = {}
+        self._threads: dict[WatchHandle[object], WatchThread] = {}
 
-    def add(self, watched: WatchHandle, make: Callable[[], FileWatch]) -> None:
+    def add(self, watched: WatchHandle[object], make: MakeWatch) -> None:
         self._threads[watched] = WatchThread(watched.name, lambda: make, watched.receive)
 
-    def start_read(self, watched: WatchHandle, now: float) -> None:
+    def start_read(self, watched: WatchHandle[object], now: float) -> None:
         self._threads[watched].request(now)
 
     def check_alive(self) -> None:
@@ -231,8 +223,8 @@ class _ProcessHost:
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._lock = threading.Lock()
-        self._numbers: dict[WatchHandle, int] = {}
-        self._makers: dict[WatchHandle, bytes] = {}
+        self._numbers: dict[WatchHandle[object], int] = {}
+        self._makers: dict[WatchHandle[object], bytes] = {}
         self._helper: _HelperProcess | None = None
         self._closed = False
         self._delay_s = LEAST_DELAY_S
@@ -243,13 +235,13 @@ class _ProcessHost:
         helper = self._helper
         return None if helper is None or helper.process is None else helper.process.pid
 
-    def add(self, watched: WatchHandle, make: Callable[[], FileWatch]) -> None:
+    def add(self, watched: WatchHandle[object], make: MakeWatch) -> None:
         body = pickle.dumps(make)
         with self._lock:
             self._numbers[watched] = len(self._numbers) + 1
             self._makers[watched] = body
 
-    def start_read(self, watched: WatchHandle, now: float) -> None:
+    def start_read(self, watched: WatchHandle[object], now: float) -> None:
         helper = self._running_helper()
         if helper is None or not helper.is_up():
             watched.receive(READY, "the process that reads files is not running")
@@ -310,7 +302,9 @@ class _HelperProcess:
 
     def __init__(self, started_at: float, on_end: Callable[["_HelperProcess"], None]) -> None:
         self.started_at = started_at
-        self.last_reads: dict[int, tuple[WatchHandle, int]] = {}  # by number: the watch, and its last requested read
+        self.last_reads: dict[
+            int, tuple[WatchHandle[object], int]
+        ] = {}  # by number: the watch, and its last requested read
         self.process: subprocess.Popen[bytes] | None = None
         self._on_end = on_end
         self._error_text = ""
@@ -339,17 +333,12 @@ class _HelperProcess:
         if self.process is None:
             return False
         try:
-            fd = os.open(f"/proc/{self.process.pid}/stat", READ_FLAGS)
-        except FileNotFoundError:
+            text = read_proc_file(f"/proc/{self.process.pid}/stat", STAT_BYTES)
+        except (FileNotFoundError, ProcessLookupError):
             return True
         except OSError:
             return False
-        try:
-            return parse_process_stat(os.read(fd, STAT_BYTES)).state in ENDED_STATES
-        except OSError:
-            return True
-        finally:
-            os.close(fd)
+        return parse_process_stat(text).state in ENDED_STATES
 
     def end_text(self) -> str:
         """Text for the log."""
@@ -402,15 +391,3 @@ class _HelperProcess:
                 pass  # one of its threads hangs
         self._on_end(self)
         self._link.close()
-
-
-__all__ = [
-    "FAILURE",
-    "POLL_WAIT_S",
-    "FileHelperEnded",
-    "FileWatch",
-    "FileWatchHost",
-    "WatchFailed",
-    "WatchHandle",
-    "WatchHanging",
-]

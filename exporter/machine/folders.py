@@ -2,7 +2,9 @@
 
 import fnmatch
 import os
+import re
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,18 +18,23 @@ class FileFacts:
     mtime: float
 
 
+def name_matcher(pattern: str) -> Callable[[str], bool]:
+    """Return a function that says whether a name matches a glob. Hidden names need a pattern that starts with a dot."""
+    matches, hidden = re.compile(fnmatch.translate(pattern)).match, pattern.startswith(".")
+    return lambda name: (hidden or not name.startswith(".")) and matches(name) is not None
+
+
 def list_files(directory: Path, pattern: str) -> tuple[FileFacts, ...]:
     """List regular files directly in ``directory`` whose names match the glob, sorted by name.
 
-    A missing directory is empty. Temporary names that start with a dot need a pattern that does. Links are not
-    followed.
+    A missing directory is empty. Links are not followed.
     """
-    hidden = pattern.startswith(".")
+    matches = name_matcher(pattern)
     found = []
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                if (entry.name.startswith(".") and not hidden) or not fnmatch.fnmatchcase(entry.name, pattern):
+                if not matches(entry.name):
                     continue
                 try:
                     facts = entry.stat(follow_symlinks=False)

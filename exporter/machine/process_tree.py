@@ -77,22 +77,8 @@ class _OpenProcess:
     """One process: its open descriptors and last read values."""
 
     __slots__ = (
-        "folder",
-        "io_fd",
-        "io_text",
-        "own_ticks",
-        "parent",
-        "pid",
-        "read_bytes",
-        "reaped_ticks",
-        "rss_pages",
-        "start_ticks",
-        "stat_fd",
-        "stat_text",
-        "state",
-        "switches",
-        "threads",
-        "write_bytes",
+        *("folder", "io_fd", "io_text", "own_ticks", "parent", "pid", "read_bytes", "reaped_ticks", "rss_pages"),
+        *("start_ticks", "stat_fd", "stat_text", "state", "switches", "threads", "write_bytes"),
     )
 
     def __init__(self, pid: int, proc: str, *, keep: bool = False) -> None:

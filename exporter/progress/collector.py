@@ -18,12 +18,12 @@ from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.contract.events import Event
 from exporter.contract.identity import safe_label
-from exporter.contract.manifest import Manifest, Task
+from exporter.contract.manifest import Task
 from exporter.contract.status import LogStatus
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon import Lexicon
 from exporter.logs.lexicon_reader import lexicon_of_job
-from exporter.logs.log_files_reader import LogFinder, log_paths, progress_path
+from exporter.logs.log_files_reader import extra_log_finder, log_paths, progress_path
 from exporter.machine.folders import FolderChangeCheck
 from exporter.progress import job_eta
 from exporter.progress.eta.interval import median_seconds_per_item
@@ -112,8 +112,6 @@ log = logging.getLogger("gpujob.logs")
 
 @dataclass(frozen=True)
 class LogsSnapshot:
-    """Progress of all workers at one read."""
-
     workers: tuple[WorkerLogFacts, ...]
     outlook: job_eta.NodeOutlook
     timeouts: tuple[tuple[str, int], ...] = ()
@@ -143,7 +141,7 @@ class LogsCollector:
         self._gpu_use, self._checkpoint_times = gpu_use, checkpoint_times
         self.interval_s = manifest.check_interval_s
         self._errors_from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
-        self._finder = _extra_log_finder(manifest)
+        self._finder = extra_log_finder(manifest, partial(rank_in_file_name, ranks=manifest.ranks_of_roles()))
         self._deadline = job_deadline(context)
         self._records_dir = manifest.run_dir / run_files.WORKERS_DIR
         self._records_check = FolderChangeCheck(self._records_dir)
@@ -175,7 +173,7 @@ class LogsCollector:
             if state is not None:
                 try:
                     worker.restore(state)
-                    worker.state(), worker.facts(context.clock.time())  # fails now if the state is unusable
+                    worker.facts(context.clock.time())  # fails now if the state is unusable
                     self._untested_ranks.add(task.rank)
                 except Exception as error:  # noqa: BLE001 - a file, in which anything can be
                     log.warning("the saved state of %s is not used, its logs are read again: %s", task.worker, error)
@@ -184,7 +182,6 @@ class LogsCollector:
         return found
 
     def _new_worker(self, task: Task, lexicon: Lexicon) -> WorkerLogs:
-        """A worker whose logs have not been read."""
         prior, earlier = self._priors.get(task.role), self._earlier_progress.get(task.rank)
         return WorkerLogs(task, self._context.manifest, lexicon, prior, earlier)
 
@@ -217,7 +214,7 @@ class LogsCollector:
         facts = tuple(worker.facts(now, peers[worker.task.role], busy=busy.get(worker.task.rank)) for worker in workers)
         self._published.publish(
             JobProgress(
-                job_phase(((w.activities, w.last_rise) for w in workers if not w.ended), now),
+                job_phase(((w.activities, w.track.last_rise) for w in workers if not w.ended), now),
                 {worker.task.rank: worker.progress(now) for worker in workers},
             )
         )
@@ -274,8 +271,8 @@ class LogsCollector:
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
                 worker.add_file(str(path))
         if check_records:
-            if worker.began is None:
-                worker.began = self._read_start(task, worker.restart)
+            if worker.track.began is None:
+                worker.track.began = self._read_start(task, worker.restart)
             progress_file = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
             if progress_file.exists():
                 worker.add_file(str(progress_file), PROGRESS_FILE)
@@ -386,7 +383,7 @@ class LogsCollector:
                     log_errors={pattern: count for pattern, _, count in facts.errors if count},
                     log_lag_bytes=facts.lag_bytes,
                     log_problems=(*facts.problems, *([facts.unmatched] if facts.unmatched is not None else ())),
-                    prior=facts.prior.to_json() if facts.prior is not None else None,
+                    prior=facts.prior._asdict() if facts.prior is not None else None,
                 ),
             )
             if facts.unmatched is not None and facts.unmatched_at is not None:
@@ -429,12 +426,3 @@ def job_deadline(context: CollectorContext) -> float | None:
     if identity.end is not None:
         return identity.end
     return identity.start + limit_s if identity.start is not None and limit_s is not None else None
-
-
-def _extra_log_finder(manifest: Manifest) -> LogFinder | None:
-    """Finder of log files in addition to those of the tasks."""
-    group = manifest.logs
-    if group is None or group.pattern is None:
-        return None
-    rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
-    return LogFinder(manifest.directory(group), group.pattern, rank_of)

@@ -4,6 +4,7 @@ import math
 from dataclasses import dataclass, field
 
 from exporter.logs.search.findings import SUMMED_UNITS
+from exporter.progress.resumes import UndecidedStart
 
 JITTER_RECORDS = 16  # a count this many records slightly below its maximum was reset; fewer records are out of order
 DEEP_FALL_RECORDS = 2  # a count far below its maximum was reset when a second record confirms it
@@ -89,6 +90,7 @@ class LogCounter:
     aside_since: float | None = None
     epoch: int | None = None  # its epoch, as the log counts
     first: float | None = None  # first position of a run that starts at 0: as logged, or one step
+    start: UndecidedStart | None = None  # first position of this run while it may be work or a resume
 
     @property
     def has_ended(self) -> bool:

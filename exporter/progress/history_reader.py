@@ -17,10 +17,11 @@ import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.records import from_json
 from exporter.contract.status import WorkerStatus
+from exporter.progress.eta.prior import RunPrior
 
 HISTORY_SCHEMA = 1
 HISTORY_VARIABLE = "GPUJOB_HISTORY_DIR"
@@ -35,13 +36,11 @@ _reported_paths: set[Path] = set()  # files with a logged warning about other co
 
 @dataclass(frozen=True)
 class RunHistory:
-    """One completed run of a job."""
-
     time: float  # when it ended, epoch seconds
     workers: int
     total: int | None  # items of the whole job, if known
     seconds: float  # duration
-    prior: Mapping[str, Mapping[str, Any]]  # priors for the workers of each role; JSON-ready
+    prior: Mapping[str, Mapping[str, object]]  # priors for the workers of each role, as JSON
 
 
 def build_run_history(
@@ -51,14 +50,14 @@ def build_run_history(
 
     The median worker represents its role.
     """
-    of_roles: dict[str, list[Mapping[str, Any]]] = {}
+    of_roles: dict[str, list[Mapping[str, object]]] = {}
     for worker in workers:
         if worker.prior:
             of_roles.setdefault(worker.role, []).append(worker.prior)
     if not of_roles:
         return None
     middle = {
-        role: sorted(priors, key=lambda prior: float(prior["pace"]))[len(priors) // 2]
+        role: sorted(priors, key=lambda prior: RunPrior.from_json(prior).pace)[len(priors) // 2]
         for role, priors in of_roles.items()
     }
     return RunHistory(now, len(workers), total, seconds, middle)
@@ -107,7 +106,7 @@ def write_run_history(name: str, environ: Mapping[str, str], run: RunHistory) ->
     return True
 
 
-def read_earlier_attempts(run_dir: Path, attempt: int) -> Iterator[list[dict[str, Any]]]:
+def read_earlier_attempts(run_dir: Path, attempt: int) -> Iterator[list[dict[str, object]]]:
     """The report of each earlier attempt, newest first, or its statuses if it has no report.
 
     Files are read on demand. The orchestrator added the attempt to their names, since sidecars of this attempt write to
@@ -151,28 +150,20 @@ def _read(path: Path) -> tuple[RunHistory, ...]:
     try:
         if len(text) > MOST_BYTES:
             raise ValueError("too large")
-        return tuple(_parse_run(entry) for entry in _parse_runs(text))[-MOST_RUNS:]
-    except (ValueError, TypeError, KeyError, OverflowError, RecursionError):
+        return _parse_runs(text)[-MOST_RUNS:]
+    except (ValueError, OverflowError, RecursionError):
         if path not in _reported_paths:
             _reported_paths.add(path)
             log.warning("%s is not a run history and is not used; the next completed run replaces it", path)
         return ()
 
 
-def _parse_runs(text: bytes) -> list[dict[str, Any]]:
+def _parse_runs(text: bytes) -> tuple[RunHistory, ...]:
     body = json.loads(text)
-    if body["schema"] != HISTORY_SCHEMA or not isinstance(body["runs"], list):
+    if not isinstance(body, dict) or body.get("schema") != HISTORY_SCHEMA:
         raise ValueError("not a run history")
-    return body["runs"]
-
-
-def _parse_run(entry: dict[str, Any]) -> RunHistory:
-    run = RunHistory(**{name: entry[name] for name in RunHistory.__dataclass_fields__})
-    numbers = (run.time, run.workers, run.seconds, run.total if run.total is not None else 0)
-    if any(isinstance(number, bool) or not (math.isfinite(number) and number >= 0) for number in numbers):
+    runs = from_json(tuple[RunHistory, ...], body.get("runs"), "runs")
+    numbers = [number for run in runs for number in (run.time, run.workers, run.seconds, run.total or 0)]
+    if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise ValueError("an impossible number")
-    if not (isinstance(run.workers, int) and isinstance(run.total, int | None)):
-        raise TypeError("a count that is not a number")
-    if not isinstance(run.prior, dict) or not all(isinstance(prior, dict) for prior in run.prior.values()):
-        raise TypeError("a prior that is not valid")
-    return run
+    return runs

@@ -9,7 +9,6 @@ from exporter.contract.status import JobOutlook
 from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.outlook import (
     WorkerPosition,
-    checkpoint_meets_deadline,
     first_to_stop,
     lags,
     next_checkpoint,
@@ -86,7 +85,7 @@ def job_outlook(
             deadline=deadline,
             time_limit_met_probability=time_limit_met_probability(now, deadline, eta),
             checkpoint_next=due,
-            checkpoint_before_time_limit=checkpoint_meets_deadline(deadline, due),
+            checkpoint_before_time_limit=due <= deadline if due is not None and deadline is not None else None,
             first_to_stop=first_to_stop(rises, stalled, STEP_S),
         ),
         lags(standings),

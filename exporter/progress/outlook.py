@@ -55,17 +55,10 @@ def next_checkpoint(
     return max(now, starts[-1] + interval_s) + (statistics.median(durations) if durations else 0.0)
 
 
-def checkpoint_meets_deadline(deadline: float | None, due: float | None) -> bool | None:
-    """Whether a checkpoint due at this time is complete before the deadline; None if either is unknown."""
-    return None if deadline is None or due is None else due <= deadline
-
-
 LEAST_WORKERS = 3  # with two, the median does not show which one lags
 
 
 class WorkerPosition(NamedTuple):
-    """Position of one worker."""
-
     rank: int
     done: float
     total: float | None

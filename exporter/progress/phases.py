@@ -1,9 +1,7 @@
 """Activities that workers log, such as checkpoints, and the resulting phase of the job."""
 
-from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Any
 
 from exporter.logs.search.findings import ActivityMark
 
@@ -16,16 +14,14 @@ MOST_TIMES = 32
 
 @dataclass
 class WorkerActivities:
-    """Activities of one worker."""
-
     active_since: dict[str, float] = field(default_factory=dict)  # start of each activity that has not ended
     # Recent starts by name, or ends if the log shows only those.
-    recent_starts: dict[str, deque[float]] = field(default_factory=dict)
-    durations: dict[str, deque[float]] = field(default_factory=dict)
+    recent_starts: dict[str, list[float]] = field(default_factory=dict)
+    durations: dict[str, list[float]] = field(default_factory=dict)
 
     def apply(self, activity: ActivityMark, t: float) -> None:
         """Take a record that an activity starts or ends."""
-        begun = self.recent_starts.setdefault(activity.name, deque(maxlen=MOST_TIMES))
+        begun = self.recent_starts.setdefault(activity.name, [])
         since = self.active_since.get(activity.name)
         if activity.begins:
             if since is None or t - since >= SAME_ACTIVITY_S:
@@ -33,9 +29,12 @@ class WorkerActivities:
                 begun.append(t)
         elif since is not None:
             del self.active_since[activity.name]
-            self.durations.setdefault(activity.name, deque(maxlen=MOST_TIMES)).append(max(0.0, t - since))
+            durations = self.durations.setdefault(activity.name, [])
+            durations.append(max(0.0, t - since))
+            del durations[:-MOST_TIMES]
         elif not begun or t - begun[-1] >= SAME_ACTIVITY_S:
             begun.append(t)
+        del begun[:-MOST_TIMES]
 
     def begin_run(self) -> None:
         """Start a new run: the activities of the last run have ended."""
@@ -52,23 +51,6 @@ class WorkerActivities:
             if now - since <= believed_s:
                 return name
         return None
-
-    def state(self) -> dict[str, Any]:
-        """The complete state, ready for JSON."""
-        return {
-            "since": dict(self.active_since),
-            "begun": {name: list(moments) for name, moments in self.recent_starts.items()},
-            "durations": {name: list(seconds) for name, seconds in self.durations.items()},
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "WorkerActivities":
-        """Restore from ``state``; KeyError, TypeError or ValueError if malformed."""
-        return cls(
-            dict(state["since"]),
-            {name: deque(moments, MOST_TIMES) for name, moments in state["begun"].items()},
-            {name: deque(seconds, MOST_TIMES) for name, seconds in state["durations"].items()},
-        )
 
 
 def job_phase(workers: Iterable[tuple[WorkerActivities, float | None]], now: float) -> str | None:

@@ -14,7 +14,9 @@ from collections import deque
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass, field
 
-from exporter.logs.search.findings import MARKS, UNITS, ActivityMark, LogFindings, LogPosition, LogValue
+from exporter.contract.identity import safe_label
+from exporter.logs.lexicon import UNIT_BY_NAME
+from exporter.logs.search.findings import MARKS, ActivityMark, LogFindings, LogPosition, LogValue
 
 MOST_RECORD_BYTES = 64 * 1024
 MOST_NAMES = 32  # value names of one worker, since each is a series
@@ -30,16 +32,11 @@ _COUNTS = ("done", "total", "epoch", "epochs", "rank")
 _COUNT_PAIRS = (("done", "total"), ("epoch", "epochs"))  # (part, total) pairs
 _TEXT_KEYS = ("unit", "phase")
 _KEYS = {*_COUNTS, *_TEXT_KEYS, "resumed"}
-_UNIT_BY_WORD = {word: unit for unit in UNITS for word in (unit, unit.removesuffix("s"))} | {"batch": "batches"}
-_UNSAFE = re.compile(r"[^\w.:@+-]")
-_NAME_LENGTH = 128
 _RESUMED = re.compile(rb'"resumed"\s*:\s*true')
 
 
 @dataclass(frozen=True, slots=True)
 class ProgressUpdate:
-    """Contents of one record."""
-
     position: LogPosition | None = None
     values: dict[str, LogValue] = field(default_factory=dict)
     # Starts a phase of ``MARKS``; any other phase is the work itself and ends the current one.
@@ -49,8 +46,6 @@ class ProgressUpdate:
 
 @dataclass
 class ProgressUpdates(LogFindings):
-    """Contents of a part of the file."""
-
     records: int = 0  # non-blank records
     invalid: int = 0  # records that are not a valid update
     phase: str | None = None  # activity after the last record, None for the work itself
@@ -103,7 +98,7 @@ def _count(value: object) -> int | None:
 def _position(counts: dict[str, int], unit: str, resumed: bool, offset: int) -> LogPosition | None:
     epoch, epochs = counts.get("epoch"), counts.get("epochs")
     if "done" in counts:
-        unit = _UNIT_BY_WORD.get(unit.strip().lower(), "items")  # images, rows and samples are items
+        unit = UNIT_BY_NAME.get(unit.strip().lower(), "items")  # images, rows and samples are items
         done, total = counts["done"], counts.get("total")
     elif epoch is not None:
         unit, done, total, epoch, epochs = "epochs", epoch, epochs, None, None
@@ -123,7 +118,7 @@ def _values(body: dict[str, object], offset: int) -> Iterator[tuple[str, LogValu
     for key, given in body.items():
         if key in _KEYS or isinstance(given, bool) or not isinstance(given, int | float):
             continue
-        name = _safe_name(key)
+        name = safe_label(key)
         if name and (name in names or len(names) < MOST_NAMES):
             names.add(name)
             yield name, LogValue(_float(given), offset)
@@ -134,11 +129,6 @@ def _float(value: float) -> float:
         return float(value)
     except OverflowError:
         return math.inf if value > 0 else -math.inf
-
-
-def _safe_name(text: str) -> str:
-    """Name as a safe label, as with all text from users."""
-    return _UNSAFE.sub("_", text)[:_NAME_LENGTH]
 
 
 def parse_updates(

@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import NamedTuple
 
 FIRST_POSITION_FACTOR = 5.0  # a resume starts above this multiple of a fresh start's first position
 LEAST_REACHED_SHARE = 0.5  # a resume starts at or above this part of the earlier progress: checkpoints are rarely older
@@ -17,15 +17,15 @@ LEAST_RISES = 3  # rises needed before the throughput is trusted: with three, on
 
 
 class EarlierProgress(NamedTuple):
-    """Progress of an earlier run."""
-
     unit: str
     done: float
     total: float | None = None
     first: float | None = None  # first position of a run that started at 0; None if unknown
 
 
-def earlier_positions(attempts: Iterable[Iterable[Mapping[str, Any]]], ranks: set[int]) -> dict[int, EarlierProgress]:
+def earlier_positions(
+    attempts: Iterable[Iterable[Mapping[str, object]]], ranks: set[int]
+) -> dict[int, EarlierProgress]:
     """Earlier progress by rank, each from the first attempt that contains it.
 
     An attempt consists of its reports or statuses, which may contain anything. No further attempt is read when all
@@ -41,7 +41,7 @@ def earlier_positions(attempts: Iterable[Iterable[Mapping[str, Any]]], ranks: se
     return found
 
 
-def _positions(pages: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, EarlierProgress]]:
+def _positions(pages: Iterable[Mapping[str, object]]) -> Iterator[tuple[int, EarlierProgress]]:
     for page in pages:
         workers = page.get("workers")
         for worker in workers if isinstance(workers, list) else ():
@@ -109,12 +109,14 @@ class UndecidedStart:
         """Create from a first position at ``t`` of a run that started at ``began``."""
         return cls(done, t - began, t, done, t)
 
-    def update(self, done: float, t: float) -> bool | None:
+    def update(self, done: float, t: float, total: float | None = None) -> bool | None:
         """Whether the first position was work, given the latest count; None while undecided.
 
         Records with the same time are one, since their duration is unknown. With ten records a second, the throughput
         over all records is more reliable than one step.
         """
+        if total is not None and done >= total:
+            return self.decide()  # perhaps it ended long ago, so that this rise has no usable throughput
         if done > self.last:
             self.step = max(self.step, done - self.last)
             if t > self.last_at:
@@ -123,8 +125,11 @@ class UndecidedStart:
                 self.rises += 1
                 self.last_at = t
             self.last = done
-        worked_for = self.pace > 0 and self._can_be_work
-        return True if worked_for else False if self.rises >= LEAST_RISES else None
+        if self.pace > 0 and self._can_be_work:
+            return True
+        if self.rises >= LEAST_RISES:
+            return False
+        return self.decide() if t - self.last_at > MOST_START_S else None
 
     def decide(self) -> bool:
         """Decide with the available records: without evidence, the first position was work.
@@ -137,52 +142,3 @@ class UndecidedStart:
     @property
     def _can_be_work(self) -> bool:
         return self.done <= max(THROUGHPUT_FACTOR * (self.after_s + STAMP_S) * self.pace, FIRST_STEP_FACTOR * self.step)
-
-
-Key = tuple[str, int | None]  # pattern and data-parallel rank of a count
-
-
-class UndecidedStarts:
-    """Undecided first positions of one run, by count."""
-
-    def __init__(self) -> None:
-        self.open: dict[Key, UndecidedStart] = {}
-
-    def add(self, key: Key, start: UndecidedStart) -> None:
-        """Watch the next records of this count."""
-        self.open[key] = start
-
-    def update(self, key: Key, done: float, total: float | None, t: float) -> float | None:
-        """Newly decided work before the first position of this count: all of it, or 0; None if nothing was decided."""
-        resume = self.open.get(key)
-        if resume is None:
-            return None
-        ended = total is not None and done >= total  # perhaps long ago, so that this rise has no usable throughput
-        worked_for = resume.decide() if ended else resume.update(done, t)
-        if worked_for is None and t - resume.last_at > MOST_START_S:
-            worked_for = resume.decide()
-        if worked_for is None:
-            return None
-        del self.open[key]
-        return resume.done if worked_for else 0
-
-    def decide_all(self) -> dict[Key, float]:
-        """Decide all at the end of a run: work before the first position, by count."""
-        found = {key: resume.done for key, resume in self.open.items() if resume.decide()}
-        self.open.clear()
-        return found
-
-    def drop(self) -> None:
-        """Drop all, since the worker reported a resume."""
-        self.open.clear()
-
-    def state(self) -> list[list[Any]]:
-        """The complete state, ready for JSON."""
-        return [[name, rank, asdict(resume)] for (name, rank), resume in self.open.items()]
-
-    @classmethod
-    def from_state(cls, state: list[tuple[str, int | None, Mapping[str, Any]]]) -> "UndecidedStarts":
-        """Restore from ``state``; TypeError or ValueError if malformed."""
-        found = cls()
-        found.open = {(name, rank): UndecidedStart(**fields) for name, rank, fields in state}
-        return found

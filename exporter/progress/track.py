@@ -1,13 +1,12 @@
 """Turns positions in logs into work done, across resumes, restarts and falling counters."""
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields
 
 from exporter.logs.search.findings import SUMMED_UNITS, ActivityMark, LogPosition, LogValue
 from exporter.progress.counters import EpochCounter, LogCounter, RankCounters
-from exporter.progress.resumes import EarlierProgress, UndecidedStart, UndecidedStarts, is_resume, may_be_resume
+from exporter.progress.resumes import EarlierProgress, UndecidedStart, is_resume, may_be_resume
 
 
 def items_of_worker(total_of_job: int | None, workers: int, index: int) -> int | None:
@@ -39,7 +38,30 @@ EVALUATING_MOST_S = 3600.0  # an evaluation without a logged end is believed for
 MOST_RANKS = 4096
 
 
-class ProgressTrack:
+@dataclass
+class TrackState:
+    """The part of a track that is saved."""
+
+    pattern: str | None = None
+    processed: float | None = None
+    last_rise: float | None = None
+    epoch: int | None = None
+    epochs: int | None = None
+    # Number of changes of pattern or source. Positions before and after a change are not of one count.
+    changes: int = 0
+    began: float | None = None  # start of the current run; if None, the first position is work
+    _before: tuple[str, float] | None = None  # unit and work of earlier runs
+    _patterns: dict[str, RankCounters] = field(default_factory=dict)
+    _order: int = 0
+    _evaluating_since: float | None = None
+    _epoch_base: int = EPOCH_BASE
+    _epoch_record: tuple[str, int] | None = None  # log and offset of the last record that counted epochs
+    _resumed: tuple[str, float, float | None] | None = None
+    _from: float | None = 0.0  # start value of new counters
+    _bases: dict[str, float] = field(default_factory=dict)  # start value after a resume, by unit
+
+
+class ProgressTrack(TrackState):
     """Progress of one worker over all its runs, from the positions in its logs.
 
     - For each pattern the first log with positions counts, since a worker may write the same lines to two. A source of
@@ -69,38 +91,25 @@ class ProgressTrack:
         steps: int | None = None,
         share: int | None = None,
         earlier: EarlierProgress | None = None,
+        state: TrackState | None = None,
     ) -> None:
         """Create a track; ``epochs``, ``steps`` and ``share`` (of items) are totals to use if the log has none.
 
         If a worker exceeds such a total, its real total is unknown. ``earlier`` is its progress in an earlier attempt
-        of the job.
+        of the job. It continues from ``state``, which must not be used again.
         """
+        state = state if state is not None else TrackState(epochs=epochs)
+        super().__init__(*(getattr(state, field.name) for field in fields(TrackState)))
+        if self.pattern is not None and self.pattern not in self._patterns:
+            raise ValueError(f"pattern {self.pattern!r} is in force and unknown")
         self._preference = {name: index for index, name in reversed(list(enumerate(preference)))}
         self._epoch_bases = dict(epoch_bases or {})
         self._epochs = epochs
         self._steps = steps
         self._share = share
         self._earlier = earlier
-        self.began: float | None = None  # start of the current run; if None, the first position is work
         # Whether positions are skipped at present, so that the first one says nothing about a resume.
         self.skips_positions = False
-        self._undecided_starts = UndecidedStarts()
-        self.pattern: str | None = None
-        self.processed: float | None = None
-        self.last_rise: float | None = None
-        self.epoch: int | None = None
-        self.epochs: int | None = epochs
-        # Number of changes of pattern or source. Positions before and after a change are not of one count.
-        self.changes = 0
-        self._before: tuple[str, float] | None = None  # unit and work of earlier runs
-        self._patterns: dict[str, RankCounters] = {}
-        self._order = 0
-        self._evaluating_since: float | None = None
-        self._epoch_base = EPOCH_BASE
-        self._epoch_record: list[str | int] = []  # log and offset of the last record that counted epochs
-        self._resumed: tuple[str, float, float | None] | None = None
-        self._from: float | None = 0.0  # start value of new counters
-        self._bases: dict[str, float] = {}  # start value after a resume, by unit
 
     @property
     def unit(self) -> str | None:
@@ -173,9 +182,15 @@ class ProgressTrack:
 
     def decide_starts(self) -> None:
         """End the run: decide undecided first positions with the available records."""
-        for (name, rank), worked in self._undecided_starts.decide_all().items():
-            self.processed = (self.processed or 0) + worked
-            self._patterns[name].counts[rank].first = worked
+        for count in self._counts():
+            if count.start is not None and count.start.decide():
+                self.processed = (self.processed or 0) + count.start.done
+                count.first = count.start.done
+            count.start = None
+
+    def _counts(self) -> Iterator[LogCounter]:
+        for pattern in self._patterns.values():
+            yield from pattern.counts.values()
 
     def apply_activity(self, activity: ActivityMark, t: float) -> None:
         """Take a record about the worker's activity."""
@@ -203,11 +218,15 @@ class ProgressTrack:
             return False
         if self.epoch is not None or self._evaluating_since is not None:
             return False
-        if self._undecided_starts.open and (position.pattern, position.rank) in self._undecided_starts.open:
-            return False
         pattern = self._patterns[self.pattern]
         count = pattern.counts.get(position.rank)
-        if count is None or pattern.source != source or pattern.unit not in SUMMED_UNITS or pattern.passed:
+        if (
+            count is None
+            or count.start is not None
+            or pattern.source != source
+            or pattern.unit not in SUMMED_UNITS
+            or pattern.passed
+        ):
             return False
         if count.begins or count.done is None or position.total is None or position.total != count.total:
             return False
@@ -248,7 +267,8 @@ class ProgressTrack:
 
     def _resume(self, position: LogPosition, t: float) -> None:
         """Continue the work at this position."""
-        self._undecided_starts.drop()
+        for count in self._counts():
+            count.start = None
         self._resumed = (position.unit, position.done, position.total)
         self._from = None
         self._bases[position.unit] = position.done
@@ -270,10 +290,10 @@ class ProgressTrack:
         pattern = self._patterns[position.pattern]
         pattern.offset = position.offset
         if pattern.unit == "epochs":
-            self._epoch_record = [source, position.offset]
+            self._epoch_record = source, position.offset
             for other in self._patterns.values():
                 other.of_epoch |= other.source == source and other.offset == position.offset
-        elif self._epoch_record == [source, position.offset]:
+        elif self._epoch_record == (source, position.offset):
             pattern.of_epoch = True
 
     def _update_epoch(self, position: LogPosition) -> None:
@@ -347,12 +367,11 @@ class ProgressTrack:
             self.changes += 1
             self.decide_starts()
         elif undecided_start is not None:
-            self._undecided_starts.add((name, rank), undecided_start)
-        elif (
-            self._undecided_starts.open
-            and (worked := self._undecided_starts.update((name, rank), done, total, t)) is not None
-        ):
+            count.start = undecided_start
+        elif count.start is not None and (was_work := count.start.update(done, t, total)) is not None:
+            worked = count.start.done if was_work else 0
             count.first = worked or count.step  # its first position if it started at 0
+            count.start = None
             rise += worked
         self.processed = (self.processed or 0) + rise
         if rise:
@@ -455,51 +474,6 @@ class ProgressTrack:
         """Rank in the order of preference; whole epochs, the coarsest count, come last unless preferred."""
         return self._preference.get(name, len(self._preference) + (self._patterns[name].unit == "epochs"))
 
-    def state(self) -> dict[str, Any]:
-        """The complete state, ready for JSON."""
-        plain = {name: getattr(self, name) for name in _STATE}
-        patterns = {}
-        for name, pattern in self._patterns.items():
-            entry = {key: getattr(pattern, key) for key in _PATTERN_STATE}
-            entry["counts"] = [[rank, asdict(count)] for rank, count in pattern.counts.items()]
-            entry["epochs"] = [[rank, asdict(over)] for rank, over in pattern.epochs.items()]
-            patterns[name] = entry
-        return {**plain, "resumed": self._resumed, "patterns": patterns, "beginnings": self._undecided_starts.state()}
-
-    @classmethod
-    def from_state(
-        cls,
-        state: Mapping[str, Any],
-        preference: Sequence[str] = (),
-        *,
-        epoch_bases: Mapping[str, int] | None = None,
-        epochs: int | None = None,
-        steps: int | None = None,
-        share: int | None = None,
-        earlier: EarlierProgress | None = None,
-    ) -> "ProgressTrack":
-        """Restore from ``state``; KeyError, TypeError or ValueError if malformed."""
-        track = cls(preference, epoch_bases=epoch_bases, epochs=epochs, steps=steps, share=share, earlier=earlier)
-        for name, entry in dict(state["patterns"]).items():
-            pattern = track._patterns[name] = RankCounters(**{key: entry[key] for key in _PATTERN_STATE})
-            pattern.counts = {rank: LogCounter(**fields) for rank, fields in entry["counts"]}
-            pattern.epochs = {rank: EpochCounter(**fields) for rank, fields in entry["epochs"]}
-        for name in _STATE:
-            setattr(track, name, state[name])
-        if track.pattern is not None and track.pattern not in track._patterns:
-            raise ValueError(f"pattern {track.pattern!r} is in force and unknown")
-        track._undecided_starts = UndecidedStarts.from_state(state["beginnings"])
-        if state["resumed"] is not None:
-            unit, done, total = state["resumed"]
-            track._resumed = (unit, done, total)
-        return track
-
-
-_STATE = (
-    *("pattern", "processed", "last_rise", "epoch", "epochs", "changes", "began"),
-    *("_before", "_order", "_evaluating_since", "_epoch_base", "_epoch_record", "_from", "_bases"),
-)
-_PATTERN_STATE = ("unit", "source", "has_total", "passed", "whole", "of_epoch", "offset", "highest")
 
 # Endings of value names that have a separate part for each data-parallel rank.
 ADDED_ENDINGS = ("_per_second", "_requests")

@@ -2,13 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.collecting.published import WorkerProgress
 from exporter.contract.manifest import Manifest, Task
+from exporter.contract.records import from_json
 from exporter.contract.status import EtaEstimate
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
@@ -16,14 +17,14 @@ from exporter.logs.packs import looks_like_progress
 from exporter.logs.records import record_ends
 from exporter.logs.search.engine import SMALL_BYTES, FileSearch
 from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition, LogValue
-from exporter.logs.tail_reader import LogTail
+from exporter.logs.tail_reader import LogTail, TailPosition
 from exporter.logs.timestamps import TimestampReader, zone_offset
 from exporter.progress import progress_file
 from exporter.progress.eta.estimator import EtaEstimator
 from exporter.progress.eta.prior import RunPrior
 from exporter.progress.phases import WorkerActivities
 from exporter.progress.resumes import EarlierProgress
-from exporter.progress.track import ProgressTrack, combine_ranks, items_of_rank
+from exporter.progress.track import ProgressTrack, TrackState, combine_ranks, items_of_rank
 
 VALUE_FRESH_S = 900.0  # older values are no longer shown: they may not be current
 # Limits on a worker's value names, since each is a series, and on the ranks of one name.
@@ -41,12 +42,11 @@ RUNNING, WAITING = "running_requests", "queued_requests"
 # Values of an LLM server that show its throughput.
 OUTPUT_TOKENS, INPUT_TOKENS = "generation_tokens_per_second", "input_tokens_per_second"
 TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
+STATE_VERSION = 2  # rises with each change of `WorkerLogsState`, or of a value in it
 LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
 
 class WorkerLogFacts(NamedTuple):
-    """Facts from the logs of one worker so far."""
-
     task: Task
     read_at: float
     pack: str
@@ -79,6 +79,37 @@ class WorkerLogFacts(NamedTuple):
     unmatched: str | None = None  # description of its log, if it has had no match for some minutes
     unmatched_at: float | None = None  # start of the time without a match
     ended: bool = False
+
+
+class SavedSource(NamedTuple):
+    """One file of a worker, for a later sidecar."""
+
+    path: str
+    order: int
+    lasting: bool
+    zone_s: float | None
+    tail: TailPosition
+
+
+@dataclass
+class WorkerLogsState:
+    """What a later sidecar needs to continue."""
+
+    version: int
+    restart: int
+    pack: str
+    track: TrackState
+    estimator: EtaEstimator
+    activities: WorkerActivities
+    seen_changes: int
+    values: dict[str, dict[int | None, LogValue]]
+    errors: dict[str, int]
+    lines: int
+    closed_bytes: int
+    first_text_time: float | None
+    reported_phase: str | None
+    invalid_lines: int
+    sources: list[SavedSource]
 
 
 @dataclass
@@ -116,20 +147,18 @@ class WorkerLogs:
         self._undetected_text = bytearray()  # text that has not been used to choose the pack
         self._detected_pieces, self._detected_at = 0, 0.0
         self._pack = GENERIC if self._pack_detector is not None else lexicon.pack
-        self._track = self._new_track(None)
+        self.track = self._new_track(None)
         self._prior = prior
         self._estimator = self._new_estimator()
         self._seen_changes = -1  # track changes that the estimator has seen; it restarts after another one
         self._values: dict[str, dict[int | None, LogValue]] = {}
         self._errors = dict.fromkeys(lexicon.severities, 0)
-        self._reported_errors: tuple[tuple[str, str, int], ...] | None = (
-            None  # cache for ``facts``, None after a change
-        )
+        self._reported_errors: tuple[tuple[str, str, int], ...] | None = None  # cached for facts(); None after a change
         self._lines = 0
         self._closed_bytes = 0
         self._first_text_time: float | None = None
         self._sample = b""
-        self._ended = False
+        self.ended = False  # whether the latest run has ended
         self._reported_phase: str | None = None  # last activity in the progress file
         self._invalid_lines = 0  # invalid lines of the progress file
 
@@ -139,33 +168,25 @@ class WorkerLogs:
         tasks = [(task.role, task.worker, task.rank, task.critical) for task in self._manifest.tasks]
         return items_of_rank(self._manifest.total_items, tasks, self.task.rank)
 
-    def _new_track(self, state: Mapping[str, Any] | None) -> ProgressTrack:
+    def _new_track(self, state: TrackState | None) -> ProgressTrack:
         preference, bases = self._lexicon.preferred_positions(self._pack), self._lexicon.epoch_bases(self._pack)
         bases[progress_file.PATTERN] = 0  # from 0, like loops that print them
-        known: dict[str, Any] = {"epoch_bases": bases, "share": self._item_share, "earlier": self._earlier}
-        known |= {"epochs": self._manifest.total_epochs, "steps": self._manifest.total_steps}
-        return (
-            ProgressTrack(preference, **known)
-            if state is None
-            else ProgressTrack.from_state(state, preference, **known)
+        return ProgressTrack(
+            preference,
+            epoch_bases=bases,
+            epochs=self._manifest.total_epochs,
+            steps=self._manifest.total_steps,
+            share=self._item_share,
+            earlier=self._earlier,
+            state=state,
         )
 
     def _new_estimator(self) -> EtaEstimator:
         """Create an estimator, with the prior if that has the same unit."""
-        fits = self._prior is not None and self._prior.unit == self._track.unit
+        fits = self._prior is not None and self._prior.unit == self.track.unit
         return EtaEstimator(self._prior if fits else None)
 
     # -- files ------------------------------------------------------------------------------------
-
-    @property
-    def ended(self) -> bool:
-        """Whether the latest run has ended."""
-        return self._ended
-
-    @property
-    def last_rise(self) -> float | None:
-        """When the position last rose."""
-        return self._track.last_rise
 
     def begin_run(self, restart: int) -> None:
         """Start a run: close the files of the previous one, and count its positions from 0."""
@@ -176,18 +197,9 @@ class WorkerLogs:
                 del self._sources[path]
         self._reported_phase = None
         if self.restart >= 0:
-            self._track.begin_run()
+            self.track.begin_run()
             self.activities.begin_run()
         self.restart = restart
-
-    @property
-    def began(self) -> float | None:
-        """Start time of the current run, by which its first position is checked."""
-        return self._track.began
-
-    @began.setter
-    def began(self, start: float | None) -> None:
-        self._track.began = start
 
     def add_file(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
         """Start to read a file; None if it is read already."""
@@ -209,14 +221,14 @@ class WorkerLogs:
 
         ``ended``: whether the run has ended, so that a last line without a newline counts.
         """
-        self._ended = ended
+        self.ended = ended
         for source in self._sources.values():
             self._read(source, now, should_stop)
             if ended and not source.tail.lag_bytes and (rest := source.tail.pop_unfinished_record()):
                 self._apply(source, self._search_text(source, rest), now)
                 self._lines += 1
         if ended and not self.has_unread:
-            self._track.decide_starts()
+            self.track.decide_starts()
 
     def _read(self, source: _LogSource, now: float, should_stop: Callable[[], bool]) -> None:
         """Read new text of one file, across rotations."""
@@ -227,7 +239,7 @@ class WorkerLogs:
                 source.stamps.reference = now if source.live else tail.mtime or now
                 text = piece.buffer
                 self._lines += record_ends(text, piece.end)
-                self._track.skips_positions = tail.bytes_read - before > SMALL_BYTES
+                self.track.skips_positions = tail.bytes_read - before > SMALL_BYTES
                 if source.order == PROGRESS_FILE:
                     self._apply(source, self._parse_progress(bytes(memoryview(text)[: piece.end]), piece.offset), now)
                     continue
@@ -235,9 +247,9 @@ class WorkerLogs:
                 scan = self._current_search(text, piece.end, scan, source, now)
                 scan.feed(text, piece.end, piece.offset)
             if scan is not None:
-                self._track.skips_positions = tail.bytes_read - before > SMALL_BYTES
+                self.track.skips_positions = tail.bytes_read - before > SMALL_BYTES
                 self._apply(source, scan.finish(tail.reread), now)
-            self._track.skips_positions = False
+            self.track.skips_positions = False
             left -= tail.bytes_read - before
             if not tail.has_more or should_stop():
                 break
@@ -255,7 +267,7 @@ class WorkerLogs:
             for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
                 self._values.pop(name, None)
             self._pack, scan = choice, None
-            self._track = self._new_track(self._track.state())
+            self.track = self._new_track(self.track)
         return scan if scan is not None else self._lexicon.engine(self._pack).begin_file(source.stamps)
 
     def _choose_pack(self, text: bytearray, end: int, now: float) -> str:
@@ -288,7 +300,7 @@ class WorkerLogs:
         """Keep a sample of an unknown log."""
         if self._first_text_time is None:
             self._first_text_time = now
-        if self._track.pattern is None and not self._values:
+        if self.track.pattern is None and not self._values:
             self._sample = bytes(memoryview(text)[max(0, end - SAMPLE_BYTES) : end])
         elif self._sample:
             self._sample = b""
@@ -325,10 +337,10 @@ class WorkerLogs:
                     reading = None
                 self._apply_activity(record, t, arrival)
                 continue
-            aside = self._track.has_other_counter
-            if self._track.update(source.tail.path, record, t, source.order):
+            aside = self.track.has_other_counter
+            if self.track.update(source.tail.path, record, t, source.order):
                 reading = (t, arrival)
-            elif self._track.has_other_counter and not aside:
+            elif self.track.has_other_counter and not aside:
                 self._estimator.pause("evaluating", t, arrival)  # another counter moves instead
         if reading is not None:
             self._update_estimator(*reading)
@@ -343,7 +355,7 @@ class WorkerLogs:
         of_ranks[rank] = LogValue(value.number, value.offset, t)
 
     def _apply_activity(self, activity: ActivityMark, t: float, arrival: float) -> None:
-        self._track.apply_activity(activity, t)
+        self.track.apply_activity(activity, t)
         self.activities.apply(activity, t)
         if activity.begins:
             self._estimator.pause(activity.name, t, arrival)
@@ -352,11 +364,11 @@ class WorkerLogs:
 
     def _update_estimator(self, t: float, arrival: float) -> None:
         """Update the estimator; after a change of count, start a new one."""
-        done, total = self._track.done, self._track.total
+        done, total = self.track.done, self.track.total
         if done is None:
             return
-        if self._seen_changes != self._track.changes:
-            self._seen_changes = self._track.changes
+        if self._seen_changes != self.track.changes:
+            self._seen_changes = self.track.changes
             self._estimator = self._new_estimator()
         self._estimator.update(t, done, total, arrival)
 
@@ -393,18 +405,18 @@ class WorkerLogs:
     @property
     def seconds_per_item(self) -> float | None:
         """Seconds per item while it works."""
-        return None if self._ended else self._estimator.seconds_per_item
+        return None if self.ended else self._estimator.seconds_per_item
 
     def facts(self, now: float, peers: float | None = None, *, busy: bool | None = None) -> WorkerLogFacts:
         """Facts at this time.
 
         ``peers`` is the typical time per item of similar workers; ``busy`` is whether its GPUs work, None if unknown.
         """
-        track, estimator, ended = self._track, self._estimator, self._ended
+        track, estimator, ended = self.track, self._estimator, self.ended
         if self._reported_errors is None:
             severities = self._lexicon.severities
             self._reported_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
-        alarms = estimator.alarms(now, self._manifest.stall_timeout_s, busy)
+        stalled = estimator.is_stalled(now, self._manifest.stall_timeout_s, busy)
         eta = None if ended else estimator.estimate(now, peers)
         known = track.done is not None
         sources = self._sources.values()
@@ -429,7 +441,7 @@ class WorkerLogs:
             average_rate=estimator.average_rate(now),
             eta=eta,
             confidence=estimator.confidence(now, eta) if eta is not None else None,
-            stalled=alarms["stalled"] and not ended if known else None,
+            stalled=stalled and not ended if known else None,
             slowdown=None if ended else estimator.slowdown_ratio(),
             phase=None if ended else self.activities.current_phase(now, track.last_rise),
             checkpoints=tuple(self.activities.recent_starts.get("checkpointing", ())),
@@ -450,26 +462,27 @@ class WorkerLogs:
 
     def _tokens_rate(self, name: str, now: float) -> float | None:
         """Current token rate of an LLM server; the results of a benchmark do not count."""
-        if self._ended or self.task.later:
+        if self.ended or self.task.later:
             return None
-        age_s = math.inf if self.began is None else now - self.began  # values of an earlier run are not current
+        age_s = (
+            math.inf if self.track.began is None else now - self.track.began
+        )  # values of an earlier run are not current
         found = combine_ranks(name, self._values.get(name, {}), now, min(TOKENS_FRESH_S, age_s))
         return found if found is not None and math.isfinite(found) else None
 
     def progress(self, now: float) -> WorkerProgress:
         """Progress to compare with the worker's GPUs, which do not influence it here."""
-        track = self._track
+        track = self.track
         stalled = None
         if track.done is not None:
-            alarms = self._estimator.alarms(now, self._manifest.stall_timeout_s)
-            stalled = alarms["stalled"] and not self._ended
+            stalled = self._estimator.is_stalled(now, self._manifest.stall_timeout_s) and not self.ended
         total = track.total if track.total is not None else self._item_share
         # A server without requests may log that once and then nothing.
         requests = [combine_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]
         return WorkerProgress(
             last_rise=track.last_rise,
             stalled=stalled,
-            done=self._ended or (track.done is not None and total is not None and track.done >= total),
+            done=self.ended or (track.done is not None and total is not None and track.done >= total),
             waits_for_requests=all(number == 0 for number in requests),
         )
 
@@ -483,7 +496,7 @@ class WorkerLogs:
 
     def _unmatched(self, now: float) -> str | None:
         """Describe a log without any match for minutes; None for services, which may log little."""
-        if self._track.pattern is not None or self._values or self._first_text_time is None or self.task.service:
+        if self.track.pattern is not None or self._values or self._first_text_time is None or self.task.service:
             return None
         if now - self._first_text_time < UNMATCHED_AFTER_S:
             return None
@@ -498,53 +511,46 @@ class WorkerLogs:
 
     # -- saved state ------------------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """The complete state, ready for JSON."""
-        return {
-            "restart": self.restart,
-            "pack": self._pack,
-            "track": self._track.state(),
-            "estimator": self._estimator.state(),
-            "marks": self.activities.state(),
-            "changes": self._seen_changes,
-            "values": [
-                [name, rank, value.number, value.offset, value.stamp]
-                for name, of_ranks in self._values.items()
-                for rank, value in of_ranks.items()
-            ],
-            "errors": self._errors,
-            "lines": self._lines,
-            "closed_bytes": self._closed_bytes,
-            "first_text": self._first_text_time,
-            "told_phase": self._reported_phase,
-            "unusable": self._invalid_lines,
-            "sources": [
-                [path, source.order, source.lasting, source.zone_s, source.tail.state()]
+    def state(self) -> WorkerLogsState:
+        """The complete state. Much of it is shared with the worker, so it must be saved at once."""
+        return WorkerLogsState(
+            version=STATE_VERSION,
+            restart=self.restart,
+            pack=self._pack,
+            track=self.track,
+            estimator=self._estimator,
+            activities=self.activities,
+            seen_changes=self._seen_changes,
+            values=self._values,
+            errors=self._errors,
+            lines=self._lines,
+            closed_bytes=self._closed_bytes,
+            first_text_time=self._first_text_time,
+            reported_phase=self._reported_phase,
+            invalid_lines=self._invalid_lines,
+            sources=[
+                SavedSource(path, source.order, source.lasting, source.zone_s, source.tail.position())
                 for path, source in self._sources.items()
             ],
-        }
+        )
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore from ``state``; KeyError, TypeError or ValueError if malformed."""
-        self.restart = int(state["restart"])
-        self._pack = str(state["pack"])
-        self._track = self._new_track(state["track"])
-        self._estimator = EtaEstimator.from_state(state["estimator"])
-        self.activities = WorkerActivities.from_state(state["marks"])
-        self._seen_changes = int(state["changes"])
-        for name, rank, number, offset, t in state["values"]:
-            self._values.setdefault(name, {})[rank] = LogValue(number, offset, t)
-        self._errors.update({name: int(count) for name, count in state["errors"].items() if name in self._errors})
+    def restore(self, saved: object) -> None:
+        """Restore from the JSON of ``state``; ValueError if malformed."""
+        state = from_json(WorkerLogsState, saved, "state")
+        if state.version != STATE_VERSION:
+            raise ValueError(f"it is of version {state.version}, not {STATE_VERSION}")
+        self.restart, self._pack = state.restart, state.pack
+        self.track = self._new_track(state.track)
+        self._estimator, self.activities = state.estimator, state.activities
+        self._seen_changes = state.seen_changes
+        self._values = state.values
+        self._errors.update({name: count for name, count in state.errors.items() if name in self._errors})
         self._reported_errors = None
-        self._lines, self._closed_bytes = int(state["lines"]), int(state["closed_bytes"])
-        self._first_text_time, self._reported_phase = state["first_text"], state["told_phase"]
-        self._invalid_lines = int(state["unusable"])
-        for path, order, lasting, zone_s, tail in state["sources"]:
-            if not (isinstance(path, str) and isinstance(tail["offset"], int) and isinstance(tail["mark"], str)):
-                # A count without a position would count twice.
-                raise TypeError(f"{path!r} is not a log, or has no position")
-            followed = LogTail.restore(path, tail)
-            self._sources[path] = _LogSource(followed, order, zone_s=zone_s, lasting=lasting)
+        self._lines, self._closed_bytes = state.lines, state.closed_bytes
+        self._first_text_time, self._reported_phase = state.first_text_time, state.reported_phase
+        self._invalid_lines = state.invalid_lines
+        for path, order, lasting, zone_s, tail in state.sources:
+            self._sources[path] = _LogSource(LogTail.restore(path, tail), order, zone_s=zone_s, lasting=lasting)
 
 
 def _as_integer(number: float | None) -> float | None:

@@ -97,12 +97,5 @@ class NodeFacts:
             gpu, ranks = state.gpu, planned.get(state.gpu.uuid, set()) | use.workers.get(state.gpu.uuid, frozenset())
             # All processes are read on the job's own GPUs only. Not on a MIG GPU: parts of it may not be visible here.
             has_all_processes = gpu.uuid in own and gpu.uuid in use.workers and state.processes is not None
-            yield WorkerGpuRelation(
-                gpu.uuid,
-                gpu.index,
-                pci=gpu.pci_bus_id,
-                parent=gpu.parent,
-                gpu_instance=gpu.gpu_instance,
-                is_own=task.rank in ranks,
-                is_exclusive=ranks == {task.rank} and has_all_processes and gpu.uuid not in use.shared,
-            )
+            is_exclusive = ranks == {task.rank} and has_all_processes and gpu.uuid not in use.shared
+            yield WorkerGpuRelation(gpu, is_own=task.rank in ranks, is_exclusive=is_exclusive)

@@ -26,7 +26,7 @@ from launcher.report.state import EXIT_STATUS
 from launcher.report.text import render_report
 from launcher.run.end_of_job import FINAL_VALUES_S, save_run_history, verification_s
 from launcher.run.job_state import attempt_optional
-from launcher.rundir.orchestrator_record import OrchestratorRecord
+from launcher.rundir.job_records import OrchestratorRecord
 from launcher.rundir.statuses import read_statuses
 from launcher.watch.text import printable_line
 

@@ -1,19 +1,20 @@
 """The preflight checklist, in six sections, as text and as JSON."""
 
+import itertools
 import re
-from collections.abc import Collection, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
 
+from exporter.contract.records import JsonValue, to_json
 from exporter.gpus.inventory_reader import GpuInventory, read_gpu_inventory
-from launcher.check import job_checks, preflight, site_facts
-from launcher.check.finding import CheckFinding, Status
+from launcher.check import finding, job_checks, preflight, site_facts
+from launcher.check.finding import CheckFinding
 from launcher.check.inputs import check_inputs
 from launcher.check.role_programs import environment_of, is_python, job_file_place, role_commands
 from launcher.check.unknown_placeholders import check_placeholders
 from launcher.errors import ConfigError
 from launcher.plan.placeholders import shell_text_index
-from launcher.plan.plan import WORKERS
+from launcher.plan.plan import WORKERS, TaskPlan
 from launcher.planner.planned_job import PlannedJob
 
 CHECKLIST_SCHEMA = 1
@@ -34,10 +35,7 @@ def make_checklist(planned_job: PlannedJob) -> tuple[ChecklistSection, ...]:
     parts = (
         _environment(planned_job, inventory),
         _resources(planned_job, inventory),
-        [
-            *job_checks.check_model(planned_job),
-            *check_inputs(planned_job.plan, planned_job.spec.inputs, check_contents=True),
-        ],
+        _input_data(planned_job),
         _output(planned_job),
         _check_job(planned_job),
         _monitoring(planned_job),
@@ -81,9 +79,9 @@ def checklist_of_broken_job(
             key = problem.partition(":")[0].partition(".")[0].partition("[")[0]
             fits = not (topology and key in ("workers", "resources"))
             section = SECTION_BY_KEY.get(key, "Job") if fits else "Resources"
-            wrong[section].append(CheckFinding(_problem_code(problem, fits), "error", error.source, problem))
+            wrong[section].append(finding.error(_problem_code(problem, fits), error.source, problem))
     if remaining is None:
-        skipped = CheckFinding("job-file", "not checked", "-", "the job file or the cluster file has mistakes")
+        skipped = finding.not_checked("job-file", "-", "the job file or the cluster file has mistakes")
         return tuple(ChecklistSection(name, tuple(items) or (skipped,)) for name, items in wrong.items())
     planned_job, removed_places = remaining
     return tuple(
@@ -109,112 +107,106 @@ def _problem_code(problem: str, fits: bool) -> str:
     return found or ("job-file" if fits else "topology")
 
 
-def _environment(job: PlannedJob, inventory: GpuInventory | str) -> list[CheckFinding]:
-    none = (
-        []
-        if job.spec.environment.required
-        else [CheckFinding("variables", "not checked", "environment.required", "the job file names none")]
-    )
-    return [
-        *preflight.check_commands(job),
-        *preflight.check_modules(job),
-        *site_facts.check_interpreter(job),
-        *site_facts.check_packages(job),
-        *none,
-        *preflight.check_variables(job),
-        *job_checks.check_setup(job),
-        *job_checks.check_secrets(job),
-        *job_checks.check_container(job),
-        *site_facts.check_driver(inventory),
-    ]
+def _environment(job: PlannedJob, inventory: GpuInventory | str) -> Iterator[CheckFinding]:
+    yield from preflight.check_commands(job)
+    yield from preflight.check_modules(job)
+    yield from site_facts.check_interpreter(job)
+    yield site_facts.check_packages(job)
+    if not job.spec.environment.required:
+        yield finding.not_checked("variables", "environment.required", "the job file names none")
+    yield from preflight.check_variables(job)
+    yield from job_checks.check_setup(job)
+    yield from job_checks.check_secrets(job)
+    yield from job_checks.check_container(job)
+    yield site_facts.check_driver(inventory)
 
 
-def _resources(job: PlannedJob, inventory: GpuInventory | str) -> list[CheckFinding]:
-    known = None if isinstance(inventory, str) else len(inventory.gpus)
-    return [
-        *preflight.check_gpus_here(job, known),
-        *site_facts.check_gpu_memory(job, inventory),
-        *job_checks.check_cpus(job),
-        *site_facts.check_memory(job),
-        *site_facts.check_disk(job.plan),
-        *site_facts.check_network(job),
-        *site_facts.check_partition(job),
-        *job_checks.check_roles(job),
-    ]
+def _resources(job: PlannedJob, inventory: GpuInventory | str) -> Iterator[CheckFinding]:
+    yield preflight.check_gpus_here(job, None if isinstance(inventory, str) else len(inventory.gpus))
+    yield from site_facts.check_gpu_memory(job, inventory)
+    yield from job_checks.check_cpus(job)
+    yield site_facts.check_memory(job)
+    yield from site_facts.check_disk(job.plan)
+    yield site_facts.check_network(job)
+    yield from site_facts.check_partition(job)
+    yield from job_checks.check_roles(job)
 
 
-def _output(job: PlannedJob) -> list[CheckFinding]:
-    return [*preflight.check_directories(job), *preflight.check_output_files(job)]
+def _input_data(job: PlannedJob) -> Iterator[CheckFinding]:
+    yield from job_checks.check_model(job)
+    yield from check_inputs(job.plan, job.spec.inputs, check_contents=True)
 
 
-def _monitoring(job: PlannedJob) -> list[CheckFinding]:
-    items = []
+def _output(job: PlannedJob) -> Iterator[CheckFinding]:
+    yield from preflight.check_directories(job)
+    yield preflight.check_output_files(job)
+
+
+def _monitoring(job: PlannedJob) -> Iterator[CheckFinding]:
     if not job.spec.monitoring.enabled:
         message = "the job is not watched; remove this key to get progress, alerts and exit reasons"
-        items.append(CheckFinding("unwatched", "warning", "monitoring.enabled", message))
+        yield finding.warning("unwatched", "monitoring.enabled", message)
     if job.spec.patterns.output is None:
         only_serves = job_checks.has_only_services(job.plan)
         message = "no output file is watched; " + (
             "the results of a benchmark are read without it" if only_serves else "name the files that the job writes"
         )
-        level: Status = "not checked" if only_serves else "warning"
-        items.append(CheckFinding("no-output-pattern", level, "patterns.output", message))
+        level = finding.not_checked if only_serves else finding.warning
+        yield level("no-output-pattern", "patterns.output", message)
     own = len(job.spec.errors)
     message = f"{own} pattern{'s' if own != 1 else ''} of the job, in addition to the standard ones"
-    items.append(CheckFinding("errors", "ok", "errors", message))
-    return [
-        *items,
-        *preflight.check_sample(job),
-        *preflight.check_target_directory(job),
-        *site_facts.check_endpoints(job),
-    ]
+    yield finding.ok("errors", "errors", message)
+    yield from preflight.check_sample(job)
+    yield preflight.check_target_directory(job)
+    yield from site_facts.check_endpoints(job)
 
 
-def _check_job(job: PlannedJob) -> list[CheckFinding]:
-    return [
-        *_gpus_used(job),
-        *_time_limit(job),
-        *_batch_size(job),
-        *_checkpoints(job),
-        *_buffering(job),
-        *_describe_policy(job),
-        *check_placeholders(job),
-        *job_checks.check_groups(job),
-        *job_checks.check_benchmark(job),
-        *job_checks.check_readiness(job),
-        *job_checks.check_slurm(job),
-    ]
+def _check_job(job: PlannedJob) -> Iterator[CheckFinding]:
+    yield from _gpus_used(job)
+    yield _time_limit(job)
+    if job.plan.gpus_per_node:
+        message = "the GPU memory that a worker uses is known only at run time; `gpujob watch` shows it"
+        yield finding.not_checked("batch-size", "GPU memory", message)
+    yield from _checkpoints(job)
+    yield from _buffering(job)
+    yield from _describe_policy(job)
+    yield from check_placeholders(job)
+    yield from job_checks.check_groups(job)
+    yield from job_checks.check_benchmark(job)
+    yield from job_checks.check_readiness(job)
+    yield from job_checks.check_slurm(job)
 
 
-def _gpus_used(job: PlannedJob) -> list[CheckFinding]:
+def _gpus_used(job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that workers use all requested GPUs, and that every role has some."""
-    plan, items = job.plan, []
+    plan = job.plan
     asked = plan.gpus_per_node * plan.nodes
     used = sum(len(planned.task.gpus) for planned in plan.tasks)
+    without = [planned.task.role for _, planned, _ in role_commands(job) if _lacks_gpu(job, planned)]
     if used < asked:
         message = f"the job asks for {asked} GPUs and its workers use {used}; add workers, or ask for fewer"
-        items.append(CheckFinding("idle-gpus", "warning", "resources.gpus_per_node", message))
-    workers = [planned for planned in plan.tasks if planned.stage == WORKERS]
-    for _, planned, _ in role_commands(job):
-        if asked and not planned.task.gpus and planned.stage == WORKERS:
-            message = "its workers get no GPU, although the job has some; set this key if they need one"
-            items.append(CheckFinding("no-gpu", "warning", f"workers ({planned.task.role}).gpus", message))
-    if not items:
-        message = f"{used} GPUs for {len(workers)} worker tasks" if asked else f"{len(workers)} workers without GPUs"
-        items.append(CheckFinding("workers", "ok", "workers", message))
-    return items
+        yield finding.warning("idle-gpus", "resources.gpus_per_node", message)
+    for role in without:
+        message = "its workers get no GPU, although the job has some; set this key if they need one"
+        yield finding.warning("no-gpu", f"workers ({role}).gpus", message)
+    if used >= asked and not without:
+        workers = sum(planned.stage == WORKERS for planned in plan.tasks)
+        message = f"{used} GPUs for {workers} worker tasks" if asked else f"{workers} workers without GPUs"
+        yield finding.ok("workers", "workers", message)
 
 
-def _time_limit(job: PlannedJob) -> list[CheckFinding]:
-    limit = job.plan.slurm["time_limit"]
+def _lacks_gpu(job: PlannedJob, planned: TaskPlan) -> bool:
+    return bool(job.plan.gpus_per_node) and not planned.task.gpus and planned.stage == WORKERS
+
+
+def _time_limit(job: PlannedJob) -> CheckFinding:
+    limit, place = job.plan.slurm.time_limit, "slurm.time_limit"
     if limit:
-        return [CheckFinding("time-limit", "ok", "slurm.time_limit", _time_limit_text(limit))]
+        return finding.ok("time-limit", place, _time_limit_text(limit))
     if job.local:
-        return [
-            CheckFinding("time-limit", "not checked", "slurm.time_limit", "a run on this machine has no time limit")
-        ]
+        return finding.not_checked("time-limit", place, "a run on this machine has no time limit")
     message = "is not set, so the partition's default applies; set the time that the job needs, and a little more"
-    return [CheckFinding("no-time-limit", "warning", "slurm.time_limit", message)]
+    return finding.warning("no-time-limit", place, message)
 
 
 def _time_limit_text(limit: str) -> str:
@@ -226,56 +218,48 @@ def _time_limit_text(limit: str) -> str:
     return f"{limit} (minutes:seconds)" if limit.count(":") == 1 else limit
 
 
-def _checkpoints(job: PlannedJob) -> list[CheckFinding]:
-    group = next(group for group in job.plan.manifest.groups if group.name == "checkpoint")
-    if group.pattern is None and job_checks.has_only_services(job.plan):
-        return []
-    if group.pattern is None:
+def _checkpoints(job: PlannedJob) -> Iterator[CheckFinding]:
+    group, place = job.plan.group("checkpoint"), "patterns.checkpoints"
+    if group.pattern is not None:
+        where = "the run directory" if group.directory == "." else f'"{group.directory}"'
+        interval = job.spec.monitoring.checkpoint_interval
+        often = "their interval is learned" if interval is None else f"one every {interval:g} s"
+        yield finding.ok("checkpoints", place, f"{group.pattern} in {where}; {often}")
+    elif not job_checks.has_only_services(job.plan):
         message = "no checkpoint is watched, so a failure would repeat all work; name the checkpoint files"
-        return [CheckFinding("no-checkpoints", "warning", "patterns.checkpoints", message)]
-    where = "the run directory" if group.directory == "." else f'"{group.directory}"'
-    interval = job.spec.monitoring.checkpoint_interval
-    often = "their interval is learned" if interval is None else f"one every {interval:g} s"
-    return [CheckFinding("checkpoints", "ok", "patterns.checkpoints", f"{group.pattern} in {where}; {often}")]
+        yield finding.warning("no-checkpoints", place, message)
 
 
-def _batch_size(job: PlannedJob) -> list[CheckFinding]:
-    if not job.plan.gpus_per_node:
-        return []
-    message = "the GPU memory that a worker uses is known only at run time; `gpujob watch` shows it"
-    return [CheckFinding("batch-size", "not checked", "GPU memory", message)]
-
-
-def _describe_policy(job: PlannedJob) -> list[CheckFinding]:
+def _describe_policy(job: PlannedJob) -> Iterator[CheckFinding]:
     """Describe the effect of a failed worker, for each role."""
-    items = []
     for _, planned, _ in role_commands(job):
-        restarts = f"is restarted up to {planned.restart_max} times" if planned.restart_max else ""
+        restarts = f"is restarted up to {planned.restart_max} times, then " if planned.restart_max else ""
         end = "ends the job" if planned.critical else "is tolerated"
-        message = f"a failed worker {restarts}, then {end}" if restarts else f"a failed worker {end}"
-        items.append(CheckFinding("policy", "ok", job_file_place(planned), message))
-    return items
+        yield finding.ok("policy", job_file_place(planned), f"a failed worker {restarts}{end}")
 
 
-def _buffering(job: PlannedJob) -> list[CheckFinding]:
+def _buffering(job: PlannedJob) -> Iterator[CheckFinding]:
     """Warn about Python buffering its output: progress would appear late, and final errors could be lost."""
-    items = []
-    for place, planned, argv in role_commands(job):
-        if not argv:
-            continue
-        at = shell_text_index(argv)
-        if at is not None:
-            found = re.search(r"(?<![\w/.-])(?:[\w./-]*/)?python[\d.]*(?=\s)(?!\s+-[A-Za-z]*u)", argv[at])
-            is_buffered = found is not None and "PYTHONUNBUFFERED=" not in argv[at]
-        else:
-            flags = argv[1 : next((at for at, word in enumerate(argv) if at and not word.startswith("-")), len(argv))]
-            is_buffered = is_python(argv[0]) and not any("u" in flag and flag[1:2] != "-" for flag in flags)
-        if is_buffered and not environment_of(job, planned).get("PYTHONUNBUFFERED"):
-            message = (
-                "Python buffers its output, so progress is seen late; use `python -u`, or set PYTHONUNBUFFERED=1 in env"
-            )
-            items.append(CheckFinding("buffered", "warning", place, message))
-    return items or [CheckFinding("buffering", "ok", "workers", "no Python command buffers its output")]
+    places = [
+        place
+        for place, planned, argv in role_commands(job)
+        if argv and _buffers_output(argv) and not environment_of(job, planned).get("PYTHONUNBUFFERED")
+    ]
+    for place in places:
+        fix = "use `python -u`, or set PYTHONUNBUFFERED=1 in env"
+        yield finding.warning("buffered", place, f"Python buffers its output, so progress is seen late; {fix}")
+    if not places:
+        yield finding.ok("buffering", "workers", "no Python command buffers its output")
+
+
+def _buffers_output(argv: Sequence[str]) -> bool:
+    """Whether a command runs Python without ``-u``, directly or in a shell's text."""
+    at = shell_text_index(argv)
+    if at is not None:
+        found = re.search(r"(?<![\w/.-])(?:[\w./-]*/)?python[\d.]*(?=\s)(?!\s+-[A-Za-z]*u)", argv[at])
+        return found is not None and "PYTHONUNBUFFERED=" not in argv[at]
+    flags = itertools.takewhile(lambda word: word.startswith("-"), argv[1:])
+    return is_python(argv[0]) and not any("u" in flag and flag[1:2] != "-" for flag in flags)
 
 
 def checklist_findings(sections: Sequence[ChecklistSection]) -> list[CheckFinding]:
@@ -283,7 +267,7 @@ def checklist_findings(sections: Sequence[ChecklistSection]) -> list[CheckFindin
     return [item for section in sections for item in section.items if item.status in ("warning", "error")]
 
 
-def checklist_to_json(sections: Sequence[ChecklistSection]) -> dict[str, Any]:
+def checklist_to_json(sections: Sequence[ChecklistSection]) -> dict[str, JsonValue]:
     """The checklist as a JSON object; its ``findings`` are the warnings and errors."""
     found = checklist_findings(sections)
     return {
@@ -292,7 +276,7 @@ def checklist_to_json(sections: Sequence[ChecklistSection]) -> dict[str, Any]:
         "findings": [
             {"code": item.code, "level": item.status, "place": item.place, "message": item.message} for item in found
         ],
-        "sections": [{"name": section.name, "items": [asdict(item) for item in section.items]} for section in sections],
+        "sections": to_json(sections),
     }
 
 

@@ -7,15 +7,18 @@ import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
-from launcher.plan.plan import Plan, RunFacts
+from launcher.plan.plan import Plan
+from launcher.words import names_text
 
 MOST_FILES = 200  # files of one entry whose contents are checked
 MOST_BYTES = 1 << 20  # read from one file, and of its unpacked text
@@ -39,19 +42,13 @@ class InputEntry:
 
 
 def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[InputEntry]:
-    facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
-    found = []
+    facts, found = plan.facts_before_run(), []
     for number, pattern in enumerate(patterns):
         filled = [fill_placeholders(pattern, placeholder_values(plan, planned, facts)) for planned in plan.tasks]
-        names = list(dict.fromkeys(filled))
-        paths: dict[Path, None] = {}
-        missing = []
-        for name in names:
-            here = _match_paths(str(Path(plan.workdir, os.path.expanduser(name))))
-            paths.update(dict.fromkeys(here))
-            if not here:
-                missing.append(name)
-        found.append(InputEntry(f"inputs[{number}]", pattern, filled[0] != pattern, tuple(paths), tuple(missing)))
+        matched = {name: _match_paths(str(Path(plan.workdir, os.path.expanduser(name)))) for name in filled}
+        paths = dict.fromkeys(path for here in matched.values() for path in here)
+        missing = tuple(name for name, here in matched.items() if not here)
+        found.append(InputEntry(f"inputs[{number}]", pattern, filled[0] != pattern, tuple(paths), missing))
     return found
 
 
@@ -62,68 +59,50 @@ def _match_paths(name: str) -> list[Path]:
     return [Path(path) for path in sorted(glob.glob(name, recursive=True))] if glob.has_magic(name) else []
 
 
-def check_inputs(plan: Plan, patterns: Sequence[str], *, check_contents: bool) -> list[CheckFinding]:
+def check_inputs(plan: Plan, patterns: Sequence[str], *, check_contents: bool) -> Iterator[CheckFinding]:
     """One finding for each entry, or for each kind of problem with its files."""
     if not patterns:
-        return [
-            CheckFinding(
-                "inputs",
-                "not checked",
-                "inputs",
-                "the job file names none; for example `inputs: [data/part_{rank}.jsonl]`",
-            )
-        ]
-    items: list[CheckFinding] = []
+        message = "the job file names none; for example `inputs: [data/part_{rank}.jsonl]`"
+        yield finding.not_checked("inputs", "inputs", message)
     for entry in find_inputs(plan, patterns):
         found = [*_presence(entry), *_split(entry, len(plan.tasks)), *_content(entry, check_contents=check_contents)]
+        yield from found
         if not found:
             size = sum(_size(path) for path in entry.paths)
             each = f", one for each of {len(plan.tasks)} workers" if entry.per_worker else ""
             word = "file" if len(entry.paths) == 1 else "files"
             message = f"{entry.pattern}: {len(entry.paths)} {word}{each}, {size} bytes"
-            found = [CheckFinding("inputs", "ok", entry.place, message)]
-        items += found
-    return items
+            yield finding.ok("inputs", entry.place, message)
 
 
-def _presence(entry: InputEntry) -> list[CheckFinding]:
-    if not entry.missing:
-        return []
-    what = "names no file" if len(entry.missing) == 1 else "name no file"
-    message = f"{_names_text(entry.missing)} {what}; check the path, which is relative to the working directory"
-    return [CheckFinding("no-input", "error", entry.place, message)]
+def _presence(entry: InputEntry) -> Iterator[CheckFinding]:
+    if entry.missing:
+        what = "names no file" if len(entry.missing) == 1 else "name no file"
+        message = f"{_names_text(entry.missing)} {what}; check the path, which is relative to the working directory"
+        yield finding.error("no-input", entry.place, message)
 
 
-def _split(entry: InputEntry, workers: int) -> list[CheckFinding]:
+def _split(entry: InputEntry, workers: int) -> Iterator[CheckFinding]:
     """Warn if there are fewer files with a worker's number than workers."""
-    if not entry.per_worker or entry.missing or len(entry.paths) >= workers:
-        return []
-    message = (
-        f"{entry.pattern}: {len(entry.paths)} files for {workers} workers, so some read the same; "
-        "use {rank}, which is different for each"
-    )
-    return [CheckFinding("split", "warning", entry.place, message)]
+    if entry.per_worker and not entry.missing and len(entry.paths) < workers:
+        what = f"{entry.pattern}: {len(entry.paths)} files for {workers} workers, so some read the same"
+        yield finding.warning("split", entry.place, f"{what}; use {{rank}}, which is different for each")
 
 
-def _content(entry: InputEntry, *, check_contents: bool) -> list[CheckFinding]:
+def _content(entry: InputEntry, *, check_contents: bool) -> Iterator[CheckFinding]:
     problems: dict[tuple[str, str], list[str]] = {}
     for path in entry.paths[:MOST_FILES]:
-        problem = _file_problem(path, check_contents=check_contents)
-        if problem is not None:
+        if (problem := _file_problem(path, check_contents=check_contents)) is not None:
             problems.setdefault(problem, []).append(str(path))
-    items = [
-        CheckFinding(code, "error", entry.place, f"{_names_text(names)}: {what}")
-        for (code, what), names in problems.items()
-    ]
-    if check_contents and len(entry.paths) > MOST_FILES and not items:
+    for (code, what), names in problems.items():
+        yield finding.error(code, entry.place, f"{_names_text(names)}: {what}")
+    if check_contents and len(entry.paths) > MOST_FILES and not problems:
         message = f"{entry.pattern}: only the first {MOST_FILES} of {len(entry.paths)} files were checked"
-        items.append(CheckFinding("inputs", "ok", entry.place, message))
-    return items
+        yield finding.ok("inputs", entry.place, message)
 
 
 def _names_text(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-    return ", ".join(f'"{name}"' for name in names[:MOST_NAMES]) + more
+    return names_text([f'"{name}"' for name in names[:MOST_NAMES]], MOST_NAMES, len(names))
 
 
 def _size(path: Path) -> int:
@@ -242,17 +221,12 @@ def yaml_problem(text: str, tail: str | None, is_complete: bool) -> str | None:
     if not is_complete:
         return None
     try:
-        _exhaust(yaml.parse(text, Loader=_YAML))
+        deque(yaml.parse(text, Loader=_YAML), maxlen=0)  # reads to the end
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f" in line {mark.line + 1}" if mark else ""
         return f"it is not YAML{place}: {getattr(error, 'problem', None) or error}"
     return None
-
-
-def _exhaust(events: Iterable[object]) -> None:
-    for _ in events:
-        pass
 
 
 PARSERS: dict[str, Callable[[str, str | None, bool], str | None]] = {

@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from exporter.files.outputs.csv_reader import is_sidecar_csv
@@ -12,6 +12,7 @@ from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.machine.folders import list_files
+from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.inputs import check_inputs
 from launcher.check.job_checks import check_planned_job
@@ -41,35 +42,24 @@ _ASSIGNMENT = re.compile(
 )
 _SLURM_PREFIXES = ("SLURM_", "GPUJOB_", "CUDA_VISIBLE_DEVICES")
 _SHELL_VARIABLES = {
-    "HOME",
-    "PWD",
-    "OLDPWD",
-    "RANDOM",
-    "SECONDS",
-    "HOSTNAME",
-    "UID",
-    "IFS",
-    "LINENO",
-    "BASHPID",
-    "REPLY",
+    *("HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY")
 }
 _TASK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
 
 
 def check_plan(planned_job: PlannedJob) -> list[CheckFinding]:
     """Run the cheap checks, before every start."""
-    plan = planned_job.plan
     return [
         *check_commands(planned_job),
         *(check_modules(planned_job) if planned_job.local else ()),  # the nodes may have modules that are missing here
         *check_variables(planned_job),
-        *check_gpus_here(planned_job),
-        *check_inputs(plan, planned_job.spec.inputs, check_contents=False),
+        check_gpus_here(planned_job),
+        *check_inputs(planned_job.plan, planned_job.spec.inputs, check_contents=False),
         *check_directories(planned_job),
-        *check_output_files(planned_job),
+        check_output_files(planned_job),
         *check_placeholders(planned_job),
         *check_sample(planned_job),
-        *check_target_directory(planned_job),
+        check_target_directory(planned_job),
         *check_planned_job(planned_job),
     ]
 
@@ -77,41 +67,42 @@ def check_plan(planned_job: PlannedJob) -> list[CheckFinding]:
 # -- environment ---------------------------------------------------------------------------------
 
 
-def check_commands(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_commands(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that Slurm exists, and each role's program and script."""
-    items, plan, local = [], planned_job.plan, planned_job.local
-    if not local and shutil.which("sbatch") is None:
+    if not planned_job.local and shutil.which("sbatch") is None:
         message = "is not on PATH; load the Slurm module, or use `gpujob run` on this machine"
-        items.append(CheckFinding("no-slurm", "error", "sbatch", message))
+        yield finding.error("no-slurm", "sbatch", message)
     for place, planned, argv in role_commands(planned_job):
         if not argv:
             message = f"{planned.task.role} has no command; give it one, or use a backend that has one"
-            items.append(CheckFinding("no-command", "error", place, message))
-            continue
-        if planned.contained:
-            items.append(CheckFinding("program", "not checked", place, f'"{argv[0]}" is in the container'))
-            continue
-        program, script = argv[0], _script(argv)
-        missing = find_program(planned_job, planned, program) is None
-        if missing and "/" not in program and is_known_only_at_run(planned_job, planned, "PATH"):
-            items.append(
-                CheckFinding("program", "not checked", place, f'"{program}" is searched for in {RUN_PATH_TEXT}')
-            )
-        elif missing:
-            at, message = _missing_program(planned_job, place, planned, program)
-            items.append(CheckFinding("no-program", "error" if local or "/" in program else "warning", at, message))
-        if script is not None and not Path(plan.workdir, script).exists():
-            message = f'"{script}" does not exist in {plan.workdir}; give its path from there, or use {{job_dir}}'
-            items.append(CheckFinding("no-script", "error", place, message))
-        elif not missing:
-            message = f'"{program}"' + (f' and "{script}" exist' if script is not None else " exists")
-            items.append(CheckFinding("program", "ok", place, message))
-    return items
+            yield finding.error("no-command", place, message)
+        elif planned.contained:
+            yield finding.not_checked("program", place, f'"{argv[0]}" is in the container')
+        else:
+            yield from _check_program(planned_job, place, planned, argv)
 
 
-def check_modules(planned_job: PlannedJob) -> list[CheckFinding]:
+def _check_program(planned_job: PlannedJob, place: str, planned: TaskPlan, argv: list[str]) -> Iterator[CheckFinding]:
+    """Check the program and script of one role on this machine."""
+    program, script, workdir = argv[0], _script(argv), planned_job.plan.workdir
+    missing = find_program(planned_job, planned, program) is None
+    if missing and "/" not in program and is_known_only_at_run(planned_job, planned, "PATH"):
+        yield finding.not_checked("program", place, f'"{program}" is searched for in {RUN_PATH_TEXT}')
+    elif missing:
+        at, message = _missing_program(planned_job, place, planned, program)
+        level = finding.error if planned_job.local or "/" in program else finding.warning
+        yield level("no-program", at, message)
+    if script is not None and not Path(workdir, script).exists():
+        message = f'"{script}" does not exist in {workdir}; give its path from there, or use {{job_dir}}'
+        yield finding.error("no-script", place, message)
+    elif not missing:
+        message = f'"{program}"' + (f' and "{script}" exist' if script is not None else " exists")
+        yield finding.ok("program", place, message)
+
+
+def check_modules(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that the Python of engines and front ends finds the package that it will run, once for each."""
-    items, seen = [], set[tuple[str, ...]]()
+    seen = set[tuple[str, ...]]()
     for place, planned, argv in role_commands(planned_job):
         found = python_module(argv) if argv and is_python(argv[0]) and not planned.contained else None
         program = find_program(planned_job, planned, argv[0]) if found is not None else None
@@ -123,16 +114,15 @@ def check_modules(planned_job: PlannedJob) -> list[CheckFinding]:
         try:
             missing = modules_not_found(planned_job, planned, program, found[-1:], found[:-1])
         except InterpreterSilent as why:
-            items.append(CheckFinding("module", "not checked", at, str(why)))
+            yield finding.not_checked("module", at, str(why))
             continue
         problem, fix = f"{program} does not find {found[-1]}", "activate the environment that has it"
         if not missing:
-            items.append(CheckFinding("module", "ok", at, f"{program} finds {found[-1]}"))
+            yield finding.ok("module", at, f"{program} finds {found[-1]}")
         elif planned_job.local:
-            items.append(CheckFinding("no-module", "error", at, f"{problem}; {fix}, or install it"))
+            yield finding.error("no-module", at, f"{problem}; {fix}, or install it")
         else:
-            items.append(CheckFinding("no-module", "warning", at, f"{problem} here; unless the nodes have it, {fix}"))
-    return items
+            yield finding.warning("no-module", at, f"{problem} here; unless the nodes have it, {fix}")
 
 
 def _missing_program(planned_job: PlannedJob, place: str, planned: TaskPlan, program: str) -> tuple[str, str]:
@@ -172,9 +162,8 @@ def _script(argv: list[str]) -> str | None:
     return None
 
 
-def check_variables(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_variables(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check required variables, and those that commands use."""
-    items = []
     for name in planned_job.spec.environment.required:
         roles = [
             planned.task.role
@@ -183,31 +172,27 @@ def check_variables(planned_job: PlannedJob) -> list[CheckFinding]:
         ]
         if roles:
             message = f"{name} is not set for {', '.join(roles)}; export it here, or set it in `env`"
-            items.append(CheckFinding("no-variable", "error", "environment.required", message))
+            yield finding.error("no-variable", "environment.required", message)
         else:
-            items.append(CheckFinding("variable", "ok", "environment.required", f"{name} is set"))
+            yield finding.ok("variable", "environment.required", f"{name} is set")
     for place, planned, _ in role_commands(planned_job):
-        items += _check_named_variables(planned_job, place, planned)
-    return items
+        yield from _check_named_variables(planned_job, place, planned)
 
 
-def _check_named_variables(planned_job: PlannedJob, place: str, planned: TaskPlan) -> list[CheckFinding]:
+def _check_named_variables(planned_job: PlannedJob, place: str, planned: TaskPlan) -> Iterator[CheckFinding]:
     argv = program_command(planned_job, planned, planned.argv)
     text_index = shell_text_index(argv)
-    items, known, fix = [], environment_of(planned_job, planned), _fix_without_shell(planned_job, planned)
+    known, fix = environment_of(planned_job, planned), _fix_without_shell(planned_job, planned)
     for index, word in enumerate(argv):
         names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
-        if index != text_index:
-            for name in names if text_index is None else ():
-                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
-                items.append(CheckFinding("not-expanded", "warning", place, message))
-            continue
-        own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | _TASK_VARIABLES
+        own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | _TASK_VARIABLES | set(known)
         for name in names:
-            if name not in own and name not in known and not name.startswith(_SLURM_PREFIXES):
+            if text_index is None:
+                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
+                yield finding.warning("not-expanded", place, message)
+            elif index == text_index and name not in own and not name.startswith(_SLURM_PREFIXES):
                 message = f"${name} is not set here and would be empty; export it, or set it in `env`"
-                items.append(CheckFinding("no-variable", "warning", place, message))
-    return items
+                yield finding.warning("no-variable", place, message)
 
 
 def _fix_without_shell(planned_job: PlannedJob, planned: TaskPlan) -> str:
@@ -223,43 +208,39 @@ def _fix_without_shell(planned_job: PlannedJob, planned: TaskPlan) -> str:
 # -- resources -----------------------------------------------------------------------------------
 
 
-def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> list[CheckFinding]:
+def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> CheckFinding:
     """Check that this machine has the GPUs of a local plan; ``gpu_count`` is their number, if already read."""
     plan, place = planned_job.plan, "resources.gpus_per_node"
     needed = plan.gpus_per_node * plan.nodes
     if not needed:
-        return [CheckFinding("gpus", "ok", place, "the job asks for no GPUs")]
+        return finding.ok("gpus", place, "the job asks for no GPUs")
     if not planned_job.local:
-        return [CheckFinding("gpus", "not checked", place, "the job's nodes are not this machine")]
+        return finding.not_checked("gpus", place, "the job's nodes are not this machine")
     here = gpu_count if gpu_count is not None else sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
     if here < needed:
         message = f"the plan uses {needed} GPUs and this machine has {here}; some workers will not find theirs"
-        return [CheckFinding("few-gpus", "warning", place, message)]
-    return [CheckFinding("gpus", "ok", place, f"{needed} of the {here} GPUs of this machine")]
+        return finding.warning("few-gpus", place, message)
+    return finding.ok("gpus", place, f"{needed} of the {here} GPUs of this machine")
 
 
 # -- output --------------------------------------------------------------------------------------
 
 
-def check_directories(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_directories(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check the directories where the job runs and writes."""
-    items, plan = [], planned_job.plan
+    plan = planned_job.plan
     if not Path(plan.workdir).is_dir():
         message = f'"{plan.workdir}" is not a directory; create it or leave workdir out'
-        items.append(CheckFinding("no-workdir", "error", "workdir", message))
+        yield finding.error("no-workdir", "workdir", message)
     for place, directory in written_directories(plan):
-        problem = _unwritable_reason(Path(directory))
-        if problem:
-            items.append(CheckFinding("not-writable", "error", place, problem))
+        if problem := _unwritable_reason(Path(directory)):
+            yield finding.error("not-writable", place, problem)
         else:
             state = "can be written to" if Path(directory).is_dir() else "can be created"
-            items.append(CheckFinding("writable", "ok", place, f'"{directory}" {state}'))
+            yield finding.ok("writable", place, f'"{directory}" {state}')
     if not planned_job.local and "\\" in plan.logs_dir:
-        problem = (
-            f'"{plan.logs_dir}" contains a backslash, which Slurm\'s file name patterns cannot express; use another one'
-        )
-        items.append(CheckFinding("backslash", "error", "logs_dir", problem))
-    return items
+        problem = "contains a backslash, which Slurm's file name patterns cannot express; use another one"
+        yield finding.error("backslash", "logs_dir", f'"{plan.logs_dir}" {problem}')
 
 
 def written_directories(plan: Plan) -> list[tuple[str, str]]:
@@ -288,58 +269,53 @@ def _unwritable_reason(directory: Path) -> str | None:
     return f'"{directory}" has no parent directory'
 
 
-def check_output_files(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_output_files(planned_job: PlannedJob) -> CheckFinding:
     """Warn about an earlier job's output files: they would be overwritten, or mistaken for this job's."""
-    group = next(group for group in planned_job.plan.manifest.groups if group.name == "output")
+    place, group = "paths.output_dir", planned_job.plan.group("output")
     if group.pattern is None or not os.path.isabs(group.directory):
-        return [CheckFinding("output-files", "ok", "paths.output_dir", "a fresh run directory")]
+        return finding.ok("output-files", place, "a fresh run directory")
     try:
         files = list_files(Path(group.directory), group.pattern)
     except OSError as error:
-        return [
-            CheckFinding("output-files", "not checked", "paths.output_dir", f'"{group.directory}": {error.strerror}')
-        ]
+        return finding.not_checked("output-files", place, f'"{group.directory}": {error.strerror}')
     if planned_job.plan.manifest.gpu_metrics:
         files = tuple(file for file in files if not is_sidecar_csv(file.name))
     if not files:
-        return [
-            CheckFinding(
-                "output-files", "ok", "paths.output_dir", f'no file matches {group.pattern} in "{group.directory}"'
-            )
-        ]
+        return finding.ok("output-files", place, f'no file matches {group.pattern} in "{group.directory}"')
     count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
     if planned_job.spec.resume:
-        message = f'the job continues from {count} in "{group.directory}" (resume: true)'
-        return [CheckFinding("output-files", "ok", "paths.output_dir", message)]
+        return finding.ok(
+            "output-files", place, f'the job continues from {count} in "{group.directory}" (resume: true)'
+        )
     message = (
         f'"{group.directory}" already contains {count} like {files[0].name}; '
         "move them away, choose another directory, or set `resume: true`"
     )
-    return [CheckFinding("output-exists", "warning", "paths.output_dir", message)]
+    return finding.warning("output-exists", place, message)
 
 
 # -- monitoring ----------------------------------------------------------------------------------
 
 
-def check_sample(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_sample(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that the progress patterns match a sample of the log."""
     progress, place, manifest = planned_job.spec.progress, "progress.sample", planned_job.plan.manifest
     if progress.sample is None:
         own = f"{len(manifest.progress)} patterns of the job"
         patterns = own if manifest.progress else _builtin_patterns(manifest.pack)
         message = f"{patterns}, without a sample to test them; give a line of the log, or a file of lines"
-        return [CheckFinding("sample", "not checked", place, message)]
+        yield finding.not_checked("sample", place, message)
+        return
     text = _sample_text(progress.sample, Path(planned_job.plan.workdir))
     lexicon = lexicon_of_job(manifest)
     pack = lexicon.choose_pack(text)
     found = lexicon.engine(pack).scan(text)
     seen = {position.pattern: position for position in found.positions}
-    items = []
     if seen:
         position = next((seen[name] for name in lexicon.preferred_positions(pack) if name in seen), found.positions[-1])
         at = f"{position.done} of {position.total}" if position.total is not None else str(position.done)
         by = f" by the pack {pack}" if lexicon.pack == AUTO and pack != GENERIC else ""
-        items.append(CheckFinding("sample", "ok", place, f"position {at} found{by}"))
+        yield finding.ok("sample", place, f"position {at} found{by}")
     else:
         shown = text.strip().split(b"\n")[0][:80].decode("utf-8", "replace")
         message = (
@@ -347,12 +323,11 @@ def check_sample(planned_job: PlannedJob) -> list[CheckFinding]:
             r"the items done and whose second, if any, is the total, as in `(\d+)/(\d+) done`; "
             "`gpujob scan LOG` shows what is found in a complete log"
         )
-        items.append(CheckFinding("no-position", "error", place, message))
+        yield finding.error("no-position", place, message)
     for pattern in lexicon.progress_patterns(pack):
         if pattern.is_user_defined and not _has_match(pattern, seen, found.values):
             message = f"{pattern.name} finds no number in the sample; does its expression match, and have a group?"
-            items.append(CheckFinding("no-match", "warning", f"progress.patterns.{pattern.name}", message))
-    return items
+            yield finding.warning("no-match", f"progress.patterns.{pattern.name}", message)
 
 
 def _builtin_patterns(pack: str) -> str:
@@ -368,16 +343,16 @@ def _has_match(pattern: Pattern, positions: Collection[str], values: Collection[
     return pattern.kind is PatternKind.RESUME or any(name in values for name in NumberExtractor(pattern).names)
 
 
-def check_target_directory(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_target_directory(planned_job: PlannedJob) -> CheckFinding:
     """Check that the job can write its target file for Prometheus."""
-    directory = planned_job.plan.target_dir
+    directory, place = planned_job.plan.target_dir, "target_dir"
     if directory is None:
         message = "the cluster file names none; Prometheus finds the job only by targets.json in its run directory"
-        return [CheckFinding("targets", "not checked", "target_dir", message)]
+        return finding.not_checked("targets", place, message)
     if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK):
-        return [CheckFinding("targets", "ok", "target_dir", f'"{directory}" can be written to')]
+        return finding.ok("targets", place, f'"{directory}" can be written to')
     message = f'"{directory}" is not a directory you can write to; Prometheus will not find this job there'
-    return [CheckFinding("target-dir", "warning", "target_dir", message)]
+    return finding.warning("target-dir", place, message)
 
 
 def _sample_text(sample: str | list[str], workdir: Path) -> bytes:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from launcher.check.python_modules import InterpreterSilent, missing_modules
 from launcher.plan.placeholders import fill_placeholders, placeholder_values, task_argv
-from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, Plan, RunFacts, TaskPlan
+from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, TaskPlan
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.planner.planned_job import PlannedJob
 
@@ -18,7 +18,7 @@ RUN_PATH_TEXT = "a path in `env` that is known only at run time"
 def role_commands(planned_job: PlannedJob) -> Iterator[tuple[str, TaskPlan, list[str]]]:
     """First task of each role: place of its command, the task, and the words of its own program."""
     plan = planned_job.plan
-    facts, seen = _placeholder_facts(plan), set()
+    facts, seen = plan.facts_before_run(), set()
     for planned in plan.tasks:
         if planned.task.role not in seen:
             seen.add(planned.task.role)
@@ -27,11 +27,6 @@ def role_commands(planned_job: PlannedJob) -> Iterator[tuple[str, TaskPlan, list
                 planned,
                 program_command(planned_job, planned, task_argv(plan, planned, facts)),
             )
-
-
-def _placeholder_facts(plan: Plan) -> RunFacts:
-    """Placeholder run facts, for values that no run has set yet."""
-    return RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
 
 
 def program_command(planned_job: PlannedJob, planned: TaskPlan, argv: Sequence[str]) -> list[str]:
@@ -63,15 +58,15 @@ def find_program(planned_job: PlannedJob, planned: TaskPlan, program: str) -> st
 
 def environment_of(planned_job: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
     """Environment of a worker of this role, as far as known here."""
-    values = placeholder_values(planned_job.plan, planned, _placeholder_facts(planned_job.plan))
+    values = placeholder_values(planned_job.plan, planned, planned_job.plan.facts_before_run())
     return {**planned_job.environ, **{name: fill_placeholders(value, values) for name, value in planned.env.items()}}
 
 
 def is_known_only_at_run(planned_job: PlannedJob, planned: TaskPlan, name: str) -> bool:
     """Whether a variable's value, such as ``{run_dir}/bin``, depends on facts of the run."""
     plan, value = planned_job.plan, planned.env.get(name, "")
-    one, hosts = _placeholder_facts(plan), tuple(f"other{index}" for index in range(plan.nodes))
-    other = dataclasses.replace(one, job_id="1", run_dir=plan.run_dir("1"), hosts=hosts, attempt=1, port_offset=1)
+    one, hosts = plan.facts_before_run(), [f"other{index}" for index in range(plan.nodes)]
+    other = dataclasses.replace(plan.facts_before_run("1", hosts), attempt=1, port_offset=1)
     return len({fill_placeholders(value, placeholder_values(plan, planned, facts)) for facts in (one, other)}) > 1
 
 

@@ -2,13 +2,14 @@
 
 import re
 import socket
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from exporter.files.disks.space_reader import read_space
 from exporter.gpus.inventory_reader import GpuInventory
+from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.preflight import written_directories
 from launcher.check.python_modules import InterpreterSilent
@@ -26,6 +27,7 @@ HTTP_TIMEOUT_S = 3.0  # for each server
 LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40
 LEAST_FREE_MEMORY_SHARE = 0.9  # of a GPU without other users; the driver keeps a little memory
 GIB = 1 << 30
+NOT_THIS_MACHINE = "the job's nodes are not this machine"
 MOST_ERROR = 200  # characters of a Slurm error within one finding
 # errors of Slurm commands on a machine outside any cluster
 _NO_CLUSTER = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\.conf.*No such file", re.IGNORECASE)
@@ -34,36 +36,33 @@ _NO_CLUSTER = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\
 # -- environment ---------------------------------------------------------------------------------
 
 
-def check_interpreter(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_interpreter(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that Python comes from an environment made for the job, not just from PATH."""
-    items, doubtful = [], set[str]()
+    doubtful = set[str]()
     for place, planned, argv in role_commands(planned_job):
         known = environment_of(planned_job, planned)
         active = known.get("VIRTUAL_ENV") or known.get("CONDA_PREFIX")
         if not argv:
             continue
         if planned.contained:
-            items.append(CheckFinding("interpreter", "not checked", place, "it is in the container"))
+            yield finding.not_checked("interpreter", place, "it is in the container")
         elif not is_python(argv[0]):
-            items.append(CheckFinding("interpreter", "not checked", place, f'"{argv[0]}" is not Python'))
+            yield finding.not_checked("interpreter", place, f'"{argv[0]}" is not Python')
         elif "/" in argv[0]:
-            items.append(CheckFinding("interpreter", "ok", place, f"{argv[0]} is given by its path"))
+            yield finding.ok("interpreter", place, f"{argv[0]} is given by its path")
         elif active:
-            items.append(CheckFinding("interpreter", "ok", place, f"{active} is active"))
+            yield finding.ok("interpreter", place, f"{active} is active")
         else:
             found = find_program(planned_job, planned, argv[0]) or "not found here"
             if _is_in_virtual_environment(found):
-                items.append(
-                    CheckFinding("interpreter", "ok", place, f'"{argv[0]}" is {found}, in a virtual environment')
-                )
+                yield finding.ok("interpreter", place, f'"{argv[0]}" is {found}, in a virtual environment')
             elif found not in doubtful:
                 doubtful.add(found)
                 message = (
                     f'no virtual environment is active, and "{argv[0]}" is {found}; '
                     "activate one, or give the path of its interpreter"
                 )
-                items.append(CheckFinding("no-environment", "warning", place, message))
-    return items
+                yield finding.warning("no-environment", place, message)
 
 
 def _is_in_virtual_environment(interpreter: str) -> bool:
@@ -71,11 +70,11 @@ def _is_in_virtual_environment(interpreter: str) -> bool:
     return (Path(interpreter).parent.parent / "pyvenv.cfg").is_file()
 
 
-def check_packages(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_packages(planned_job: PlannedJob) -> CheckFinding:
     """Check that the workers' Python finds the modules that the job names."""
     place, names = "environment.packages", planned_job.spec.environment.packages
     if not names:
-        return [CheckFinding("packages", "not checked", place, "the job file names none")]
+        return finding.not_checked("packages", place, "the job file names none")
     for _, planned, argv in role_commands(planned_job):
         here = bool(argv) and is_python(argv[0]) and not planned.contained
         program = find_program(planned_job, planned, argv[0]) if here else None
@@ -84,65 +83,63 @@ def check_packages(planned_job: PlannedJob) -> list[CheckFinding]:
         try:
             missing = modules_not_found(planned_job, planned, program, names)
         except InterpreterSilent as why:
-            return [CheckFinding("packages", "not checked", place, str(why))]
+            return finding.not_checked("packages", place, str(why))
         if missing:
             message = f"{program} does not find {', '.join(missing)}; install it there, or name another interpreter"
-            return [CheckFinding("no-package", "error" if planned_job.local else "warning", place, message)]
-        return [CheckFinding("packages", "ok", place, f"{program} finds {', '.join(names)}")]
-    return [CheckFinding("packages", "not checked", place, "no command begins with a Python of this machine")]
+            level = finding.error if planned_job.local else finding.warning
+            return level("no-package", place, message)
+        return finding.ok("packages", place, f"{program} finds {', '.join(names)}")
+    return finding.not_checked("packages", place, "no command begins with a Python of this machine")
 
 
-def check_driver(inventory: GpuInventory | str) -> list[CheckFinding]:
+def check_driver(inventory: GpuInventory | str) -> CheckFinding:
     """Report the newest CUDA version that this machine's driver supports."""
     if isinstance(inventory, str):
-        return [CheckFinding("cuda", "not checked", "CUDA", f"no GPU driver answers here ({inventory})")]
+        return finding.not_checked("cuda", "CUDA", f"no GPU driver answers here ({inventory})")
     newest = ".".join(map(str, inventory.cuda))
     message = f"driver {inventory.driver} supports CUDA {newest} and older; a framework built for a newer one will fail"
-    return [CheckFinding("cuda", "ok", "CUDA", message)]
+    return finding.ok("cuda", "CUDA", message)
 
 
 # -- resources -----------------------------------------------------------------------------------
 
 
-def check_gpu_memory(planned_job: PlannedJob, inventory: GpuInventory | str) -> list[CheckFinding]:
+def check_gpu_memory(planned_job: PlannedJob, inventory: GpuInventory | str) -> Iterator[CheckFinding]:
     """Check that no other process uses the GPUs of this machine."""
     place, plan = "GPU memory", planned_job.plan
     if not plan.gpus_per_node:
-        return []
+        return
     if not planned_job.local:
-        return [CheckFinding("gpu-memory", "not checked", place, "the job's nodes are not this machine")]
-    if isinstance(inventory, str):
-        return [CheckFinding("gpu-memory", "not checked", place, inventory)]
-    items = []
-    given = inventory.gpus[: plan.gpus_per_node * plan.nodes]
-    for gpu in given:
-        if gpu.free_bytes < LEAST_FREE_MEMORY_SHARE * gpu.total_bytes:
-            message = (
-                f"GPU {gpu.index} ({gpu.name}) has {gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free; "
-                "another process uses it; `nvidia-smi` shows which"
-            )
-            items.append(CheckFinding("gpu-busy", "warning", place, message))
-    if not items:
-        free = min((gpu.free_bytes for gpu in given), default=0)
-        items.append(CheckFinding("gpu-memory", "ok", place, f"at least {free / GIB:.1f} GiB free on each GPU"))
-    return items
+        yield finding.not_checked("gpu-memory", place, NOT_THIS_MACHINE)
+    elif isinstance(inventory, str):
+        yield finding.not_checked("gpu-memory", place, inventory)
+    else:
+        given = inventory.gpus[: plan.gpus_per_node * plan.nodes]
+        busy = [gpu for gpu in given if gpu.free_bytes < LEAST_FREE_MEMORY_SHARE * gpu.total_bytes]
+        for gpu in busy:
+            memory = f"{gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
+            message = f"GPU {gpu.index} ({gpu.name}) has {memory}; another process uses it; `nvidia-smi` shows which"
+            yield finding.warning("gpu-busy", place, message)
+        if not busy:
+            free = min((gpu.free_bytes for gpu in given), default=0)
+            yield finding.ok("gpu-memory", place, f"at least {free / GIB:.1f} GiB free on each GPU")
 
 
-def check_memory(planned_job: PlannedJob, meminfo: Path = Path("/proc/meminfo")) -> list[CheckFinding]:
+def check_memory(planned_job: PlannedJob) -> CheckFinding:
     """Check that this machine has the memory that a local job requests."""
+    import psutil  # lazy: 10 ms, and only `check` needs it
+
     place, asked = "resources.memory_per_node", memory_bytes(planned_job.plan.memory_per_node)
     if not planned_job.local:
-        return [CheckFinding("memory", "not checked", place, "the job's nodes are not this machine")]
-    available = _available_memory(meminfo)
-    if available is None:
-        return [CheckFinding("memory", "not checked", place, f"{meminfo} does not report it")]
+        return finding.not_checked("memory", place, NOT_THIS_MACHINE)
+    available = psutil.virtual_memory().available
     if asked is None:
-        return [CheckFinding("memory", "ok", place, f"{available / GIB:.1f} GiB available; the job asks for no amount")]
+        return finding.ok("memory", place, f"{available / GIB:.1f} GiB available; the job asks for no amount")
     needed = asked * planned_job.plan.nodes
     message = f"{available / GIB:.1f} GiB available, {needed / GIB:.1f} asked for"
     if available < needed:
-        return [CheckFinding("little-memory", "warning", place, f"{message}; end other programs, or ask for less")]
-    return [CheckFinding("memory", "ok", place, message)]
+        return finding.warning("little-memory", place, f"{message}; end other programs, or ask for less")
+    return finding.ok("memory", place, message)
 
 
 def memory_bytes(text: str | None) -> int | None:
@@ -153,19 +150,8 @@ def memory_bytes(text: str | None) -> int | None:
     return int(text) << 20 if scale is None else int(text[:-1]) << scale
 
 
-def _available_memory(meminfo: Path) -> int | None:
-    try:
-        found = re.search(
-            r"^MemAvailable:\s+(\d+) kB", meminfo.read_text(encoding="ascii", errors="replace"), re.MULTILINE
-        )
-    except OSError:
-        return None
-    return int(found[1]) * 1024 if found else None
-
-
-def check_disk(plan: Plan) -> list[CheckFinding]:
+def check_disk(plan: Plan) -> Iterator[CheckFinding]:
     """Check free space where the job writes, once for each file system."""
-    items: list[CheckFinding] = []
     seen: set[int] = set()
     for place, directory in written_directories(plan):
         path = Path(directory)
@@ -177,32 +163,28 @@ def check_disk(plan: Plan) -> list[CheckFinding]:
         share = space.available_bytes / space.size_bytes if space.size_bytes else 0.0
         message = f"{space.available_bytes / GIB:.1f} GiB ({share:.0%}) free at {there}"
         if share < LEAST_FREE_SHARE and space.available_bytes < ENOUGH_FREE_BYTES:
-            items.append(CheckFinding("disk-low", "warning", place, f"{message}; free some space, or write elsewhere"))
+            yield finding.warning("disk-low", place, f"{message}; free some space, or write elsewhere")
         else:
-            items.append(CheckFinding("disk", "ok", place, message))
-    return items
+            yield finding.ok("disk", place, message)
 
 
-def check_network(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_network(planned_job: PlannedJob) -> CheckFinding:
     """Check that the model hub answers from here; nodes may be less well connected."""
-    model, place = planned_job.spec.model, "network"
+    model, place, environ = planned_job.spec.model, "network", planned_job.environ
     if model is None or not planned_job.cluster.resolve_model(model.path).startswith(HUB):
-        return [CheckFinding("network", "not checked", place, "the job is not known to download anything")]
-    environ = planned_job.environ
+        return finding.not_checked("network", place, "the job is not known to download anything")
     if environ.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on"):
-        return [
-            CheckFinding("network", "ok", place, "HF_HUB_OFFLINE is set: the model must be in the cache of the nodes")
-        ]
+        return finding.ok("network", place, "HF_HUB_OFFLINE is set: the model must be in the cache of the nodes")
     if any(environ.get(name) for name in ("https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")):
-        return [CheckFinding("network", "not checked", place, "a proxy is set for the connection to the hub")]
+        return finding.not_checked("network", place, "a proxy is set for the connection to the hub")
     hub = urlsplit(environ.get("HF_ENDPOINT") or "https://huggingface.co")
     port = hub.port or (80 if hub.scheme == "http" else 443)
     try:
         socket.create_connection((hub.hostname or "", port), HTTP_TIMEOUT_S).close()
     except OSError as error:
         message = f"{hub.hostname} does not answer here ({error}); download the model first, and give its directory"
-        return [CheckFinding("no-network", "warning", place, message)]
-    return [CheckFinding("network", "ok", place, f"{hub.hostname} answers here")]
+        return finding.warning("no-network", place, message)
+    return finding.ok("network", place, f"{hub.hostname} answers here")
 
 
 @dataclass(frozen=True)
@@ -239,29 +221,37 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
     return found
 
 
-def check_partition(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_partition(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that the partition exists, is up, and is large enough for the job."""
     if planned_job.local:
-        return []
+        return
     place, plan = "slurm.partition", planned_job.plan
     try:
         text = run_command(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%G"], timeout_s=SLURM_TIMEOUT_S)
         partitions = parse_partitions(text)
     except SlurmError as error:
-        return [CheckFinding("partition", "not checked", place, _sinfo_error_text(str(error)))]
+        yield finding.not_checked("partition", place, _sinfo_error_text(str(error)))
+        return
     except ValueError as error:
-        return [CheckFinding("partition", "not checked", place, f"the output of sinfo cannot be read: {error}")]
-    asked = plan.slurm["partition"]
+        yield finding.not_checked("partition", place, f"the output of sinfo cannot be read: {error}")
+        return
+    asked = plan.slurm.partition
     if asked is None:
         chosen = [partition for partition in partitions.values() if partition.default]
     else:
-        chosen = [partitions[name] for name in str(asked).split(",") if name in partitions]
+        chosen = [partitions[name] for name in asked.split(",") if name in partitions]
     if not chosen:
         what = f'there is no partition "{asked}"' if asked else "there is no default partition"
         fix = f"use one of {', '.join(sorted(partitions))}" if partitions else "sinfo shows no partition"
-        message = f"{what}; {fix}"
-        return [CheckFinding("no-partition", "error", place, message)]
-    return [item for partition in chosen for item in _check_fit(plan, partition)]
+        yield finding.error("no-partition", place, f"{what}; {fix}")
+    for partition in chosen:
+        yield from list(_misfits(plan, partition)) or [
+            finding.ok(
+                "partition",
+                place,
+                f"{partition.name} is up, {partition.nodes} nodes with {partition.gpus} GPUs each at most",
+            )
+        ]
 
 
 def _sinfo_error_text(words: str) -> str:
@@ -273,50 +263,40 @@ def _sinfo_error_text(words: str) -> str:
     return words if len(words) <= MOST_ERROR else f"{words[:MOST_ERROR]}..."
 
 
-def _check_fit(plan: Plan, partition: SlurmPartition) -> Iterable[CheckFinding]:
-    place, items = "slurm.partition", []
+def _misfits(plan: Plan, partition: SlurmPartition) -> Iterator[CheckFinding]:
     if not partition.up:
         message = f"{partition.name} is not up; the job would wait until it is"
-        items.append(CheckFinding("partition-down", "warning", place, message))
-    limit = parse_time_limit(plan.slurm["time_limit"]) if plan.slurm["time_limit"] else None
-    if limit is not None and partition.time_limit_s is not None and limit > partition.time_limit_s:
+        yield finding.warning("partition-down", "slurm.partition", message)
+    asked, allowed = plan.slurm.time_limit, partition.time_limit_s
+    if asked and allowed is not None and parse_time_limit(asked) > allowed:
         message = (
-            f"{plan.slurm['time_limit']} is longer than {partition.name} allows ({partition.time_limit_s / 3600:g} h); "
+            f"{asked} is longer than {partition.name} allows ({allowed / 3600:g} h); "
             "the job would wait forever; ask for less, or use another partition"
         )
-        items.append(CheckFinding("time-limit", "warning", "slurm.time_limit", message))
-    for key, asked, available in (
+        yield finding.warning("time-limit", "slurm.time_limit", message)
+    for key, needed, available in (
         ("nodes", plan.nodes, partition.nodes),
         ("gpus_per_node", plan.gpus_per_node, partition.gpus),
     ):
-        if asked > available:
-            message = f"{asked} requested and {partition.name} has {available}; ask for less, or use another partition"
-            items.append(CheckFinding("too-large", "warning", f"resources.{key}", message))
-    if not items:
-        message = f"{partition.name} is up, {partition.nodes} nodes with {partition.gpus} GPUs each at most"
-        items.append(CheckFinding("partition", "ok", place, message))
-    return items
+        if needed > available:
+            message = f"{needed} requested and {partition.name} has {available}; ask for less, or use another partition"
+            yield finding.warning("too-large", f"resources.{key}", message)
 
 
 # -- monitoring ----------------------------------------------------------------------------------
 
 
-def check_endpoints(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_endpoints(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that the site's Prometheus and Alertmanager are ready."""
-    return [
-        _endpoint(key, url, name)
-        for key, url, name in (
-            ("prometheus_url", planned_job.cluster.prometheus_url, "Prometheus"),
-            ("alertmanager_url", planned_job.cluster.alertmanager_url, "Alertmanager"),
-        )
-    ]
+    yield _endpoint("prometheus_url", planned_job.cluster.prometheus_url, "Prometheus")
+    yield _endpoint("alertmanager_url", planned_job.cluster.alertmanager_url, "Alertmanager")
 
 
 def _endpoint(key: str, url: str | None, name: str) -> CheckFinding:
     import requests  # lazy: 30 ms, and few sites name a server
 
     if url is None:
-        return CheckFinding(key, "not checked", key, f"the cluster file names no {name}")
+        return finding.not_checked(key, key, f"the cluster file names no {name}")
     parts = urlsplit(url)
     shown = parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl().rstrip("/")  # hide a password
     try:
@@ -326,8 +306,8 @@ def _endpoint(key: str, url: str | None, name: str) -> CheckFinding:
     except (requests.RequestException, ValueError) as error:
         why = "no answer in time" if isinstance(error, requests.Timeout) else "no connection"
         message = f"{shown} does not answer ({why}); is {name} running, and is the address right?"
-        return CheckFinding("unreachable", "warning", key, message)
+        return finding.warning("unreachable", key, message)
     if not answer.ok:
         message = f"{shown} answers with {answer.status_code}; is this {name}, and is it ready?"
-        return CheckFinding("unreachable", "warning", key, message)
-    return CheckFinding(key, "ok", key, f"{shown} is ready")
+        return finding.warning("unreachable", key, message)
+    return finding.ok(key, key, f"{shown} is ready")

@@ -1,13 +1,14 @@
 """Words in braces that look like placeholders but have no value: a program would get them unchanged."""
 
 import difflib
+import itertools
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
+from launcher.check import finding
 from launcher.check.finding import CheckFinding
-from launcher.jobfile.resources import SERVING_ROLES, command_argv
-from launcher.jobfile.sweep import SweepSpec
+from launcher.jobfile.resources import command_argv
 from launcher.plan.placeholders import NUMBERED, PlaceholderValues, job_placeholder_values, placeholder_values
 from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, RunFacts, TaskPlan
 from launcher.plan.ports import TABLE
@@ -30,25 +31,17 @@ class FilledText:
     stage: str = ""  # stage of the process that the text belongs to; empty if it belongs to none
 
 
-def check_placeholders(planned_job: PlannedJob) -> list[CheckFinding]:
+def check_placeholders(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Report each word without a value, once for each place."""
     plan = planned_job.plan
-    facts = RunFacts("0", plan.run_dir("0"), tuple(f"node{index}" for index in range(plan.nodes)))
-    found: dict[tuple[str, str], CheckFinding] = {}
-    swept = _sweep_keys(planned_job.spec.sweep)
-    for text in _filled_texts(planned_job, facts):
+    sweep, done = planned_job.spec.sweep, set[tuple[str, str]]()
+    swept = set(itertools.chain(sweep.grid, sweep.zip, *sweep.list)) if sweep is not None else set()
+    for text in _filled_texts(planned_job, plan.facts_before_run()):
         for name in dict.fromkeys(_WORD.findall(text.text)):
-            if name not in swept and (why := _unfilled_reason(name, text, plan.nodes)):
-                message = f"{why}; to keep the braces write {{{{{name}}}}}"
-                found.setdefault((text.place, name), CheckFinding("placeholder", "error", text.place, message))
-    return list(found.values())
-
-
-def _sweep_keys(sweep: SweepSpec | None) -> set[str]:
-    """Words that a sweep gives a value."""
-    if sweep is None:
-        return set()
-    return {key for keys in (sweep.grid, sweep.zip, *sweep.list) for key in keys}
+            if name in swept or (text.place, name) in done or not (why := _unfilled_reason(name, text, plan.nodes)):
+                continue
+            done.add((text.place, name))
+            yield finding.error("placeholder", text.place, f"{why}; to keep the braces write {{{{{name}}}}}")
 
 
 def _unfilled_reason(name: str, text: FilledText, nodes: int) -> str | None:
@@ -105,9 +98,9 @@ def _filled_texts(planned_job: PlannedJob, facts: RunFacts) -> Iterator[FilledTe
     for number, pattern in enumerate(planned_job.spec.inputs):
         yield FilledText(f"inputs[{number}]", pattern, first_task)
     of_job = PlaceholderValues(job_placeholder_values(plan, facts), facts)
-    for place, config in _configs(planned_job):
-        for text in _strings(config):
-            yield FilledText(place, text, of_job)
+    for key, part in planned_job.spec.processes():
+        for text in _strings(part.config):
+            yield FilledText(f"{key}.config", text, of_job)
 
 
 def _variables(planned_job: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
@@ -134,27 +127,16 @@ def _owned_texts(planned_job: PlannedJob) -> Iterator[tuple[str, str, str]]:
             yield workers.role, f"workers ({workers.role}).command", word
         for name, value in workers.env.items():
             yield workers.role, f"workers ({workers.role}).env.{name}", value
-    parts = [(FRONTENDS, "frontend", spec.frontend), (BENCHMARK, "benchmark", spec.benchmark)]
-    parts += [(role, f"backend.{role}", getattr(spec.backend, role)) for role in SERVING_ROLES]
-    for owner, key, part in (*parts, ("", "backend", spec.backend)):
-        if part is not None:
-            yield owner, f"{key}.command", getattr(part, "command", None) or ""
-            for name, value in part.env.items():
-                yield owner, f"{key}.env.{name}", value
-            for name, argument in part.args.items():
-                yield owner, f"{key}.args.{name}", str(argument)
+    owners = {"backend": "", "frontend": FRONTENDS, "benchmark": BENCHMARK}
+    for key, part in spec.processes():
+        owner = owners.get(key, key.removeprefix("backend."))
+        yield owner, f"{key}.command", getattr(part, "command", None) or ""
+        for name, value in part.env.items():
+            yield owner, f"{key}.env.{name}", value
+        for name, argument in part.args.items():
+            yield owner, f"{key}.args.{name}", str(argument)
     for name, value in spec.env.items():
         yield "", f"env.{name}", value
-
-
-def _configs(planned_job: PlannedJob) -> Iterator[tuple[str, object]]:
-    spec = planned_job.spec
-    yield "backend.config", spec.backend.config
-    for role in SERVING_ROLES:
-        yield f"backend.{role}.config", getattr(spec.backend, role).config
-    for key, part in (("frontend", spec.frontend), ("benchmark", spec.benchmark)):
-        if part is not None:
-            yield f"{key}.config", part.config
 
 
 def _strings(value: object) -> Iterator[str]:

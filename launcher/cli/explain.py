@@ -2,7 +2,7 @@
 
 import textwrap
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -50,7 +50,7 @@ def _unknown_key_text(text: str, keys: "Sequence[Key]", others: "Sequence[Key]",
     return f'unknown key "{text}"; {hint}'
 
 
-def _to_json(key: "Key") -> dict[str, Any]:
+def _to_json(key: "Key") -> dict[str, object]:
     facts = {"path": key.path, "type": key.type_text, "default": key.default_text or None}
     return {**facts, "required": key.required, "meaning": key.meaning, "example": key.example}
 

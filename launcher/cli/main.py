@@ -9,7 +9,7 @@ import signal
 import sys
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Self
 
 import click
 
@@ -107,9 +107,11 @@ def _has_working_directory() -> bool:
 class _Commands(click.Group):
     """Commands that handle the loss of their standard output."""
 
-    def make_context(self, *args: Any, **options: Any) -> click.Context:
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
+    ) -> click.Context:
         with _handle_output_errors():  # --help and --version are printed here
-            return super().make_context(*args, **options)
+            return super().make_context(info_name, args, parent, **extra)
 
     def invoke(self, ctx: click.Context) -> object:
         with _handle_output_errors():
@@ -352,6 +354,7 @@ def stop(job: str) -> None:
     """Stop a job in order: its workers get SIGTERM, and it still writes its report."""
     from launcher.report.state import UNFINISHED
     from launcher.rundir.job_ids import job_id_of
+    from launcher.rundir.job_records import read_orchestrator
     from launcher.rundir.rundir import submitted_cluster
     from launcher.steps import slurm_steps
 
@@ -362,15 +365,14 @@ def stop(job: str) -> None:
     if view.state not in UNFINISHED:
         click.echo(f"job {view.job_id} has ended: {view.state}")
         return
-    orchestrator = run_files.read_json(client.run_dir / run_files.ORCHESTRATOR_FILE) or {}
-    if orchestrator.get("local"):
-        pid = int(str(orchestrator["pid"]))
+    orchestrator = read_orchestrator(client.run_dir)
+    if orchestrator is not None and orchestrator.local:
         try:
-            os.kill(pid, signal.SIGTERM)
+            os.kill(orchestrator.pid, signal.SIGTERM)
         except ProcessLookupError:
             pass
         except PermissionError:
-            fail(f"job {view.job_id} belongs to another user (process {pid})")
+            fail(f"job {view.job_id} belongs to another user (process {orchestrator.pid})")
     else:
         slurm_steps.cancel_job(job_id_of(client.run_dir), submitted_cluster(client.run_dir))
     click.echo(f"job {view.job_id} is being stopped")
@@ -380,9 +382,9 @@ def stop(job: str) -> None:
 @click.option("--cluster", is_flag=True, help="Print the schema of the cluster file instead.")
 def schema(cluster: bool) -> None:
     """Print the JSON Schema of the job file."""
-    from launcher.jobfile.jobfile import ClusterSpec, JobSpec
+    from launcher.jobfile.keys import file_schema
 
-    click.echo(json.dumps((ClusterSpec if cluster else JobSpec).model_json_schema(), indent=2))
+    click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
 for command in (explain, plan_command, run, scan, sweep, watch):

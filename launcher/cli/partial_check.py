@@ -11,7 +11,7 @@ import yaml
 
 from launcher.errors import ConfigError, LauncherError, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec, parse_cluster, parse_job
-from launcher.planner.planned_job import PlannedJob, plan_job
+from launcher.planner.planned_job import PlannedJob, make_invocation, plan_job
 from launcher.rundir.cluster_file import find_cluster_file
 from launcher.sweep.points import expand_sweep, is_sweep
 
@@ -35,14 +35,7 @@ def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[st
         )
 
         def planned(body: str, source: str) -> PlannedJob:
-            return plan_job(
-                parse_job(body, source),
-                cluster,
-                job_dir=Path(job).resolve().parent,
-                workdir=Path.cwd(),
-                timestamp="",
-                local=local,
-            )
+            return plan_job(parse_job(body, source), cluster, make_invocation(job, local=local))
 
         planned_job, more = _remove_mistakes(
             _first_job(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig"))), planned
@@ -52,7 +45,7 @@ def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[st
     return planned_job, removed | more
 
 
-def _first_job(body: Any) -> Any:
+def _first_job(body: object) -> object:
     """The content of a job file; for a sweep that can be expanded, its first point, with all values in place."""
     if isinstance(body, Mapping) and is_sweep(body):
         try:
@@ -62,7 +55,7 @@ def _first_job(body: Any) -> Any:
     return body
 
 
-def _remove_mistakes(body: Any, make: Callable[[str, str], Made]) -> tuple[Made, frozenset[str]]:
+def _remove_mistakes(body: object, make: Callable[[str, str], Made]) -> tuple[Made, frozenset[str]]:
     """Remove mistakes from a file until ``make`` accepts it. Returns its result and the places removed.
 
     Raises ConfigError, TopologyError, LookupError or TypeError if nothing usable is left.
@@ -81,13 +74,13 @@ def _remove_mistakes(body: Any, make: Callable[[str, str], Made]) -> tuple[Made,
     raise TopologyError(["too many mistakes"])
 
 
-def _remove_place(body: dict[str, Any], place: str) -> Iterator[str]:
+def _remove_place(body: object, place: str) -> Iterator[str]:
     """Remove a value, or replace a required one. Yields other places that this makes meaningless."""
     steps: list[str | int] = [int(part[1:-1]) if part[0] == "[" else part for part in _STEP.findall(place)]
+    inner: Any = body  # a part of the YAML, and only its indexing shows which
     if len(steps) == 1 and steps[0] in REPLACEMENTS:
-        body[steps[0]] = copy.deepcopy(REPLACEMENTS[str(steps[0])])
+        inner[steps[0]] = copy.deepcopy(REPLACEMENTS[str(steps[0])])
         return
-    inner: Any = body
     for step in steps[:-1]:
         if isinstance(inner, Mapping) and step not in inner:
             return  # removed with its parent

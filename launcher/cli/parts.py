@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, NoReturn
 
 import click
 
@@ -23,6 +23,8 @@ INTERRUPTED = 130
 INTERVAL = click.FloatRange(min=0.1, max=3600.0)
 JOB = click.argument("job", metavar="JOB.YAML")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+NO_COLOR = click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
+ASCII = click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
 RESUME = click.option(
     "--resume", metavar="SWEEP", help="Run only the points of this sweep that are missing or did not complete."
 )
@@ -33,7 +35,7 @@ def fail(message: str) -> NoReturn:
     sys.exit(USAGE)
 
 
-def print_json(value: Mapping[str, Any]) -> None:
+def print_json(value: Mapping[str, object]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 

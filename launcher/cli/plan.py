@@ -1,6 +1,5 @@
 """The command `gpujob plan`: what `submit` or `run` would do."""
 
-import dataclasses
 import json
 import os
 import socket
@@ -8,15 +7,16 @@ import sys
 from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.parts import JOB, JSON
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
     from launcher.planner.planned_job import PlannedJob
-    from launcher.show.sources import ValueSource
+    from launcher.show.records import PlanRecord, ValueSource
     from launcher.sweep.plan import PlannedSweep
 
 ENVIRONMENT_CODES = ("no-slurm",)  # codes that refuse a start but do not matter to a plan
@@ -24,14 +24,14 @@ SUBMIT_ONLY_CODES = ("backslash", "no-setup-script", "signal-early")  # codes th
 
 
 @click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
-@click.argument("job", metavar="JOB.YAML")
+@JOB
 @click.option("--nodes", metavar="HOSTLIST", multiple=True, help="Names of the nodes in their order, as in cn[01-04].")
 @click.option(
     "--local", is_flag=True, help="Show the plan of `gpujob run` instead of `gpujob submit`, without a script."
 )
 @click.option("--explain", "explained", is_flag=True, help="Show each value and its source, instead of the plan.")
 @click.option("--point", metavar="NAME", help="Show one point of a sweep, by its name or number, instead of the table.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@JSON
 def plan_command(
     job: str, nodes: tuple[str, ...], local: bool, explained: bool, point: str | None, as_json: bool
 ) -> None:
@@ -91,8 +91,8 @@ def _show_sweep(swept: "PlannedSweep", hosts: tuple[str, ...], *, local: bool, e
     if explained and not as_json:
         click.echo("\n".join(render_point_sources(swept, sources)))
         return
-    body = describe_sweep(swept, local=local, hosts=hosts, sources=sources if explained else None)
-    click.echo(json.dumps(body, ensure_ascii=False) if as_json else "\n".join(render_sweep(body)))
+    record = describe_sweep(swept, local=local, hosts=hosts, sources=sources if explained else None)
+    click.echo(json.dumps(record.to_json(), ensure_ascii=False) if as_json else "\n".join(render_sweep(record)))
 
 
 def _show_job(
@@ -116,10 +116,13 @@ def _show_job(
         raise LauncherError(f"--nodes: {len(hosts)} hosts and the plan needs {plan.nodes}; name {more} more")
     _show_warnings({"": planned_job})
     if as_json:
-        explanation = {"explain": [dataclasses.asdict(row) for row in rows]} if rows is not None else {}
         from launcher.show.json_view import dump_json_chunks
+        from launcher.show.records import explained
 
-        sys.stdout.writelines(dump_json_chunks({**_plan_to_json(planned_job, script, hosts), **explanation}))
+        record = _describe_job(planned_job, script, hosts)
+        if rows is not None:
+            record = explained(record, rows)
+        sys.stdout.writelines(dump_json_chunks(record))
         click.echo()
     elif rows is not None:
         click.echo("\n".join(render_sources(rows)))
@@ -149,8 +152,8 @@ def _plan_warnings(planned_job: "PlannedJob") -> list[str]:
     return refused + [str(item) for item in check_aliases(planned_job) if item.status == "warning"]
 
 
-def _plan_to_json(planned_job: "PlannedJob", script: str, hosts: tuple[str, ...]) -> dict[str, Any]:
-    """The plan as a JSON object, on Slurm or on this machine."""
+def _describe_job(planned_job: "PlannedJob", script: str, hosts: tuple[str, ...]) -> "PlanRecord":
+    """The plan on Slurm or on this machine."""
     if planned_job.local:
         from launcher.show.local_view import VISIBLE_DEVICES, describe_local, local_facts
 

@@ -10,7 +10,7 @@ import click
 
 from exporter.contract import run_files
 from exporter.contract.report import Report
-from launcher.cli.parts import INTERRUPTED, INTERVAL, JOB, RESUME, checked_plan, fail, print_report
+from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, JOB, NO_COLOR, RESUME, checked_plan, fail, print_report
 from launcher.cli.watch import show_job
 
 
@@ -20,8 +20,8 @@ from launcher.cli.watch import show_job
 @click.option("--quiet", is_flag=True, help="No view; the report at the end.")
 @RESUME
 @click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two refreshes.")
-@click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
+@NO_COLOR
+@ASCII
 def run(
     job: str,
     as_json: bool,

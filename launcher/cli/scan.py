@@ -1,13 +1,12 @@
 """The command `gpujob scan`: show the matches in logs."""
 
-import difflib
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from launcher.errors import LauncherError
+from launcher.cli.parts import JSON, print_json
+from launcher.errors import LauncherError, did_you_mean
 
 if TYPE_CHECKING:
     from exporter.logs.lexicon import Lexicon
@@ -19,7 +18,7 @@ if TYPE_CHECKING:
 @click.option("--pack", help="Log pack of the lines; detected from the lines by default.")
 @click.option("--config", metavar="JOB.YAML", help="Job file whose pack, patterns, errors and totals are used.")
 @click.option("--count", is_flag=True, help="Count the matches of every pattern also in logs of over 64 MiB.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@JSON
 def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:
     """Show what the patterns find in logs: positions, values and errors, with their lines.
 
@@ -33,12 +32,12 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
     Logs that cannot be read are listed on standard error after the others, and the exit status is 2.
     """
     from launcher.scan.scan import scan_logs
-    from launcher.scan.text import printable_text, render_scan, scan_to_json
+    from launcher.scan.text import printable_text, render_scan, scan_results
 
     lexicon, totals = _requested_lexicon(pack, config)
     reports, unreadable = scan_logs(logs, lexicon, totals, count_all=count)
     if as_json:
-        click.echo(json.dumps(scan_to_json(reports, unreadable), ensure_ascii=False))
+        print_json(scan_results(reports, unreadable).to_json())
     elif reports:
         click.echo("\n".join(render_scan(reports)))
     if unreadable:
@@ -56,9 +55,7 @@ def _requested_lexicon(pack: str | None, config: str | None) -> "tuple[Lexicon, 
 
     known = (AUTO, *pack_names())
     if pack is not None and pack not in known:
-        near = difflib.get_close_matches(pack, known, 1, 0.5)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise LauncherError(f'--pack: unknown pack "{pack}"{hint} (known: {", ".join(known)})')
+        raise LauncherError(f'--pack: unknown pack "{pack}"{did_you_mean(pack, known)} (known: {", ".join(known)})')
     if config is None:
         return build_lexicon(pack or AUTO), ExpectedTotals()
     from launcher.jobfile.jobfile import load_job

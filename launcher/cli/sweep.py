@@ -1,24 +1,22 @@
 """Commands for sweeps: `check`, `submit` and `run` of one, and `gpujob sweep`."""
 
-import json
 import os
 import shutil
 import signal
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.parts import INTERRUPTED, JSON, print_json
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
 if TYPE_CHECKING:
+    from exporter.contract.records import JsonValue
     from launcher.sweep.directory import PointState, SweepRecord
     from launcher.sweep.plan import PlannedSweep
-
-INTERRUPTED = 130
 
 
 def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -> "PlannedSweep | None":
@@ -27,6 +25,7 @@ def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -
     ``available`` is the number of nodes, if known.
     """
     from launcher.jobfile.jobfile import load_cluster
+    from launcher.planner.planned_job import make_invocation
     from launcher.sweep.plan import plan_sweep
 
     if (found := _read_sweep(job)) is None:
@@ -40,21 +39,12 @@ def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -
     if problems or twice:
         raise ConfigErrors([*problems, *_sweep_problems(body, job, twice)])
     try:
-        return plan_sweep(
-            body,
-            job,
-            cluster,
-            job_dir=Path(job).resolve().parent,
-            workdir=Path.cwd(),
-            timestamp=time.strftime("%Y%m%d_%H%M%S"),
-            local=local,
-            available=available,
-        )
+        return plan_sweep(body, job, cluster, make_invocation(job, local=local, available=available))
     except ConfigError as error:
         raise ConfigErrors([error]) from error
 
 
-def _read_sweep(job: str) -> tuple[dict[str, Any], list[str]] | None:
+def _read_sweep(job: str) -> "tuple[dict[str, JsonValue], list[str]] | None":
     """Read the job file of a sweep, and its duplicate keys.
 
     None for other files, and for unreadable ones: they are reported like any job file.
@@ -70,7 +60,7 @@ def _read_sweep(job: str) -> tuple[dict[str, Any], list[str]] | None:
     return (body, twice) if body is not None and is_sweep(body) else None
 
 
-def _sweep_problems(body: dict[str, Any], job: str, known: list[str]) -> list[ConfigError]:
+def _sweep_problems(body: "dict[str, JsonValue]", job: str, known: list[str]) -> list[ConfigError]:
     """All problems of a sweep's job file, the ``known`` ones first."""
     from launcher.sweep.points import read_sweep
 
@@ -85,19 +75,14 @@ def _sweep_problems(body: dict[str, Any], job: str, known: list[str]) -> list[Co
 def _replan_sweep(sweep_dir: Path, record: "SweepRecord") -> "PlannedSweep":
     """Plan a sweep again from the job file in its directory."""
     from launcher.jobfile.jobfile import load_cluster, read_job
+    from launcher.planner.planned_job import make_invocation
     from launcher.sweep.directory import JOB_FILE
     from launcher.sweep.plan import plan_sweep
 
     workdir, job_dir = Path(str(record.submission["workdir"])), Path(str(record.submission["job_dir"]))
-    return plan_sweep(
-        read_job(sweep_dir / JOB_FILE),
-        str(sweep_dir / JOB_FILE),
-        load_cluster(os.environ, workdir),
-        job_dir=job_dir,
-        workdir=workdir,
-        timestamp=time.strftime("%Y%m%d_%H%M%S"),
-        local=record.local,
-    )
+    invocation = make_invocation(job_dir / JOB_FILE, workdir, local=record.local)
+    job, cluster = read_job(sweep_dir / JOB_FILE), load_cluster(os.environ, workdir)
+    return plan_sweep(job, str(sweep_dir / JOB_FILE), cluster, invocation)
 
 
 def _require_same_points(planned: "PlannedSweep", record: "SweepRecord") -> None:
@@ -148,7 +133,7 @@ def submit_command(planned: "PlannedSweep", *, dependency: str | None, resume: s
             for run in point.runs
         ]
         body = {"schema": 1, "job_id": ids[0], "arrays": ids, "sweep_dir": str(home), "points": points}
-        click.echo(json.dumps(body, ensure_ascii=False))
+        print_json(body)
         return
     for array in record.arrays:
         click.echo(f"Submitted array job {array.job_id} of {array.tasks.partition('%')[0]}")
@@ -216,7 +201,7 @@ def _show_states(sweep_dir: Path, record: "SweepRecord", *, as_json: bool) -> in
 
     states = read_point_states(sweep_dir, record)
     if as_json:
-        click.echo(json.dumps(sweep_json(sweep_dir, record, states), ensure_ascii=False))
+        print_json(sweep_json(sweep_dir, record, states))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
         click.echo("\n".join(map(printable_line, render_states(states, width))))
@@ -288,7 +273,7 @@ def resume_points(
             if point.index in indexes
         ]
         body = {"schema": 1, "job_id": ids[0], "arrays": ids, "sweep_dir": str(sweep_dir), "points": points}
-        click.echo(json.dumps(body, ensure_ascii=False))
+        print_json(body)
         return
     for array in arrays:
         names = ", ".join(record.points[index].name for index in indexes[:4]) + (", ..." if len(indexes) > 4 else "")
@@ -306,10 +291,15 @@ def _report_nothing_to_resume(
     from launcher.sweep.directory import sweep_json
 
     if as_json:
-        body: dict[str, Any] = {"schema": 1, "job_id": None, "arrays": [], "sweep_dir": str(sweep_dir), "points": []}
-        if record.local:
-            body = sweep_json(sweep_dir, record, states)
-        click.echo(json.dumps(body, ensure_ascii=False))
+        nothing: dict[str, object] = {
+            "schema": 1,
+            "job_id": None,
+            "arrays": [],
+            "sweep_dir": str(sweep_dir),
+            "points": [],
+        }
+        body = sweep_json(sweep_dir, record, states) if record.local else nothing
+        print_json(body)
         return
     done = sum(state.state == "COMPLETED" for state in states)
     rest = "" if done == len(states) else f", the other {len(states) - done} still run or wait"
@@ -320,7 +310,7 @@ def _report_nothing_to_resume(
 @click.command(epilog="example: gpujob sweep logs/4459_embed_20251122_041341 --resume")
 @click.argument("sweep", metavar="SWEEP")
 @click.option("--resume", "again", is_flag=True, help="Run the missing and incomplete points again.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
+@JSON
 def sweep(sweep: str, again: bool, as_json: bool) -> None:
     """Show the states of the points of a sweep. SWEEP is its directory or its job id.
 

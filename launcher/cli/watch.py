@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import INTERRUPTED, INTERVAL, open_job, print_json
+from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, NO_COLOR, open_job, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -75,8 +75,8 @@ def _console(no_color: bool) -> "Console":
     "--until", type=click.Choice(["running", "done"]), default="done", show_default=True, help="When to exit."
 )
 @click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two refreshes.")
-@click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
-@click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
+@NO_COLOR
+@ASCII
 def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool) -> None:
     """Watch a job: progress, time left, workers, GPUs, output, events. JOB is a job id or a run directory.
 

@@ -1,6 +1,6 @@
 """The registry of backends: what the job file knows of each kind of program that runs workers.
 
-The class of a kind is ``BACKEND`` in the module of its name in ``launcher.planner.backends``.
+The class of each kind is in ``launcher.planner.backends.BACKENDS``.
 """
 
 from dataclasses import dataclass

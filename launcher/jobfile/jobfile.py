@@ -1,21 +1,22 @@
 """Specifications of the job file and the cluster file, and their checks.
 
-Every problem of a file is reported together, with its place and a fix. An unknown key is an error that suggests the
-nearest known key. Nothing here contacts the cluster or writes a file.
+The meaning of each key is in ``keys.yaml``. Every problem of a file is reported together, with its place and a fix.
+An unknown key is an error that suggests the nearest known key. Nothing here contacts the cluster or writes a file.
 """
 
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 from pydantic import Field, field_validator, model_validator
 
+from exporter.contract.records import JsonValue
 from launcher.errors import ConfigError
 from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.monitoring import ErrorSpec, MonitoringSpec, PatternsSpec, ProgressSpec, VerifySpec
 from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
-from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, FrontendSpec, ModelSpec, ReadinessSpec
+from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, EngineRoleSpec, FrontendSpec, ModelSpec, ReadinessSpec
 from launcher.jobfile.slurm import (
     ContainerSpec,
     Directives,
@@ -23,7 +24,6 @@ from launcher.jobfile.slurm import (
     Mount,
     SetupSpec,
     SlurmSpec,
-    check_directives,
 )
 from launcher.jobfile.sweep import SweepSpec
 from launcher.jobfile.value_types import (
@@ -63,38 +63,30 @@ ImportName = Annotated[str, check_entry(_import_problem)]
 class EnvironmentSpec(FileModel):
     """Requirements on the workers' environment, checked by `gpujob check`."""
 
-    packages: list[ImportName] = Field([], description="Python modules that the interpreter of the workers must find.")
-    required: list[VariableName] = Field([], description="Environment variables that must be set.")
+    packages: list[ImportName] = []
+    required: list[VariableName] = []
 
 
 class JobSpec(FileModel):
     """A job file."""
 
     name: str = Field(min_length=1, max_length=200)
-    workdir: Directory | None = Field(
-        None, description="Where the workers run; by default where the command was given."
-    )
+    workdir: Directory | None = None
     resources: ResourcesSpec = ResourcesSpec()
-    workers: list[RoleSpec] = Field([], description="Roles; those of `resources.*_workers` need no entry here.")
-    model: ModelSpec | None = Field(None, description="The model that the backend serves.")
+    workers: list[RoleSpec] = []
+    model: ModelSpec | None = None
     backend: BackendSpec = BackendSpec()
-    frontend: FrontendSpec | None = Field(None, description="The program in front of the workers of a serving job.")
-    benchmark: BenchmarkSpec | None = Field(None, description="What the job does when its workers are ready.")
+    frontend: FrontendSpec | None = None
+    benchmark: BenchmarkSpec | None = None
     readiness: ReadinessSpec = ReadinessSpec()
-    container: ContainerSpec | None = Field(None, description="Container in which workers run.")
+    container: ContainerSpec | None = None
     setup: SetupSpec = SetupSpec()
-    secrets: list[VariableName] = Field(
-        [], description="Variables of the submitting environment that workers need, by name."
-    )
+    secrets: list[VariableName] = []
     sweep: SweepSpec | None = None
-    env: Variables = Field({}, description="Environment of every worker.")
+    env: Variables = {}
     environment: EnvironmentSpec = EnvironmentSpec()
-    inputs: list[str] = Field(
-        [], description="Files and globs that the job reads, from the working directory; {rank} names one per worker."
-    )
-    resume: bool = Field(
-        False, description="Whether the job continues from files that are already in its output directory."
-    )
+    inputs: list[str] = []
+    resume: bool = False
     slurm: SlurmSpec = SlurmSpec()
     paths: PathsSpec = PathsSpec()
     patterns: PatternsSpec = PatternsSpec()
@@ -139,46 +131,38 @@ class JobSpec(FileModel):
             raise combine_problems([(("secrets",), message) for message in twice], self.secrets)
         return self
 
+    def processes(self) -> Iterator[tuple[str, EngineRoleSpec]]:
+        """Parts with options of programs, by key: the backend, its roles, front end and benchmark."""
+        yield "backend", self.backend
+        for role in SERVING_ROLES:
+            yield f"backend.{role}", getattr(self.backend, role)
+        for key, part in (("frontend", self.frontend), ("benchmark", self.benchmark)):
+            if part is not None:
+                yield key, part
+
 
 class ClusterSpec(FileModel):
     """A cluster file: defaults of a site or a user."""
 
-    cluster: str | None = Field(None, description="Name of the cluster in labels.")
+    cluster: str | None = None
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
     time_limit: TimeLimit | None = None
     directives: Directives = {}
-    gpus_per_node: int | None = Field(
-        None, ge=0, le=64, description="GPUs of a node, where resources.gpus_per_node is left out."
-    )
-    cpus_per_node: int | None = Field(
-        None,
-        ge=1,
-        description="CPUs of a node, for jobs that take all of its GPUs and leave resources.cpus_per_node out.",
-    )
-    network_interface: str | None = Field(
-        None,
-        min_length=1,
-        description="Interface whose addresses the workers use for each other; host names without one.",
-    )
-    models: dict[str, str] = Field({}, description="Aliases of models: a directory, or hf:ORGANIZATION/NAME.")
-    containers: dict[str, str] = Field({}, description="Aliases of container images: a file, or a name in a registry.")
-    mounts: list[Mount] = Field([], description="Mounts of every container, before those of the job.")
-    modules: list[EnvironmentModule] = Field(
-        [], description="Environment modules of every job, before those of the job."
-    )
-    preamble: str | None = Field(None, description="Lines of shell in every batch script, before those of the job.")
-    logs_dir: Directory | None = Field(None, description="Where run directories are created; by default ./logs.")
-    target_dir: Directory | None = Field(None, description="Directory that Prometheus watches for targets of jobs.")
+    gpus_per_node: int | None = Field(None, ge=0, le=64)
+    cpus_per_node: int | None = Field(None, ge=1)
+    network_interface: str | None = Field(None, min_length=1)
+    models: dict[str, str] = {}
+    containers: dict[str, str] = {}
+    mounts: list[Mount] = []
+    modules: list[EnvironmentModule] = []
+    preamble: str | None = None
+    logs_dir: Directory | None = None
+    target_dir: Directory | None = None
     listen_address: Address | None = None
-    prometheus_url: Url | None = Field(None, description="Prometheus of the site, for `gpujob check`.")
-    alertmanager_url: Url | None = Field(None, description="Alertmanager of the site, for `gpujob check`.")
-
-    @field_validator("directives")
-    @classmethod
-    def _directives(cls, directives: Directives) -> Directives:
-        return check_directives(directives)
+    prometheus_url: Url | None = None
+    alertmanager_url: Url | None = None
 
     def resolve_model(self, text: str) -> str:
         """Resolve an alias of a model; return any other text unchanged."""
@@ -204,7 +188,7 @@ def parse_job(text: str, source: str) -> JobSpec:
     return parse_yaml_model(text, source, JobSpec, _missing_commands)
 
 
-def read_job(path: Path) -> dict[str, Any]:
+def read_job(path: Path) -> dict[str, JsonValue]:
     """Read a job file's YAML without checking its keys. Raises ConfigError."""
     body, twice = read_mapping(read_yaml_text(path), str(path))
     if twice:
@@ -212,19 +196,16 @@ def read_job(path: Path) -> dict[str, Any]:
     return body or {}
 
 
-def validate_job(body: dict[str, Any], source: str) -> JobSpec:
+def validate_job(body: Mapping[str, object], source: str) -> JobSpec:
     """Check the mapping of a job file. Raises ConfigError with every problem."""
     return validate_model(body, source, JobSpec, _missing_commands)
 
 
-def _missing_commands(body: Mapping[str, Any]) -> list[str]:
+def _missing_commands(body: Mapping[str, object]) -> list[str]:
     """Report workers without a command, unless an engine supplies it, and a job without workers."""
-    backend, resources, workers = body.get("backend"), body.get("resources"), body.get("workers", [])
-    if isinstance(backend, dict) and backend.get("type") in ENGINES:
-        workers = [{"command": "", **entry} if isinstance(entry, dict) else entry for entry in workers or ()]
-    by_role = isinstance(resources, dict) and any(resources.get(f"{role}_workers") for role in SERVING_ROLES)
-    if not workers and not by_role:
-        given = resources if isinstance(resources, dict) else {}
+    backend, resources, workers = body.get("backend"), body.get("resources"), body.get("workers")
+    given = resources if isinstance(resources, dict) else {}
+    if not workers and not any(given.get(f"{role}_workers") for role in SERVING_ROLES):
         if placed := [role for role in SERVING_ROLES if given.get(f"{role}_nodes")]:
             return [
                 f"resources.{role}_workers: is missing, and {role}_nodes is {given[f'{role}_nodes']}; "
@@ -232,11 +213,11 @@ def _missing_commands(body: Mapping[str, Any]) -> list[str]:
                 for role in placed
             ]
         return ["workers: is missing; name a role with its command, or set resources.agg_workers"]
-    entries = enumerate(workers) if isinstance(workers, list) else ()
+    is_engine = isinstance(backend, dict) and backend.get("type") in ENGINES
     return [
         f"workers[{index}].command: is missing"
-        for index, entry in entries
-        if isinstance(entry, dict) and entry.get("command") is None
+        for index, entry in enumerate(workers if isinstance(workers, list) else ())
+        if isinstance(entry, dict) and entry.get("command", "" if is_engine else None) is None
     ]
 
 

@@ -3,13 +3,14 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Literal, NamedTuple
 
 import yaml
 
+from exporter.contract.records import JsonObject, JsonValue, from_json
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 
 KEYS_FILE = Path(__file__).with_name("keys.yaml")  # meanings and examples; types and defaults come from the models
@@ -18,7 +19,7 @@ LIKENESS = 0.6  # of difflib, 0 to 1: below it a suggestion is a guess
 NO_BOUND = 1e9  # an upper bound from here on is a protection against mistakes, and no fact about the key
 WIDTH = 100  # columns of an example, before a line is broken
 
-Schema = Mapping[str, Any]
+File = Literal["job", "cluster"]
 
 _TYPES = {"string": "text", "integer": "whole number", "number": "number", "boolean": "true or false", "null": "null"}
 _COUNTABLE = ("string", "integer", "number")
@@ -34,7 +35,7 @@ class Key:
     type_text: str
     default_text: str  # YAML; empty for a required key, and for a section, because its keys have their own
     meaning: str = ""
-    example: Any = None
+    example: JsonValue = None
     required: bool = False
 
     @property
@@ -48,23 +49,46 @@ class Key:
         return re.split(r"(?<=[.;:]) ", self.meaning, maxsplit=1)[0].rstrip(".;:") + "."
 
 
+class Description(NamedTuple):
+    """Meaning of a key, and a value for it."""
+
+    meaning: str
+    example: JsonValue
+
+
 @cache
 def job_keys() -> tuple[Key, ...]:
     """Every key of the job file, in the order of ``keys.yaml``."""
-    return _with_meanings("job", JobSpec.model_json_schema())
+    return _described_keys("job")
 
 
 @cache
 def cluster_keys() -> tuple[Key, ...]:
     """Every key of the cluster file, in the order of ``keys.yaml``."""
-    return _with_meanings("cluster", ClusterSpec.model_json_schema())
+    return _described_keys("cluster")
 
 
 @cache
-def described_keys() -> Mapping[str, Mapping[str, Mapping[str, Any]]]:
-    """Meaning and example by path, of the ``job`` file and of the ``cluster`` file."""
-    described: Mapping[str, Mapping[str, Mapping[str, Any]]] = yaml.safe_load(KEYS_FILE.read_text(encoding="utf-8"))
-    return described
+def read_descriptions() -> Mapping[str, Mapping[str, Description]]:
+    """Descriptions by path, of the ``job`` file and of the ``cluster`` file."""
+    return from_json(dict[str, dict[str, Description]], yaml.safe_load(KEYS_FILE.read_text(encoding="utf-8")))
+
+
+def _described_keys(file: File) -> tuple[Key, ...]:
+    fields = {field.path: field for field in file_fields(_inlined_schema(file))}
+    return tuple(
+        Key(path, _type_text(fields[path].schema), _default_text(fields[path]), *described, fields[path].required)
+        for path, described in read_descriptions()[file].items()
+        if path in fields  # a test compares the two
+    )
+
+
+def file_schema(file: File) -> JsonObject:
+    """The JSON Schema of a file with the meaning of each key, for editors."""
+    schema, descriptions = _inlined_schema(file), read_descriptions()[file]
+    for field in file_fields(schema):
+        field.schema["description"] = descriptions[field.path].meaning
+    return schema
 
 
 def find_keys(text: str, keys: Sequence[Key]) -> tuple[Key, ...]:
@@ -90,7 +114,7 @@ def plain_path(text: str) -> str:
     return _PATH_MARKS.sub("", text)
 
 
-def nested(path: str, value: Any) -> Any:
+def nested(path: str, value: JsonValue) -> JsonValue:
     """The value at its place in a file: mappings and lists down to it."""
     for part in reversed(path.split(".")):
         name = part.removesuffix("[]").removesuffix("{}")
@@ -102,10 +126,10 @@ def nested(path: str, value: Any) -> Any:
     return value
 
 
-def as_yaml(value: Any) -> str:
+def as_yaml(value: JsonValue) -> str:
     """A value as people write it: blocks outside, innermost lists and mappings on one line."""
-    if isinstance(value, Mapping) and value:
-        return "".join(_dump({name: inner}, isinstance(inner, Mapping | list)) for name, inner in value.items())
+    if isinstance(value, dict) and value:
+        return "".join(_dump({name: inner}, isinstance(inner, dict | list)) for name, inner in value.items())
     return _dump(value, True).removesuffix("...\n")
 
 
@@ -120,88 +144,112 @@ class _Dumper(yaml.SafeDumper):
 _Dumper.add_representer(str, _Dumper.represent_text)
 
 
-def _dump(value: Any, inline: bool) -> str:
+def _dump(value: JsonValue, inline: bool) -> str:
     style = None if inline else False
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=WIDTH, default_flow_style=style)
 
 
-def _with_meanings(file: str, schema: Schema) -> tuple[Key, ...]:
-    known = {key.path: key for key in schema_keys(schema)}
-    return tuple(
-        replace(known[path], meaning=str(entry["meaning"]), example=entry["example"])
-        for path, entry in described_keys()[file].items()
-        if path in known  # a test compares the two
-    )
+def _inlined_schema(file: File) -> dict[str, JsonValue]:
+    """The JSON Schema of a file, each section in its place."""
+    schema = (JobSpec if file == "job" else ClusterSpec).model_json_schema()
+    return _inlined_mapping(schema, schema.pop("$defs", {}))
 
 
-def schema_keys(schema: Schema) -> Iterator[Key]:
-    """Every key of a JSON Schema without meaning and example, each section before its keys."""
-    yield from _keys_of(schema, schema.get("$defs", {}), "")
+def _inlined(value: JsonValue, definitions: JsonObject) -> JsonValue:
+    """A part of a schema with its references replaced by what they refer to."""
+    if isinstance(value, list):
+        return [_inlined(inner, definitions) for inner in value]
+    return _inlined_mapping(value, definitions) if isinstance(value, dict) else value
 
 
-def _keys_of(section: Schema, definitions: Schema, prefix: str) -> Iterator[Key]:
-    required = section.get("required", ())
-    for name, field in section["properties"].items():
-        mark, inner = _section_in(field, definitions)
-        path = f"{prefix}{name}"
-        is_section = inner is not None and not mark and field.get("default") is not None
-        default = "" if name in required or is_section else as_yaml(field.get("default")).strip()
-        yield Key(path, _type_text(field, definitions), default, required=name in required)
+def _inlined_mapping(value: JsonObject, definitions: JsonObject) -> dict[str, JsonValue]:
+    name = str(value.get("$ref", "")).rpartition("/")[2]
+    parts = {**_mapping(definitions.get(name)), **value}
+    return {key: _inlined(inner, definitions) for key, inner in parts.items() if key != "$ref"}
+
+
+def _mapping(value: JsonValue) -> dict[str, JsonValue]:
+    return value if isinstance(value, dict) else {}
+
+
+def _list(value: JsonValue) -> list[JsonValue]:
+    return value if isinstance(value, list) else []
+
+
+class Field(NamedTuple):
+    """A key in the schema of a file."""
+
+    path: str
+    schema: dict[str, JsonValue]
+    required: bool
+    is_section: bool  # which may not be left out: its keys have their own defaults
+
+
+def file_fields(section: JsonObject, prefix: str = "") -> Iterator[Field]:
+    """Every key of an inlined schema, each section before its keys."""
+    for name, value in _mapping(section.get("properties")).items():
+        schema = _mapping(value)
+        mark, inner = _section_in(schema)
+        is_section = inner is not None and not mark and schema.get("default") is not None
+        yield Field(f"{prefix}{name}", schema, name in _list(section.get("required")), is_section)
         if inner is not None:
-            yield from _keys_of(inner, definitions, f"{path}{mark}.")
+            yield from file_fields(inner, f"{prefix}{name}{mark}.")
 
 
-def _section_in(field: Schema, definitions: Schema) -> tuple[str, Schema | None]:
+def _section_in(schema: JsonObject) -> tuple[str, JsonObject | None]:
     """The section that a key contains, with ``[]`` for a list of them and ``{}`` for a mapping to them."""
-    for kind in _kinds(field, definitions):
+    for kind in _kinds(schema):
         if "properties" in kind:
             return "", kind
         for mark, inside in (("[]", kind.get("items")), ("{}", kind.get("additionalProperties"))):
-            if isinstance(inside, Mapping) and (inner := _section_in(inside, definitions))[1] is not None:
-                return f"{mark}{inner[0]}", inner[1]
+            if isinstance(inside, dict) and (found := _section_in(inside))[1] is not None:
+                return f"{mark}{found[0]}", found[1]
     return "", None
 
 
-def _kinds(field: Schema, definitions: Schema) -> list[Schema]:
-    """The kinds that a value may be of, references followed."""
-    if "$ref" in field:
-        return [definitions[field["$ref"].rpartition("/")[2]]]
-    return [kind for part in field["anyOf"] for kind in _kinds(part, definitions)] if "anyOf" in field else [field]
+def _kinds(schema: JsonObject) -> list[JsonObject]:
+    """The kinds that a value may be of."""
+    parts = [kind for part in _list(schema.get("anyOf")) for kind in _kinds(_mapping(part))]
+    return parts if "anyOf" in schema else [schema]
 
 
-def _type_text(field: Schema, definitions: Schema, ending: str = "") -> str:
-    words = [word for kind in _kinds(field, definitions) for word in _kind_texts(kind, definitions, ending)]
+def _default_text(field: Field) -> str:
+    return "" if field.required or field.is_section else as_yaml(field.schema.get("default")).strip()
+
+
+def _type_text(schema: JsonObject, ending: str = "") -> str:
+    words = [word for kind in _kinds(schema) for word in _kind_texts(kind, ending)]
     return _or_text(tuple(dict.fromkeys(words)))
 
 
-def _kind_texts(kind: Schema, definitions: Schema, ending: str) -> list[str]:
+def _kind_texts(kind: JsonObject, ending: str) -> list[str]:
     """What a value may be, each in words; ``ending`` is ``s`` where several values are meant."""
     if "enum" in kind:
-        return [f"`{value}`" for value in kind["enum"]]
+        return [f"`{value}`" for value in _list(kind["enum"])]
     match kind.get("type"):
-        case "array":
-            inside = _type_text(kind.get("items", {}), definitions, "s")
-            return [f"list{ending} of {inside}" if inside and " or " not in inside else f"list{ending}"]
-        case "object":
-            inner = kind.get("additionalProperties")
-            inside = _type_text(inner, definitions, "s") if isinstance(inner, Mapping) else ""
-            return [f"mapping{ending} of {inside}" if inside and " or " not in inside else f"mapping{ending}"]
+        case "array" | "object" as name:
+            word, inner = {"array": ("list", "items"), "object": ("mapping", "additionalProperties")}[name]
+            inside = _type_text(_mapping(kind.get(inner)), "s")
+            return [f"{word}{ending} of {inside}" if inside and " or " not in inside else f"{word}{ending}"]
         case str(name):
             return [_TYPES[name] + (ending if name in _COUNTABLE else "") + _bounds(kind)]
     return []
 
 
-def _bounds(kind: Schema) -> str:
-    least, most = kind.get("minimum"), kind.get("maximum")
+def _bounds(kind: JsonObject) -> str:
+    least, most, above, below = (
+        bound if isinstance(bound := kind.get(name), int | float) else None
+        for name in ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
+    )
     if least is not None and most is not None:
         return f" ({least:g} to {most:.10g})"
     words = [
         f"{word} {bound:.10g}"
         for word, bound in (
             ("at least", least),
-            ("above", kind.get("exclusiveMinimum")),
+            ("above", above),
             ("at most", most),
-            ("below", kind.get("exclusiveMaximum")),
+            ("below", below),
         )
         if bound is not None and bound < NO_BOUND
     ]

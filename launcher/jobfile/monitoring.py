@@ -1,6 +1,5 @@
 """Keys about monitoring: file names, patterns for logs, sidecars, and verification."""
 
-import difflib
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
@@ -10,7 +9,16 @@ from exporter.contract.manifest import LogPattern
 from exporter.logs.lexicon import AUTO
 from exporter.logs.packs_reader import pack_names
 from exporter.logs.patterns import PatternKind, pattern_problems
-from launcher.jobfile.value_types import Address, FileModel, NotNegativeSeconds, Seconds, as_float, combine_problems
+from launcher.jobfile.value_types import (
+    Address,
+    FileModel,
+    NotNegativeSeconds,
+    Seconds,
+    as_float,
+    check_entry,
+    combine_problems,
+    known_name,
+)
 from launcher.plan.plan import safe_file_word
 
 # common pattern names, and the exporter's names for the same thing
@@ -18,30 +26,24 @@ EXPORTER_NAMES = {"items_processed": "items", "batch_number": "batch"}
 PACKS = (AUTO, *pack_names())
 
 
+def _file_pattern_problem(pattern: str) -> str | None:
+    if pattern and "/" not in pattern:
+        return None
+    return f"{pattern!r} is not a pattern of file names; directories go into `paths`"
+
+
+FilePattern = Annotated[str, check_entry(_file_pattern_problem)]
+
+
 class PatternsSpec(FileModel):
     """Globs of file names."""
 
-    output: str | None = "output_worker_*.json*"
-    logs: str | None = "worker_*.log"
-    checkpoints: str | None = "checkpoint_*"
-
-    @field_validator("output", "logs", "checkpoints")
-    @classmethod
-    def _plain(cls, pattern: str | None) -> str | None:
-        if pattern is not None and ("/" in pattern or not pattern):
-            raise ValueError(f"{pattern!r} is not a pattern of file names; directories go into `paths`")
-        return pattern
+    output: FilePattern | None = "output_worker_*.json*"
+    logs: FilePattern | None = "worker_*.log"
+    checkpoints: FilePattern | None = "checkpoint_*"
 
 
-def _pack(name: object) -> object:
-    if isinstance(name, str) and name not in PACKS:
-        near = difflib.get_close_matches(name, PACKS, 1, 0.5)
-        hint = f'; did you mean "{near[0]}"?' if near else ""
-        raise ValueError(f'unknown pack "{name}"{hint} (known: {", ".join(PACKS)})')
-    return name
-
-
-PackName = Annotated[str, BeforeValidator(_pack), Field(json_schema_extra={"enum": list(PACKS)})]
+PackName = Annotated[str, known_name("pack", PACKS), Field(json_schema_extra={"enum": list(PACKS)})]
 
 
 def _pattern_problems(name: str, text: str, kind: PatternKind | None = None) -> list[str]:
@@ -67,18 +69,12 @@ ProgressPatterns = Annotated[dict[str, str], AfterValidator(_usable_patterns)]
 class ProgressSpec(FileModel):
     """How to read progress from the logs."""
 
-    total_items: int | None = Field(None, ge=1, description="Items of the whole job.")
-    total_epochs: int | None = Field(None, ge=1, description="Epochs of each worker, if its log does not show them.")
-    total_steps: int | None = Field(None, ge=1, description="Steps of each worker, if its log does not show them.")
-    pack: PackName = Field(
-        AUTO, description="Log pack of the program whose logs are read; `auto` detects it from the lines."
-    )
-    patterns: ProgressPatterns = Field(
-        {}, description="Regular expressions by name; they take precedence over those of the pack."
-    )
-    sample: str | list[str] | None = Field(
-        None, description="A line of the log, some lines, or a file of them, in which a position must be found."
-    )
+    total_items: int | None = Field(None, ge=1)
+    total_epochs: int | None = Field(None, ge=1)
+    total_steps: int | None = Field(None, ge=1)
+    pack: PackName = AUTO
+    patterns: ProgressPatterns = {}
+    sample: str | list[str] | None = None
 
 
 class ErrorSpec(FileModel):
@@ -86,7 +82,7 @@ class ErrorSpec(FileModel):
 
     pattern: str
     severity: Literal["critical", "warning", "info"] = "warning"
-    name: str | None = Field(None, description="Label of the pattern; made from the pattern by default.")
+    name: str | None = None
 
     @field_validator("pattern")
     @classmethod
@@ -115,22 +111,14 @@ def error_patterns(errors: Iterable[ErrorSpec]) -> tuple[LogPattern, ...]:
 class MonitoringSpec(FileModel):
     """How to monitor the job. Times in seconds."""
 
-    enabled: bool = Field(True, description="Whether sidecars are started at all.")
+    enabled: bool = True
     check_interval: Seconds = 5.0
     launch_timeout: Seconds = 60.0
     stall_timeout: Seconds = 300.0
-    checkpoint_interval: Seconds | None = Field(
-        None, description="Seconds between two checkpoints; learned from the files by default."
-    )
-    linger: NotNegativeSeconds = Field(
-        30.0, description="How long a sidecar that is being scraped waits for the scrape of its final values."
-    )
-    gpu_metrics: bool = Field(
-        False,
-        description="Whether utilization, memory, power and temperature of the GPUs are also written to "
-        "gpu_metrics.csv in the output directory.",
-    )
-    listen_address: Address | None = Field(None, description="host:port of the sidecars; port 0 picks a free one.")
+    checkpoint_interval: Seconds | None = None
+    linger: NotNegativeSeconds = 30.0
+    gpu_metrics: bool = False
+    listen_address: Address | None = None
 
 
 def _share(value: object) -> object:
@@ -155,15 +143,7 @@ PerItem = Annotated[
 class VerifySpec(FileModel):
     """Requirements on the results. A job that exits without error but delivers less is not a success."""
 
-    complete_share: Share = Field(0.99, description="Share of items, and of a benchmark's requests, that is enough.")
-    outputs: int | None = Field(
-        None,
-        ge=1,
-        description="Least number of output files; by default one per worker, if the names contain worker numbers.",
-    )
-    records_per_item: PerItem | None = Field(
-        1.0, description="Records in the output files for each item; null: records are not counted."
-    )
-    checksums: bool = Field(
-        False, description="Whether SHA-256 sums of the output files are written to checksums.txt in the run directory."
-    )
+    complete_share: Share = 0.99
+    outputs: int | None = Field(None, ge=1)
+    records_per_item: PerItem | None = 1.0
+    checksums: bool = False

@@ -1,7 +1,9 @@
 """Secrets recognized by name, whose values stay out of files that others can read. Pure."""
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from exporter.contract.records import JsonObject, JsonValue
 
 if TYPE_CHECKING:
     from launcher.jobfile.jobfile import JobSpec
@@ -28,19 +30,20 @@ def is_harmless(value: str) -> bool:
     return bool(_HARMLESS.fullmatch(value))
 
 
-def redacted_job(spec: "JobSpec") -> dict[str, Any]:
+def redacted_job(spec: "JobSpec") -> JsonObject:
     """The resolved job, with the values of secret-looking variables and options redacted."""
-    body: dict[str, Any] = _redacted(spec.model_dump(mode="json"))
-    return body
+    return _redacted_mapping(spec.model_dump(mode="json"), "")
 
 
-def _redacted(value: Any, within: str = "") -> Any:
+def _redacted(value: JsonValue, within: str) -> JsonValue:
     """Redact values that are secret by their name in an ``env``, ``args``, ``config`` or sweep."""
     if isinstance(value, list):
         return [_redacted(inner, within) for inner in value]
-    if not isinstance(value, dict):
-        return value
-    body: dict[str, Any] = {}
+    return _redacted_mapping(value, within) if isinstance(value, dict) else value
+
+
+def _redacted_mapping(value: JsonObject, within: str) -> dict[str, JsonValue]:
+    body: dict[str, JsonValue] = {}
     for name, inner in value.items():
         last = name.rpartition(".")[2]
         variable = within == "env" or f".{name}".endswith(f".env.{last}")

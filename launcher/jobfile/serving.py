@@ -1,6 +1,5 @@
 """Keys of a serving job: model, engine, front end, benchmark and readiness."""
 
-import difflib
 import re
 import shlex
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
@@ -8,26 +7,24 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from launcher.jobfile.backend_kinds import BACKEND_KINDS
-from launcher.jobfile.value_types import FileModel, Seconds, Variables, combine_problems
-
-# options of a program by long name without ``--``; true: bare option, false or null: left out
-Arguments = dict[str, str | int | float | bool | list[str | int | float] | None]
-
+from launcher.jobfile.value_types import FileModel, Seconds, Variables, check_entry, combine_problems, known_name
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 MOST_CONCURRENCY = 1_000_000  # concurrent requests; a larger number is a typing error
 
 
-def _options(args: object) -> object:
-    for name in args if isinstance(args, dict) else ():
-        if isinstance(name, str) and not _OPTION.fullmatch(name):
-            bare = name.lstrip("-").partition("=")[0].partition(" ")[0]
-            hint = f"; write {bare}" if _OPTION.fullmatch(bare) else ""
-            raise ValueError(f"{name!r} is not the name of an option: write it without -- and without its value{hint}")
-    return args
+def _option_problem(name: str) -> str | None:
+    if _OPTION.fullmatch(name):
+        return None
+    bare = name.lstrip("-").partition("=")[0].partition(" ")[0]
+    hint = f"; write {bare}" if _OPTION.fullmatch(bare) else ""
+    return f"{name!r} is not the name of an option: write it without -- and without its value{hint}"
 
 
-NamedArguments = Annotated[Arguments, BeforeValidator(_options)]
+# options of a program by long name without ``--``; true: bare option, false or null: left out
+Arguments = dict[
+    Annotated[str, check_entry(_option_problem)], str | int | float | bool | list[str | int | float] | None
+]
 
 
 def concurrency_list(value: list[int] | str | None) -> tuple[int, ...]:
@@ -88,19 +85,6 @@ def _join_argv(words: list[object]) -> str:
     return shlex.join(map(str, words))
 
 
-def _known_name(what: str, *known: str) -> BeforeValidator:
-    """Refuse an unknown name, and suggest the nearest known one."""
-
-    def check(name: object) -> object:
-        if isinstance(name, str) and name not in known:
-            near = difflib.get_close_matches(name, known, 1, 0.5)
-            hint = f'; did you mean "{near[0]}"?' if near else ""
-            raise ValueError(f'unknown {what} "{name}"{hint} (known: {", ".join(known)})')
-        return name
-
-    return BeforeValidator(check)
-
-
 if TYPE_CHECKING:
     BackendType = str
 else:
@@ -117,28 +101,26 @@ Command = Annotated[
 class ModelSpec(FileModel):
     """The model that is served."""
 
-    path: str = Field(description="An alias of the cluster file, a directory, or hf:ORGANIZATION/NAME.")
-    name: str | None = Field(None, description="Name that clients use; by default the last part of the path.")
+    path: str
+    name: str | None = None
 
 
 class EngineRoleSpec(FileModel):
     """Settings of the engine for one role, after those for all roles."""
 
-    args: NamedArguments = {}
+    args: Arguments = {}
     env: Variables = {}
-    config: dict[str, object] = Field({}, description="Written as a file into the run directory and given by its path.")
+    config: dict[str, object] = {}
 
 
 class BackendSpec(EngineRoleSpec):
     """The program that the workers run, and how its parts find each other."""
 
-    type: Annotated[BackendType, _known_name("backend", *BACKEND_KINDS)] = "command"
+    type: Annotated[BackendType, known_name("backend", tuple(BACKEND_KINDS))] = "command"
     prefill: EngineRoleSpec = EngineRoleSpec()
     decode: EngineRoleSpec = EngineRoleSpec()
     agg: EngineRoleSpec = EngineRoleSpec()
-    mpi: str = Field(
-        "pmix", pattern="^[A-Za-z0-9_]+$", description="Kind of process management that srun gives to MPI programs."
-    )
+    mpi: str = Field("pmix", pattern="^[A-Za-z0-9_]+$")
 
     @property
     def granularity(self) -> Literal["node", "gpu"]:
@@ -149,16 +131,10 @@ class BackendSpec(EngineRoleSpec):
 class FrontendSpec(EngineRoleSpec):
     """The front end, which takes the requests."""
 
-    type: Annotated[FrontendType, _known_name("front end", *get_args(FrontendType))]
+    type: Annotated[FrontendType, known_name("front end", get_args(FrontendType))]
     count: int = Field(1, ge=1, le=1000)
-    command: Command | None = Field(
-        None,
-        description="Words, as a list or one text, in place of those of the type, needed for custom; "
-        "it must listen on {http_port}.",
-    )
-    nginx: bool | None = Field(
-        None, description="Whether nginx runs in front of them; by default when there are several."
-    )
+    command: Command | None = None
+    nginx: bool | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> "FrontendSpec":
@@ -179,20 +155,12 @@ class FrontendSpec(EngineRoleSpec):
 class BenchmarkSpec(EngineRoleSpec):
     """The benchmark, which uses the workers. The job ends with it; `manual` serves until the job is stopped."""
 
-    type: Annotated[BenchmarkType, _known_name("benchmark", *get_args(BenchmarkType))] = "manual"
-    command: Command | None = Field(
-        None,
-        description="The command of type custom, words as a list or one text; of sa-bench its program, "
-        "which gets its options from here.",
-    )
-    isl: int | None = Field(None, ge=1, description="Tokens of input.")
-    osl: int | None = Field(None, ge=1, description="Tokens of output.")
-    concurrencies: Annotated[list[int] | str | None, BeforeValidator(_concurrencies)] = Field(
-        None, description='Numbers of simultaneous requests, one run for each; for example [4, 8, 16] or "4x8x16".'
-    )
-    req_rate: Annotated[str | int | float, BeforeValidator(_rate)] = Field(
-        "inf", description='Requests per second, or "inf": as fast as the concurrency allows.'
-    )
+    type: Annotated[BenchmarkType, known_name("benchmark", get_args(BenchmarkType))] = "manual"
+    command: Command | None = None
+    isl: int | None = Field(None, ge=1)
+    osl: int | None = Field(None, ge=1)
+    concurrencies: Annotated[list[int] | str | None, BeforeValidator(_concurrencies)] = None
+    req_rate: Annotated[str | int | float, BeforeValidator(_rate)] = "inf"
 
     @model_validator(mode="after")
     def _whole(self) -> "BenchmarkSpec":
@@ -214,6 +182,6 @@ class ReadinessSpec(FileModel):
     """When the workers are ready, and how long that may take. Times in seconds."""
 
     kind: Literal["auto", "none", "dynamo", "sglang", "vllm", "http", "tcp"] = "auto"
-    path: str | None = Field(None, description="HTTP path to poll; by default that of the kind.")
+    path: str | None = None
     timeout: Seconds = 1800.0
     interval: Seconds = 5.0

@@ -3,9 +3,9 @@
 import re
 from typing import Annotated, Literal
 
-from pydantic import Field, field_validator, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
-from launcher.jobfile.value_types import Directory, FileModel, TimeLimit, check_entry, combine_problems
+from launcher.jobfile.value_types import Directory, FileModel, TimeLimit, check_entry
 
 _DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")
 _SIGNAL = re.compile(r"(?:SIG)?(?P<name>[A-Z][A-Z0-9]*)@(?P<seconds>\d{1,9})")
@@ -13,8 +13,6 @@ _DEPENDENCY_IDS = "(?:after|afterany|afterok|afternotok|aftercorr|afterburstbuff
 _DEPENDENCY = re.compile(rf"(?:{_DEPENDENCY_IDS}(?::\d+(?:_(?:\d+|\*))?(?:\+\d+)?)+|singleton)")
 SIGNALS = ("USR1", "USR2")  # those that the orchestrator passes on as a warning; others end the job or do nothing
 MOST_SIGNAL_S = 65535  # longest time before the time limit that sbatch accepts (sbatch(1), ``--signal``)
-
-Directives = dict[str, str | int | bool | None]
 
 _RESERVED_DIRECTIVES = {
     "output": "the run directory",
@@ -73,21 +71,18 @@ def check_dependency(text: str) -> str:
     return text
 
 
-def check_directives(directives: Directives) -> Directives:
-    """Check further options of sbatch; refuse those that another key sets."""
-    wrong = [
-        f"{name!r} is not a long option of sbatch; write it without --"
-        for name in directives
-        if not _DIRECTIVE.fullmatch(name)
-    ]
-    wrong += [
-        f"{name!r} is set by {_RESERVED_DIRECTIVES[name]}; leave it out here"
-        for name in directives
-        if name in _RESERVED_DIRECTIVES
-    ]
-    if wrong:
-        raise combine_problems([((), problem) for problem in wrong], directives)
-    return directives
+def _directive_problem(name: str) -> str | None:
+    if not _DIRECTIVE.fullmatch(name):
+        return f"{name!r} is not a long option of sbatch; write it without --"
+    if name in _RESERVED_DIRECTIVES:
+        return f"{name!r} is set by {_RESERVED_DIRECTIVES[name]}; leave it out here"
+    return None
+
+
+# further options of sbatch, without those that another key sets
+Directives = dict[Annotated[str, check_entry(_directive_problem)], str | int | bool | None]
+Dependency = Annotated[str, AfterValidator(check_dependency)]
+Signal = Annotated[str, AfterValidator(lambda text: "{}@{}".format(*parse_signal(text)))]
 
 
 class RequeueSpec(FileModel):
@@ -95,7 +90,7 @@ class RequeueSpec(FileModel):
 
     preempted: bool = False
     time_limit: bool = False
-    max: int = Field(3, ge=1, le=1000, description="Attempts after the first.")
+    max: int = Field(3, ge=1, le=1000)
 
 
 class SlurmSpec(FileModel):
@@ -104,35 +99,15 @@ class SlurmSpec(FileModel):
     partition: str | None = None
     account: str | None = None
     qos: str | None = None
-    time_limit: TimeLimit | None = Field(None, description='For example "04:00:00".')
-    directives: Directives = Field(
-        {},
-        description="Further options of sbatch by their long names; true or null for an option without a value.",
-    )
+    time_limit: TimeLimit | None = None
+    directives: Directives = {}
 
-    dependency: str | None = Field(None, description='For example "afterok:4459".')
+    dependency: Dependency | None = None
     exclusive: bool = False
-    segment: int | None = Field(None, ge=1, description="Nodes of one block of the network's topology.")
-    het: bool = Field(False, description="Whether prefill and decode are components of a heterogeneous job.")
-    signal: str | None = Field(
-        None, description='USR1 or USR2 and seconds before the time limit, as in "USR1@120": passed on to the workers.'
-    )
+    segment: int | None = Field(None, ge=1)
+    het: bool = False
+    signal: Signal | None = None
     requeue: RequeueSpec = RequeueSpec()
-
-    @field_validator("directives")
-    @classmethod
-    def _directives(cls, directives: Directives) -> Directives:
-        return check_directives(directives)
-
-    @field_validator("dependency")
-    @classmethod
-    def _dependency(cls, dependency: str | None) -> str | None:
-        return None if dependency is None else check_dependency(dependency)
-
-    @field_validator("signal")
-    @classmethod
-    def _signal(cls, text: str | None) -> str | None:
-        return None if text is None else "{}@{}".format(*parse_signal(text))
 
     @model_validator(mode="after")
     def _said_once(self) -> "SlurmSpec":
@@ -171,30 +146,22 @@ def _module_problem(name: str) -> str | None:
 EnvironmentModule = Annotated[str, check_entry(_module_problem)]
 
 
+NotEmpty = Annotated[str, check_entry(lambda text: None if text.strip() else "is empty")]
+
+
 class ContainerSpec(FileModel):
     """The container in which workers run."""
 
-    image: str = Field(description="An alias of the cluster file, an image file, or a name that the runtime pulls.")
+    image: NotEmpty
     runtime: Literal["pyxis", "apptainer", "enroot"] = "pyxis"
-    mounts: list[Mount] = Field([], description="host:container, or host:container:ro; placeholders are filled in.")
-    workdir: str | None = Field(
-        None, description="Where workers start in the container; by default the directory outside the container."
-    )
-    python: str = Field(
-        "python3", description="Python interpreter in the image, which runs gpujob's wrapper around each worker."
-    )
-
-    @field_validator("image", "python")
-    @classmethod
-    def _not_empty(cls, text: str) -> str:
-        if not text.strip():
-            raise ValueError("is empty")
-        return text
+    mounts: list[Mount] = []
+    workdir: str | None = None
+    python: NotEmpty = "python3"
 
 
 class SetupSpec(FileModel):
     """Steps of the batch script before any part of the job starts."""
 
-    modules: list[EnvironmentModule] = Field([], description="Environment modules, in this order.")
-    script: Directory | None = Field(None, description="Sourced by the batch script, before the job.")
-    preamble: str | None = Field(None, description="Lines of shell in the batch script, for example `ulimit -n 65536`.")
+    modules: list[EnvironmentModule] = []
+    script: Directory | None = None
+    preamble: str | None = None

@@ -1,14 +1,13 @@
 """A sweep: one job file for several jobs with different values."""
 
-from typing import Any
-
 from pydantic import Field
 
+from exporter.contract.records import JsonValue
 from launcher.jobfile.value_types import FileModel
 
 # defined here because Python 3.14 would resolve `list` within the class to the field
-Values = list[Any]
-Points = list[dict[str, Any]]
+Values = list[JsonValue]
+Points = list[dict[str, JsonValue]]
 
 
 class SweepSpec(FileModel):
@@ -18,14 +17,10 @@ class SweepSpec(FileModel):
     value it replaces. Any other word is a placeholder `{word}` in the file's texts.
     """
 
-    grid: dict[str, Values] = Field({}, description="Values by key; every combination, the first key slowest.")
-    zip: dict[str, Values] = Field(
-        {}, description="Values by key, in lists of equal length: the first of each, the second, ..."
-    )
-    max_parallel: int | None = Field(
-        None, ge=1, description="Points that run at once; on Slurm all of them by default, on this machine one."
-    )
-    list: Points = Field([], description="The points themselves: keys with their values.")
+    grid: dict[str, Values] = {}
+    zip: dict[str, Values] = {}
+    max_parallel: int | None = Field(None, ge=1)
+    list: Points = []
 
 
 class SweepFile(FileModel):

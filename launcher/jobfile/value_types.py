@@ -5,8 +5,10 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WrapValidator
-from pydantic_core import ErrorDetails, InitErrorDetails, PydanticCustomError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic_core import InitErrorDetails, PydanticCustomError
+
+from launcher.errors import did_you_mean
 
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME_LIMIT = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
@@ -94,6 +96,17 @@ Url = Annotated[str, BeforeValidator(_url)]
 Directory = Annotated[str, BeforeValidator(_directory)]
 
 
+def known_name(what: str, known: Sequence[str]) -> BeforeValidator:
+    """Refuse an unknown name, and suggest the nearest known one."""
+
+    def check(name: object) -> object:
+        if isinstance(name, str) and name not in known:
+            raise ValueError(f'unknown {what} "{name}"{did_you_mean(name, known)} (known: {", ".join(known)})')
+        return name
+
+    return BeforeValidator(check)
+
+
 def combine_problems(problems: Sequence[tuple[tuple[str | int, ...], str]], given: object) -> ValidationError:
     """Combine several problems within a value into one error, each with its place."""
     details: list[InitErrorDetails] = [
@@ -122,29 +135,4 @@ def variable_problem(name: str) -> str | None:
 VariableName = Annotated[str, check_entry(variable_problem)]
 
 
-def _variables(env: object, handler: Callable[[object], dict[str, str]]) -> dict[str, str]:
-    """Check names and values of variables, and report every problem."""
-    names = [name for name in env if isinstance(name, str)] if isinstance(env, dict) else []
-    found = [((), problem) for name in names if (problem := variable_problem(name))]
-    try:
-        usable = handler(env)
-    except ValidationError as error:
-        if not found:
-            raise
-        details = [*combine_problems(found, env).errors(), *error.errors()]
-        raise ValidationError.from_exception_data("env", [_detail(entry) for entry in details]) from error
-    if found:
-        raise combine_problems(found, env)
-    return usable
-
-
-def _detail(entry: ErrorDetails) -> InitErrorDetails:
-    """Convert a reported problem for use within another error."""
-    if entry["type"] == "value_error":
-        kind: str | PydanticCustomError = PydanticCustomError("value_error", "{message}", {"message": entry["msg"]})
-    else:
-        kind = entry["type"]
-    return {"type": kind, "loc": entry["loc"], "input": entry["input"]}
-
-
-Variables = Annotated[dict[str, str], WrapValidator(_variables)]
+Variables = dict[VariableName, str]

@@ -3,22 +3,23 @@
 import difflib
 import types
 import typing
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 import yaml
 from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
 
+from exporter.contract.records import JsonValue
 from launcher.errors import ConfigError
 
 Spec = typing.TypeVar("Spec", bound=BaseModel)
 Location = Sequence[int | str]
+FindMore = Callable[[Mapping[str, object]], list[str]]
 Place = tuple[int, int]  # line and column of a text, from 0
 
 
-def parse_yaml_model(
-    text: str, source: str, model: type[Spec], find_more_problems: Callable[[dict[str, Any]], list[str]] = lambda _: []
-) -> Spec:
+def parse_yaml_model(text: str, source: str, model: type[Spec], find_more_problems: FindMore = lambda _: []) -> Spec:
     """Parse YAML as a ``model``. Raises ConfigError with every problem.
 
     ``find_more_problems`` finds problems of the whole file, which the model cannot see while parts are wrong.
@@ -29,7 +30,7 @@ def parse_yaml_model(
     return validate_model(body or {}, source, model, find_more_problems, twice, text)
 
 
-def read_mapping(text: str, source: str) -> tuple[dict[str, Any] | None, list[str]]:
+def read_mapping(text: str, source: str) -> tuple[dict[str, JsonValue] | None, list[str]]:
     """Read a YAML mapping (None if empty), and a problem for each duplicate key."""
     twice: dict[Place, str] = {}
     try:
@@ -51,10 +52,10 @@ def read_mapping(text: str, source: str) -> tuple[dict[str, Any] | None, list[st
 
 
 def validate_model(
-    body: dict[str, Any],
+    body: Mapping[str, object],
     source: str,
     model: type[Spec],
-    find_more_problems: Callable[[dict[str, Any]], list[str]] = lambda _: [],
+    find_more_problems: FindMore = lambda _: [],
     known_problems: Sequence[str] = (),
     text: str = "",
 ) -> Spec:
@@ -63,7 +64,7 @@ def validate_model(
     ``text`` is the original YAML, so that messages can quote it.
     """
     try:
-        if problems := [f"{_join(location)}: {what}" for location, what in _find_unusable_texts(body, [])]:
+        if problems := [f"{join_place(location)}: {what}" for location, what in _find_unusable_texts(body, [])]:
             raise ConfigError(source, [*known_problems, *problems])
         spec = model.model_validate(body)
     except ValidationError as error:
@@ -87,6 +88,13 @@ def _problems_in_order(duplicates: Mapping[Place, str]) -> list[str]:
     return [duplicates[place] for place in sorted(duplicates)]
 
 
+class _PlacedError(NamedTuple):
+    """An error of pydantic, with its place in the file."""
+
+    place: str
+    details: ErrorDetails
+
+
 class UniqueKeyLoader(yaml.SafeLoader):
     """YAML loader that reports duplicate keys; PyYAML silently keeps the last one.
 
@@ -98,7 +106,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
         self._duplicates = duplicates
         self._checked: set[int] = set()
 
-    def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+    def construct_object(self, node: yaml.Node, deep: bool = False) -> object:
         try:
             return super().construct_object(node, deep)
         except (ValueError, TypeError, LookupError, OverflowError, AttributeError) as error:
@@ -107,7 +115,7 @@ class UniqueKeyLoader(yaml.SafeLoader):
                 None, None, f"{str(node.value)[:40]!r} is not a valid {kind}: {error}", node.start_mark
             ) from error
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         if id(node) not in self._checked:  # a mapping merged by ``<<`` comes again, already flattened
             self._checked.add(id(node))
             seen: set[object] = set()
@@ -192,31 +200,32 @@ def _problems(error: ValidationError, model: type[BaseModel], text: str, intende
 
     Missing keys at ``intended_places``, where a misspelled key was meant to be, are left out.
     """
-    found: dict[str, list[dict[str, Any]]] = {}
-    for entry in error.errors():
-        place, base = _places(entry["loc"], model)
-        if entry["type"] == "missing" and place in intended_places:
-            continue
-        found.setdefault(base, []).append({**entry, "place": place})
+    found: dict[str, list[_PlacedError]] = {}
+    for details in error.errors():
+        location = details["loc"]
+        place, base = _places(location[:-2] if location[-1:] == ("[key]",) else location, model)
+        if details["type"] != "missing" or place not in intended_places:
+            found.setdefault(base, []).append(_PlacedError(place, details))
     problems = []
     for base, entries in found.items():
-        if len(entries) > 1 and len({entry["place"] for entry in entries}) == 1 and base != "":
-            kinds = [_EXPECTED.get(entry["type"]) for entry in entries]
-            if all(kinds) and "a list" in kinds and not isinstance(entries[0].get("input"), list | dict):
-                entries = [entry for entry in entries if entry["type"] != "list_type"]
+        if len(entries) > 1 and len({entry.place for entry in entries}) == 1 and base != "":
+            kinds = [_EXPECTED.get(entry.details["type"]) for entry in entries]
+            value = entries[0].details["input"]
+            if all(kinds) and "a list" in kinds and not isinstance(value, list | dict):
+                entries = [entry for entry in entries if entry.details["type"] != "list_type"]
             elif all(kinds):
                 words = ", ".join(str(kind) for kind in kinds[:-1]) + f" or {str(kinds[-1]).partition(' or ')[0]}"
-                problems.append(f"{base}: {_value_text(entries[0].get('input'))} is not {words}")
+                problems.append(f"{base}: {_value_text(value)} is not {words}")
                 continue
         elif len(entries) > 1:
-            deeper = [entry for entry in entries if entry["place"] != base]
+            deeper = [entry for entry in entries if entry.place != base]
             entries = deeper or entries
-        problems += [_problem(entry, model, text) for entry in entries]
+        problems += [_problem(entry.place, entry.details, model, text) for entry in entries]
     return problems
 
 
-def _problem(error: dict[str, Any], model: type[BaseModel], text: str) -> str:
-    place, kind, value = error["place"], error["type"], error.get("input")
+def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str) -> str:
+    kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
         key, known = str(error["loc"][-1]), _known_names(model, error["loc"][:-1])
         near = _nearest(error["loc"], model)
@@ -231,7 +240,7 @@ def _problem(error: dict[str, Any], model: type[BaseModel], text: str) -> str:
         if kind == "string_type" and value is None:
             fix = "; leave the key out"
         elif kind == "string_type" and not isinstance(value, dict | list):
-            fix = f'; write it in quotes: "{_yaml_text(value)}"'
+            fix = f'; write it in quotes: "{yaml_text(value)}"'
         return f"{place}: {_value_text(value)} is not {_EXPECTED[kind]}{fix}"
     if kind == "literal_error":
         expected = str(error["ctx"]["expected"]).replace("'", '"')
@@ -261,7 +270,8 @@ def _source_text(text: str, location: Location) -> str | None:
     return str(node.value) if isinstance(node, yaml.ScalarNode) else None
 
 
-def _yaml_text(value: object) -> str:
+def yaml_text(value: object) -> str:
+    """A value as YAML writes it."""
     if value is None:
         return "null"
     return str(value).lower() if isinstance(value, bool) else str(value)
@@ -271,20 +281,21 @@ def _value_text(value: object) -> str:
     if isinstance(value, str):
         text = f'"{value}"'
     else:
-        text = _yaml_text(value) if isinstance(value, bool | None) else repr(value)
+        text = yaml_text(value) if isinstance(value, bool | None) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 
-def _join(location: Location) -> str:
+def join_place(location: Location) -> str:
+    """Format a location as errors show it: ``workers[0].gpus``."""
     place = ""
     for part in location:
         place += f"[{part}]" if isinstance(part, int) else f".{part}" if place else str(part)
     return place
 
 
-def _steps(location: Location, model: type[BaseModel]) -> Iterator[tuple[int | str, Any, bool]]:
+def _steps(location: Location, model: type[BaseModel]) -> Iterator[tuple[int | str, object, bool]]:
     """Each part of a location, the type it leads to, and whether it only names a member of a union."""
-    kind: Any = model
+    kind: object = model
     for part in location:
         kind = _without_annotation(kind)
         members = [member for member in _union_members(kind) if member is not type(None)]
@@ -305,11 +316,11 @@ def _steps(location: Location, model: type[BaseModel]) -> Iterator[tuple[int | s
         yield part, kind, False
 
 
-def _without_annotation(kind: Any) -> Any:
+def _without_annotation(kind: object) -> object:
     return typing.get_args(kind)[0] if typing.get_origin(kind) is typing.Annotated else kind
 
 
-def _union_members(kind: Any) -> tuple[Any, ...]:
+def _union_members(kind: object) -> tuple[object, ...]:
     return typing.get_args(kind) if typing.get_origin(kind) in (typing.Union, types.UnionType) else ()
 
 
@@ -319,15 +330,15 @@ def _places(location: Location, model: type[BaseModel]) -> tuple[str, str]:
     base: str | None = None
     for part, _, names_a_kind in _steps(location, model):
         if names_a_kind:
-            base = base if base is not None else _join(parts)
+            base = base if base is not None else join_place(parts)
         else:
             parts.append(part)
-    place = _join(parts)
+    place = join_place(parts)
     return place, place if base is None else base
 
 
 def _known_names(model: type[BaseModel], location: Location) -> list[str]:
-    kind: Any = model
+    kind: object = model
     for _, reached, _ in _steps(location, model):
         kind = reached
     kind = _without_annotation(kind)

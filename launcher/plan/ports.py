@@ -6,9 +6,10 @@ that jobs on a node do not collide and busy ports do no harm. The nodes search f
 """
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.contract import run_files
+from exporter.contract.records import JsonValue, to_json
 from launcher.errors import TopologyError
 from launcher.plan.plan import Plan, RunFacts
 
@@ -99,7 +100,7 @@ def all_ports(plan: Plan) -> dict[int, set[int]]:
     return found
 
 
-def survey_request(plan: Plan) -> dict[str, Any] | None:
+def survey_request(plan: Plan) -> dict[str, JsonValue] | None:
     """The JSON object of ``survey.json``, the request of the node survey; None if there is nothing to ask.
 
     A separate file, because a thousand nodes may read it at the same time. Most have the same ports, so each set is
@@ -113,20 +114,20 @@ def survey_request(plan: Plan) -> dict[str, Any] | None:
     return {
         "schema": run_files.RECORD_SCHEMA,
         "network_interface": plan.network_interface,
-        "ports": [list(kind) for kind in indices],
-        "nodes": [indices[kind] for kind in ports],
+        "ports": to_json(list(indices)),
+        "nodes": to_json([indices[kind] for kind in ports]),
     }
 
 
-def assigned_ports(plan: Plan, facts: RunFacts) -> dict[str, Any]:
+def assigned_ports(plan: Plan, facts: RunFacts) -> dict[str, JsonValue]:
     """The JSON object of ``ports.json``: the ports of each process, with the offset."""
-    processes = [
+    processes: list[JsonValue] = [
         {
             "worker": planned.task.worker,
             "rank": planned.task.rank,
             "node": facts.hosts[planned.task.node_index],
             "address": facts.address(planned.task.node_index),
-            "ports": {name: port + facts.port_offset for name, port in planned.ports.items()},
+            "ports": to_json({name: port + facts.port_offset for name, port in planned.ports.items()}),
         }
         for planned in plan.tasks
         if planned.ports

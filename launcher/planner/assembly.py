@@ -1,21 +1,20 @@
 """Commands of all tasks of a job: those of the workers, and of the services around them. Pure."""
 
 import re
-import shlex
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
-from launcher.jobfile.serving import BenchmarkSpec, FrontendSpec
+from launcher.jobfile.serving import BenchmarkSpec, EngineRoleSpec, FrontendSpec
 from launcher.plan import ports
 from launcher.plan.plan import BALANCER, BENCHMARK, COUNTING_KINDS, INFRA, WORKERS, ReadinessPlan, ReadyRule, TaskPlan
 from launcher.plan.plan import FRONTENDS as FRONTENDS_STAGE
+from launcher.planner import nginx
 from launcher.planner.assembly_checks import JobParts, assembly_problems
 from launcher.planner.backends import BACKENDS
 from launcher.planner.backends.base import (
@@ -24,12 +23,16 @@ from launcher.planner.backends.base import (
     BackendWorker,
     config_name,
     config_path,
-    option_argv,
 )
-from launcher.planner.benchmarks import BENCHMARKS
-from launcher.planner.benchmarks.base import Endpoint, benchmark_environment
-from launcher.planner.frontends import FRONTENDS, dynamo, nginx
-from launcher.planner.frontends.base import Frontend, worker_url_variables
+from launcher.planner.benchmarks import BENCHMARKS, Endpoint, benchmark_environment
+from launcher.planner.frontends import (
+    FRONTENDS,
+    Frontend,
+    Service,
+    frontend_argv,
+    infra_environment,
+    worker_url_variables,
+)
 from launcher.planner.roles import Role
 from launcher.planner.topology import Topology
 
@@ -54,7 +57,7 @@ class PlannedService:
 
     task: Task
     stage: str
-    port_names: tuple[str, ...] = ()  # port names of `launcher.plan.ports`
+    program: Service
 
 
 def assemble_tasks(spec: JobSpec, cluster: ClusterSpec, topology: Topology, *, local: bool = False) -> Assembly:
@@ -105,29 +108,29 @@ class _Assembler:
         """Processes that are not workers, with the ranks after those of the workers."""
         found: list[PlannedService] = []
 
-        def add(name: str, role: str, index: int, node: int, stage: str, needs: Iterable[str] = ()) -> None:
-            stem = name if stage == BENCHMARK else f"{{node}}_{name}"
+        def add(program: Service, node: int, stage: str, role: str = "", index: int = 0) -> None:
+            name, later = program.name, stage == BENCHMARK
+            stem = name if later else f"{{node}}_{name}"
             logs = tuple(f"{stem}{{run}}.{stream}" for stream in ("out", "err"))
             rank = len(self._topology.tasks) + len(found)
-            later = stage == BENCHMARK
-            task = Task(name, role, index, rank, 0, node, (), logs, later=later, service=not later)
-            found.append(PlannedService(task, stage, tuple(needs)))
+            task = Task(name, role or name, index, rank, 0, node, (), logs, later=later, service=not later)
+            found.append(PlannedService(task, stage, program))
 
         layout, frontend, spec = self._topology, self._frontend, self._spec.frontend
         if frontend is not None and spec is not None:
             for infra in frontend.infra:
-                add(infra.name, infra.name, 0, layout.infra_node, INFRA, infra.ports)
+                add(infra, layout.infra_node, INFRA)
             if frontend.has_own_process:
                 named = _named_ports([spec.command or "", *spec.env.values(), *map(str, spec.args.values())])
                 own = "internal" if spec.balanced else "public"
                 needs = dict.fromkeys((own, *frontend.ports, *(name for name in named if name != CLIENT_PORT_NAME)))
                 for index in range(spec.count):
                     node = layout.frontend_nodes[index % len(layout.frontend_nodes)]
-                    add(f"frontend_{index}", "frontend", index, node, FRONTENDS_STAGE, needs)
+                    add(Service(f"frontend_{index}", tuple(needs)), node, FRONTENDS_STAGE, "frontend", index)
                 if spec.balanced:
-                    add(nginx.NAME, nginx.NAME, 0, layout.frontend_nodes[0], BALANCER, ("public",))
+                    add(nginx.NGINX, layout.frontend_nodes[0], BALANCER)
         if self._benchmark is not None:
-            add("benchmark", "benchmark", 0, layout.client_node, BENCHMARK)
+            add(Service("benchmark"), layout.client_node, BENCHMARK)
         return found
 
     def _assign_ports(self, groups: Sequence[WorkerGroup], is_one_machine: bool) -> dict[int, dict[str, int]]:
@@ -138,7 +141,7 @@ class _Assembler:
         if self._frontend is not None and not self._frontend.has_own_process:
             task, own = requests[0]
             requests[0] = (task, tuple("public" if name == CLIENT_PORT_NAME else name for name in own))
-        requests += [(service.task, service.port_names) for service in self._services]
+        requests += [(service.task, service.program.ports) for service in self._services]
         if not any(names for _, names in requests):
             return {task.rank: {} for task, _ in requests}
         given = ports.assign_ports(
@@ -165,7 +168,7 @@ class _Assembler:
             texts += [*options.env.values(), *map(str, options.args.values())]
         return _named_ports(texts)
 
-    def _backend_options(self, role: Role) -> list[Any]:
+    def _backend_options(self, role: Role) -> list[EngineRoleSpec]:
         """Backend options of the job file for a role; empty if it does not run the job's backend."""
         if self._backends[role.name].name != self._spec.backend.type:
             return []
@@ -254,15 +257,13 @@ class _Assembler:
     def _infra_environment(self) -> dict[str, str]:
         infra = [service.task for service in self._services if service.stage == INFRA]
         known = {name: port for task in infra for name, port in self._ports[task.rank].items()}
-        return dynamo.infra_environment(infra[0].node_index, known) if infra else {}
+        return infra_environment(infra[0].node_index, known) if infra else {}
 
     def _service_task(self, service: PlannedService) -> TaskPlan:
         task, metrics, words = service.task, None, list[str]()
         environment: dict[str, str] = {}
-        if service.stage == INFRA:
-            words = dynamo.infra_argv(task.worker, task.node_index)
-        elif service.stage == BALANCER:
-            words = nginx.nginx_argv()
+        if service.program.argv:
+            words = list(service.program.argv)
         elif self._benchmark is not None and service.stage == BENCHMARK:
             words, environment = self._benchmark_parts(self._benchmark)
         elif self._frontend is not None and self._spec.frontend is not None:
@@ -281,12 +282,11 @@ class _Assembler:
         )
 
     def _benchmark_parts(self, benchmark: BenchmarkSpec) -> tuple[list[str], dict[str, str]]:
-        kind = BENCHMARKS[benchmark.type]
-        variables = benchmark_environment(self._context, kind, benchmark, self._endpoint)
+        variables = benchmark_environment(self._context, benchmark, self._endpoint)
         variables |= {**self._infra, **worker_url_variables(self._context, self._served)}
         if benchmark.config:
             variables["GPUJOB_CONFIG_FILE"] = "{run_dir}/benchmark_config.yaml"
-        words = kind.argv(self._context, benchmark, self._endpoint)
+        words = BENCHMARKS[benchmark.type].argv(self._context, benchmark, self._endpoint)
         return words, {**variables, **self._spec.env, **benchmark.env}
 
     def _frontend_parts(self, frontend: Frontend, spec: FrontendSpec) -> tuple[list[str], dict[str, str], str | None]:
@@ -297,9 +297,8 @@ class _Assembler:
         if spec.config:
             variables["GPUJOB_CONFIG_FILE"] = "{run_dir}/frontend_config.yaml"
         environment = {**variables, **self._spec.env, **spec.env}
-        if spec.command is not None:
-            return [*shlex.split(spec.command), *option_argv(spec.args)], environment, None
-        return frontend.argv(self._context, self._served), environment, frontend.metrics()
+        metrics = frontend.metrics if spec.command is None else None
+        return frontend_argv(frontend, spec, self._served), environment, metrics
 
     def _readiness_rules(self) -> list[ReadyRule]:
         """Rules for the next stage: of services, of workers, and of the model as a whole."""
@@ -307,7 +306,7 @@ class _Assembler:
             ReadyRule(service.task.worker, "tcp", service.task.node_index, port, before=WORKERS)
             for service in self._services
             if service.stage == INFRA
-            for port in [self._ports[service.task.rank][service.port_names[0]]]
+            for port in [self._ports[service.task.rank][service.program.ports[0]]]
         ]
         if self._spec.readiness.kind == "none":
             return found
@@ -332,7 +331,7 @@ class _Assembler:
         return [ReadyRule(subject, kind, node, port, path, dict(expected)) for subject, node, port in asked]
 
     def _templates(self) -> dict[str, str]:
-        configs: dict[str, Any] = {}
+        configs: dict[str, dict[str, object]] = {}
         for role in self._topology.roles:
             if self._config_environments[role.name]:
                 configs[config_name(self._backends[role.name].name, role.name)] = self._context.config(role.name)
@@ -378,7 +377,7 @@ def _named_ports(texts: Sequence[str]) -> list[str]:
     return [name for name in dict.fromkeys(found) if name in ports.TABLE]
 
 
-def _render_yaml(config: dict[str, Any]) -> str:
+def _render_yaml(config: dict[str, object]) -> str:
     import yaml  # lazy: few jobs need it
 
     return yaml.safe_dump(config, sort_keys=False, allow_unicode=True, default_flow_style=False)

@@ -7,12 +7,11 @@ from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.serving import BenchmarkSpec, EngineRoleSpec
 from launcher.plan.plan import COUNTING_KINDS
-from launcher.planner.backends.base import DISAGGREGATED, Backend, BackendContext, BackendWorker, LaunchedBackend
+from launcher.planner.backends.base import DISAGGREGATED, Backend, BackendContext, BackendWorker
 from launcher.planner.backends.command import PORT_PLACEHOLDER
-from launcher.planner.benchmarks import BENCHMARKS
-from launcher.planner.benchmarks.base import Endpoint
-from launcher.planner.frontends import FRONTENDS
-from launcher.planner.frontends.base import Frontend
+from launcher.planner.backends.launched import LaunchedBackend
+from launcher.planner.benchmarks import BENCHMARKS, Endpoint
+from launcher.planner.frontends import FRONTENDS, Frontend
 from launcher.planner.roles import Role
 
 

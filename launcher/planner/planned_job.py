@@ -11,7 +11,7 @@ from pathlib import Path
 from launcher.errors import ConfigError, ConfigErrors, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, load_cluster, load_job
 from launcher.plan.plan import Plan
-from launcher.planner.planner import make_plan
+from launcher.planner.planner import Invocation, make_plan
 from launcher.rundir.rundir import user_name
 
 
@@ -26,16 +26,31 @@ class PlannedJob:
     environ: Mapping[str, str]
 
 
+def make_invocation(
+    job: str | Path, workdir: Path | None = None, *, local: bool, available: int | None = None
+) -> Invocation:
+    """Describe a command given here and now for this job file; ``available`` is the number of nodes, if known."""
+    return Invocation(
+        job_dir=Path(job).resolve().parent,
+        workdir=workdir or Path.cwd(),
+        user=re.sub(r"\s", "_", user_name()),
+        timestamp=time.strftime("%Y%m%d_%H%M%S"),
+        python=sys.executable,
+        local=local,
+        available=available,
+    )
+
+
 def read_planned_job(job: str, *, local: bool, available: int | None = None) -> PlannedJob:
     """Read and plan a job for this machine or for Slurm. Raises ConfigErrors with every problem.
 
     ``available`` is the number of nodes, if known.
     """
-    workdir = Path.cwd()
+    invocation = make_invocation(job, local=local, available=available)
     problems: list[ConfigError] = []
     spec = cluster = None
     try:
-        cluster = load_cluster(os.environ, workdir)
+        cluster = load_cluster(os.environ, invocation.workdir)
     except ConfigError as error:
         problems.append(error)
     try:
@@ -45,39 +60,12 @@ def read_planned_job(job: str, *, local: bool, available: int | None = None) -> 
     if spec is None or cluster is None:
         raise ConfigErrors(problems)
     try:
-        return plan_job(
-            spec,
-            cluster,
-            job_dir=Path(job).resolve().parent,
-            workdir=workdir,
-            timestamp=time.strftime("%Y%m%d_%H%M%S"),
-            local=local,
-            available=available,
-        )
+        return plan_job(spec, cluster, invocation)
     except TopologyError as error:
         raise ConfigErrors([ConfigError(job, error.problems)]) from error
 
 
-def plan_job(
-    spec: JobSpec,
-    cluster: ClusterSpec,
-    *,
-    job_dir: Path,
-    workdir: Path,
-    timestamp: str,
-    local: bool,
-    available: int | None = None,
-) -> PlannedJob:
+def plan_job(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> PlannedJob:
     """Plan a job for this machine or for Slurm. Raises TopologyError if it does not fit."""
-    plan = make_plan(
-        spec,
-        cluster,
-        job_dir=job_dir,
-        workdir=workdir,
-        user=re.sub(r"\s", "_", user_name()),
-        timestamp=timestamp,
-        python=sys.executable,
-        local=local,
-        available=available,
-    )
-    return PlannedJob(spec, cluster, plan, local, dict(os.environ))
+    plan = make_plan(spec, cluster, invocation)
+    return PlannedJob(spec, cluster, plan, invocation.local, dict(os.environ))

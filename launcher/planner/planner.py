@@ -7,6 +7,7 @@ fills in.
 import dataclasses
 from collections import Counter
 from pathlib import Path
+from typing import NamedTuple
 
 from exporter.contract.manifest import Manifest, PathGroup, Task, Verification
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_full_nodes, with_cluster
@@ -23,40 +24,36 @@ from launcher.planner.slurm_options import (
     slurm_options,
     with_dependency,
 )
-from launcher.planner.topology import place_workers
+from launcher.planner.topology import Topology, place_workers
 from launcher.rundir.cluster_file import LOGS_DIR, resolve_directory
 
 
-def make_plan(
-    spec: JobSpec,
-    cluster: ClusterSpec,
-    *,
-    job_dir: Path,
-    workdir: Path,
-    user: str,
-    timestamp: str,
-    python: str,
-    local: bool = False,
-    kill_wait_s: float = DEFAULT_KILL_WAIT_S,
-    available: int | None = None,
-) -> Plan:
-    """Make the plan of a job. Raises TopologyError if its workers do not fit its nodes.
+class Invocation(NamedTuple):
+    """Who plans a job, where and when."""
 
-    ``timestamp`` is ``YYYYMMDD_HHMMSS``. ``python`` is the interpreter for our own processes. ``available`` is the
-    number of nodes, if known.
-    """
+    job_dir: Path  # directory of the job file
+    workdir: Path  # where the command was given
+    user: str
+    timestamp: str  # YYYYMMDD_HHMMSS
+    python: str  # interpreter for our own processes
+    local: bool = False  # for this machine, not for Slurm
+    available: int | None = None  # number of nodes, if known
+    kill_wait_s: float = DEFAULT_KILL_WAIT_S
+
+
+def make_plan(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> Plan:
+    """Make the plan of a job. Raises TopologyError if its workers do not fit its nodes."""
     spec = with_cluster(spec, cluster)
-    layout = place_workers(spec, available, spec.backend.granularity)
-    assembly = assemble_tasks(spec, cluster, layout, local=local)
+    layout = place_workers(spec, invocation.available, spec.backend.granularity)
+    assembly = assemble_tasks(spec, cluster, layout, local=invocation.local)
     tasks = tuple(planned.task for planned in assembly.tasks)
-    workdir = Path(resolve_directory(spec.workdir, workdir) or workdir)
+    workdir = _workdir(spec, invocation)
     cpus_of = {role.name: role.options.cpus for role in layout.roles}
     cpus = Counter[int]()
     for task in tasks:
         cpus[task.node_index] += cpus_of.get(task.role) or max(1, len(task.gpus))
     # one more for the sidecar, the wrappers and the job steps
     least_cpus = max(cpus.values()) + 1
-    slurm = slurm_options(spec, cluster, layout)
     return Plan(
         job_name=spec.name,
         nodes=layout.nodes,
@@ -64,18 +61,18 @@ def make_plan(
         cpus_per_node=spec.resources.cpus_per_node or max(least_cpus, cpus_of_full_nodes(spec, cluster) or 0),
         memory_per_node=spec.resources.memory_per_node,
         tasks=mark_contained(assembly.tasks, spec),
-        manifest=_manifest(spec, cluster, layout.nodes, tasks, workdir, user, slurm["time_limit"], local, kill_wait_s),
-        job_dir=str(job_dir),
+        manifest=_manifest(spec, cluster, invocation, layout, tasks),
+        job_dir=str(invocation.job_dir),
         workdir=str(workdir),
         logs_dir=resolve_directory(cluster.logs_dir, workdir) or str(workdir / LOGS_DIR),
-        run_dir_name=run_dir_name(spec, layout, timestamp),
+        run_dir_name=run_dir_name(spec, layout, invocation.timestamp),
         target_dir=resolve_directory(cluster.target_dir, workdir),
-        slurm=slurm,
+        slurm=slurm_options(spec, cluster, layout),
         monitoring=spec.monitoring.enabled,
         launch_timeout_s=spec.monitoring.launch_timeout,
         linger_s=spec.monitoring.linger,
-        kill_wait_s=kill_wait_s,
-        python=python,
+        kill_wait_s=invocation.kill_wait_s,
+        python=invocation.python,
         resolved=redacted_job(spec),
         world_size=len(layout.tasks),
         readiness=assembly.readiness,
@@ -94,27 +91,25 @@ def adapt_plan(plan: Plan, kill_wait_s: float, dependency: str | None) -> Plan:
     return plan if dependency is None else with_dependency(plan, dependency)
 
 
+def _workdir(spec: JobSpec, invocation: Invocation) -> Path:
+    return Path(resolve_directory(spec.workdir, invocation.workdir) or invocation.workdir)
+
+
 def _manifest(
-    spec: JobSpec,
-    cluster: ClusterSpec,
-    nodes: int,
-    tasks: tuple[Task, ...],
-    workdir: Path,
-    user: str,
-    time_limit: str | None,
-    local: bool,
-    kill_wait_s: float,
+    spec: JobSpec, cluster: ClusterSpec, invocation: Invocation, layout: Topology, tasks: tuple[Task, ...]
 ) -> Manifest:
+    local, workdir = invocation.local, _workdir(spec, invocation)
+    time_limit = spec.slurm.time_limit or cluster.time_limit
     output = resolve_directory(spec.paths.output_dir, workdir) or "."
     checkpoint = resolve_directory(spec.paths.checkpoint_dir, workdir) or output
     log = resolve_directory(spec.paths.log_dir, workdir) or "."
     patterns, monitoring = spec.patterns, spec.monitoring
     return Manifest(
         job_name=spec.name,
-        user=user,
+        user=invocation.user,
         cluster=cluster.cluster or ("local" if local else ""),
         partition=(spec.slurm.partition or cluster.partition or "") if not local else "local",
-        nodes=nodes,
+        nodes=layout.nodes,
         tasks=tasks,
         groups=(
             PathGroup("output", output, patterns.output),
@@ -135,7 +130,7 @@ def _manifest(
         stall_timeout_s=monitoring.stall_timeout,
         checkpoint_interval_s=monitoring.checkpoint_interval,
         linger_s=monitoring.linger,
-        kill_wait_s=kill_wait_s,
+        kill_wait_s=invocation.kill_wait_s,
         gpu_metrics=monitoring.gpu_metrics,
         announced=cluster.target_dir is not None,
         listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else ":0"),

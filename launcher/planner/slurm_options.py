@@ -3,7 +3,6 @@
 import dataclasses
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
@@ -17,6 +16,10 @@ from launcher.plan.plan import (
     WORKERS,
     ContainerPlan,
     Plan,
+    RequeueRule,
+    SetupPart,
+    SetupPlan,
+    SlurmOptions,
     TaskPlan,
     safe_file_word,
 )
@@ -26,23 +29,25 @@ from launcher.rundir.cluster_file import resolve_directory
 CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)  # the other services (etcd, nats, nginx) run on the node itself
 
 
-def slurm_options(spec: JobSpec, cluster: ClusterSpec, topology: Topology) -> dict[str, Any]:
+def slurm_options(spec: JobSpec, cluster: ClusterSpec, topology: Topology) -> SlurmOptions:
     """Options for sbatch beyond the resources. Raises TopologyError if the job cannot be split into components."""
-    asked = spec.slurm
-    return {
-        "partition": asked.partition or cluster.partition,
-        "account": asked.account or cluster.account,
-        "qos": asked.qos or cluster.qos,
-        "time_limit": asked.time_limit or cluster.time_limit,
-        "directives": {**cluster.directives, **asked.directives},
-        "dependency": asked.dependency,
-        "exclusive": asked.exclusive,
-        "segment": asked.segment,
-        "signal": asked.signal,
-        "requeue": asked.requeue.model_dump() if "requeue" in asked.model_fields_set else None,
-        "mpi": spec.backend.mpi,
-        "het": list(het_components(topology.tasks, topology.nodes)) if asked.het else None,
-    }
+    asked, requeue = spec.slurm, spec.slurm.requeue
+    return SlurmOptions(
+        partition=asked.partition or cluster.partition,
+        account=asked.account or cluster.account,
+        qos=asked.qos or cluster.qos,
+        time_limit=asked.time_limit or cluster.time_limit,
+        directives={**cluster.directives, **asked.directives},
+        dependency=asked.dependency,
+        exclusive=asked.exclusive,
+        segment=asked.segment,
+        signal=asked.signal,
+        requeue=RequeueRule(requeue.preempted, requeue.time_limit, requeue.max)
+        if "requeue" in asked.model_fields_set
+        else None,
+        mpi=spec.backend.mpi,
+        het=het_components(topology.tasks, topology.nodes) if asked.het else None,
+    )
 
 
 def het_components(tasks: Sequence[Task], nodes: int) -> tuple[int, int]:
@@ -68,17 +73,14 @@ def het_components(tasks: Sequence[Task], nodes: int) -> tuple[int, int]:
     return first, nodes - first
 
 
-def setup_steps(spec: JobSpec, cluster: ClusterSpec, workdir: Path) -> dict[str, Any]:
-    """Setup of the batch script: the cluster file's steps, then the job's."""
-    parts = [
-        {"modules": cluster.modules, "script": None, "preamble": cluster.preamble},
-        {
-            "modules": spec.setup.modules,
-            "script": resolve_directory(spec.setup.script, workdir),
-            "preamble": spec.setup.preamble,
-        },
-    ]
-    return {"parts": [part for part in parts if any(part.values())]}
+def setup_steps(spec: JobSpec, cluster: ClusterSpec, workdir: Path) -> SetupPlan:
+    """Setup of the batch script."""
+    script = resolve_directory(spec.setup.script, workdir)
+    parts = (
+        SetupPart(tuple(cluster.modules), None, cluster.preamble),
+        SetupPart(tuple(spec.setup.modules), script, spec.setup.preamble),
+    )
+    return SetupPlan(tuple(part for part in parts if any(part)))
 
 
 def run_dir_name(spec: JobSpec, topology: Topology, timestamp: str) -> str:
@@ -121,5 +123,7 @@ def mark_contained(tasks: Iterable[TaskPlan], spec: JobSpec) -> tuple[TaskPlan, 
 
 def with_dependency(plan: Plan, dependency: str) -> Plan:
     """The plan with this dependency instead of the job file's."""
-    resolved = {**plan.resolved, "slurm": {**plan.resolved["slurm"], "dependency": dependency}}
-    return dataclasses.replace(plan, slurm={**plan.slurm, "dependency": dependency}, resolved=resolved)
+    slurm = plan.resolved["slurm"]
+    changed = {**slurm, "dependency": dependency} if isinstance(slurm, dict) else slurm
+    resolved = {**plan.resolved, "slurm": changed}
+    return dataclasses.replace(plan, slurm=plan.slurm._replace(dependency=dependency), resolved=resolved)

@@ -52,7 +52,6 @@ def place_workers(spec: JobSpec, available: int | None = None, granularity: Gran
     by_gpu = (resources.process_granularity or granularity) == "gpu"
     for role, index, shares in _worker_shares(roles, resources, pool, _decode_shares_node(roles, resources, len(pool))):
         tasks += _worker_tasks(role, index, len(tasks), shares, by_gpu)
-    _check_invariants(tasks, roles, resources, pool)
     frontends = (front - 1,) if resources.frontend_node else tuple(pool)
     return Topology(
         nodes,
@@ -257,27 +256,3 @@ def _capacity_problem(
     if _count_filled_nodes(roles, resources, starts_decode_apart=False)[0] + len(reserved) <= nodes:
         fix += ", or colocate_prefill_decode: true"
     return f"{problem}{fix}, or fewer or smaller workers"
-
-
-def _check_invariants(tasks: Sequence[Task], roles: Sequence[Role], resources: ResourcesSpec, pool: range) -> None:
-    """Check what every plan must satisfy, however it was made."""
-    per_node = resources.gpus_per_node
-    used: set[tuple[int, int]] = set()
-    workers: dict[tuple[str, int], list[Task]] = {}
-    for rank, task in enumerate(tasks):
-        if task.rank != rank or task.node_index not in pool:
-            raise TopologyError([f"{task.worker}: rank {task.rank} on node {task.node_index} is out of place"])
-        for gpu in task.gpus:
-            if not 0 <= gpu < per_node or (task.node_index, gpu) in used:
-                raise TopologyError([f"GPU {gpu} of node {task.node_index} is assigned twice or does not exist"])
-            used.add((task.node_index, gpu))
-        workers.setdefault((task.role, task.index), []).append(task)
-    if list(workers) != [(role.name, index) for role in roles for index in range(role.count)]:
-        raise TopologyError(["the workers of the plan are not those of the job"])
-    sizes = {role.name: role.gpus for role in roles}
-    for (name, index), parts in workers.items():
-        nodes = [task.node_index for task in parts]
-        whole = sum(len(task.gpus) for task in parts) == sizes[name]
-        in_order = [task.local_rank for task in parts] == list(range(len(parts))) and nodes == sorted(nodes)
-        if not (whole and in_order and nodes[-1] - nodes[0] == max(0, sizes[name] - 1) // max(1, per_node)):
-            raise TopologyError([f"{name}_w{index}: its processes do not make up a worker of {sizes[name]} GPUs"])

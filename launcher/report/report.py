@@ -37,7 +37,7 @@ from launcher.report.workers import (
     with_restart_evidence,
 )
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.orchestrator_record import OrchestratorRecord
+from launcher.rundir.job_records import OrchestratorRecord
 from launcher.rundir.statuses import merge_workers, read_statuses
 
 if TYPE_CHECKING:

@@ -32,7 +32,7 @@ from launcher.verify.benchmark_results import (
     with_counted_requests,
 )
 from launcher.verify.timed_reads import ReportProgress
-from launcher.verify.verify import VerificationCheck, verify_results
+from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 
 _FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")  # start of the detail on existing output files
 COMPLETENESS_CHECKS = (
@@ -101,21 +101,20 @@ def _verify(
     of_benchmark = benchmark_check(planned, results or (), manifest.verify.complete_share)
     # the log has only some of the results that are in the files
     counted_by_files = of_benchmark is not None and all_report_tokens(results or ())
-    found = verify_results(
+    finished = FinishedJob(
         manifest,
-        work=job_work(workers),
-        work_source="the result files" if of_files else "the logs",
+        job_work(workers),
         exit_reasons=None if files_only else reasons,
+        work_source="the result files" if of_files else "the logs",
         since=_first_start(job),
         idle_ranks=[worker.rank for worker in workers if worker.items_expected == 0],
         busy_ranks=[worker.rank for worker in workers if worker.items_expected or worker.items],
         logs=[] if counted_by_files else result_logs(job),
         statuses=job.statuses,
-        out_of_time=pace.out_of_time,
-        progress=pace.progress,
         is_repeated=earlier is not None,
         files_before=earlier.files if earlier is not None else 0,
     )
+    found = verify_results(finished, out_of_time=pace.out_of_time, progress=pace.progress)
     if of_benchmark is None:
         return found
     others = [check for check in found if check.name != "workers" and not check.is_inapplicable]

@@ -18,20 +18,17 @@ from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis
 from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
-from launcher.plan.plan import Plan, RunFacts
 from launcher.report import run_logs, verification  # noqa: F401 - loaded now: an upgrade during the job may not mix versions
 from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS
 from launcher.report.text import render_report
 from launcher.run.job_log import log_line, log_raw_line
-from launcher.run.job_state import JobState, attempt_optional
+from launcher.run.job_state import JobRun, attempt_optional
 from launcher.run.launch_check import LaunchChecklist
 from launcher.run.sidecars import Sidecars
-from launcher.run.signals import OrchestratorSignals
 from launcher.run.tasks import JobTasks
 from launcher.rundir.statuses import merge_workers, read_statuses
-from launcher.steps.steps import Steps
 
 
 def write_missing_diagnosis(manifest: Manifest, attempt: int, task: Task, node: str, ended: WorkerEnd) -> Path | None:
@@ -85,25 +82,10 @@ def write_diagnoses(
 class EndOfJob:
     """The work after all tasks have ended."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        facts: RunFacts,
-        steps: Steps,
-        job_state: JobState,
-        signals: OrchestratorSignals,
-        job_tasks: JobTasks,
-        sidecars: Sidecars,
-        time_limit_end: float | None,
-    ) -> None:
-        self._plan = plan
-        self._facts = facts
-        self._steps = steps
-        self._job_state = job_state
-        self._signals = signals
-        self._job_tasks = job_tasks
-        self._sidecars = sidecars
-        self._time_limit_end = time_limit_end
+    def __init__(self, job: JobRun, job_tasks: JobTasks, sidecars: Sidecars) -> None:
+        self._plan, self._facts, self._time_limit_end = job.plan, job.facts, job.time_limit_end
+        self._steps, self._job_state, self._signals = job.steps, job.state, job.signals
+        self._job_tasks, self._sidecars = job_tasks, sidecars
 
     def finish(
         self,
@@ -124,7 +106,7 @@ class EndOfJob:
         run_files.release_reserve(self._facts.run_dir)
         if not hurry:
             self._write_diagnoses()
-        will_requeue = (job_state.stop or {}).get("requeue") is True and not hurry
+        will_requeue = job_state.stop is not None and job_state.stop.requeue and not hurry
         status, report = EXIT_STATUS["UNKNOWN"], None
         try:
             attempt_optional("read the events of the sidecars", copy_status_events)

@@ -3,13 +3,16 @@
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import NamedTuple, TypedDict
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
-from launcher.plan.plan import RunFacts
+from exporter.workers.exit_reason import JobStop
+from launcher.plan.plan import Plan, RunFacts
 from launcher.run.job_log import log_line
 from launcher.run.signals import OrchestratorSignals
+from launcher.steps.steps import Steps
 
 KILL_MARGIN_S = 3.0  # kept free of KillWait for the report
 MOST_KILL_MARGIN_SHARE = 0.4  # largest share of KillWait kept free, if KillWait is short
@@ -34,7 +37,7 @@ def attempt_optional(what: str, action: Callable[[], object]) -> None:
 
 def lost_part_cause(
     part: str, host: str, cause: str, killed_by: str | None = "SIGKILL", code: int | None = None
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Describe the loss of a gpujob process as a cause for the report; ``killed_by`` is a signal name."""
     return {
         "worker": part,
@@ -47,13 +50,40 @@ def lost_part_cause(
     }
 
 
+class StopOrigin(TypedDict, total=False):
+    """What made a stop necessary."""
+
+    rank: int  # rank and run of the worker whose end did
+    restart: int
+    nodes: tuple[str, ...]  # failed nodes
+    requeue: bool  # whether the job is to be requeued
+    failed: Mapping[str, object]  # what failed, for the report, unless it is the worker above
+
+
+@dataclass(frozen=True)
+class Stop(JobStop):
+    """Why the job is being stopped."""
+
+    requeue: bool = False
+    failed: Mapping[str, object] | None = None
+
+    def to_json(self) -> dict[str, object]:
+        """Return the JSON object for ``state.json``, without what is not known."""
+        known = {name: value for name, value in vars(self).items() if value is not None}
+        if not self.requeue:
+            del known["requeue"]
+        if not self.nodes:
+            del known["nodes"]
+        return known
+
+
 class JobState:
     """Phase of a job and, during a stop, its reason and deadline."""
 
     def __init__(self, facts: RunFacts, kill_wait_s: float, signals: OrchestratorSignals) -> None:
         self.events = EventLog(facts.run_dir / run_files.EVENTS_FILE, facts.job_id)
         self.phase = ""
-        self.stop: dict[str, Any] | None = None  # as in `state.json`
+        self.stop: Stop | None = None
         self.deadline: float | None = None  # when remaining tasks are killed, monotonic clock
         self.is_sigterm_due = False  # whether SIGTERM to the tasks is still due
         self.sigterm_at = 0.0  # when SIGTERM to the tasks is due, monotonic clock
@@ -71,15 +101,16 @@ class JobState:
         self._write_state(phase)
 
     def _write_state(self, phase: str) -> None:
+        stop = self.stop.to_json() if self.stop is not None else None
         attempt_optional(
             f"write {run_files.STATE_FILE}",
-            lambda: run_files.write_job_state(self._run_dir, phase, self.stop, workers_ended=self.have_workers_ended),
+            lambda: run_files.write_job_state(self._run_dir, phase, stop, workers_ended=self.have_workers_ended),
         )
 
     @property
     def may_finish_work(self) -> bool:
         """Whether tasks of a job that will be requeued still have time to save or finish their work."""
-        return self.is_sigterm_due and self.stop is not None and bool(self.stop.get("requeue"))
+        return self.is_sigterm_due and self.stop is not None and self.stop.requeue
 
     @property
     def has_time_for_query(self) -> bool:
@@ -98,14 +129,15 @@ class JobState:
 
     def add_failed_nodes(self, reason: str, cause: str, nodes: Sequence[str]) -> None:
         """Add the failed nodes to a stop that began without their names."""
-        self.stop = {**(self.stop or {}), "reason": reason, "cause": cause, "nodes": list(nodes)}
+        if self.stop is not None:
+            self.stop = replace(self.stop, reason=reason, cause=cause, nodes=tuple(nodes))
         self.events.write("nodes failed", nodes=list(nodes))
         self._write_state(self.phase)
 
     def withdraw_stop(self) -> None:
         """Cancel a stop whose tasks completed before they were signalled."""
         log_line("Stop cancelled: the work is complete")
-        self.events.write("job not stopped", cause=(self.stop or {}).get("cause"))
+        self.events.write("job not stopped", cause=self.stop.cause if self.stop is not None else None)
         self.stop, self.deadline, self.is_sigterm_due = None, None, False
         self.publish(self.phase)
 
@@ -123,7 +155,7 @@ class JobState:
         self,
         reason: str,
         cause: str,
-        origin: Mapping[str, Any] | None = None,
+        origin: StopOrigin | None = None,
         *,
         send_sigterm: bool = True,
         sigterm_after_s: float = 0.0,
@@ -132,7 +164,6 @@ class JobState:
     ) -> None:
         """Publish a stop and set the one deadline for all tasks.
 
-        ``origin`` is the rank and restart that caused the stop, the failed nodes, or ``failed`` for the report.
         Without ``send_sigterm``, Slurm signals the tasks. If Slurm ends the job in ``kill_wait_in_s`` seconds, KillWait
         starts then. ``signalled_at`` is when a task may have got that signal earlier than this process.
         """
@@ -144,9 +175,20 @@ class JobState:
             self.begin_kill_wait(time.monotonic() + kill_wait_in_s)
         else:
             self.deadline = self.sigterm_at + OWN_TEARDOWN_S
-        self.stop = {"reason": reason, "cause": cause, "time": min(now, signalled_at or now), **(origin or {})}
+        self.stop = Stop(reason, cause, min(now, signalled_at or now), **(origin or {}))
         self.is_sigterm_due = send_sigterm and not self.is_sigterm_sent
         log_line(f"Stopping the job: {cause}")
         self._write_state("completing")  # first, since it holds the reason if this process is killed
         self.events.write("job stopping", reason=reason, cause=cause)
         self.publish("completing")
+
+
+class JobRun(NamedTuple):
+    """A running job, as all parts of the orchestrator know it."""
+
+    plan: Plan
+    facts: RunFacts
+    steps: Steps
+    state: JobState
+    signals: OrchestratorSignals
+    time_limit_end: float | None = None  # in epoch seconds; None without a limit

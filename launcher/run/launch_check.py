@@ -3,7 +3,6 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
@@ -182,7 +181,7 @@ class JobLaunchCheck:
             log_bytes=sum(sizes),
         )
 
-    def _read_record(self, task: Task, restart: int, kind: str) -> dict[str, Any] | None:
+    def _read_record(self, task: Task, restart: int, kind: str) -> dict[str, object] | None:
         stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, restart)
         return run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json")
 

@@ -12,7 +12,6 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
@@ -27,10 +26,11 @@ from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
 from launcher.run.end_of_job import publish_report, write_diagnoses
 from launcher.run.job_log import log_line
-from launcher.run.job_state import OWN_TEARDOWN_S, attempt_optional, lost_part_cause
+from launcher.run.job_state import OWN_TEARDOWN_S, Stop, attempt_optional, lost_part_cause
 from launcher.run.orchestrator import load_plan, time_limit_end
 from launcher.run.run_records import have_all_runs_ended
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
 from launcher.rundir.statuses import read_statuses
 from launcher.rundir.targets import TargetFiles
 from launcher.steps.batch_script import component_ids, without_outer_components
@@ -40,34 +40,22 @@ from launcher.steps.srun_lines import SIDECARS
 FINAL_VALUES_S = 4.0  # wait for the sidecars' final values
 
 
-class LeftoverTasks(Protocol):
-    """Processes or steps that the orchestrator left running."""
-
-    poll_interval_s: float  # interval for polling it
-
-    def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
-        """Send a signal to the tasks, and to the ``include_sidecars`` if set; 0 only counts (kill(2)).
-
-        Return how many processes or steps there are.
-        """
-        ...
-
-
 class LocalLeftoverTasks:
     """Processes on this machine that have the job's run directory in their environment."""
 
-    poll_interval_s = 0.1
+    poll_interval_s = 0.1  # between two calls of `send_signal`
 
     def __init__(self, run_dir: Path) -> None:
         self._run_dir = str(run_dir)
 
     def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
+        """Send a signal to the tasks, and to the sidecars if wanted; 0 only counts (kill(2)). Return how many."""
         task: dict[str, str | None] = {} if include_sidecars else {TASK_VARIABLE: None}
         return signal_processes(find_job_processes({"GPUJOB_RUN_DIR": self._run_dir, **task}), signal_number)
 
 
 class SlurmLeftoverTasks:
-    """Slurm steps of the job."""
+    """Slurm steps of the job, which are signalled in the same way."""
 
     poll_interval_s = 1.0
 
@@ -103,32 +91,32 @@ def orchestrator_end_text(wait_status: int) -> str:
 class LostOrchestrator:
     """Ends the job in place of the orchestrator."""
 
-    def __init__(self, plan: Plan, run_dir: Path, leftovers: LeftoverTasks, wait_status: int) -> None:
-        record: Any = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
+    def __init__(
+        self, plan: Plan, run_dir: Path, leftovers: LocalLeftoverTasks | SlurmLeftoverTasks, wait_status: int
+    ) -> None:
+        record = read_orchestrator(run_dir) or OrchestratorRecord()
         self._plan = plan
         self._run_dir = run_dir
         self._leftovers = leftovers
-        self._attempt = int(record.get("attempt", 0))
-        self._host = str(record.get("host", ""))
-        self._hosts = [str(host) for host in record.get("hosts", ())]
-        start, local = float(record.get("start", 0.0)), bool(record.get("local"))
-        self._time_limit_end = time_limit_end(plan, start, local=local) if record else None
-        self._job_id = str(record.get("job_id", job_id_of(run_dir)))
-        self._events = EventLog(run_dir / run_files.EVENTS_FILE, self._job_id)
+        self._attempt, self._host, self._hosts = record.attempt, record.host, record.hosts
+        start = record.start
+        self._time_limit_end = time_limit_end(plan, start, local=record.local) if start is not None else None
+        self._events = EventLog(run_dir / run_files.EVENTS_FILE, record.job_id or job_id_of(run_dir))
         self._wait_status = wait_status
-        self._stop: dict[str, Any] = {}
+        self._stop: dict[str, object] = {}
 
     def run(self, since: float) -> int:
         """End the job; return its exit status. ``since`` is the start of the orchestrator."""
         cause, now = orchestrator_end_text(self._wait_status), time.time()
         log_line(f"Stopping the job: {cause}")
-        state: Any = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
-        earlier = state.get("stop") if state.get("time", 0.0) >= since else None
+        state = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
+        written_at, earlier = state.get("time"), state.get("stop")
         killed_by = signal_name(os.WTERMSIG(self._wait_status)) if os.WIFSIGNALED(self._wait_status) else None
         code = None if killed_by else os.WEXITSTATUS(self._wait_status)
         failed = lost_part_cause("orchestrator", self._host, cause, killed_by, code)
-        # a stop that had already begun stays the reason
-        self._stop = earlier or {"reason": "terminated_peer", "cause": cause, "time": now, "failed": failed}
+        self._stop = Stop("terminated_peer", cause, now, failed=failed).to_json()
+        if isinstance(earlier, dict) and isinstance(written_at, float | int) and written_at >= since:
+            self._stop = earlier  # a stop that had already begun stays the reason
         self._events.write("orchestrator lost", cause=cause)
         self._publish("completing")
         self._end_tasks()
@@ -199,7 +187,7 @@ class LostOrchestrator:
 
 def own_component_ids(plan: Plan) -> tuple[str, ...]:
     """Slurm's ids of the job's components that contain this process."""
-    own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
+    own = without_outer_components(os.environ, het=plan.slurm.het is not None)
     return component_ids(own, own.get("SLURM_JOB_ID", ""))
 
 

@@ -24,7 +24,7 @@ from launcher.report.report import REPORT_TEXT_FILE, archive
 from launcher.run.before.nodes_survey import PortReservation, needs_survey, run_node_survey
 from launcher.run.end_of_job import EndOfJob
 from launcher.run.job_log import access_lines, log_line, log_raw_line, place_lines
-from launcher.run.job_state import JobState, attempt_optional
+from launcher.run.job_state import JobRun, JobState, attempt_optional
 from launcher.run.launch_check import JobLaunchCheck, LaunchChecklist, render_launch_checklist
 from launcher.run.sidecars import Sidecars
 from launcher.run.signals import OrchestratorSignals
@@ -33,6 +33,7 @@ from launcher.run.status_events import StatusEvents
 from launcher.run.stop_reasons import StopReasons
 from launcher.run.tasks import JobTasks
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.job_records import OrchestratorRecord
 from launcher.rundir.statuses import read_statuses
 from launcher.steps.batch_script import allocated_nodes, without_outer_components
 from launcher.steps.hostlist import parse_hostlist
@@ -47,29 +48,16 @@ STATUSES_INTERVAL_S = 5.0  # between two reads of the sidecars' statuses; they a
 class Orchestrator:
     """Runs a plan, with local steps or those of Slurm."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        facts: RunFacts,
-        steps: Steps,
-        signals: OrchestratorSignals,
-        time_limit_end: float | None,
-        reservation: PortReservation,
-    ) -> None:
-        self._plan = plan
-        self._facts = facts
-        self._signals = signals
-        self._steps = steps
-        self._time_limit_end = time_limit_end
+    def __init__(self, job: JobRun, reservation: PortReservation) -> None:
+        plan, facts, steps, signals = job.plan, job.facts, job.steps, job.signals
+        self._job, self._job_state = job, job.state
+        self._plan, self._facts, self._signals = plan, facts, signals
         self._reservation = reservation
-        self._job_state = JobState(facts, plan.kill_wait_s, signals)
-        self._job_tasks = JobTasks(plan, facts, steps, self._job_state, signals, time_limit_end)
+        self._job_tasks = JobTasks(job)
         self._sidecars = Sidecars(plan, facts, steps, signals.sleep, lambda: signals.end_signal is not None)
         self._readiness = ReadinessState(plan, facts, steps)
         self._stages = Stages(plan, facts, self._readiness)
-        self._stop_reasons = StopReasons(
-            plan, facts, self._job_state, signals, self._job_tasks, self._stages, time_limit_end
-        )
+        self._stop_reasons = StopReasons(job, self._job_tasks, self._stages)
         self._launch_check = JobLaunchCheck(plan, facts)
         self._checklist: LaunchChecklist | None = None
         self._is_launch_check_due = True
@@ -101,16 +89,7 @@ class Orchestrator:
         self._readiness.end()
         self._reservation.release()
         self._stop_reasons.handle_end_signal()
-        end = EndOfJob(
-            self._plan,
-            self._facts,
-            self._steps,
-            self._job_state,
-            self._signals,
-            self._job_tasks,
-            self._sidecars,
-            self._time_limit_end,
-        )
+        end = EndOfJob(self._job, self._job_tasks, self._sidecars)
         return end.finish(self._checklist, self._conclude_launch, self._copy_status_events)
 
     def _archive_earlier_report(self) -> None:
@@ -185,7 +164,7 @@ class Orchestrator:
         if not self._readiness.is_polled or self._readiness.ready == self._was_ready:
             return
         self._was_ready = self._readiness.ready
-        waiting = (self._readiness.content or {}).get("waiting")
+        waiting = self._readiness.found.waiting if self._readiness.found is not None else None
         self._job_state.events.write("ready" if self._was_ready else "not ready", waiting=waiting)
         log_line("The job is ready" if self._was_ready else f"The job is no longer ready: waiting for {waiting}")
 
@@ -251,7 +230,7 @@ def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple
         hosts = local_hosts(plan, socket.gethostname())
         facts = RunFacts(job_id_of(run_dir), run_dir, hosts, 0, start, (LOOPBACK,) * len(hosts))
         return facts, LocalSteps(plan, facts)
-    own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
+    own = without_outer_components(os.environ, het=plan.slurm.het is not None)
     hosts = parse_hostlist(allocated_nodes(own) or "")
     attempt = int(os.environ.get("SLURM_RESTART_COUNT", "0"))
     facts = RunFacts(job_id_of(run_dir), run_dir, hosts, attempt, start)
@@ -262,22 +241,19 @@ def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple
 
 def write_orchestrator_record(facts: RunFacts, *, local: bool) -> None:
     """Write which process orchestrates the job, and the facts of the job."""
-    run_files.write_json(
-        facts.run_dir / run_files.ORCHESTRATOR_FILE,
-        {
-            "schema": run_files.RECORD_SCHEMA,
-            "job_id": facts.job_id,
-            "pid": os.getpid(),
-            "start_ticks": read_start_ticks(os.getpid()),
-            "host": socket.gethostname(),
-            "hosts": list(facts.hosts),
-            "attempt": facts.attempt,
-            "start": facts.start,
-            "local": local,
-            "addresses": list(facts.addresses),
-            "port_offset": facts.port_offset,
-        },
+    record = OrchestratorRecord(
+        job_id=facts.job_id,
+        pid=os.getpid(),
+        start_ticks=read_start_ticks(os.getpid()),
+        host=socket.gethostname(),
+        hosts=facts.hosts,
+        attempt=facts.attempt,
+        start=facts.start,
+        local=local,
+        addresses=facts.addresses,
+        port_offset=facts.port_offset,
     )
+    run_files.write_json(facts.run_dir / run_files.ORCHESTRATOR_FILE, record.to_json())
 
 
 def time_limit_end(plan: Plan, start: float, *, local: bool) -> float | None:
@@ -306,8 +282,9 @@ def main(arguments: list[str]) -> None:
         facts, reservation = run_node_survey(plan, facts, steps, signals)
         steps.update_facts(facts)
         write_orchestrator_record(facts, local=local)
-    job_end = time_limit_end(plan, start, local=local)
-    sys.exit(Orchestrator(plan, facts, steps, signals, job_end, reservation).run())
+    job_state = JobState(facts, plan.kill_wait_s, signals)
+    job = JobRun(plan, facts, steps, job_state, signals, time_limit_end(plan, start, local=local))
+    sys.exit(Orchestrator(job, reservation).run())
 
 
 if __name__ == "__main__":

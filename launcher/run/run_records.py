@@ -5,10 +5,11 @@ import signal
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts, TaskPlan
+from launcher.run.job_state import Stop
+from launcher.rundir.job_records import AbandonedWorkers
 from launcher.steps.steps import RunningTask
 
 
@@ -45,34 +46,34 @@ class RunRecords:
             }
         return not self._not_started
 
-    def read_exit(self, running: RunningTask) -> dict[str, Any] | None:
+    def read_exit(self, running: RunningTask) -> dict[str, object] | None:
         """Return the exit record of a run, or None while it is not visible."""
         return run_files.read_json(self.path(running.planned, running.restart, "exit"))
 
-    def save_exit(self, planned: TaskPlan, restart: int, facts: dict[str, Any]) -> None:
+    def save_exit(self, planned: TaskPlan, restart: int, facts: Mapping[str, object]) -> None:
         """Write the exit record of a run that has none; later runs are found through it. Raises OSError."""
         task = planned.task
-        body: dict[str, Any] = {"schema": run_files.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank}
+        body = {"schema": run_files.RECORD_SCHEMA, "worker": task.worker, "rank": task.rank}
         body |= {"code": None, "signal": None, **facts}
         run_files.write_json_if_absent(self.path(planned, restart, "exit"), body)
 
-    def save_findings(self, running: RunningTask, facts: dict[str, Any]) -> None:
+    def save_findings(self, running: RunningTask, facts: Mapping[str, object]) -> None:
         """Write findings next to the record of a run, unless the sidecar did. Raises OSError."""
         path = self.path(running.planned, running.restart, "found")
         run_files.write_json_if_absent(path, {"schema": run_files.RECORD_SCHEMA, **facts})
 
-    def save_stop(self, running: RunningTask, stop: dict[str, Any]) -> None:
+    def save_stop(self, running: RunningTask, stop: Stop) -> None:
         """Write why we end one run while the job continues. Raises OSError."""
-        run_files.write_json(self.path(running.planned, running.restart, "stop"), {"stop": stop})
+        run_files.write_json(self.path(running.planned, running.restart, "stop"), {"stop": stop.to_json()})
 
     def save_abandoned(self, workers: Mapping[str, str]) -> None:
         """Write the workers (name -> role) that failed while the job continues. Raises OSError."""
-        body = {"schema": run_files.RECORD_SCHEMA, "attempt": self._attempt, "workers": dict(workers)}
-        run_files.write_json(self._folder.parent / run_files.ABANDONED_FILE, body)
+        record = AbandonedWorkers(attempt=self._attempt, workers=workers)
+        run_files.write_json(self._folder.parent / run_files.ABANDONED_FILE, record.to_json())
 
     def derive_exit(
         self, running: RunningTask, code: int, *, is_exact: bool, is_node_lost: bool, was_signalled: bool = False
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """Derive an exit record from the status of a step; ``is_exact`` if it is the task's own status.
 
         The status means nothing if the node is ``is_node_lost`` (srun 24.11 then exits with its own 1), or if the task

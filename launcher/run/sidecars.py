@@ -8,7 +8,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable
-from typing import Any
 
 from exporter.contract import run_files
 from exporter.contract.status import NodeStatus
@@ -16,6 +15,7 @@ from exporter.logs.log_files_reader import read_last_bytes
 from launcher.plan.plan import Plan, RunFacts
 from launcher.run.job_log import log_line
 from launcher.rundir.targets import (
+    SidecarRecord,
     TargetFiles,
     engine_target_groups,
     metrics_endpoint,
@@ -57,10 +57,6 @@ class Sidecars:
         self._started_engines: set[int] = set()  # ranks of tasks with metrics that have started
 
     @property
-    def has_started(self) -> bool:
-        return bool(self._processes)
-
-    @property
     def _have_ended(self) -> bool:
         return all(process.poll() is not None for process in self._processes)
 
@@ -97,15 +93,15 @@ class Sidecars:
             return False
         return True
 
-    def _publish(self) -> dict[str, dict[str, Any]]:
+    def _publish(self) -> dict[str, SidecarRecord]:
         """Publish sidecars that listen and engines that have started; return the sidecars by node."""
         found = read_sidecars(self._facts.run_dir, self._facts.attempt)
         groups = sidecar_target_groups(found.values())
         if groups:  # the records of the sidecars contain the job's labels
-            groups += engine_target_groups(self._plan, self._facts, groups[0]["labels"], self._find_started_engines())
+            groups += engine_target_groups(self._plan, self._facts, groups[0].labels, self._find_started_engines())
         if self._targets.publish(groups):
             engines = f" and {len(self._started_engines)} engines" if self._started_engines else ""
-            log_line(f"Prometheus targets: {', '.join(record['address'] for record in found.values())}{engines}")
+            log_line(f"Prometheus targets: {', '.join(record.address for record in found.values())}{engines}")
         while self._targets.problems:
             log_line(self._targets.problems.pop())
         self._targets_due = time.monotonic() + TARGETS_INTERVAL_S

@@ -3,37 +3,25 @@
 import time
 from collections.abc import Callable
 
-from launcher.run.job_state import JobState
-from launcher.run.signals import OrchestratorSignals
-from launcher.steps.steps import ExternalEnd, Steps
+from launcher.run.job_state import JobRun
+from launcher.steps.steps import ExternalEnd
 
 NOTICE_GRACE_S = 3.0  # after a signal to a worker, wait this long for the signal to this process
 ANNOUNCED_GRACE_S = 10.0  # this wait if Slurm may be ending the job for an unknown reason
-QUERY_AFTER_S, QUERY_INTERVAL_S = (
-    0.5,
-    1.0,
-)  # wait for the signal to this process before the first query, and between queries
+QUERY_AFTER_S = 0.5  # wait for the signal to this process before the first query
+QUERY_INTERVAL_S = 1.0
 SIGNAL_LATE_S = 90.0  # after the end of a grace time: slurmctld checks every 30 s
 
 
 class SlurmEndQuery:
     """Asks Slurm, keeps the answer, and stops the job accordingly."""
 
-    def __init__(
-        self,
-        steps: Steps,
-        job_state: JobState,
-        signals: OrchestratorSignals,
-        first_signalled_at: Callable[[], float | None],
-    ) -> None:
+    def __init__(self, job: JobRun, first_signalled_at: Callable[[], float | None]) -> None:
         """``first_signalled_at`` returns the earliest signal to a worker whose end lacks a confirmed reason."""
         self.is_left_to_slurm = False  # whether Slurm ends all tasks without us
-        self.signal_deadline: float | None = (
-            None  # how long this process must wait for an announced signal, epoch seconds
-        )
-        self._steps = steps
-        self._job_state = job_state
-        self._signals = signals
+        # how long this process must wait for an announced signal, epoch seconds
+        self.signal_deadline: float | None = None
+        self._steps, self._job_state, self._signals = job.steps, job.state, job.signals
         self._first_signalled_at = first_signalled_at
         self._answer = ExternalEnd()
         self._queried_at = 0.0
@@ -72,8 +60,8 @@ class SlurmEndQuery:
 
     def query_failed_node(self) -> None:
         """Ask for the name of a failed node, which may arrive after the failure itself."""
-        stop = self._job_state.stop or {}
-        if stop.get("reason") != "node_failure" or stop.get("nodes"):
+        stop = self._job_state.stop
+        if stop is None or stop.reason != "node_failure" or stop.nodes:
             return
         external_end = self.query()
         if external_end.failed_nodes:
@@ -109,7 +97,7 @@ class SlurmEndQuery:
         self._job_state.begin_stop(
             reason,
             cause + suffix,
-            {"nodes": list(external_end.failed_nodes)} if external_end.failed_nodes else None,
+            {"nodes": external_end.failed_nodes},
             send_sigterm=not self.is_left_to_slurm,
             kill_wait_in_s=max(0.0, (external_end.grace_ends_at or 0.0) - time.time())
             if self.is_left_to_slurm

@@ -4,20 +4,19 @@ import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.records import RecordError, from_json
 from launcher.plan.plan import BENCHMARK, STAGES, Plan, RunFacts, TaskPlan
 from launcher.report.verification import benchmark_log
-from launcher.run.before.readiness import MOST_NAMED, RuleStatus, describe_missing, missing_text
+from launcher.run.before.readiness import MOST_NAMED, JobReadiness, RuleStatus, describe_missing, missing_text
 from launcher.run.job_log import log_line
 from launcher.steps.steps import PYTHON_FLAGS, Steps
 from launcher.words import names_text
 
 READ_INTERVAL_S = 0.5  # between two reads of `readiness.json`
-MOST_NAMED_IN_CAUSE = (
-    2  # missing workers that the cause names; it is repeated next to every worker that ends with the job
-)
+# missing workers that the cause names; it is repeated next to every worker that ends with the job
+MOST_NAMED_IN_CAUSE = 2
 _NOT_READY_TEXT = " is not ready: "
 RESTART_DELAY_S = 5.0  # before another start of a readiness poller that ended unasked
 
@@ -26,10 +25,8 @@ class ReadinessState:
     """Readiness as found by the process ``launcher.run.before.poll_readiness``."""
 
     def __init__(self, plan: Plan, facts: RunFacts, steps: Steps) -> None:
-        self.is_polled = plan.readiness is not None and bool(
-            plan.readiness.rules
-        )  # whether the plan has readiness rules
-        self.content: dict[str, Any] | None = None  # content of `readiness.json` in this attempt
+        self.is_polled = plan.readiness is not None and bool(plan.readiness.rules)
+        self.found: JobReadiness | None = None  # as last published in this attempt
         self._plan = plan
         self._facts = facts
         self._steps = steps
@@ -40,7 +37,7 @@ class ReadinessState:
     @property
     def ready(self) -> bool:
         """Whether all services of the job are ready."""
-        return not self.is_polled or bool(self.content and self.content.get("ready"))
+        return not self.is_polled or (self.found is not None and self.found.ready)
 
     def poll(self) -> None:
         """Read the readiness file, and restart the poller if it has ended."""
@@ -50,9 +47,12 @@ class ReadinessState:
         self._next_read_at = now + READ_INTERVAL_S
         if self._process is None or self._process.poll() is not None:
             self._start(now)
-        content = run_files.read_json(self._facts.run_dir / run_files.READINESS_FILE)
-        if content is not None and content.get("attempt") == self._facts.attempt:
-            self.content = content
+        try:
+            found = from_json(JobReadiness, run_files.read_json(self._facts.run_dir / run_files.READINESS_FILE))
+        except RecordError:
+            return  # not written yet
+        if found.attempt == self._facts.attempt:
+            self.found = found
 
     def _start(self, now: float) -> None:
         if now < self._next_start_at:
@@ -71,10 +71,9 @@ class ReadinessState:
         """Whether everything a stage waits for is ready; the benchmark waits for all services."""
         if not self.is_polled or self._plan.readiness is None:
             return True
-        rules = (self.content or {}).get("rules") or []
-        statuses = dict(enumerate(rules))
         asked = [index for index, rule in enumerate(self._plan.readiness.rules) if stage in (BENCHMARK, rule.before)]
-        return all(statuses.get(index, {}).get("ready") for index in asked)
+        ready = [] if self.found is None else [index for index, rule in enumerate(self.found.rules) if rule.ready]
+        return set(asked) <= set(ready)
 
     def end(self) -> None:
         """Stop the poller."""
@@ -121,26 +120,26 @@ class Stages:
 
     def describe_missing_services(
         self, restarts: Callable[[], dict[int, int]]
-    ) -> tuple[str, dict[str, Any], list[str]]:
+    ) -> tuple[str, dict[str, object], list[str]]:
         """Describe the missing services: a sentence, the failure for the report, and the ends of their logs.
 
         The sentence and the failure name the first of many workers. Each worker has a line in the evidence.
         """
         timeout_s = self._plan.readiness.timeout_s if self._plan.readiness is not None else 0.0
-        found = self._readiness.content or {}
-        lines = describe_missing(self._plan, self._facts, self._readiness.content, restarts())
+        found = self._readiness.found
+        lines = describe_missing(self._plan, self._facts, found, restarts())
         names = unready_workers(self._plan, found)
-        waiting = str(found.get("waiting") or "")
-        others = unready_others(self._plan, found, names) if names else ""
+        waiting = found.waiting if found is not None else ""
+        others = unready_others(self._plan, found, names) if names and found is not None else ""
         late, besides = f"not ready after {timeout_s:g} s", f" (waiting for {others})" if others else ""
         cause = f"{late}: missing {names_text(names, MOST_NAMED_IN_CAUSE) or waiting or 'all'}{besides}"
         tasks = {planned.task.worker: planned.task for planned in reversed(self._plan.tasks)}
-        missing = [
+        missing: list[dict[str, object]] = [
             {"worker": name, "rank": tasks[name].rank, "node": self._facts.hosts[tasks[name].node_index]}
             for name in names
             if name in tasks
         ] or [{"worker": "the model", "rank": None, "node": self._facts.hosts[0]}]
-        failed = {
+        failed: dict[str, object] = {
             **missing[0],
             "missing": missing[:MOST_NAMED],
             "missing_total": len(missing),
@@ -160,19 +159,19 @@ def _first_missing_lines(lines: Sequence[str]) -> list[str]:
     return kept
 
 
-def unready_workers(plan: Plan, content: dict[str, Any]) -> list[str]:
+def unready_workers(plan: Plan, found: JobReadiness | None) -> list[str]:
     """Workers that are polled themselves and are not ready, in the order of the rules."""
-    statuses = content.get("rules") or []
+    statuses = found.rules if found is not None else ()
     rules = plan.readiness.rules if plan.readiness is not None else ()
     names = [
         rule.subject
         for index, rule in enumerate(rules)
-        if rule.subject and not (index < len(statuses) and statuses[index].get("ready"))
+        if rule.subject and not (index < len(statuses) and statuses[index].ready)
     ]
     return list(dict.fromkeys(names))
 
 
-def unready_others(plan: Plan, content: dict[str, Any], names: Collection[str]) -> str:
+def unready_others(plan: Plan, found: JobReadiness, names: Collection[str]) -> str:
     """Describe the other services that are not ready, like ``missing_text``; empty without any.
 
     A front end that counts workers is omitted when ``names`` contains all its missing workers.
@@ -180,11 +179,12 @@ def unready_others(plan: Plan, content: dict[str, Any], names: Collection[str]) 
     rules = plan.readiness.rules if plan.readiness is not None else ()
     roles = {planned.task.worker: planned.task.role for planned in plan.tasks}
     named = Counter(roles[name] for name in names if name in roles)
-    seen, expected = content.get("seen") or {}, content.get("expected") or {}
-    lacks_them = bool(expected) and all(expected[role] - seen.get(role, 0) <= named[role] for role in expected)
+    lacks_them = bool(found.expected) and all(
+        number - found.seen.get(role, 0) <= named[role] for role, number in found.expected.items()
+    )
     others = [
         rule
-        for rule, status in zip(rules, content.get("rules") or (), strict=False)
-        if not status.get("ready") and rule.subject not in names and not lacks_them
+        for rule, status in zip(rules, found.rules, strict=False)
+        if not status.ready and rule.subject not in names and not lacks_them
     ]
-    return missing_text(others, [RuleStatus(ready=False)] * len(others), seen, expected)
+    return missing_text(others, [RuleStatus(ready=False)] * len(others), found.seen, found.expected)

@@ -5,12 +5,12 @@ import time
 from collections.abc import Sequence
 
 from exporter.workers.exit_reason import CONSEQUENCES, LIMIT_OVERRUN_S
-from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan, RunFacts, TaskPlan
+from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, TaskPlan
 from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.run.job_log import log_line
-from launcher.run.job_state import JobState, lost_part_cause
-from launcher.run.signals import OrchestratorSignals, signal_text
+from launcher.run.job_state import JobRun, lost_part_cause
+from launcher.run.signals import signal_text
 from launcher.run.stages import Stages
 from launcher.run.tasks import JobTasks, is_awaited
 
@@ -20,23 +20,10 @@ REQUEUE_MARGIN_S = 45.0  # stop this long before the time limit to requeue: the 
 class StopReasons:
     """Finds reasons to stop a job, and begins the stop."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        facts: RunFacts,
-        job_state: JobState,
-        signals: OrchestratorSignals,
-        job_tasks: JobTasks,
-        stages: Stages,
-        time_limit_end: float | None,
-    ) -> None:
-        self._plan = plan
-        self._facts = facts
-        self._job_state = job_state
-        self._signals = signals
-        self._job_tasks = job_tasks
-        self._stages = stages
-        self._time_limit_end = time_limit_end
+    def __init__(self, job: JobRun, job_tasks: JobTasks, stages: Stages) -> None:
+        self._plan, self._facts, self._time_limit_end = job.plan, job.facts, job.time_limit_end
+        self._job_state, self._signals = job.state, job.signals
+        self._job_tasks, self._stages = job_tasks, stages
         self._has_handled_end_signal = False
 
     def handle_signals(self) -> None:
@@ -115,7 +102,7 @@ class StopReasons:
 
     def _forward_warnings(self) -> None:
         """Send the warning before the time limit to the workers, if the job file asks for it."""
-        asked = str(self._plan.slurm.get("signal") or "").partition("@")[0].removeprefix("SIG")
+        asked = (self._plan.slurm.signal or "").partition("@")[0].removeprefix("SIG")
         while self._signals.warnings:
             number = self._signals.warnings.pop()
             name = signal.Signals(number).name
@@ -138,11 +125,12 @@ class StopReasons:
             self._stop_for_requeue()
 
     def _may_be_requeued(self) -> bool:
-        requeue = self._plan.slurm.get("requeue") or {}
+        requeue = self._plan.slurm.requeue
         return (
-            bool(requeue.get("time_limit"))
+            requeue is not None
+            and requeue.time_limit
             and self._time_limit_end is not None
-            and self._facts.attempt < requeue.get("max", 0)
+            and self._facts.attempt < requeue.max
         )
 
     def _requeue_stop_in_s(self) -> float:

@@ -2,24 +2,22 @@
 
 import functools
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.contract.records import from_json
 from exporter.contract.status import WorkerEnd
-from exporter.workers.exit_reason import evidence_from_record, parse_job_stop, signal_name
+from exporter.workers.exit_reason import evidence_from_record, signal_name
 from launcher.errors import LauncherError
-from launcher.plan.plan import WORKERS, Plan, RunFacts, TaskPlan
+from launcher.plan.plan import WORKERS, TaskPlan
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures
 from launcher.run.job_log import launch_lines, log_line
-from launcher.run.job_state import OWN_TEARDOWN_S, JobState, attempt_optional
+from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, Stop, attempt_optional
 from launcher.run.run_records import RunRecords
-from launcher.run.signals import OrchestratorSignals
 from launcher.run.slurm_end import QUERY_AFTER_S, QUERY_INTERVAL_S, SlurmEndQuery
 from launcher.steps.srun_lines import group_by_step
-from launcher.steps.steps import RunningTask, Steps
+from launcher.steps.steps import RunningTask
 
 RECORD_GRACE_S = 2.0  # from the end of a step until its exit record is visible here (network file systems)
 _EXTERNAL_REASONS = ("cancelled", "time_limit")  # exit reasons of a signal from outside the job
@@ -51,41 +49,28 @@ def is_awaited(planned: TaskPlan) -> bool:
 class JobTasks:
     """Starts tasks, notices their ends, and restarts them where the plan allows it."""
 
-    def __init__(
-        self,
-        plan: Plan,
-        facts: RunFacts,
-        steps: Steps,
-        job_state: JobState,
-        signals: OrchestratorSignals,
-        time_limit_end: float | None,
-    ) -> None:
+    def __init__(self, job: JobRun) -> None:
         self.ends: dict[int, WorkerEnd] = {}  # last exit of each task, by rank
         self.abandoned: dict[str, str] = {}  # workers that the job continues without: name -> role
         # when a worker was signalled, if the job is stopped for it and the reason is not yet confirmed
         self.unconfirmed_since: float | None = None
-        self._plan = plan
-        self._facts = facts
-        self._steps = steps
-        self._job_state = job_state
-        self._signals = signals
-        self._records = RunRecords(facts)
-        self.slurm_end_query = SlurmEndQuery(steps, job_state, signals, self.first_signalled_at)
-        self.exit_reason_finder = ExitReasonFinder(plan.manifest, facts.attempt, time_limit_end)
+        self._plan, self._facts, self._steps = job.plan, job.facts, job.steps
+        self._job_state, self._signals = job.state, job.signals
+        self._records = RunRecords(job.facts)
+        self.slurm_end_query = SlurmEndQuery(job, self.first_signalled_at)
+        self.exit_reason_finder = ExitReasonFinder(job.plan.manifest, job.facts.attempt, job.time_limit_end)
         self._failures = TaskFailures()
-        self._tasks = {planned.task.rank: planned.task for planned in plan.tasks}
+        self._tasks = {planned.task.rank: planned.task for planned in job.plan.tasks}
         self._task_groups: dict[int, TaskGroup] = {}  # task groups that were started, by rank
         self._running: dict[int, RunningTask] = {}  # by rank
         # tasks whose step ended and whose exit record may not be visible yet: (task, status, since)
         self._ended: dict[int, tuple[RunningTask, int, float]] = {}
-        self._in_shared_steps: dict[
-            int, RunningTask
-        ] = {}  # tasks in a shared step without an exit record so far, by rank
+        # by rank: tasks in a shared step without an exit record so far
+        self._in_shared_steps: dict[int, RunningTask] = {}
         self._failed_early: set[int] = set()  # ranks whose failure was seen before the end of their step
         self._next_steps_poll_at = 0.0
-        self._with_leftovers: dict[
-            int, RunningTask
-        ] = {}  # ended tasks that still have processes in their step, by rank
+        # by rank: ended tasks that still have processes in their step
+        self._with_leftovers: dict[int, RunningTask] = {}
         self._killed_at: float | None = None
 
     # -- state -----------------------------------------------------------------------------------
@@ -242,16 +227,17 @@ class JobTasks:
             if record is None:
                 continue
             del self._in_shared_steps[rank]
-            if record.get("code") != 0 or running.planned.service:
+            code = evidence_from_record(record).code
+            if code != 0 or running.planned.service:
                 self._failed_early.add(rank)
-                self._ended[rank] = (running, int(record.get("code") or 0), now)
+                self._ended[rank] = (running, code or 0, now)
 
     def _is_on_a_failed_node(self, running: RunningTask) -> bool:
         """Whether the task's node has failed, so that no record will come from it."""
-        nodes = (self._job_state.stop or {}).get("nodes") or ()
-        return self._facts.hosts[running.planned.task.node_index] in nodes
+        stop = self._job_state.stop
+        return stop is not None and self._facts.hosts[running.planned.task.node_index] in stop.nodes
 
-    def _may_get_reason(self, running: RunningTask, record: dict[str, Any]) -> bool:
+    def _may_get_reason(self, running: RunningTask, record: Mapping[str, object]) -> bool:
         """Whether the task was signalled from outside and the signal has not reached this process yet.
 
         scancel and the time limit reach the steps before the batch step. Its signal shows which of them it was.
@@ -262,17 +248,16 @@ class JobTasks:
             return False  # we sent the signal
         return bool(evidence_from_record(record).forwarded)
 
-    def _handle_end(self, planned: TaskPlan, restart: int, record: dict[str, Any]) -> None:
+    def _handle_end(self, planned: TaskPlan, restart: int, record: Mapping[str, object]) -> None:
         """Find the exit reason of a task, then restart its group, stop the job, or continue without it."""
         task, job_state = planned.task, self._job_state
-        state = run_files.read_json(self._facts.run_dir / run_files.STATE_FILE) or {}
         host = self._facts.hosts[task.node_index]
-        peers = self._failures.find_before(task.rank, record.get("end"))
-        end = self.exit_reason_finder.describe_end(task, restart, host, record, parse_job_stop(state), peers)
+        peers = self._failures.find_before(task.rank, evidence_from_record(record).end)
+        end = self.exit_reason_finder.describe_end(task, restart, host, record, job_state.stop, peers)
         self.ends[task.rank] = end
         self._failures.add(task, end)
-        for moment, number, sender in record.get("signals") or ():
-            name = signal_name(int(number))
+        for moment, number, sender in from_json(tuple[tuple[float, int, int], ...], record.get("signals") or ()):
+            name = signal_name(number)
             facts = {"worker": task.worker, "rank": task.rank, "node": host, "signal": name, "from_pid": sender}
             job_state.events.write("worker signalled", time=moment, **facts)
         log_line(f"{task.worker} rank {task.rank} on {host} ended: {end.reason} ({'; '.join(end.evidence)})")
@@ -318,7 +303,7 @@ class JobTasks:
             return
         task = failed.task
         cause = f"{task.worker} rank {task.rank} ended by {reason}"
-        stop = {"reason": "terminated_peer", "cause": cause, "time": time.time()}
+        stop = Stop("terminated_peer", cause, time.time())
         log_line(f"Ending the other {len(rest)} processes of {_group_name(group)}")
         for running in rest:
             attempt_optional("write the reason for its end", functools.partial(self._records.save_stop, running, stop))
@@ -349,9 +334,8 @@ class JobTasks:
     def first_signalled_at(self) -> float | None:
         """Earliest end among workers that were signalled from outside and lack a confirmed reason."""
         records = (self._records.read_exit(running) for running, _, _ in self._ended.values())
-        ends = [
-            record.get("end") for record in records if record is not None and evidence_from_record(record).forwarded
-        ]
+        found = [evidence_from_record(record) for record in records if record is not None]
+        ends = [evidence.end for evidence in found if evidence.forwarded]
         return min((end for end in (*ends, self.unconfirmed_since) if end is not None), default=None)
 
     def warn_workers(self, signal_number: int) -> int:

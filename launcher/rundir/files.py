@@ -2,7 +2,6 @@
 
 import json
 from collections.abc import Mapping
-from typing import Any
 
 from exporter.contract.manifest import render_manifest
 from launcher.plan.plan import PLAN_FILE, Plan, dump_plan
@@ -24,7 +23,7 @@ def plan_files(plan: Plan, script: str) -> dict[str, str]:
     }
 
 
-def json_lines(body: Mapping[str, Any]) -> str:
+def json_lines(body: Mapping[str, object]) -> str:
     """Render a JSON object with one line for each key, and one for each entry of a list.
 
     Full indentation would be longer and take seconds for thousands of tasks: Python's fast encoder does not indent.

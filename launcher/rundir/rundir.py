@@ -9,11 +9,12 @@ import shutil
 import socket
 import subprocess
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 from exporter import __version__
 from exporter.contract import run_files
+from exporter.contract.records import JsonValue
 from launcher.errors import LauncherError
 from launcher.plan.plan import PLAN_FILE, Plan
 from launcher.rundir.files import plan_files
@@ -58,7 +59,7 @@ def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
     return staging
 
 
-def _opener(name: str) -> Any:
+def _opener(name: str) -> Callable[[str, int], int]:
     mode = 0o600 if name in PRIVATE_FILES else 0o644
     return lambda path, flags: os.open(path, flags, mode)
 
@@ -88,7 +89,7 @@ def submitted_cluster(run_dir: Path) -> str | None:
     return str(found) if found else None
 
 
-def describe_submission(plan: Plan, job_id: str, cluster: str | None = None) -> dict[str, Any]:
+def describe_submission(plan: Plan, job_id: str, cluster: str | None = None) -> dict[str, JsonValue]:
     """Who submitted the job, when and where, with which source tree and versions."""
     return {
         "schema": run_files.RECORD_SCHEMA,
@@ -113,7 +114,7 @@ def user_name() -> str:
         return str(os.getuid())
 
 
-def _git_state(workdir: str) -> dict[str, Any] | None:
+def _git_state(workdir: str) -> dict[str, JsonValue] | None:
     def ask(*words: str) -> str | None:
         try:
             done = subprocess.run(

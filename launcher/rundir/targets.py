@@ -2,10 +2,11 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
+from exporter.contract.records import Record, RecordError, to_json
 from launcher.plan.plan import Plan, RunFacts, TaskPlan, safe_file_word
 
 # ``job`` label of sidecar targets, whatever the scrape configuration is called; our rules need it
@@ -13,31 +14,49 @@ SCRAPE_JOB = "gpujob-sidecar"
 ENGINE_JOB = "gpujob-engine"  # ``job`` label of the metrics that workers' own programs serve; none of our rules uses it
 
 
-def read_sidecars(run_dir: Path, attempt: int) -> dict[str, dict[str, Any]]:
+class SidecarRecord(Record):
+    """What a sidecar publishes when it listens."""
+
+    attempt: int
+    address: str
+    labels: Mapping[str, str]  # of all its series
+
+
+class TargetGroup(NamedTuple):
+    """Targets with the same labels, as in a file_sd file."""
+
+    targets: tuple[str, ...]
+    labels: Mapping[str, str]
+
+
+def read_sidecars(run_dir: Path, attempt: int) -> dict[str, SidecarRecord]:
     """Records that the sidecars of this attempt have published, by node."""
-    found: dict[str, dict[str, Any]] = {}
     try:
-        paths = sorted((run_dir / run_files.SIDECARS_DIR).iterdir())
+        paths = sorted((run_dir / run_files.SIDECARS_DIR).glob("[!.]*.json"))
     except OSError:
-        return found
+        return {}
+    found = {}
     for path in paths:
-        record = run_files.read_json(path) if path.suffix == ".json" and not path.name.startswith(".") else None
-        if record is not None and record.get("attempt") == attempt and isinstance(record.get("address"), str):
+        try:
+            record = SidecarRecord.from_json(run_files.read_json(path))
+        except RecordError:
+            continue
+        if record.attempt == attempt:
             found[path.stem] = record
     return found
 
 
-def sidecar_target_groups(sidecars: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+def sidecar_target_groups(sidecars: Iterable[SidecarRecord]) -> list[TargetGroup]:
     """One file_sd group per sidecar, with the same labels as its series.
 
     This gives `running_ranks` the labels, and makes a scrape configuration work with or without ``honor_labels``.
     """
-    return [{"targets": [record["address"]], "labels": {**record["labels"], "job": SCRAPE_JOB}} for record in sidecars]
+    return [TargetGroup((record.address,), {**record.labels, "job": SCRAPE_JOB}) for record in sidecars]
 
 
 def engine_target_groups(
     plan: Plan, facts: RunFacts, labels: Mapping[str, str], running_ranks: Iterable[int]
-) -> list[dict[str, Any]]:
+) -> list[TargetGroup]:
     """file_sd groups of workers and front ends that serve metrics and whose ranks are ``running_ranks``.
 
     ``labels`` are those of the job; each group adds its node, worker, role and rank.
@@ -57,7 +76,7 @@ def engine_target_groups(
             "__metrics_path__": endpoint[1],
         }
         address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
-        found.append({"targets": [address], "labels": {**labels, **own}})
+        found.append(TargetGroup((address,), {**labels, **own}))
     return found
 
 
@@ -78,16 +97,16 @@ class TargetFiles:
         self._paths = [run_dir / run_files.TARGETS_FILE]
         if target_dir:
             self._paths.append(Path(target_dir, f"gpujob-{safe_file_word(run_dir.name)}.json"))
-        self._published: list[dict[str, Any]] | None = None
+        self._published: list[TargetGroup] | None = None
         self.problems: list[str] = []  # why a file could not be written or removed, one sentence each
 
-    def publish(self, groups: list[dict[str, Any]]) -> bool:
+    def publish(self, groups: list[TargetGroup]) -> bool:
         """Write the groups if they changed. Returns whether anything was written."""
         if groups == self._published or not groups:
             return False
         for path in self._paths:
             try:
-                run_files.write_json(path, groups)
+                run_files.write_json(path, to_json(groups))
                 path.chmod(0o644)
             except OSError as error:
                 self.problems.append(f"cannot write targets to {path}: {error.strerror}")

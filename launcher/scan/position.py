@@ -1,6 +1,7 @@
 """Position of a log, calculated as a sidecar does."""
 
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from exporter.logs.lexicon import Lexicon
 from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition
@@ -15,13 +16,12 @@ class ExpectedTotals:
     steps: int | None = None
 
 
-@dataclass(frozen=True)
-class WorkPosition:
+class WorkPosition(NamedTuple):
     """The position according to the preferred counter, over all epochs."""
 
     done: float
     total: float | None
-    unit: str
+    unit: str  # of ``done`` and ``total``: items, steps, epochs, ...
     pattern: str | None  # None after only a resume
     epoch: int | None
     epochs: int | None

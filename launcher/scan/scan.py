@@ -269,7 +269,7 @@ class _LogScanner:
                 if end - begin >= SEGMENT_BYTES:
                     self._add_findings(scan.finish(tail.reread), (begin, end))
                     scan, begin = engine.begin_file(self._timestamps), end
-            offset = max(end, int(tail.state()["offset"]))
+            offset = max(end, tail.position().offset)
             if rest := tail.pop_unfinished_record():
                 scan.feed(rest, len(rest), offset)
                 end = offset + len(rest)
@@ -487,9 +487,9 @@ def _match_groups(engine: SearchEngine, pattern: Pattern, record: bytes) -> dict
     if len(record) <= safe_length(pattern.regex):
         match = pattern.regex.search(record)
     else:
-        expression = engine.compile_with_timeout(pattern)
+        expression = engine.time_budget.compile_with_timeout(pattern)
         try:
-            match = None if expression is None else expression.search(record, timeout=RECORD_TIMEOUT_S)
+            match = None if expression is None else expression.search(record, timeout=RECORD_TIMEOUT_S, concurrent=True)
         except TimeoutError:
             match = None
     if match is None:

@@ -2,76 +2,81 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict
-from typing import Any
 
 from exporter.logs.last_error import plain_line
 from exporter.logs.patterns import PatternKind
 from launcher.scan.log_file import UnreadableLog
 from launcher.scan.position import WorkPosition
+from launcher.scan.records import (
+    ErrorMatches,
+    MarkMatches,
+    MatchedRecord,
+    NearestPack,
+    PositionMatches,
+    ScannedLog,
+    ScanResults,
+    SuggestedPattern,
+    UnmatchedLine,
+    UnreadableLogRecord,
+    ValueMatches,
+)
 from launcher.scan.scan import LogScan, PatternResult, ScanRecord, UnmatchedRecord
 
-SCHEMA = 1
 RECORD_CELLS = 100  # characters of a record in the table
 LEAST_BYTES = 1 << 20  # minimum size to show a log's throughput: smaller ones measure the warm-up
 
 
-def scan_to_json(reports: Sequence[LogScan], unreadable: Sequence[UnreadableLog] = ()) -> dict[str, Any]:
-    """The results as one JSON object. Numbers that JSON lacks become null; their text is in the groups."""
-    errors = [{"path": error.path, "problem": error.problem} for error in unreadable]
-    return {"schema": SCHEMA, "logs": [_log_json(report) for report in reports], "errors": errors}
+def scan_results(reports: Sequence[LogScan], unreadable: Sequence[UnreadableLog] = ()) -> ScanResults:
+    """The results as a record. Numbers that JSON lacks become null; their text is in the groups."""
+    errors = tuple(UnreadableLogRecord(error.path, error.problem) for error in unreadable)
+    return ScanResults(logs=tuple(map(_scanned_log, reports)), errors=errors)
 
 
-def _log_json(report: LogScan) -> dict[str, Any]:
-    return {
-        "path": report.path,
-        "bytes": report.size,
-        "problem": report.problem,
-        "records": report.records,
-        "lines": report.lines,
-        "pack": report.pack,
-        "pack_chosen": report.is_pack_detected,
-        "pack_evidence": _record_json(report.pack_evidence),
-        "position": None if report.position is None else asdict(report.position),
-        "unfinished": _record_json(report.unfinished),
-        "nearest_pack": None
-        if report.nearest_pack is None
-        else {"name": report.nearest_pack[0], "why": report.nearest_pack[1]},
-        "cpu_seconds": report.search_cpu_s,
-        "bytes_per_cpu_second": report.bytes_per_s,
-        "choose_cpu_seconds": report.detect_cpu_s,
-        "count_cpu_seconds": report.count_cpu_s,
-        "patterns": [_pattern_json(found) for found in report.pattern_results],
-        "unmatched": [_unmatched_json(unmatched) for unmatched in report.unmatched],
-        "notes": list(report.notes),
-        "timeouts": report.timeouts,
-    }
+def _scanned_log(report: LogScan) -> ScannedLog:
+    return ScannedLog(
+        path=report.path,
+        bytes=report.size,
+        problem=report.problem,
+        records=report.records,
+        lines=report.lines,
+        pack=report.pack,
+        pack_chosen=report.is_pack_detected,
+        pack_evidence=_matched_record(report.pack_evidence),
+        position=report.position,
+        unfinished=_matched_record(report.unfinished),
+        nearest_pack=None if report.nearest_pack is None else NearestPack(*report.nearest_pack),
+        cpu_seconds=report.search_cpu_s,
+        bytes_per_cpu_second=report.bytes_per_s,
+        choose_cpu_seconds=report.detect_cpu_s,
+        count_cpu_seconds=report.count_cpu_s,
+        patterns=tuple(map(_matches, report.pattern_results)),
+        unmatched=tuple(map(_unmatched_line, report.unmatched)),
+        notes=report.notes,
+        timeouts=report.timeouts,
+    )
 
 
-def _record_json(record: ScanRecord | None) -> dict[str, Any] | None:
-    return None if record is None else {key: getattr(record, key) for key in ("line", "offset", "text", "unfinished")}
+def _matched_record(record: ScanRecord | None) -> MatchedRecord | None:
+    return None if record is None else MatchedRecord(record.line, record.offset, record.text, record.unfinished)
 
 
-def _pattern_json(found: PatternResult) -> dict[str, Any]:
-    body: dict[str, Any] = {"name": found.name, "kind": found.kind.value, "own": found.own, "matches": found.matches}
+def _matches(found: PatternResult) -> PositionMatches | ValueMatches | MarkMatches | ErrorMatches:
+    head = found.name, found.kind.value, found.own, found.matches
+    tail = found.groups, _matched_record(found.last)
     if found.kind in (PatternKind.POSITION, PatternKind.RESUME):
-        body |= {key: getattr(found, key) for key in ("unit", "done", "total", "epoch", "epochs", "rank")}
-    elif found.kind in (PatternKind.VALUE, PatternKind.PAIRS):
+        return PositionMatches(*head, found.unit, found.done, found.total, found.epoch, found.epochs, found.rank, *tail)
+    if found.kind in (PatternKind.VALUE, PatternKind.PAIRS):
         numbers = {name: number if math.isfinite(number) else None for name, number in found.values.items()}
-        body |= {"values": numbers, "rank": found.rank}
-    elif found.kind is PatternKind.MARK:
-        body["begins"] = found.begins
-    else:
-        body["severity"] = found.severity
-    return body | {"groups": found.groups, "last": _record_json(found.last)}
+        return ValueMatches(*head, numbers, found.rank, *tail)
+    if found.kind is PatternKind.MARK:
+        return MarkMatches(*head, found.begins, *tail)
+    return ErrorMatches(*head, found.severity, *tail)
 
 
-def _unmatched_json(unmatched: UnmatchedRecord) -> dict[str, Any]:
-    suggested = unmatched.suggestion
-    return {
-        **(_record_json(unmatched.record) or {}),
-        "suggestion": None if suggested is None else {"name": suggested[0], "pattern": suggested[1]},
-    }
+def _unmatched_line(unmatched: UnmatchedRecord) -> UnmatchedLine:
+    record, suggested = unmatched.record, unmatched.suggestion
+    suggestion = None if suggested is None else SuggestedPattern(*suggested)
+    return UnmatchedLine(record.line, record.offset, record.text, record.unfinished, suggestion)
 
 
 def render_scan(reports: Sequence[LogScan]) -> list[str]:

@@ -1,37 +1,23 @@
 """The source of each value of a plan: job file, cluster file, environment or default."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
-from launcher.jobfile.jobfile import (
-    ClusterSpec,
-    JobSpec,
-    cpus_of_full_nodes,
-    gpus_are_defaulted,
-)
+from exporter.contract.records import JsonValue
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_full_nodes, gpus_are_defaulted
 from launcher.jobfile.redaction import REDACTED, is_secret_name
 from launcher.plan.container import container_mounts, parse_mount
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
-from launcher.plan.plan import Plan, RunFacts
+from launcher.plan.plan import Plan
 from launcher.planner.planned_job import PlannedJob
 from launcher.rundir.cluster_file import CLUSTER_FILE, CLUSTER_VARIABLE, find_cluster_file
+from launcher.show.records import ValueSource
 
 DEFAULT = "default"
 
 
-@dataclasses.dataclass(frozen=True)
-class ValueSource:
-    """A value, its key in the job file, and the place that set it."""
-
-    key: str
-    value: Any
-    source: str
-
-
-@dataclasses.dataclass(frozen=True)
-class SourceNames:
+class SourceNames(NamedTuple):
     """Displayed names of job file and cluster file."""
 
     job: str
@@ -69,13 +55,13 @@ def explain_values(planned_job: PlannedJob, sources: SourceNames) -> tuple[Value
 
 
 def _first_set(
-    key: str, job: Any, cluster: Any, sources: SourceNames, cluster_key: str = "", default: Any = None
+    key: str, job: JsonValue, cluster: JsonValue, sources: SourceNames, default: JsonValue = None
 ) -> ValueSource:
     """The first of job, cluster and default that is set."""
     if job is not None:
         return ValueSource(key, job, f"{sources.job}: {key}")
     if cluster is not None:
-        return ValueSource(key, cluster, f"{sources.cluster}: {cluster_key or key.rpartition('.')[2]}")
+        return ValueSource(key, cluster, f"{sources.cluster}: {key.rpartition('.')[2]}")
     return ValueSource(key, default, DEFAULT)
 
 
@@ -160,7 +146,7 @@ def _mounts(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceName
     task = next((planned for planned in plan.tasks if planned.contained), None)
     if task is None or spec.container is None:
         return
-    facts = RunFacts("{job_id}", plan.run_dir("{job_id}"), tuple(f"node{index}" for index in range(plan.nodes)))
+    facts = plan.facts_before_run("{job_id}")
     values = placeholder_values(plan, task, facts)
     source_of: dict[str, str] = {}
     for source, given in (
@@ -203,7 +189,7 @@ def render_sources(rows: tuple[ValueSource, ...]) -> list[str]:
     return [f"{key:<{widths[0]}}  {value:<{widths[1]}}  {source}".rstrip() for key, value, source in cells]
 
 
-def _text(value: Any) -> str:
+def _text(value: JsonValue) -> str:
     if value is None:
         return "-"
     text = str(value).lower() if isinstance(value, bool) else str(value)

@@ -4,10 +4,10 @@ import re
 import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import NamedTuple
 
 from exporter.contract.identity import safe_label
-from launcher.plan.plan import Plan
+from launcher.plan.plan import Plan, SetupPart
 
 DROPPED_PREFIXES = (
     "GPUJOB_",
@@ -75,7 +75,7 @@ def job_directives(plan: Plan) -> list[tuple[str, str | None]]:
     for placeholder, (pattern, _) in RUN_IDS.items():
         name = name.replace(placeholder, pattern)
     run_dir = f"{output_pattern(plan.logs_dir)}/{name}"
-    het = plan.slurm.get("het")
+    het = plan.slurm.het
     found: list[tuple[str, str | None]] = [
         ("job-name", safe_label(plan.job_name)),
         *component_directives(plan, het[0] if het else plan.nodes),
@@ -84,12 +84,12 @@ def job_directives(plan: Plan) -> list[tuple[str, str | None]]:
         ("error", f"{run_dir}/log.err"),
         ("open-mode", "append"),
     ]
-    if plan.slurm.get("dependency"):
-        found.append(("dependency", plan.slurm["dependency"]))
-    if plan.slurm.get("signal"):
-        found.append(("signal", f"B:{plan.slurm['signal']}"))  # to the orchestrator, which signals the workers
-    if (requeue := plan.slurm.get("requeue")) is not None:
-        found.append(("requeue" if requeue["preempted"] or requeue["time_limit"] else "no-requeue", None))
+    if plan.slurm.dependency:
+        found.append(("dependency", plan.slurm.dependency))
+    if plan.slurm.signal:
+        found.append(("signal", f"B:{plan.slurm.signal}"))  # to the orchestrator, which signals the workers
+    if (requeue := plan.slurm.requeue) is not None:
+        found.append(("requeue" if requeue.preempted or requeue.time_limit else "no-requeue", None))
     return [*found, *_other_options(plan)]
 
 
@@ -104,28 +104,28 @@ def component_directives(plan: Plan, nodes: int) -> list[tuple[str, str | None]]
         found.append(("mem", plan.memory_per_node))
     if plan.gpus_per_node:
         found.append(("gres", f"gpu:{plan.gpus_per_node}"))
-    if plan.slurm.get("exclusive"):
+    if plan.slurm.exclusive:
         found.append(("exclusive", None))
-    if plan.slurm.get("segment"):
-        found.append(("segment", str(plan.slurm["segment"])))
+    if plan.slurm.segment:
+        found.append(("segment", str(plan.slurm.segment)))
     for option, key in (
         ("time", "time_limit"),
         ("partition", "partition"),
         ("account", "account"),
         ("qos", "qos"),
     ):
-        if plan.slurm.get(key):
-            found.append((option, str(plan.slurm[key])))
+        if getattr(plan.slurm, key):
+            found.append((option, str(getattr(plan.slurm, key))))
     return found
 
 
 def _other_options(plan: Plan) -> list[tuple[str, str | None]]:
     """Options from ``directives``, without those that a key of the job file sets."""
-    ours = {"exclusive"} if plan.slurm.get("exclusive") else set()
-    ours |= {"requeue", "no-requeue"} if plan.slurm.get("requeue") is not None else set()
+    ours = {"exclusive"} if plan.slurm.exclusive else set()
+    ours |= {"requeue", "no-requeue"} if plan.slurm.requeue is not None else set()
     return [
         (name, None if value is None or value is True else str(value))
-        for name, value in sorted(plan.slurm.get("directives", {}).items())
+        for name, value in sorted(plan.slurm.directives.items())
         if value is not False and name not in ours
     ]
 
@@ -142,11 +142,11 @@ def sbatch_arguments(plan: Plan) -> list[str]:
 def render_sbatch(plan: Plan) -> str:
     """Render the batch script: directives, setup, then the guard in place of the shell."""
     lines = ["#!/bin/bash", *_directive_lines(job_directives(plan))]
-    if het := plan.slurm.get("het"):
+    if het := plan.slurm.het:
         lines += ["#SBATCH hetjob", *_directive_lines([*component_directives(plan, het[1]), *_other_options(plan)])]
     lines += [
         "",
-        *_setup_lines(plan.setup.get("parts", ())),
+        *_setup_lines(plan.setup.parts),
         "# The guard of the orchestrator takes the place of this shell, so that Slurm's signals reach it.",
         f"run_dir={_run_dir_text(plan)}",
         f'exec {shlex.quote(plan.python)} -I -B -m launcher.guard "$run_dir"',
@@ -169,7 +169,7 @@ def _directive_lines(options: Sequence[tuple[str, str | None]]) -> list[str]:
     ]
 
 
-def _setup_lines(parts: Sequence[Mapping[str, Any]]) -> list[str]:
+def _setup_lines(parts: Sequence[SetupPart]) -> list[str]:
     """Shell lines that load modules, source a script and run the preamble, part by part.
 
     If a module or script cannot be loaded, the job ends before anything starts, with a line in its error log.
@@ -177,19 +177,19 @@ def _setup_lines(parts: Sequence[Mapping[str, Any]]) -> list[str]:
     lines: list[str] = []
     if parts:
         lines.append(": # from here on nothing is a directive")
-    if any(part["modules"] for part in parts):
+    if any(part.modules for part in parts):
         lines += MODULE_LINES
     for part in parts:
-        for name in part["modules"]:
+        for name in part.modules:
             lines.append(f"module load {shlex.quote(name)} || {_abort_command(f'the module {name} cannot be loaded')}")
-        if part["script"] is not None:
-            script = shlex.quote(part["script"])
+        if part.script is not None:
+            script = shlex.quote(part.script)
             lines += [
-                f"[ -r {script} ] || {_abort_command('the setup script ' + part['script'] + ' cannot be read')}",
+                f"[ -r {script} ] || {_abort_command('the setup script ' + part.script + ' cannot be read')}",
                 f". {script}",
             ]
-        if part["preamble"] is not None:
-            lines.append(part["preamble"].rstrip("\n"))
+        if part.preamble is not None:
+            lines.append(part.preamble.rstrip("\n"))
     return [*lines, ""] if lines else []
 
 
@@ -214,56 +214,58 @@ def without_outer_components(environ: Mapping[str, str], *, het: bool) -> dict[s
     return {name: value for name, value in environ.items() if het or not _COMPONENT_VARIABLE.search(name)}
 
 
-def srun_argv(
-    plan: Plan,
-    *,
-    name: str,
-    hosts: Sequence[str],
-    output: str | Path,
-    error: str | Path,
-    command: Sequence[str],
-    tasks_per_node: int = 1,
-    mpi: str = "none",
-    options: Sequence[str] = (),
-    wait_s: int | None = None,
-    first_node: int = 0,
-) -> list[str]:
-    """Command for a step with tasks on each host, sharing the job's resources with other steps.
+class SrunStep(NamedTuple):
+    """A step with tasks on each of its hosts, which shares the job's resources with other steps."""
 
-    ``first_node`` is the plan's index of the first host and selects the component of a heterogeneous job. A
-    step in both components has two parts separated by a colon (srun(1), heterogeneous jobs).
+    name: str
+    hosts: Sequence[str]
+    output: str | Path
+    error: str | Path
+    command: Sequence[str]
+    tasks_per_node: int = 1
+    mpi: str = "none"
+    options: Sequence[str] = ()
+    wait_s: int | None = None  # how long the other tasks may run after the first has ended; None: as the site says
+    first_node: int = 0  # the plan's index of the first host, which selects the component of a heterogeneous job
+    ends_with_a_failure: bool = True  # whether a failed task ends the others
+
+
+def srun_argv(plan: Plan, step: SrunStep) -> list[str]:
+    """Command for a step.
+
+    A step in both components of a heterogeneous job has two parts separated by a colon (srun(1), heterogeneous jobs).
     """
     argv = ["srun"]
-    for group, part in _hosts_by_component(plan, hosts, first_node):
+    for group, part in _hosts_by_component(plan, step.hosts, step.first_node):
         argv += [":"] if len(argv) > 1 else []
         argv += [
             *([f"--het-group={group}"] if group is not None else []),
             "--overlap",
             f"--nodes={len(part)}",
-            f"--ntasks={len(part) * tasks_per_node}",
-            f"--ntasks-per-node={tasks_per_node}",
+            f"--ntasks={len(part) * step.tasks_per_node}",
+            f"--ntasks-per-node={step.tasks_per_node}",
             f"--nodelist={','.join(part)}",
             "--mem=0",
             "--cpu-bind=none",
-            f"--mpi={mpi}",
+            f"--mpi={step.mpi}",
             "--input=none",
-            "--kill-on-bad-exit=1",
-            *([f"--wait={wait_s}"] if wait_s is not None else []),
+            f"--kill-on-bad-exit={int(step.ends_with_a_failure)}",
+            *([f"--wait={step.wait_s}"] if step.wait_s is not None else []),
             "--open-mode=append",
-            f"--job-name={name}",
+            f"--job-name={step.name}",
             f"--chdir={plan.workdir}",
-            f"--output={output_pattern(str(output))}",
-            f"--error={output_pattern(str(error))}",
+            f"--output={output_pattern(str(step.output))}",
+            f"--error={output_pattern(str(step.error))}",
             *([f"--gres=gpu:{plan.gpus_per_node}"] if plan.gpus_per_node else []),
-            *options,
-            *command,
+            *step.options,
+            *step.command,
         ]
     return argv
 
 
 def _hosts_by_component(plan: Plan, hosts: Sequence[str], first_node: int) -> list[tuple[int | None, Sequence[str]]]:
     """Group hosts by component of the job; None for a job without components."""
-    het = plan.slurm.get("het")
+    het = plan.slurm.het
     if not het:
         return [(None, hosts)]
     here = max(0, min(len(hosts), het[0] - first_node))
@@ -272,7 +274,7 @@ def _hosts_by_component(plan: Plan, hosts: Sequence[str], first_node: int) -> li
 
 def component_index(plan: Plan, node_index: int) -> int:
     """Component of the job that contains a node of the plan, 0 or 1."""
-    het = plan.slurm.get("het")
+    het = plan.slurm.het
     return 1 if het and node_index >= het[0] else 0
 
 

@@ -5,14 +5,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
-from exporter.contract import run_files
 from exporter.contract.process_identity import read_start_ticks
 from exporter.machine.procfs import is_zombie, read_children, read_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
+from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
 from launcher.steps.steps import (
     ENDING_SIGNALS,
     ExternalEnd,
@@ -203,21 +203,15 @@ def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes])
 def wait_for_guard(guard: subprocess.Popen[bytes], run_dir: Path) -> int:
     """Wait for the guard. If it was killed, also wait for the orchestrator, which then ends the job."""
     code = guard.wait()
-    orchestrator: Mapping[str, Any] = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
-    end = time.monotonic() + ORPHAN_S
-    while (
-        code < 0
-        and orchestrator
-        and time.monotonic() < end
-        and _is_running(orchestrator["pid"], orchestrator["start_ticks"])
-    ):
+    orchestrator, end = read_orchestrator(run_dir), time.monotonic() + ORPHAN_S
+    while code < 0 and orchestrator is not None and time.monotonic() < end and _is_running(orchestrator):
         time.sleep(0.1)
     return code
 
 
-def _is_running(pid: int, start_ticks: int) -> bool:
-    """Whether the process has not ended; in a container, a first process that reaps no orphans leaves it a zombie."""
-    return read_start_ticks(pid) == start_ticks and not is_zombie(pid)
+def _is_running(process: OrchestratorRecord) -> bool:
+    """Whether it has not ended; in a container, a first process that reaps no orphans leaves it a zombie."""
+    return read_start_ticks(process.pid) == process.start_ticks and not is_zombie(process.pid)
 
 
 def die_with_parent(parent: int | None = None) -> Callable[[], None]:

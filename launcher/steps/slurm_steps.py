@@ -67,10 +67,19 @@ def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) ->
     """Run a Slurm command and return its output. Raises SlurmError if it is missing, fails or hangs."""
     if shutil.which(argv[0]) is None:
         raise SlurmError(f"{argv[0]} is not on PATH; load the Slurm module, or use `gpujob run` on this machine")
+    done = _run(argv, clean_environment(os.environ), timeout_s)
+    if done.returncode != 0:
+        raise SlurmError(
+            f"{argv[0]} exited with {done.returncode}: {_error_text(done.stderr) or _error_text(done.stdout)}"
+        )
+    return done.stdout
+
+
+def _run(argv: Sequence[str], environment: Mapping[str, str], timeout_s: float) -> subprocess.CompletedProcess[str]:
     try:
-        done = subprocess.run(
+        return subprocess.run(
             argv,
-            env=clean_environment(os.environ),
+            env=environment,
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
@@ -80,11 +89,6 @@ def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) ->
         )
     except subprocess.TimeoutExpired as error:
         raise SlurmError(f"{argv[0]} did not answer in {timeout_s:g} s") from error
-    if done.returncode != 0:
-        raise SlurmError(
-            f"{argv[0]} exited with {done.returncode}: {_error_text(done.stderr) or _error_text(done.stdout)}"
-        )
-    return done.stdout
 
 
 def _error_text(text: str) -> str:
@@ -111,24 +115,13 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
     argv = ["sbatch", "--parsable", "--hold", *sbatch_arguments(plan), str(script)]
     if shutil.which("sbatch") is None:
         run_command(argv)  # raises with a suggestion
+    variables = without_outer_components(os.environ, het=False)
+    environment = {name: value for name, value in variables.items() if not name.startswith("SBATCH_")}
     try:
-        done = subprocess.run(
-            argv,
-            env={
-                name: value
-                for name, value in without_outer_components(os.environ, het=False).items()
-                if not name.startswith("SBATCH_")
-            },
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=COMMAND_TIMEOUT_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
+        done = _run(argv, environment, COMMAND_TIMEOUT_S)
+    except SlurmError as error:
         raise SlurmError(
-            f"sbatch did not answer in {COMMAND_TIMEOUT_S:g} s; it may still have submitted the job, on hold. "
+            f"{error}; it may still have submitted the job, on hold. "
             "Find the job with `squeue --me` and cancel it with `scancel`"
         ) from error
     match = _JOB_ID.search(done.stdout)
@@ -149,10 +142,14 @@ def submission_text(plan: Plan) -> str:
         "cpus_per_node": plan.cpus_per_node,
         **({"memory_per_node": plan.memory_per_node} if plan.memory_per_node else {}),
     }
-    job = {key: value for key, value in plan.slurm.items() if value and key not in ("directives", "requeue", "mpi")}
-    if plan.slurm.get("requeue"):
-        job["requeue"] = ", ".join(key for key in ("preempted", "time_limit") if plan.slurm["requeue"][key]) or "never"
-    job |= {name: value for name, value in plan.slurm.get("directives", {}).items() if value is not False}
+    job: dict[str, object] = {
+        key: value
+        for key, value in plan.slurm._asdict().items()
+        if value and key not in ("directives", "requeue", "mpi")
+    }
+    if requeue := plan.slurm.requeue:
+        job["requeue"] = ", ".join(key for key in ("preempted", "time_limit") if getattr(requeue, key)) or "never"
+    job |= {name: value for name, value in plan.slurm.directives.items() if value is not False}
     lines = ("   ".join(f"{key}: {_value_text(value)}" for key, value in part.items()) for part in (node, job))
     return "\n  ".join(line for line in lines if line)
 
@@ -222,7 +219,7 @@ class SlurmSteps:
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
-        own = without_outer_components(os.environ, het=bool(plan.slurm.get("het")))
+        own = without_outer_components(os.environ, het=plan.slurm.het is not None)
         self._environment = scrub_environment(own)
         self._job_ids = component_ids(own, facts.job_id)  # Slurm's id of each component of the job
         try:

@@ -8,7 +8,7 @@ from exporter.contract import run_files
 from exporter.logs.log_files_reader import run_suffix
 from launcher.plan.container import pyxis_options
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
-from launcher.steps.batch_script import output_pattern, srun_argv
+from launcher.steps.batch_script import SrunStep, output_pattern, srun_argv
 from launcher.steps.steps import log_files, sidecar_argv, survey_argv, wrapper_argv
 
 SIDECARS, SURVEY = "sidecar", "nodes"  # names of gpujob's own steps, with one task per node
@@ -17,25 +17,20 @@ SIDECARS, SURVEY = "sidecar", "nodes"  # names of gpujob's own steps, with one t
 def sidecar_line(plan: Plan, facts: RunFacts) -> list[str]:
     """Command for the step of the sidecars."""
     log = facts.run_dir / "sidecars.log"
-    command = sidecar_argv(plan, facts)
-    # wait_s=0: a site may have srun end the others some time after the first
-    line = srun_argv(plan, name=SIDECARS, hosts=facts.hosts, output=log, error=log, command=command, wait_s=0)
-    return _independent_step_options(line)
+    return srun_argv(plan, _own_step(SIDECARS, facts, log, log, sidecar_argv(plan, facts)))
 
 
 def survey_line(plan: Plan, facts: RunFacts) -> list[str]:
     """Command for the node survey."""
-    log = facts.run_dir / "log.err"
     # the node name is only known on the node
     command = ["sh", "-c", 'exec "$@" "$SLURMD_NODENAME"', "sh", *survey_argv(plan, facts)]
-    # "all" sends output to srun's own, which the orchestrator reads; wait_s=0: nodes without ports end early
-    line = srun_argv(plan, name=SURVEY, hosts=facts.hosts, output="all", error=log, command=command, wait_s=0)
-    return _independent_step_options(line)
+    # "all" sends output to srun's own, which the orchestrator reads
+    return srun_argv(plan, _own_step(SURVEY, facts, "all", facts.run_dir / "log.err", command))
 
 
-def _independent_step_options(argv: Sequence[str]) -> list[str]:
-    """Let a step continue on the other nodes when one of its tasks fails."""
-    return ["--kill-on-bad-exit=0" if word == "--kill-on-bad-exit=1" else word for word in argv]
+def _own_step(name: str, facts: RunFacts, output: str | Path, error: Path, command: Sequence[str]) -> SrunStep:
+    """A step on all nodes that continues on the others after its tasks on some have ended or failed."""
+    return SrunStep(name, facts.hosts, output, error, command, wait_s=0, ends_with_a_failure=False)
 
 
 def tasks_by_step(plan: Plan) -> Iterator[tuple[str, list[TaskPlan]]]:
@@ -62,35 +57,29 @@ def task_line(plan: Plan, name: str, tasks: Sequence[TaskPlan], facts: RunFacts,
     first, several = tasks[0], len(tasks) > 1
     nodes = list(dict.fromkeys(planned.task.node_index for planned in tasks))
     out, err = log_files(first, facts, restart)
-    options, entries = _container_options(plan, first, facts), None
+    options, entries = pyxis_options(plan, first, facts) if first.contained else [], None
     if several:
         entries = step_file(first, facts, restart)
         options += [*_log_options(first, facts, restart), "--distribution=block"]
-    return srun_argv(
-        plan,
+    step = SrunStep(
         name=name,
         hosts=[facts.hosts[index] for index in nodes],
         output=out,
         error=err,
         command=wrapper_argv(plan, first, facts, restart, step_file=entries),
         tasks_per_node=len(tasks) // len(nodes),
-        mpi=plan.slurm.get("mpi") or "pmix" if first.step else "none",
+        mpi=plan.slurm.mpi if first.step else "none",
         options=options,
         first_node=nodes[0],
         wait_s=0 if several else None,
     )
+    return srun_argv(plan, step)
 
 
 def step_file(first: TaskPlan, facts: RunFacts, restart: int) -> Path:
     """File in which the wrappers of a shared step find their tasks."""
     stem = run_files.record_name(first.task.worker, first.task.rank, facts.attempt, restart)
     return facts.run_dir / run_files.WORKERS_DIR / f"{stem}.step.json"
-
-
-def _container_options(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
-    if not planned.contained:
-        return []
-    return pyxis_options(plan, planned, facts)
 
 
 def _log_options(planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:

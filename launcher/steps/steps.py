@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 from exporter.contract import run_files
 from exporter.logs.log_files_reader import run_suffix
@@ -63,62 +63,48 @@ class Steps(Protocol):
 
     def update_facts(self, facts: RunFacts) -> None:
         """Use these addresses and ports for everything started from now on."""
-        ...
 
     def start_sidecars(self) -> list[subprocess.Popen[bytes]]:
         """Start one sidecar per node, under a supervisor."""
-        ...
 
     def start_survey(self, offsets: Sequence[int], round_number: int) -> list[subprocess.Popen[bytes]]:
         """Start ``node_facts`` on each node for this round of the survey, with these port offsets.
 
         Standard output is a pipe, with the line ``DONE_LINE`` of ``launcher.run.before.node_facts`` from each node.
         """
-        ...
 
     def start_program(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
         """Start a gpujob program next to the orchestrator, and append its standard output to ``output``."""
-        ...
 
     def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:
         """Start the tasks of one step, each under its wrapper. Raises OSError."""
-        ...
 
     def send_signal(self, running: Sequence[RunningTask], signal_number: int) -> None:
         """Send a signal, such as SIGUSR1, to the tasks."""
-        ...
 
     def terminate(self, running: Sequence[RunningTask]) -> None:
         """Send SIGTERM to all these tasks together."""
-        ...
 
     def kill(self, running: Sequence[RunningTask]) -> None:
         """Send SIGKILL to the tasks and all their processes."""
-        ...
 
     def kill_leftovers(self, running: RunningTask) -> int:
         """Kill processes that a finished task left behind. Return how many it had put in the background."""
-        ...
 
     def has_no_leftovers(self, running: RunningTask) -> bool:
         """Whether a swept task has no process left; kill any that remain. Call it until it is true."""
-        ...
 
     def sidecars_have_no_leftovers(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
         """Whether ended sidecars have no process left; kill any that remain."""
-        ...
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         """Send SIGTERM to the sidecars."""
-        ...
 
     def query_end(self) -> ExternalEnd:
         """Return what Slurm reports about the end of the job."""
-        ...
 
     def requeue(self) -> str | None:
         """Requeue the job, which ends it here. Return the problem, or None."""
-        ...
 
 
 def wrapper_argv(
@@ -179,7 +165,7 @@ def worker_argv(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
     return argv
 
 
-def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart: int) -> list[dict[str, Any]]:
+def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart: int) -> list[dict[str, object]]:
     """Describe the tasks of one step, by their position in it (``SLURM_PROCID``).
 
     Each entry has only the variables in which the tasks differ; the step's environment has the others.
@@ -190,9 +176,13 @@ def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart
     entries = []
     for planned, environment in zip(tasks, environments, strict=True):
         own = {name: value for name, value in environment.items() if name not in common}
-        entry: dict[str, Any] = {"worker": planned.task.worker, "rank": planned.task.rank, "env": own}
-        entry["node"] = facts.hosts[planned.task.node_index]
-        entry["argv"] = worker_argv(plan, planned, facts)
+        entry: dict[str, object] = {
+            "worker": planned.task.worker,
+            "rank": planned.task.rank,
+            "env": own,
+            "node": facts.hosts[planned.task.node_index],
+            "argv": worker_argv(plan, planned, facts),
+        }
         if plan.gpus_per_node and sees_planned_gpus_only(planned):
             entry["gpus"] = task_gpu_positions(planned)
         if planned.ports:

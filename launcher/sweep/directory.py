@@ -7,21 +7,20 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
 from exporter.contract.report import Report
-from launcher.errors import LauncherError, SlurmError
+from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.orchestrator_record import OrchestratorRecord, ProcessRecord
+from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord
 from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command
 from launcher.watch.view import JobClient
 
-SWEEP_SCHEMA = 1
 JOB_FILE = "job.yaml"  # copy of the job file
 MISSING = "MISSING"  # state of a point without a run and not in the queue
 LEAST_CAUSE_WIDTH = 24  # minimum width of the cause column, on any terminal
@@ -33,7 +32,7 @@ class SweepPoint:
 
     index: int
     name: str
-    values: Mapping[str, Any]
+    values: JsonObject
     runs: tuple[str, ...] = ()
 
 
@@ -47,16 +46,17 @@ class SweepArray:
     cluster: str | None = None  # None for the cluster of this machine
 
 
-@dataclass(frozen=True)
-class SweepRecord:
+class SweepRecord(Record):
     """Content of ``sweep.json``."""
 
-    submission: Mapping[str, Any]  # the sweep's submission: user, time, directory, state of the source
+    SCHEMA = 1
+
+    submission: JsonObject  # the sweep's submission: user, time, directory, state of the source
     max_parallel: int | None
     local: bool
     points: tuple[SweepPoint, ...]
     arrays: tuple[SweepArray, ...] = ()
-    runner: Mapping[str, Any] | None = None  # the process that runs the points on this machine
+    runner: ProcessRecord | None = None  # the process that runs the points on this machine
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class PointState:
 
     index: int
     name: str
-    values: Mapping[str, Any]
+    values: JsonObject
     state: str
     job_id: str | None
     run_dir: str | None
@@ -79,23 +79,9 @@ class PointState:
     exit_status: int = EXIT_STATUS["UNKNOWN"]
 
 
-def dump_record(record: SweepRecord) -> dict[str, Any]:
-    return {"schema": SWEEP_SCHEMA, **dataclasses.asdict(record)}
-
-
-def parse_record(body: Mapping[str, Any]) -> SweepRecord:
-    """The inverse of ``dump_record``."""
-    points = tuple(SweepPoint(**{**point, "runs": tuple(point["runs"])}) for point in body["points"])
-    arrays = tuple(SweepArray(**array) for array in body["arrays"])
-    names = [item.name for item in dataclasses.fields(SweepRecord)]
-    return SweepRecord(**{**{name: body[name] for name in names}, "points": points, "arrays": arrays})
-
-
 def write_record(sweep_dir: Path, record: SweepRecord) -> None:
-    try:
-        run_files.write_json(sweep_dir / SWEEP_FILE, dump_record(record))
-    except OSError as error:
-        raise LauncherError(f"{sweep_dir / SWEEP_FILE} cannot be written: {error.strerror}") from error
+    with os_errors(f"{sweep_dir / SWEEP_FILE} cannot be written"):
+        run_files.write_json(sweep_dir / SWEEP_FILE, record.to_json())
 
 
 def read_record(sweep_dir: Path) -> SweepRecord:
@@ -103,12 +89,10 @@ def read_record(sweep_dir: Path) -> SweepRecord:
     body = run_files.read_json(sweep_dir / SWEEP_FILE)
     if body is None:
         raise LauncherError(f"{sweep_dir} is not the directory of a sweep: {SWEEP_FILE} is missing or cannot be read")
-    if body.get("schema") != SWEEP_SCHEMA:
-        raise LauncherError(
-            f"{sweep_dir / SWEEP_FILE} has schema {body.get('schema')} and this gpujob reads {SWEEP_SCHEMA}; "
-            "update gpujob"
-        )
-    return parse_record(body)
+    try:
+        return SweepRecord.from_json(body, str(sweep_dir / SWEEP_FILE))
+    except RecordError as error:
+        raise LauncherError(str(error)) from error
 
 
 def find_sweep_dir(sweep: str, logs_dir: Path) -> Path:
@@ -130,7 +114,7 @@ def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
         dataclasses.replace(point, runs=(*point.runs, runs[point.index])) if point.index in runs else point
         for point in record.points
     )
-    return dataclasses.replace(record, points=points)
+    return record.replace(points=points)
 
 
 # -- states of the points ------------------------------------------------------------------------
@@ -204,7 +188,7 @@ def _point_outcome(
     queue: Mapping[str, str] | None,
 ) -> PointState:
     if not point.runs:
-        waits = record.local and record.runner is not None and ProcessRecord.from_json(record.runner).is_running_here()
+        waits = record.local and record.runner is not None and record.runner.is_running_here()
         return _point_state(point, "PENDING" if waits else MISSING, None, None, None)
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
@@ -272,17 +256,17 @@ def points_to_resume(states: Sequence[PointState]) -> tuple[int, ...]:
     return tuple(state.index for state in states if state.state not in ("COMPLETED", *UNFINISHED))
 
 
-def sweep_json(sweep_dir: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, Any]:
+def sweep_json(sweep_dir: Path, record: SweepRecord, states: Sequence[PointState]) -> dict[str, JsonValue]:
     """The states of a sweep as a JSON object."""
     return {
-        "schema": SWEEP_SCHEMA,
+        "schema": SweepRecord.SCHEMA,
         "sweep": record.submission["job_name"],
         "job_id": record.submission["job_id"],
         "sweep_dir": str(sweep_dir),
         "max_parallel": record.max_parallel,
-        "arrays": [dataclasses.asdict(array) for array in record.arrays],
-        "states": dict(Counter(state.state for state in states)),
-        "points": [dataclasses.asdict(state) for state in states],
+        "arrays": to_json(record.arrays),
+        "states": to_json(Counter(state.state for state in states)),
+        "points": to_json(states),
         "exit_status": sweep_exit_status(states),
     }
 

@@ -2,11 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator
 
+from exporter.contract.records import JsonObject, JsonValue
+from launcher.jobfile.yamlfile import yaml_text
 from launcher.plan.plan import safe_file_word
-from launcher.sweep.values import yaml_text
 
 MOST_NAME_LENGTH = 64  # characters of a point's name, for use in file names, labels and tables
 
@@ -40,7 +40,7 @@ def short_name(wanted: str, most: int = MOST_NAME_LENGTH) -> str:
     return f"{plain[: most - 9].rstrip('._-')}-{digest}"
 
 
-def point_label(values: Mapping[str, Any]) -> str:
+def point_label(values: JsonObject) -> str:
     """The values of a point as short words: ``lr1e-05_bs8``."""
     leaves = [leaf for key, value in values.items() for leaf in _leaves(tuple(key.split(".")), value)]
     lasts = [words[-1] for words, _ in leaves]
@@ -48,7 +48,7 @@ def point_label(values: Mapping[str, Any]) -> str:
     return "_".join(re.sub(r"[\[\]]", "", ".".join(words)) + _value_text(value) for words, value in named)
 
 
-def _leaves(words: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(words: tuple[str, ...], value: JsonValue) -> Iterator[tuple[tuple[str, ...], JsonValue]]:
     """The leaves of nested mappings, each with the words of its key path."""
     if isinstance(value, dict):
         for key, inner in value.items():
@@ -57,7 +57,7 @@ def _leaves(words: tuple[str, ...], value: Any) -> Iterator[tuple[tuple[str, ...
         yield words, value
 
 
-def _value_text(value: Any) -> str:
+def _value_text(value: JsonValue) -> str:
     if isinstance(value, list):
         return "x".join(map(_value_text, value))
     return re.sub(r"[^\w.+-]+", "-", yaml_text(value)).replace("+", "")

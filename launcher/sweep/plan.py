@@ -2,17 +2,18 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
+from exporter.contract.records import JsonObject
 from launcher.check.preflight import check_plan
 from launcher.errors import ConfigError, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec
 from launcher.plan.plan import Plan, safe_file_word
 from launcher.planner import planner
 from launcher.planner.planned_job import PlannedJob, plan_job
+from launcher.planner.planner import Invocation
 from launcher.planner.slurm_options import with_dependency
 from launcher.rundir.job_ids import task_ranges
 from launcher.steps.batch_script import render_sbatch, sbatch_arguments
@@ -53,43 +54,23 @@ class Array:
     is_throttled: bool  # whether the sweep sets max_parallel
 
 
-def plan_sweep(
-    body: Mapping[str, Any],
-    source: str,
-    cluster: ClusterSpec,
-    *,
-    job_dir: Path,
-    workdir: Path,
-    timestamp: str,
-    local: bool,
-    available: int | None = None,
-) -> PlannedSweep:
-    """Plan every point. Raises ConfigError with the problems of all points.
-
-    ``available`` is the number of nodes for points that do not set one.
-    """
+def plan_sweep(body: JsonObject, source: str, cluster: ClusterSpec, invocation: Invocation) -> PlannedSweep:
+    """Plan every point. Raises ConfigError with the problems of all points."""
     sweep, specs = read_sweep(body, source)
+    timestamp = invocation.timestamp
     directory = f"{{array_job_id}}_{safe_file_word(sweep.name)}_{timestamp}"
     planned: list[PlannedPoint] = []
     problems: dict[str, Sequence[str]] = {}
     for point, spec in zip(sweep.points, specs, strict=True):
         try:
-            subject = plan_job(
-                spec,
-                cluster,
-                job_dir=job_dir,
-                workdir=workdir,
-                timestamp=timestamp,
-                local=local,
-                available=available,
-            )
+            subject = plan_job(spec, cluster, invocation)
         except TopologyError as error:
             problems[point.name] = error.problems
             continue
         name = f"{directory}/{{job_id}}_{point.name}_{timestamp}"
         plan = dataclasses.replace(subject.plan, run_dir_name=name)
         planned.append(PlannedPoint(point, dataclasses.replace(subject, plan=plan)))
-        if plan.slurm.get("het"):
+        if plan.slurm.het:
             problems[point.name] = ["slurm.het: Slurm has no arrays of heterogeneous jobs; leave het or the sweep out"]
     if found := merge_problems(problems, len(specs)) or _shared_directories(planned):
         raise ConfigError(source, found)
@@ -145,9 +126,9 @@ def plan_arrays(planned: PlannedSweep, indexes: Collection[int], *, after: Colle
         most = planned.sweep.max_parallel
         tasks = task_ranges(own) + (f"%{most}" if most is not None and most < len(own) else "")
         plan = members[0][1]
-        slurm = {**plan.slurm, "directives": {**plan.slurm["directives"], "array": tasks}}
+        slurm = plan.slurm._replace(directives={**plan.slurm.directives, "array": tasks})
         arrays.append(Array(own, tasks, dataclasses.replace(plan, slurm=slurm), most is not None))
-    given = next((str(given) for array in arrays if "?" in (given := array.plan.slurm.get("dependency") or "")), None)
+    given = next((str(given) for array in arrays if "?" in (given := array.plan.slurm.dependency or "")), None)
     if given and planned.sweep.max_parallel is not None and (after or len(arrays) > 1):
         why = "with max_parallel an array of the sweep waits for the one before it, and sbatch refuses , with ?"
         raise ConfigError(planned.source, [f"slurm.dependency: {given!r}: {why}; join the jobs by , instead of ?"])
@@ -162,7 +143,7 @@ def place_array(array: Array, logs_dir: Path, directory: str, previous: Collecti
     name = f"{directory}/{TASKS_DIR}/{{array_job_id}}_{{array_task_id}}"
     plan = array.plan
     if previous:
-        given, behind = plan.slurm.get("dependency"), ":".join(("afterany", *previous))
+        given, behind = plan.slurm.dependency, ":".join(("afterany", *previous))
         plan = with_dependency(plan, f"{given},{behind}" if given else behind)
     plan = dataclasses.replace(plan, logs_dir=str(logs_dir), run_dir_name=name)
     return plan, render_sbatch(plan)

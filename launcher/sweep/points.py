@@ -10,9 +10,10 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import NamedTuple
 
-from launcher.errors import ConfigError
+from exporter.contract.records import JsonObject, JsonValue
+from launcher.errors import ConfigError, did_you_mean
 from launcher.jobfile.jobfile import JobSpec, validate_job
 from launcher.jobfile.sweep import SweepFile, SweepSpec
 from launcher.jobfile.yamlfile import validate_model
@@ -28,7 +29,9 @@ from launcher.sweep.values import (
     find_placeholders,
     format_place,
     is_reserved_name,
+    parse_place,
     unquoted_placeholders,
+    value_at,
 )
 
 MOST_POINTS = 10_000
@@ -45,9 +48,9 @@ class PointSpec:
 
     index: int
     name: str  # unique, and safe in file names
-    values: Mapping[str, Any]  # by key of the sweep
+    values: JsonObject  # by key of the sweep
     sources: Mapping[str, str]  # where the sweep sets each: `sweep.grid.lr[0]`
-    body: Mapping[str, Any]  # the point's job file
+    body: JsonObject  # the point's job file
 
 
 @dataclass(frozen=True)
@@ -58,14 +61,14 @@ class ExpandedSweep:
     points: tuple[PointSpec, ...]
     max_parallel: int | None
     paths: Mapping[str, Path]  # place in the job file that each key sets; empty for a placeholder
-    base: Mapping[str, Any]  # the job file without its sweep
+    base: JsonObject  # the job file without its sweep
 
 
-def is_sweep(body: Mapping[str, Any]) -> bool:
+def is_sweep(body: JsonObject) -> bool:
     return body.get("sweep") is not None
 
 
-def expand_sweep(body: Mapping[str, Any], source: str) -> ExpandedSweep:
+def expand_sweep(body: JsonObject, source: str) -> ExpandedSweep:
     """The points of the job file ``body``. Raises ConfigError with all problems of the sweep itself."""
     sweep, problems = _try_expand(body, source)
     if problems or sweep is None:
@@ -75,18 +78,19 @@ def expand_sweep(body: Mapping[str, Any], source: str) -> ExpandedSweep:
 
 def check_points(sweep: ExpandedSweep, source: str) -> tuple[JobSpec, ...]:
     """The specification of every point. Raises ConfigError with the problems of all points."""
-    found, specs = _MergedProblems(), []
+    found: dict[str, Sequence[str]] = {}
+    specs = []
     for point in sweep.points:
         try:
-            specs.append(validate_job(dict(point.body), source))
+            specs.append(validate_job(point.body, source))
         except ConfigError as error:
-            found.add(point.name, error.problems)
-    if problems := found.render(len(sweep.points)):
+            found[point.name] = error.problems
+    if problems := merge_problems(found, len(sweep.points)):
         raise ConfigError(source, problems)
     return tuple(specs)
 
 
-def read_sweep(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep, tuple[JobSpec, ...]]:
+def read_sweep(body: JsonObject, source: str) -> tuple[ExpandedSweep, tuple[JobSpec, ...]]:
     """The points of a job file and their specifications. Raises ConfigError with the problems of sweep and job file."""
     sweep, problems = _try_expand(body, source)
     if sweep is None:
@@ -103,7 +107,7 @@ def read_sweep(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep, tup
     return sweep, specs
 
 
-def _try_expand(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep | None, list[str]]:
+def _try_expand(body: JsonObject, source: str) -> tuple[ExpandedSweep | None, list[str]]:
     """The points, or None, and the problems of the sweep and of its values."""
     try:
         spec = validate_model({"sweep": body["sweep"]}, source, SweepFile).sweep
@@ -114,81 +118,66 @@ def _try_expand(body: Mapping[str, Any], source: str) -> tuple[ExpandedSweep | N
     problems += _shape_problems(spec)
     if problems:
         return None, problems
-    placeholders = {key for key, path in keys.items() if not path}
-    problems += [f"{place}: {what}" for place, what in unquoted_placeholders(base, placeholders)]
-    found, used = _MergedProblems(), set[str]()
-    points: list[PointSpec] = []
-    secrets: dict[str, str] = {}
     maker = _PointMaker(base, keys)
-    for index, settings in enumerate(_combinations(spec)):
-        point, outcome = maker.make(index, settings)
-        used |= outcome.used_placeholders
-        found.add(point.name, outcome.problems)
-        points.append(point)
+    problems += [f"{place}: {what}" for place, what in unquoted_placeholders(base, maker.placeholders)]
+    made = [maker.make(index, settings) for index, settings in enumerate(_combinations(spec))]
+    points = tuple(point for point, _ in made)
+    secrets: dict[str, str] = {}
+    for point in points:
         for problem in secret_problems(point.body, base, keys, point.sources):
             secrets.setdefault(problem.partition(": ")[0], problem)
     if secrets:  # the names in other problems would show the secret values
         return None, list(secrets.values())
-    problems += found.render(len(points))
-    problems += [_unused_text(name) for name in sorted(placeholders - used)] if not problems else []
-    return ExpandedSweep(maker.sweep_name, tuple(points), spec.max_parallel, keys, base), problems
+    problems += merge_problems({point.name: filler.problems for point, filler in made}, len(points))
+    if not problems:
+        used = {name for _, filler in made for name in filler.used_placeholders}
+        problems += [_unused_text(name) for name in sorted(maker.placeholders - used)]
+    return ExpandedSweep(maker.sweep_name, points, spec.max_parallel, keys, base), problems
 
 
-def _without_sweep(body: Mapping[str, Any]) -> dict[str, Any]:
+def _without_sweep(body: JsonObject) -> dict[str, JsonValue]:
     return {key: value for key, value in body.items() if key != "sweep"}
 
 
-@dataclass(frozen=True)
-class _PointValue:
+class _PointValue(NamedTuple):
     """One value of a point, and where the sweep sets it."""
 
     key: str
-    value: Any
+    value: JsonValue
     source: str
 
 
-@dataclass(frozen=True)
-class _PointProblems:
-    """Problems of a point, and the placeholders found in it."""
-
-    problems: list[str]
-    used_placeholders: set[str]
-
-
 class _PointMaker:
-    def __init__(self, base: Mapping[str, Any], paths: Mapping[str, Path]) -> None:
+    def __init__(self, base: JsonObject, paths: Mapping[str, Path]) -> None:
         self._base = base
         self._paths = paths
-        self._placeholders = {key for key, path in paths.items() if not path}
         self._names = PointNames()
-        self.sweep_name = base["name"] if isinstance(base.get("name"), str) else "job"
+        self.placeholders = {key for key, path in paths.items() if not path}
+        name = base.get("name")
+        self.sweep_name = name if isinstance(name, str) else "job"
 
-    def make(self, index: int, settings: Sequence[_PointValue]) -> tuple[PointSpec, _PointProblems]:
+    def make(self, index: int, settings: Sequence[_PointValue]) -> tuple[PointSpec, PointFiller]:
+        """The point with these values, and what filled them in, with all problems."""
         values = {setting.key: setting.value for setting in settings}
         body = copy.deepcopy(dict(self._base))
         placed = {key: value for key, value in values.items() if self._paths[key]}
         assigned = [assign_value(body, self._paths[key], key, value) for key, value in placed.items()]
         own = {key: value for key, value in values.items() if key not in placed}
         name = self._choose_name(body, index, values, own)
-        filler = PointFiller({**own, POINT: name, POINT_INDEX: index}, self._placeholders)
+        filler = PointFiller({**own, POINT: name, POINT_INDEX: index}, self.placeholders)
         body = filler.fill_mapping(body, ())
+        filler.problems[:0] = [problem for problem in assigned if problem]
         if "name" in body:
             body["name"] = name
-        sources = {setting.key: setting.source for setting in settings}
-        problems = [problem for problem in assigned if problem] + filler.problems
-        return PointSpec(index, name, values, sources, body), _PointProblems(problems, filler.used_placeholders)
+        return PointSpec(index, name, values, {setting.key: setting.source for setting in settings}, body), filler
 
-    def _choose_name(
-        self, body: Mapping[str, Any], index: int, values: Mapping[str, Any], own: Mapping[str, Any]
-    ) -> str:
+    def _choose_name(self, body: JsonObject, index: int, values: JsonObject, own: JsonObject) -> str:
         """The name that the file or the point sets, else one made of the values."""
         given = body.get("name")
-        if given == self._base.get("name") and not (isinstance(given, str) and self._has_placeholder(given)):
+        has_placeholder = isinstance(given, str) and not find_placeholders(given).isdisjoint(self.placeholders)
+        if given == self._base.get("name") and not has_placeholder:
             return self._names.make_unique(f"{self.sweep_name}_{point_label(values)}" if values else self.sweep_name)
         return self._names.make_unique(fill_text(str(given), {**own, POINT_INDEX: index}))
-
-    def _has_placeholder(self, text: str) -> bool:
-        return not find_placeholders(text).isdisjoint(self._placeholders)
 
 
 # -- problems ------------------------------------------------------------------------------------
@@ -196,24 +185,11 @@ class _PointMaker:
 
 def merge_problems(problems: Mapping[str, Sequence[str]], point_count: int) -> list[str]:
     """Merge the problems of points, by name, into a list: each once, with the points that have it."""
-    found = _MergedProblems()
+    found: dict[str, list[str]] = {}
     for name, of_point in problems.items():
-        found.add(name, of_point)
-    return found.render(point_count)
-
-
-class _MergedProblems:
-    """Problems of points; each is listed once, with its points."""
-
-    def __init__(self) -> None:
-        self._points: dict[str, list[str]] = {}
-
-    def add(self, point: str, problems: Sequence[str]) -> None:
-        for problem in problems:
-            self._points.setdefault(problem, []).append(point)
-
-    def render(self, point_count: int) -> list[str]:
-        return [f"{_points_text(names, point_count)}: {problem}" for problem, names in self._points.items()]
+        for problem in of_point:
+            found.setdefault(problem, []).append(name)
+    return [f"{_points_text(names, point_count)}: {problem}" for problem, names in found.items()]
 
 
 def _points_text(names: Sequence[str], point_count: int) -> str:
@@ -223,7 +199,7 @@ def _points_text(names: Sequence[str], point_count: int) -> str:
     return ", ".join(names[:MOST_NAMED]) + more
 
 
-def _problems_without_sweep(body: Mapping[str, Any], source: str) -> list[str]:
+def _problems_without_sweep(body: JsonObject, source: str) -> list[str]:
     """Problems of the rest of a job file whose sweep is unusable, except in places that the sweep may set."""
     base = _without_sweep(body)
     try:
@@ -236,7 +212,7 @@ def _problems_without_sweep(body: Mapping[str, Any], source: str) -> list[str]:
     return []
 
 
-def _places_set(sweep: object, base: Mapping[str, Any]) -> Iterator[str]:
+def _places_set(sweep: object, base: JsonObject) -> Iterator[str]:
     """Places that a sweep sets, as far as it is readable."""
     parts = sweep if isinstance(sweep, Mapping) else {}
     listed = parts.get("list")
@@ -247,16 +223,11 @@ def _places_set(sweep: object, base: Mapping[str, Any]) -> Iterator[str]:
                 yield format_place(path)
 
 
-def _is_set_by_sweep(place: str, base: Mapping[str, Any], places_set: Sequence[str]) -> bool:
+def _is_set_by_sweep(place: str, base: JsonObject, places_set: Sequence[str]) -> bool:
     """Whether points decide the value at a place: the sweep sets it, or its text has a placeholder."""
     if any(_is_within(place, other) or _is_within(other, place) for other in places_set):
         return True
-    value: Any = base
-    for word in re.findall(r"[^.\[\]]+", place):
-        if isinstance(value, list) and word.isdigit() and int(word) < len(value):
-            value = value[int(word)]
-        else:
-            value = value.get(word) if isinstance(value, Mapping) else None
+    value = value_at(base, parse_place(place))
     return isinstance(value, str) and any(not is_reserved_name(name) for name in find_placeholders(value))
 
 
@@ -274,7 +245,7 @@ def _unused_text(name: str) -> str:
 # -- keys and combinations -----------------------------------------------------------------------
 
 
-def _key_paths(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path], list[str]]:
+def _key_paths(spec: SweepSpec, base: JsonObject) -> tuple[dict[str, Path], list[str]]:
     """The place that each key sets (empty for a placeholder), and the problems of the keys."""
     keys: dict[str, Path] = {}
     problems: list[str] = []
@@ -301,7 +272,7 @@ def _key_paths(spec: SweepSpec, base: Mapping[str, Any]) -> tuple[dict[str, Path
     return keys, problems
 
 
-def _parse_key(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
+def _parse_key(key: str, base: JsonObject) -> tuple[Path, str | None]:
     """The place in the job file that a key names (empty for a placeholder), or its problem."""
     if not _PATH.fullmatch(key):
         return (), f"{key!r} is neither a place of the job file (as in workers[0].gpus) nor a name for a placeholder"
@@ -314,8 +285,7 @@ def _parse_key(key: str, base: Mapping[str, Any]) -> tuple[Path, str | None]:
     if words[0] not in _FIELDS:
         if len(words) == 1 and _NAME.fullmatch(key):
             return (), f"{{{key}}} already has a meaning; choose another name" if is_reserved_name(key) else None
-        near = difflib.get_close_matches(str(words[0]), sorted(_FIELDS), 1, 0.5)
-        hint = f'; did you mean "{near[0]}"?' if near else f" (known: {', '.join(sorted(_FIELDS))})"
+        hint = did_you_mean(str(words[0]), sorted(_FIELDS)) or f" (known: {', '.join(sorted(_FIELDS))})"
         if len(words) == 1:
             hint += "; a placeholder is made of letters, digits and _"
         return (), f'unknown key "{words[0]}"{hint}'

@@ -1,7 +1,6 @@
 """Run the points of a sweep on this machine, a few at a time, each under its own orchestrator."""
 
 import contextlib
-import dataclasses
 import os
 import secrets
 import signal
@@ -16,6 +15,7 @@ from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.report import Report
 from launcher.errors import LauncherError
 from launcher.rundir import rundir
+from launcher.rundir.job_records import ProcessRecord
 from launcher.steps.local_steps import start_orchestrator
 from launcher.steps.steps import ENDING_SIGNALS, PYTHON_FLAGS
 from launcher.sweep.directory import SweepRecord, with_runs, write_record
@@ -63,8 +63,8 @@ class LocalSweep:
         self._sweep_dir = sweep_dir
         self._report = report
         ticks = read_start_ticks(os.getpid())
-        runner = {"pid": os.getpid(), "start_ticks": ticks, "host": socket.gethostname()}
-        self.record = dataclasses.replace(record, runner=runner)
+        runner = ProcessRecord(pid=os.getpid(), start_ticks=ticks, host=socket.gethostname())
+        self.record = record.replace(runner=runner)
         self._free_slots = gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
         self._running: dict[int, tuple[subprocess.Popen[bytes], str | None]] = {}
         self._ended_count = 0
@@ -91,7 +91,7 @@ class LocalSweep:
             self._stop_all()
             for process, _ in self._running.values():
                 process.wait()
-            self.record = dataclasses.replace(self.record, runner=None)
+            self.record = self.record.replace(runner=None)
             write_record(self._sweep_dir, self.record)
 
     def _has_runs(self) -> bool:

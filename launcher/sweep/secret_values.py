@@ -4,14 +4,14 @@ Such values would appear in the names of points and in many files.
 """
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
+from exporter.contract.records import JsonObject
 from launcher.jobfile.redaction import is_harmless, is_secret_name, is_secret_option
 from launcher.sweep.values import Path, find_placeholders, format_place, value_at
 
 
 def secret_problems(
-    body: Mapping[str, Any], base: Mapping[str, Any], paths: Mapping[str, Path], sources: Mapping[str, str]
+    body: JsonObject, base: JsonObject, paths: Mapping[str, Path], sources: Mapping[str, str]
 ) -> Iterator[str]:
     """Problems of secret-looking variables and options that the sweep sets, without their values.
 
@@ -36,18 +36,18 @@ def secret_problems(
         )
 
 
-def _texts(value: Any) -> list[str]:
+def _texts(value: object) -> list[str]:
     """The text, or the texts of a list."""
     return [text for text in (value if isinstance(value, list) else [value]) if isinstance(text, str)]
 
 
-def _texts_at(base: Mapping[str, Any], path: Path) -> list[str]:
+def _texts_at(base: JsonObject, path: Path) -> list[str]:
     """The texts at a place of the job file, or at the nearest place above it that has some."""
     found = (_texts(value_at(base, path[:steps])) for steps in range(len(path), 0, -1))
     return next((texts for texts in found if texts), [])
 
 
-def _secrets(value: Any, path: Path) -> Iterator[tuple[Path, Any]]:
+def _secrets(value: object, path: Path) -> Iterator[tuple[Path, object]]:
     """Texts and lists of texts with secret-looking names, each with its place.
 
     Searches the variables of every ``env``, the options of every ``args`` and, at any depth, every ``config``.

@@ -1,19 +1,24 @@
 """The plan of a sweep as text and JSON, for `gpujob plan`. Nothing is written or submitted."""
 
-import dataclasses
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import Any
 
 from launcher.errors import LauncherError
 from launcher.jobfile.redaction import REDACTED, is_secret_name
-from launcher.show.sources import SourceNames, ValueSource, explain_values, render_sources
+from launcher.jobfile.yamlfile import yaml_text
+from launcher.show.records import (
+    ExplainedPointRecord,
+    PlannedArray,
+    PlannedPointRecord,
+    SweepPlanRecord,
+    ValueSource,
+)
+from launcher.show.sources import SourceNames, explain_values, render_sources
 from launcher.steps.hostlist import fold_hostlist
 from launcher.sweep.directory import align_columns
 from launcher.sweep.plan import PlannedPoint, PlannedSweep, place_array, plan_arrays
 from launcher.sweep.points import ExpandedSweep, PointSpec
-from launcher.sweep.values import find_placeholders, format_place, value_at, yaml_text
+from launcher.sweep.values import Path, find_placeholders, format_place, parse_place, value_at
 
 MOST_KNOWN = 8  # points that an error names
 INDEX_PREFIX = (
@@ -47,74 +52,60 @@ def script_of_point(planned: PlannedSweep, planned_point: PlannedPoint) -> str:
 
 def describe_sweep(
     planned: PlannedSweep, *, local: bool, hosts: Sequence[str] = (), sources: SourceNames | None = None
-) -> dict[str, Any]:
-    """The planned sweep as a JSON object; ``sources`` adds the source of each value."""
+) -> SweepPlanRecord:
+    """The planned sweep; ``sources`` adds the source of each value."""
     arrays = () if local else plan_arrays(planned, range(len(planned.points)))
     array_of = {index: number for number, array in enumerate(arrays) for index in array.indexes}
-    points: list[dict[str, Any]] = [
-        {
-            "index": one.point.index,
-            "name": one.point.name,
-            "values": dict(one.point.values),
-            "nodes": one.plan.nodes,
-            "hosts": list(hosts[: one.plan.nodes]),
-            "gpus_per_node": one.plan.gpus_per_node,
-            "gpus": one.plan.nodes * one.plan.gpus_per_node,
-            "time_limit": one.plan.slurm.get("time_limit"),
-            "run_dir": str(one.plan.run_dir("{job_id}")),
-            "array": array_of.get(one.point.index),
-        }
-        for one in planned.points
-    ]
-    if sources is not None:
-        for entry, one in zip(points, planned.points, strict=True):
-            entry["explain"] = [dataclasses.asdict(row) for row in explain_point(planned, one, sources)]
-    return {
-        "schema": 1,
-        "sweep": planned.sweep.name,
-        "max_parallel": planned.sweep.max_parallel or (1 if local else None),
-        "sweep_dir": str(planned.logs_dir / planned.directory_name),
-        "points": points,
-        "arrays": [
-            {
-                "tasks": array.tasks,
-                "points": list(array.indexes),
-                "script": place_array(array, planned.logs_dir, planned.directory_name)[1],
-            }
+    points = []
+    for one in planned.points:
+        point = PlannedPointRecord(
+            index=one.point.index,
+            name=one.point.name,
+            values=one.point.values,
+            nodes=one.plan.nodes,
+            hosts=tuple(hosts[: one.plan.nodes]),
+            gpus_per_node=one.plan.gpus_per_node,
+            gpus=one.plan.nodes * one.plan.gpus_per_node,
+            time_limit=one.plan.slurm.time_limit,
+            run_dir=str(one.plan.run_dir("{job_id}")),
+            array=array_of.get(one.point.index),
+        )
+        if sources is not None:
+            point = ExplainedPointRecord(**vars(point), explain=explain_point(planned, one, sources))
+        points.append(point)
+    return SweepPlanRecord(
+        sweep=planned.sweep.name,
+        max_parallel=planned.sweep.max_parallel or (1 if local else None),
+        sweep_dir=str(planned.logs_dir / planned.directory_name),
+        points=tuple(points),
+        arrays=tuple(
+            PlannedArray(array.tasks, array.indexes, place_array(array, planned.logs_dir, planned.directory_name)[1])
             for array in arrays
-        ],
-    }
+        ),
+    )
 
 
-def render_sweep(described: Mapping[str, Any]) -> list[str]:
-    named = any(point["hosts"] for point in described["points"])
+def render_sweep(record: SweepPlanRecord) -> list[str]:
+    named = any(point.hosts for point in record.points)
     rows = [("", "point", "values", "nodes", *(["on"] if named else []), "GPUs", "time limit")]
-    for point in described["points"]:
+    for point in record.points:
         values = " ".join(
             f"{key}={json.dumps(value, ensure_ascii=False) if isinstance(value, dict | list) else yaml_text(value)}"
-            for key, value in point["values"].items()
+            for key, value in point.values.items()
         )
-        where = [fold_hostlist(point["hosts"])] if named else []
-        limit = point["time_limit"] or "-"
-        rows.append(
-            (str(point["index"]), point["name"], values, str(point["nodes"]), *where, str(point["gpus"]), limit)
-        )
-    most = described["max_parallel"]
+        where = [fold_hostlist(point.hosts)] if named else []
+        limit = point.time_limit or "-"
+        rows.append((str(point.index), point.name, values, str(point.nodes), *where, str(point.gpus), limit))
+    most, arrays = record.max_parallel, record.arrays
     at_once = f"at most {most} at once" if most else "as many at once as resources allow"
-    lines = [
-        *align_columns(rows),
-        "",
-        f"{len(described['points'])} points, {at_once}",
-        f"directory: {described['sweep_dir']}",
-    ]
-    arrays = described["arrays"]
+    lines = [*align_columns(rows), "", f"{len(record.points)} points, {at_once}", f"directory: {record.sweep_dir}"]
     for number, array in enumerate(arrays):
         lines.append("")
         if len(arrays) > 1:
             after = "; it starts after the previous one" if number and most else ""
-            points = array["tasks"].partition("%")[0]
+            points = array.tasks.partition("%")[0]
             lines.append(f"array {number + 1} of {len(arrays)}: points {points}, with the same Slurm options{after}")
-        lines.append(array["script"].rstrip("\n"))
+        lines.append(array.script.rstrip("\n"))
     return lines
 
 
@@ -159,32 +150,26 @@ def _with_sweep_source(row: ValueSource, sweep: ExpandedSweep, point: PointSpec,
     place = row.source.removeprefix(f"{sources.job}: ")
     if place == row.source:
         return row
-    steps = _parse_place(place)
+    steps = parse_place(place)
     for key, path in reversed(list(sweep.paths.items())):  # the last key that sets it wins
         if key not in point.values or not path:
             continue
         if steps[: len(path)] == path and _has_value_at(point.values[key], steps[len(path) :]):
             rest = format_place(steps[len(path) :]) if len(steps) > len(path) else ""
             within = rest if not rest or rest.startswith("[") else f".{rest}"
-            return dataclasses.replace(row, source=f"{sources.job}: {point.sources[key]}{within}")
+            return row._replace(source=f"{sources.job}: {point.sources[key]}{within}")
         if path[: len(steps)] == steps:
-            return dataclasses.replace(row, source=f"{row.source} with {point.sources[key]}")
+            return row._replace(source=f"{row.source} with {point.sources[key]}")
     names = sorted(_placeholders_in(value_at(sweep.base, steps)) & point.sources.keys())
     used = ", ".join(f"{{{name}}} of {point.sources[name]}" for name in names)
-    return dataclasses.replace(row, source=f"{row.source} with {used}") if used else row
+    return row._replace(source=f"{row.source} with {used}") if used else row
 
 
-def _parse_place(place: str) -> tuple[str | int, ...]:
-    """Parse a place written by ``format_place``."""
-    found = re.findall(r"\[(\d+)\]|([^.\[\]]+)", place)
-    return tuple(int(index) if index else word for index, word in found)
-
-
-def _has_value_at(value: Any, steps: Sequence[str | int]) -> bool:
+def _has_value_at(value: object, steps: Path) -> bool:
     return not steps or value_at(value, steps) is not None
 
 
-def _placeholders_in(value: Any) -> set[str]:
+def _placeholders_in(value: object) -> set[str]:
     if isinstance(value, str):
         return find_placeholders(value)
     inner = value.values() if isinstance(value, Mapping) else value if isinstance(value, list) else ()

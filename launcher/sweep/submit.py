@@ -1,6 +1,5 @@
 """Submit the points of a sweep: complete their directories, submit their arrays on hold, release all."""
 
-import dataclasses
 import os
 import re
 import time
@@ -9,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.contract import run_files
-from launcher.errors import LauncherError, SlurmError
+from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.rundir import rundir
 from launcher.steps import slurm_steps
 from launcher.sweep.directory import JOB_FILE, SweepArray, SweepPoint, SweepRecord, with_runs, write_record
@@ -19,7 +18,12 @@ from launcher.sweep.plan import TASKS_DIR, Array, PlannedPoint, PlannedSweep, pl
 def new_record(planned: PlannedSweep, sweep_id: str, *, local: bool) -> SweepRecord:
     submission = rundir.describe_submission(planned.points[0].plan, sweep_id)
     points = tuple(SweepPoint(one.point.index, one.point.name, one.point.values) for one in planned.points)
-    return SweepRecord({**submission, "job_name": planned.sweep.name}, planned.sweep.max_parallel, local, points)
+    return SweepRecord(
+        submission={**submission, "job_name": planned.sweep.name},
+        max_parallel=planned.sweep.max_parallel,
+        local=local,
+        points=points,
+    )
 
 
 def check_array_size(planned: PlannedSweep) -> None:
@@ -48,7 +52,7 @@ def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRec
         _submit(arrays, planned.logs_dir, planned.directory_name, staging, held)
         record = new_record(planned, held[0].array.job_id, local=False)
         runs = _settle(planned, held, staged, record, staging)
-        record = dataclasses.replace(with_runs(record, runs), arrays=tuple(array.array for array in held))
+        record = with_runs(record, runs).replace(arrays=tuple(array.array for array in held))
         write_record(staging, record)
         final = planned.logs_dir / planned.directory_name.replace("{array_job_id}", held[0].array.job_id, 1)
         _rename(staging, final)
@@ -78,7 +82,7 @@ def resume_sweep(
         _submit(planned_arrays, sweep_dir.parent, sweep_dir.name, staging, held, after)
         runs = _settle(planned, held, staged, record, staging)
         arrays = tuple(array.array for array in held)
-        changed = dataclasses.replace(with_runs(record, runs), arrays=(*record.arrays, *arrays))
+        changed = with_runs(record, runs).replace(arrays=(*record.arrays, *arrays))
         links = [f"{TASKS_DIR}/{link.name}" for link in (staging / TASKS_DIR).iterdir()]
         for name in (*runs.values(), *links):
             _rename(staging / name, sweep_dir / name)
@@ -102,22 +106,18 @@ def resume_sweep(
 def make_sweep_dir(logs_dir: Path, job_text: bytes | None) -> Path:
     """Make a hidden directory for run directories, with a copy of the job file."""
     staging = logs_dir / rundir.staging_name()
-    try:
+    with os_errors(f"{staging} cannot be created"):
         staging.mkdir(parents=True)
-        if job_text is not None:
-            keep_job_file(staging, job_text)
-    except OSError as error:
-        raise LauncherError(f"{staging} cannot be created: {error.strerror}") from error
+    if job_text is not None:
+        keep_job_file(staging, job_text)
     return staging
 
 
 def keep_job_file(sweep_dir: Path, text: bytes) -> None:
     """Keep a copy of the job file that only the owner can read: its variables may be secrets."""
-    try:
+    with os_errors(f"{sweep_dir / JOB_FILE} cannot be written"):
         (sweep_dir / JOB_FILE).touch(0o600)
         (sweep_dir / JOB_FILE).write_bytes(text)
-    except OSError as error:
-        raise LauncherError(f"{sweep_dir / JOB_FILE} cannot be written: {error.strerror}") from error
 
 
 def stage_points(planned: PlannedSweep, indexes: Collection[int], staging: Path) -> dict[int, Path]:
@@ -137,11 +137,9 @@ def settle_point(
     """Complete a point's run directory with its batch script and its final name, which is returned."""
     name = planned_point.plan.run_dir(job_id).name
     submission = {**record.submission, "job_id": job_id, "job_name": planned_point.plan.job_name, "cluster": cluster}
-    try:
+    with os_errors(f"{staged} cannot be written"):
         (staged / "sbatch_script.sh").write_text(script, encoding="utf-8", errors="surrogateescape")
         run_files.write_json(staged / f"{job_id}.json", submission, durable=False)
-    except OSError as error:
-        raise LauncherError(f"{error.filename} cannot be written: {error.strerror}") from error
     _rename(staged, sweep_dir / name)
     return name
 
@@ -185,7 +183,7 @@ def _settle(
 ) -> dict[int, str]:
     """Name the run directories, by index, and link each from the job id that Slurm shows."""
     names, links = {}, staging / TASKS_DIR
-    try:
+    with os_errors(f"{links} cannot be created"):
         links.mkdir()
         for array in held:
             for index in array.indexes:
@@ -193,8 +191,6 @@ def _settle(
                 facts = (job_id, staged[index], record, staging, array.script, array.array.cluster)
                 names[index] = settle_point(one, *facts)
                 (links / job_id).symlink_to(Path("..", names[index]))
-    except OSError as error:
-        raise LauncherError(f"{links} cannot be created: {error.strerror}") from error
     return names
 
 
@@ -217,7 +213,5 @@ def _cancel(held: Sequence[_HeldArray], cause: BaseException) -> None:
 
 
 def _rename(source: Path, target: Path) -> None:
-    try:
+    with os_errors(f"{target} cannot be created"):
         os.rename(source, target)
-    except OSError as error:
-        raise LauncherError(f"{target} cannot be created: {error.strerror}") from error

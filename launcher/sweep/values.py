@@ -9,8 +9,9 @@ import difflib
 import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
+from exporter.contract.records import JsonObject, JsonValue
+from launcher.jobfile.yamlfile import join_place, yaml_text
 from launcher.plan.placeholders import VARIABLES, fill_placeholders, shell_text_index
 
 POINT, POINT_INDEX = "point", "point_index"  # placeholders in every sweep: name and index of the point
@@ -36,13 +37,16 @@ def is_reserved_name(name: str) -> bool:
 
 def format_place(path: Path) -> str:
     """Format a path as errors show it."""
-    place = ""
-    for step in path:
-        place += f"[{step}]" if isinstance(step, int) else f".{step}" if place else str(step)
-    return place or "the job file"
+    return join_place(path) or "the job file"
 
 
-def value_at(value: Any, path: Sequence[str | int]) -> Any:
+def parse_place(place: str) -> Path:
+    """Parse a place written by ``format_place``."""
+    found = re.findall(r"\[(\d+)\]|([^.\[\]]+)", place)
+    return tuple(int(index) if index else word for index, word in found)
+
+
+def value_at(value: object, path: Path) -> object:
     for step in path:
         if isinstance(step, int):
             value = value[step] if isinstance(value, list) and step < len(value) else None
@@ -51,15 +55,10 @@ def value_at(value: Any, path: Sequence[str | int]) -> Any:
     return value
 
 
-def yaml_text(value: Any) -> str:
-    """A value as YAML writes it."""
-    return str(value).lower() if isinstance(value, bool) else "null" if value is None else str(value)
-
-
 # -- places of the file --------------------------------------------------------------------------
 
 
-def merge(base: Any, override: Any) -> Any:
+def merge(base: JsonValue, override: JsonValue) -> JsonValue:
     """Merge ``override`` into ``base``: mappings key by key, null removes a key, anything else replaces."""
     if not isinstance(override, Mapping):
         return copy.deepcopy(override)
@@ -72,9 +71,9 @@ def merge(base: Any, override: Any) -> Any:
     return merged
 
 
-def assign_value(body: dict[str, Any], path: Path, key: str, value: Any) -> str | None:
+def assign_value(body: dict[str, JsonValue], path: Path, key: str, value: JsonValue) -> str | None:
     """Put a value at its place. Returns the problem with that place, or None."""
-    inner: Any = body
+    inner: JsonValue = body
     for depth, step in enumerate(path):
         last = depth == len(path) - 1
         at = format_place(path[:depth])
@@ -87,21 +86,22 @@ def assign_value(body: dict[str, Any], path: Path, key: str, value: Any) -> str 
                 return f"{key}: null cannot remove an entry of a list; give the whole list"
             if last:
                 inner[step] = merge(inner[step], _env_numbers_to_text(path, value))
+            inner = inner[step]
         else:
             if not isinstance(inner, dict):
                 return f"{key}: {at} is not a mapping"
             if last and value is None:
                 inner.pop(step, None)
-            elif last:
+                return None
+            if last:
                 inner[step] = merge(inner.get(step), _env_numbers_to_text(path, value))
             elif inner.get(step) is None:
                 inner[step] = {}
-        if not last:
             inner = inner[step]
     return None
 
 
-def _env_numbers_to_text(path: Path, value: Any) -> Any:
+def _env_numbers_to_text(path: Path, value: JsonValue) -> JsonValue:
     """Convert numbers for variables to text."""
     if len(path) > 1 and path[-2] == "env" and isinstance(value, int | float):
         return yaml_text(value)
@@ -113,7 +113,7 @@ def _env_numbers_to_text(path: Path, value: Any) -> Any:
 # -- placeholders --------------------------------------------------------------------------------
 
 
-def unquoted_placeholders(value: Any, placeholders: set[str], path: Path = ()) -> Iterator[tuple[str, str]]:
+def unquoted_placeholders(value: object, placeholders: set[str], path: Path = ()) -> Iterator[tuple[str, str]]:
     """Problems of placeholders without quotes: to YAML, ``{lr}`` is a mapping."""
     if isinstance(value, dict):
         if len(value) == 1 and next(iter(value.values())) is None and next(iter(value)) in placeholders:
@@ -130,17 +130,22 @@ def find_placeholders(text: str) -> set[str]:
     return {match["name"] for match in _TOKEN.finditer(text) if match["name"]}
 
 
-def fill_text(text: str, values: Mapping[str, Any]) -> str:
+def fill_text(text: str, values: JsonObject) -> str:
     """Fill the placeholders of a text that the run does not fill again."""
     return _TOKEN.sub(lambda match: yaml_text(values[match["name"]]) if match["name"] in values else match[0], text)
 
 
-def escape_value(value: Any) -> Any:
-    """Escape a value so that the run gets it unchanged: ``{rank}`` becomes ``{{rank}}``."""
+def escape_text(text: str) -> str:
+    """Escape a text so that the run gets it unchanged: ``{rank}`` becomes ``{{rank}}``."""
+    return _BRACED.sub(lambda match: _double_braces(match[0]), text)
+
+
+def escape_value(value: JsonValue) -> JsonValue:
+    """Escape all texts of a value."""
     if isinstance(value, str):
-        return _BRACED.sub(lambda match: _double_braces(match[0]), value)
+        return escape_text(value)
     if isinstance(value, dict):
-        return {escape_value(key): escape_value(inner) for key, inner in value.items()}
+        return {escape_text(key): escape_value(inner) for key, inner in value.items()}
     return [escape_value(inner) for inner in value] if isinstance(value, list) else value
 
 
@@ -188,18 +193,18 @@ def _is_filled_later(path: Path) -> bool:
 class PointFiller:
     """The values of one point, put into the texts of its job file in one pass."""
 
-    def __init__(self, values: Mapping[str, Any], placeholders: set[str]) -> None:
+    def __init__(self, values: JsonObject, placeholders: set[str]) -> None:
         self._values = values
         self._placeholders = placeholders
         self.used_placeholders: set[str] = set()
         self.problems: list[str] = []
 
-    def fill_mapping(self, value: dict[str, Any], path: Path) -> dict[str, Any]:
+    def fill_mapping(self, value: dict[str, JsonValue], path: Path) -> dict[str, JsonValue]:
         """A mapping with its texts filled in; a text that only names a placeholder whose value is null is dropped."""
         filled = {key: self._fill_value(inner, (*path, key), value) for key, inner in value.items()}
         return {key: inner for key, inner in filled.items() if inner is not None or value[key] is None}
 
-    def _fill_value(self, value: Any, path: Path, parent: Mapping[str, Any]) -> Any:
+    def _fill_value(self, value: JsonValue, path: Path, parent: JsonObject) -> JsonValue:
         if isinstance(value, dict):
             return self.fill_mapping(value, path)
         if path == _PREAMBLE_PATH and isinstance(value, str):
@@ -217,7 +222,7 @@ class PointFiller:
             return escape_value(given) if _is_filled_later(path) else given
         return self._fill_text(value, path, reports_unknown="env" in path[-2:-1] or "args" in path[-2:-1])
 
-    def _fill_command(self, command: str | list[Any], path: Path, *, shell: bool) -> str | list[Any]:
+    def _fill_command(self, command: str | list[JsonValue], path: Path, *, shell: bool) -> str | list[JsonValue]:
         """Fill in a command. Words are split first, so that no value becomes shell code."""
         if isinstance(command, str):
             if not find_placeholders(command):
@@ -225,7 +230,7 @@ class PointFiller:
             if shell:
                 return self._fill_text(command, path, is_shell_code=True)
             try:
-                command = shlex.split(command)
+                command = [*shlex.split(command)]
             except ValueError:
                 return command  # reported when the point is checked
         texts = [word if isinstance(word, str) else "" for word in command]

@@ -1,15 +1,14 @@
 """Whether a serving job's benchmark measured what was planned, according to its result files."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from exporter.contract import run_files
+from exporter.contract.records import NOTHING, Record
+from exporter.contract.status import DamagedFile
 from exporter.files.formats.source import printable
 from launcher.plan.plan import BENCHMARK, PLAN_FILE
-from launcher.verify.benchmark_results import UNKNOWN_FORMAT
-from launcher.verify.files import FileFlaw
+from launcher.verify.benchmark_results import UNKNOWN_FORMAT, Entry, Result, Results
 from launcher.verify.verify import VerificationCheck, required_count
 from launcher.words import names_text
 
@@ -18,7 +17,14 @@ NO_REQUEST, NO_TOKENS = "no completed request", "no output tokens"
 TOO_FEW = "fewer than {:g}% of the requests completed"
 TOKEN_KEYS = ("output_tokens", "output_tokens_per_second")  # keys for tokens; the first present counts
 
-Results = Sequence[Mapping[str, Any]]
+
+class _PlannedTask(Record):
+    stage: str | None = None
+    env: Mapping[str, str] = NOTHING
+
+
+class _PlannedTasks(Record):
+    tasks: tuple[_PlannedTask, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -34,10 +40,10 @@ def read_planned_benchmark(run_dir: Path) -> PlannedBenchmark | None:
 
     Read from the benchmark's variables: a type that promises results has ``GPUJOB_RESULT_DIR``.
     """
-    plan: Any = run_files.read_json(run_dir / PLAN_FILE) or {}
-    for task in plan.get("tasks", ()):
-        given = task.get("env", {})
-        if task.get("stage") == BENCHMARK and "GPUJOB_REQ_RATE" in given:
+    plan = _PlannedTasks.read(run_dir / PLAN_FILE) or _PlannedTasks()
+    for task in plan.tasks:
+        given = task.env
+        if task.stage == BENCHMARK and "GPUJOB_REQ_RATE" in given:
             concurrencies = given.get("GPUJOB_CONCURRENCIES", "") if "GPUJOB_RESULT_DIR" in given else ""
             found = tuple(int(part) for part in concurrencies.split("x") if part.isdigit())
             return PlannedBenchmark(found, "GPUJOB_OSL" in given)
@@ -55,7 +61,7 @@ def missing_concurrencies(planned: PlannedBenchmark | None, results: Results) ->
     return found if len(found) > unnamed else []
 
 
-def missing_entry(concurrencies: Sequence[int]) -> dict[str, Any]:
+def missing_entry(concurrencies: Sequence[int]) -> Entry:
     return {"file": "", "missing": list(concurrencies), "problem": _missing_text(concurrencies)}
 
 
@@ -90,11 +96,11 @@ def benchmark_check(planned: PlannedBenchmark | None, results: Results, share: f
     text = "; ".join(faults)
     if unread and lacking:
         return VerificationCheck(BENCHMARK, None, "; ".join((text, *unread)))
-    flaws = tuple(FileFlaw(printable(str(entry["file"])), None, str(entry["problem"])) for entry in damaged)
+    flaws = tuple(DamagedFile(printable(str(entry["file"])), None, str(entry["problem"])) for entry in damaged)
     return VerificationCheck(BENCHMARK, False, text, flaws, len(flaws))
 
 
-def _rows(results: Results) -> list[Mapping[str, Any]]:
+def _rows(results: Results) -> Results:
     return [entry for entry in results if "problem" not in entry]
 
 
@@ -102,9 +108,9 @@ def _missing_text(concurrencies: Sequence[int]) -> str:
     return f"no result for concurrency {names_text(list(map(str, concurrencies)), MOST_NAMED)}"
 
 
-def _faults_by_concurrency(planned: PlannedBenchmark, rows: Iterable[Mapping[str, Any]], share: float) -> list[str]:
+def _faults_by_concurrency(planned: PlannedBenchmark, rows: Results, share: float) -> list[str]:
     """Faults by concurrency. One good result is enough: others may be warm-ups."""
-    groups: dict[str, list[Mapping[str, Any]]] = {}
+    groups: dict[str, list[Result]] = {}
     for entry in rows:
         concurrency = entry.get("concurrency")
         if concurrency is None:
@@ -130,11 +136,11 @@ def _faults_by_concurrency(planned: PlannedBenchmark, rows: Iterable[Mapping[str
     return found
 
 
-def _request_count_text(entry: Mapping[str, Any]) -> str:
+def _request_count_text(entry: Result) -> str:
     return f" ({entry['requests']} of {entry['requests_expected']})"
 
 
-def _result_fault(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -> str | None:
+def _result_fault(entry: Result, share: float, *, has_tokens: bool) -> str | None:
     """The fault of one result, or None."""
     if entry.get("requests", entry.get("requests_per_second")) == 0:
         return NO_REQUEST
@@ -145,7 +151,7 @@ def _result_fault(entry: Mapping[str, Any], share: float, *, has_tokens: bool) -
     return TOO_FEW if done is not None and asked is not None and done < required_count(share, asked) else None
 
 
-def _done_text(rows: Sequence[Mapping[str, Any]], planned: PlannedBenchmark) -> str:
+def _done_text(rows: Results, planned: PlannedBenchmark) -> str:
     count = len(planned.concurrencies)
     text = f"results for {'all ' if count > 1 else ''}{count} concurrenc{'y' if count == 1 else 'ies'}"
     if not count:

@@ -9,13 +9,14 @@ import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from exporter.contract.manifest import Manifest
+from exporter.contract.records import JsonObject, JsonValue
 from exporter.contract.report import WorkerReport
 from exporter.progress.progress_file import PATTERN as PROGRESS_FILE
 from launcher.verify.tokens import generates_no_text, part_generates_no_text
@@ -83,6 +84,11 @@ DIGITS = 9  # decimals of seconds: exact nanoseconds
 SECONDS = {"s": 1.0, "sec": 1.0, "seconds": 1.0, "ms": 1e-3, "us": 1e-6, "ns": 1e-9}
 
 
+Figures = dict[str, float]  # numbers of one result, under our names
+Entry = dict[str, Any]  # entry of a report: the figures of a result with its `file`, or a `problem`
+Result = Mapping[str, Any]  # the same, read
+Results = Sequence[Result]
+
 # Reason for a file that is not a result, such as other files in the folder.
 UNKNOWN_FORMAT = "contains no result of a known benchmark"
 
@@ -96,15 +102,15 @@ def has_benchmark(manifest: Manifest) -> bool:
     return any(task.role == ROLE for task in manifest.tasks)
 
 
-def read_benchmark_results(manifest: Manifest) -> list[dict[str, Any]]:
+def read_benchmark_results(manifest: Manifest) -> list[Entry]:
     """Results of the benchmark, sorted by concurrency: rates per second, times in seconds.
 
     Each entry has its ``file`` and the numbers found there, or a ``problem``.
     """
-    found: list[dict[str, Any]] = []
+    found: list[Entry] = []
     paths = _result_files(manifest.run_dir)
     for path, concurrency in paths:
-        entry: dict[str, Any] = {"file": str(path.relative_to(manifest.run_dir))}
+        entry: Entry = {"file": str(path.relative_to(manifest.run_dir))}
         if concurrency is None and (named := CONCURRENCY_IN_NAME.search(path.name)) is not None:
             concurrency = int(named[1])
         if concurrency is not None:
@@ -120,9 +126,9 @@ def read_benchmark_results(manifest: Manifest) -> list[dict[str, Any]]:
     return sorted(found, key=lambda entry: ("problem" in entry, entry.get("concurrency", last), entry["file"]))
 
 
-def _read_results(path: Path, most: int) -> list[dict[str, Any]]:
+def _read_results(path: Path, most: int) -> list[Entry]:
     """At most ``most`` results of one file, and its problem, if any."""
-    found: list[dict[str, Any]] = []
+    found: list[Entry] = []
     try:
         if path.name.endswith(LINES_SUFFIX):
             with _opened(path) as source:
@@ -166,7 +172,7 @@ def _entry_names(folder: Path, pattern: re.Pattern[str] = re.compile(".*", re.DO
         return []
 
 
-def _read_result(path: Path) -> dict[str, Any]:
+def _read_result(path: Path) -> Figures:
     """The result in one file. Raises NoBenchmarkResult, OSError."""
     if path.is_dir():
         if RUN_FOLDER.fullmatch(path.name) is None:
@@ -190,7 +196,7 @@ def _opened(path: Path) -> Iterator[BinaryIO]:
         yield source
 
 
-def _read_lines(source: BinaryIO) -> Iterator[dict[str, Any]]:
+def _read_lines(source: BinaryIO) -> Iterator[Figures]:
     """The result on each line. Other lines are skipped if there are results. Raises NoBenchmarkResult."""
     found, others = False, None
     for number, line in enumerate(_lines(source), 1):
@@ -224,7 +230,7 @@ def _lines(source: BinaryIO) -> Iterator[tuple[bytes, ...]]:
             raise NoBenchmarkResult(f"is too large; only the first {LINES_BYTES >> 20} MiB were read")
 
 
-def parse_benchmark_result(text: bytes) -> dict[str, Any]:
+def parse_benchmark_result(text: bytes) -> Figures:
     """The numbers of a complete result. Raises NoBenchmarkResult."""
     if not text.strip():
         raise NoBenchmarkResult("is empty")
@@ -232,7 +238,7 @@ def parse_benchmark_result(text: bytes) -> dict[str, Any]:
         body = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise NoBenchmarkResult("is not complete JSON: was it cut off?") from error
-    found: dict[str, Any] = {}
+    found: Figures = {}
     if isinstance(body, dict):
         found = _parse_sa_bench(body) or _parse_aiperf(body)
     if not found:
@@ -240,11 +246,11 @@ def parse_benchmark_result(text: bytes) -> dict[str, Any]:
     return found
 
 
-def parse_partial_result(begin: bytes, end: bytes) -> dict[str, Any]:
+def parse_partial_result(begin: bytes, end: bytes) -> Figures:
     """The numbers of a result, from the start and the end of its text. Raises NoBenchmarkResult."""
     if not end.rstrip().endswith(b"}"):
         raise NoBenchmarkResult("is not complete JSON: was it cut off?")
-    body: dict[str, Any] = {}
+    body: dict[str, JsonValue] = {}
     for key, number in [*reversed(_NUMBER_IN_PART.findall(begin)), *_NUMBER_IN_PART.findall(end)]:
         try:
             body[key.decode()] = float(number)
@@ -258,11 +264,11 @@ def parse_partial_result(begin: bytes, end: bytes) -> dict[str, Any]:
     return found
 
 
-def _parse_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_sa_bench(body: JsonObject) -> Figures:
     """Numbers under our names; empty for another format. Raises NoBenchmarkResult."""
     if not any(_number(body.get(key)) is not None for key in RESULT_KEYS):
         return {}
-    found: dict[str, Any] = {}
+    found: Figures = {}
     for key, ours in SCALARS.items():
         if (value := _bounded(key, body.get(key), ours)) is not None:
             found[ours] = value
@@ -280,14 +286,14 @@ def _parse_sa_bench(body: Mapping[str, Any]) -> dict[str, Any]:
     return _with_integer_counts(found)
 
 
-def _drop_zero_tokens(found: dict[str, Any]) -> None:
+def _drop_zero_tokens(found: Figures) -> None:
     """Drop 0 tokens from results that generate none, such as embeddings: the 0 means nothing."""
     for key in ("output_tokens", "output_tokens_per_second"):
         if found.get(key) == 0:
             del found[key]
 
 
-def _pairs(key: str, body: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
+def _pairs(key: str, body: JsonObject) -> Iterator[tuple[float, float]]:
     value = body.get(key)
     for pair in value if isinstance(value, list) else ():
         numbers = [_bounded(key, number) for number in pair] if isinstance(pair, list) else []
@@ -295,13 +301,13 @@ def _pairs(key: str, body: Mapping[str, Any]) -> Iterator[tuple[float, float]]:
             yield numbers[0], numbers[1]
 
 
-def _parse_aiperf(body: Mapping[str, Any]) -> dict[str, Any]:
+def _parse_aiperf(body: JsonObject) -> Figures:
     """Numbers under our names; empty for another format. Raises NoBenchmarkResult.
 
     Each metric is an object with its unit and its statistics.
     """
     metrics = {key: value for key, value in body.items() if isinstance(value, dict)}
-    found: dict[str, Any] = {}
+    found: Figures = {}
     for key, ours in AIPERF_SCALARS.items():
         if (value := _bounded(key, metrics.get(key, {}).get("avg"), ours)) is not None:
             found[ours] = value
@@ -340,11 +346,11 @@ def _bounded(key: str, value: object, ours: str = "") -> float | None:
     raise NoBenchmarkResult(f"{key} is {shown}, more than any benchmark can reach (at most {most:.3g})")
 
 
-def _with_integer_counts(found: dict[str, Any]) -> dict[str, Any]:
+def _with_integer_counts(found: Figures) -> Figures:
     return {key: int(value) if key in COUNTS else value for key, value in found.items()}
 
 
-def with_counted_requests(workers: list[WorkerReport], results: Sequence[Mapping[str, Any]]) -> list[WorkerReport]:
+def with_counted_requests(workers: list[WorkerReport], results: Results) -> list[WorkerReport]:
     """Return the workers, with the requests of all results for the benchmark: its log shows only the last result.
 
     An interrupted benchmark that writes its own progress knows more than its results.
@@ -372,7 +378,7 @@ def _has_counted_all(worker: WorkerReport, done: int) -> bool:
     return reports_total and (worker.items or 0) >= done
 
 
-def _total(results: Iterable[Mapping[str, Any]], key: str) -> int | None:
+def _total(results: Results, key: str) -> int | None:
     """Sum of a count over all results; None if a result does not have it, or without results."""
     counts = [entry.get(key) for entry in results if "problem" not in entry]
     known = [count for count in counts if count is not None]

@@ -2,11 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
-from exporter.machine.file_host import FileHelperEnded, FileWatch, FileWatchHost, WatchFailed, WatchHandle, WatchHanging
+from exporter.machine.file_helper import FileWatch
+from exporter.machine.file_host import FileHelperEnded, FileWatchHost, WatchFailed, WatchHandle, WatchHanging
 from exporter.machine.mounts import MountPoint
-from launcher.verify.files import TRANSIENT
+from launcher.verify.files import TRANSIENT, VerifiedFiles, VerifiedOutput
 
 WAIT_S = 0.1  # longest wait for an answer before the time budget is checked again
 HANG_LIMIT_S = 30.0  # a file system that hangs, or returns only errors, this long counts as not answering
@@ -14,7 +15,7 @@ LATE_S = 5.0  # a slower answer is reported to `ReportProgress`
 OVERTIME_S = 1.0  # time allowed for a read that is in progress when the budget ends
 RETRY_DELAY_S, MOST_TRIES = 1.0, 4  # delay before the file helper restarts, and the starts allowed
 
-WatchFactory = Callable[[], FileWatch]
+WatchFactory = Callable[[], FileWatch[VerifiedFiles]]
 OutOfTime = Callable[[], bool]
 # Called with files done, files in all, and the mount that does not answer, if any.
 ReportProgress = Callable[[int, int, str | None], None]
@@ -23,7 +24,7 @@ ReportProgress = Callable[[int, int, str | None], None]
 class FileWorkResult(NamedTuple):
     """Outcome of one piece of work. Incomplete ``facts`` without an error mean that the time was too short."""
 
-    facts: Any = None  # the last facts, complete or not; None without any answer
+    facts: VerifiedFiles | None = None  # the last facts, complete or not; None without any answer
     sums: tuple[tuple[str, str], ...] = ()
     error: str | None = None  # why the files cannot be read
     silent_mount: str | None = None  # the mount that does not answer
@@ -32,9 +33,9 @@ class FileWorkResult(NamedTuple):
 
 
 class _FileWork:
-    def __init__(self, handle: WatchHandle) -> None:
+    def __init__(self, handle: WatchHandle[VerifiedFiles]) -> None:
         self.handle = handle
-        self.facts: Any = None
+        self.facts: VerifiedFiles | None = None
         self.sums: list[tuple[str, str]] = []
         self.requested_at: float | None = None  # when the read in progress was requested
         self.tries = 0
@@ -60,40 +61,38 @@ class _FileWork:
             if time.monotonic() - self.requested_at >= HANG_LIMIT_S:
                 self.finish(silent_mount=f"mount {hanging.mount}" if hanging.mount else "its file system")
         except FileHelperEnded as error:
-            self._handle_helper_end(str(error))
+            self._repeat_later()
+            self.tries += 1
+            if self.tries >= MOST_TRIES:
+                self.finish(unread_reason=str(error))
         except WatchFailed as error:
             self.finish(unread_reason=str(error))
         except OSError as error:
-            text = error.strerror or str(error)
-            if error.errno in TRANSIENT:
-                self._handle_transient_error(text)
-            else:
-                self.finish(error=text)
+            self._handle_error(error.strerror or str(error), is_transient=error.errno in TRANSIENT)
 
-    def _apply(self, facts: Any) -> None:
+    def _apply(self, facts: VerifiedFiles) -> None:
         self.facts, self.requested_at, self.transient_error = facts, None, None
-        self.sums += getattr(facts, "sums", ())
+        if isinstance(facts, VerifiedOutput):
+            self.sums += facts.sums
         if facts.done:
             self.finish()
 
-    def _handle_helper_end(self, reason: str) -> None:
-        """The file helper ended: repeat all the work."""
+    def _repeat_later(self) -> None:
+        """Repeat all the work after a while."""
         self.requested_at, self.facts = None, None
         self.sums.clear()
-        self.tries += 1
         self.retry_at = time.monotonic() + RETRY_DELAY_S
-        if self.tries >= MOST_TRIES:
-            self.finish(unread_reason=reason)
 
-    def _handle_transient_error(self, error_text: str) -> None:
-        """A transient error: repeat all the work."""
+    def _handle_error(self, text: str, *, is_transient: bool) -> None:
+        """Repeat the work after a transient error, for some time."""
+        if not is_transient:
+            self.finish(error=text)
+            return
         now = time.monotonic()
-        self.requested_at, self.facts = None, None
-        self.sums.clear()
-        self.transient_error = (self.transient_error[0] if self.transient_error is not None else now, error_text)
-        self.retry_at = now + RETRY_DELAY_S
+        self._repeat_later()
+        self.transient_error = (self.transient_error[0] if self.transient_error is not None else now, text)
         if now - self.transient_error[0] >= HANG_LIMIT_S:
-            self.finish(error=error_text)
+            self.finish(error=text)
 
     def finish(
         self, *, error: str | None = None, silent_mount: str | None = None, unread_reason: str | None = None

@@ -6,9 +6,10 @@ successful requests with 0 tokens.
 
 import json
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Iterable
+from typing import NamedTuple
 
+from exporter.contract.records import JsonObject
 from exporter.files.formats import FileCheck
 from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource
 
@@ -22,15 +23,8 @@ AVERAGE_KEYS = ("output_token_throughput", "output_sequence_length", "request_co
 BENCHMARK_KEYS = ("num_prompts", "request_throughput", "output_throughput", "total_input_tokens")
 # Keys for the text generated for one request.
 TEXT_KEYS = (
-    "text",
-    "output",
-    "response",
-    "completion",
-    "content",
-    "answer",
-    "generated",
-    "generated_text",
-    "output_text",
+    *("text", "output", "response", "completion", "content", "answer"),
+    *("generated", "generated_text", "output_text"),
 )
 ALL_TEXTS_KEY = "generated_texts"  # key for the texts of all requests
 TEXT_ONLY_KEY = re.compile(r"ttft|time_to_first_token")  # in keys that only generated text has
@@ -61,6 +55,9 @@ class TokenCounts(NamedTuple):
     requests_with_tokens: int = 0  # those that have, or may have, tokens
     requests_undecided: int = 0  # those where it is unknown whether tokens are expected
     may_have_more: bool = False  # whether unread text may contain more
+
+
+NO_TOKENS = TokenCounts()
 
 
 def add_token_counts(one: TokenCounts, other: TokenCounts) -> TokenCounts:
@@ -104,7 +101,7 @@ def result_text(source: FileSource, file_check: FileCheck) -> bytes:
 
 def count_tokens(text: bytes, *, is_json_lines: bool, is_complete: bool = True) -> TokenCounts:
     """Count tokens in JSON or JSON ``is_json_lines``. If not ``is_complete``, the text is the start of a file."""
-    values: list[Any] = []
+    values: list[object] = []
     partial = not is_complete
     for part in text.splitlines() if is_json_lines else (text,):
         try:
@@ -151,9 +148,9 @@ def _describes_no_text(descriptions: Iterable[str]) -> bool:
     return any(NO_TEXT_DESCRIPTION.search(word) for word in descriptions)
 
 
-def generates_no_text(body: Mapping[str, Any]) -> bool:
+def generates_no_text(body: JsonObject) -> bool:
     """Whether a result describes itself as one without generated text."""
-    return _describes_no_text(body[key] for key in DESCRIPTION_KEYS if isinstance(body.get(key), str))
+    return _describes_no_text(word for key in DESCRIPTION_KEYS if isinstance(word := body.get(key), str))
 
 
 def part_generates_no_text(text: bytes) -> bool:
@@ -161,7 +158,7 @@ def part_generates_no_text(text: bytes) -> bool:
     return _describes_no_text(word.decode(errors="replace") for word in _DESCRIPTION_IN_TEXT.findall(text))
 
 
-def _generates_text(body: Mapping[str, Any]) -> bool:
+def _generates_text(body: JsonObject) -> bool:
     """Whether the benchmark of a result generates text."""
     if generates_no_text(body):
         return False
@@ -171,7 +168,7 @@ def _generates_text(body: Mapping[str, Any]) -> bool:
     )
 
 
-def _count_in_result(body: Mapping[str, Any]) -> TokenCounts:
+def _count_in_result(body: JsonObject) -> TokenCounts:
     done = body.get("completed")
     for key in TOTAL_KEYS:
         if _is_number(body.get(key)):
@@ -179,7 +176,9 @@ def _count_in_result(body: Mapping[str, Any]) -> TokenCounts:
             return _one_result(f"{key} is 0", has_tokens=body[key] != 0, needs_tokens=should)
     if _is_number(done) and any(key in body for key in BENCHMARK_KEYS):
         return _one_result("completed is 0", has_tokens=done != 0, needs_tokens=True)
-    averages = {key: body[key]["avg"] for key in AVERAGE_KEYS if isinstance(body.get(key), dict) and "avg" in body[key]}
+    averages = {
+        key: metric["avg"] for key in AVERAGE_KEYS if isinstance(metric := body.get(key), dict) and "avg" in metric
+    }
     if any(_is_number(average) for average in averages.values()):
         zero = next((key for key, value in averages.items() if value == 0), None)
         should = _generates_text(body) or averages.get("request_count") == 0

@@ -1,9 +1,10 @@
 """Whether the work is complete: workers, progress, output files, records, and the last checkpoint."""
 
+import functools
 import math
 import os
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
@@ -19,16 +20,16 @@ from exporter.machine.mounts import is_node_local, mount_of
 from exporter.progress.work import ITEMS, JobWork
 from launcher.verify.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
 from launcher.verify.files import (
-    FileFlaw,
     LastCheckpoint,
     LogResults,
     OutputFiles,
     VerifiedCheckpoint,
+    VerifiedFiles,
     VerifiedLogs,
     VerifiedOutput,
 )
 from launcher.verify.timed_reads import FileWorkResult, OutOfTime, ReportProgress, WatchFactory, run_file_work
-from launcher.verify.tokens import TokenCounts, add_token_counts, token_check_text
+from launcher.verify.tokens import NO_TOKENS, add_token_counts, token_check_text
 
 CLOCK_SLACK_S = 60.0  # tolerated clock lag of a file server
 MOST_NAMED = 5  # files and workers named in one line
@@ -46,7 +47,7 @@ class VerificationCheck:
     name: str
     passed: bool | None
     detail: str
-    files: tuple[FileFlaw, ...] = ()  # damaged files, at most `MOST_FLAWS`
+    files: tuple[DamagedFile, ...] = ()  # damaged files, at most `MOST_FLAWS`
     files_total: int = 0  # their number
     is_inapplicable: bool = False  # whether the job file asks for no such thing, and none exists
 
@@ -58,34 +59,36 @@ class VerificationCheck:
         )
 
 
+@dataclass(frozen=True)
+class FinishedJob:
+    """What is known about a job before its files are read."""
+
+    manifest: Manifest
+    work: JobWork
+    exit_reasons: Sequence[str | None] | None  # of the critical tasks; None checks only the files
+    work_source: str = "the logs"  # where the work is reported
+    since: float = 0.0  # when it started
+    idle_ranks: Collection[int] = ()  # ranks without work
+    busy_ranks: Collection[int] = ()  # ranks with work
+    logs: Collection[Path] = ()  # logs with printed benchmark results
+    statuses: Mapping[str, NodeStatus] = field(default_factory=dict)  # last statuses of the sidecars, by node
+    is_repeated: bool = False  # whether to compare the files with the checksums from the end of the job
+    files_before: int = 0  # number of output files at the end of the job, if repeated
+
+
 def verify_results(
-    manifest: Manifest,
+    job: FinishedJob,
     *,
-    work: JobWork,
-    exit_reasons: Sequence[str | None] | None,
-    work_source: str = "the logs",
-    since: float = 0.0,
-    idle_ranks: Collection[int] = (),
-    busy_ranks: Collection[int] = (),
-    logs: Collection[Path] = (),
-    statuses: Mapping[str, NodeStatus] | None = None,
     out_of_time: OutOfTime = lambda: False,
     progress: ReportProgress | None = None,
-    is_repeated: bool = False,
-    files_before: int = 0,
     host: FileWatchHost | None = None,
 ) -> list[VerificationCheck]:
-    """Check the results of a job that started at ``since``; its ``work`` comes from ``work_source``.
-
-    ``exit_reasons`` are the exit reasons of the critical tasks. None checks only the files. ``idle_ranks`` and
-    ``busy_ranks`` are ranks without and with work. ``logs`` contain printed benchmark results. ``statuses`` is the last
-    status of each node's sidecar. ``is_repeated`` compares the files with the checksums from the end of the job, when
-    it had ``files_before`` output files.
-    """
+    """Check the results of a job."""
+    manifest = job.manifest
     groups = {group.name: group for group in manifest.groups if group.pattern is not None}
-    known = read_checksums(manifest.run_dir) if is_repeated else None
-    summed = manifest.verify.checksums if not is_repeated else known is not None
-    makes = _watch_factories(manifest, groups, since - CLOCK_SLACK_S, logs, checksums=summed)
+    known = read_checksums(manifest.run_dir) if job.is_repeated else None
+    summed = known is not None if job.is_repeated else manifest.verify.checksums
+    makes = _watch_factories(job, groups, checksums=summed)
     own = FileWatchHost(SystemClock()) if host is None else host
     try:
         answers = run_file_work(makes, own, out_of_time, progress)
@@ -97,30 +100,23 @@ def verify_results(
     if OUTPUT in groups:
         apart = is_node_local(answers[OUTPUT].mount, shared)
         # on one machine that simulates several nodes, all files are visible
-        nodes = _sum_node_outputs(manifest, statuses or {}) if manifest.nodes > 1 and apart else None
-        job = _VerifiedJob(
-            manifest, groups[OUTPUT], work, frozenset(idle_ranks), frozenset(busy_ranks), nodes, files_before, apart
-        )
-        checks += _output_checks(job, answers[OUTPUT])
+        nodes = _sum_node_outputs(manifest, job.statuses) if manifest.nodes > 1 and apart else None
+        checks += _output_checks(job, groups[OUTPUT], answers[OUTPUT], nodes, is_elsewhere=apart)
     if CHECKPOINT in groups:
         checks.append(_checkpoint_check(manifest, groups[CHECKPOINT], answers[CHECKPOINT]))
-    checks += _token_checks(answers.get(OUTPUT, FileWorkResult()).facts, answers.get(LOGS, FileWorkResult()).facts)
-    if OUTPUT in groups and is_repeated and (known is not None or manifest.verify.checksums):
+    checks += _token_checks([answer.facts for answer in answers.values()])
+    if OUTPUT in groups and job.is_repeated and (known is not None or manifest.verify.checksums):
         checks.append(_changed_files_check(answers[OUTPUT], known))
     elif OUTPUT in groups and manifest.verify.checksums:
         checks.append(_saved_checksums_check(manifest.run_dir, answers[OUTPUT]))
+    if job.exit_reasons is None:
+        return checks
     some = any(not task.critical for task in manifest.tasks)
-    return (
-        checks
-        if exit_reasons is None
-        else [_workers_check(exit_reasons, has_others=some), *_work_checks(manifest, work, work_source), *checks]
-    )
+    return [_workers_check(job.exit_reasons, has_others=some), *_work_checks(job), *checks]
 
 
-def _watch_factories(
-    manifest: Manifest, groups: Mapping[str, PathGroup], since: float, logs: Collection[Path], *, checksums: bool
-) -> dict[str, WatchFactory]:
-    makes: dict[str, WatchFactory] = {}
+def _watch_factories(job: FinishedJob, groups: Mapping[str, PathGroup], *, checksums: bool) -> dict[str, WatchFactory]:
+    manifest, makes = job.manifest, dict[str, WatchFactory]()
     for name, group in groups.items():
         directory = os.path.abspath(manifest.directory(group))
         if name == OUTPUT:
@@ -128,7 +124,7 @@ def _watch_factories(
                 OutputFiles,
                 directory,
                 group.pattern or "",
-                since,
+                job.since - CLOCK_SLACK_S,
                 manifest.ranks_of_roles(),
                 resumes=manifest.resumes,
                 counts_records=manifest.verify.records_per_item is not None,
@@ -137,9 +133,9 @@ def _watch_factories(
             )
         elif name == CHECKPOINT:
             # the exact start: a checkpoint from just before it is an earlier job's; a slow clock can only hide ours
-            makes[name] = partial(LastCheckpoint, directory, group.pattern or "", since + CLOCK_SLACK_S)
-    if logs:
-        makes[LOGS] = partial(LogResults, os.path.abspath(manifest.run_dir), tuple(map(str, logs)))
+            makes[name] = partial(LastCheckpoint, directory, group.pattern or "", job.since)
+    if job.logs:
+        makes[LOGS] = partial(LogResults, os.path.abspath(manifest.run_dir), tuple(map(str, job.logs)))
     return makes
 
 
@@ -161,7 +157,8 @@ def required_count(share: float, total: float) -> int:
     return math.ceil(round(share * total, 6))
 
 
-def _work_checks(manifest: Manifest, work: JobWork, work_source: str) -> list[VerificationCheck]:
+def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
+    manifest, work = job.manifest, job.work
     total, done, expected, wanted = manifest.total_items, work.done, work.expected, manifest.verify
     if work.counts_total_items(total) and total is not None:
         if done is None:
@@ -180,7 +177,7 @@ def _work_checks(manifest: Manifest, work: JobWork, work_source: str) -> list[Ve
                 "--total-items is not given" if manifest.attached else "the job file gives no progress.total_items"
             )
             is_short = (done or 0) < required_count(wanted.complete_share, expected or 0)
-            short = f"; {work_source} show {done or 0} of {expected}{counted}" if is_short else ""
+            short = f"; {job.work_source} show {done or 0} of {expected}{counted}" if is_short else ""
             checks.append(VerificationCheck(ITEMS, None, f"{lacking}{short}", is_inapplicable=True))
     else:
         checks.append(VerificationCheck(ITEMS, None, _unknown_items_reason(work, total)))
@@ -249,20 +246,6 @@ class _NodeOutputs:
     has_new_files: bool  # whether any were written since the start of the job
 
 
-@dataclass(frozen=True)
-class _VerifiedJob:
-    """Facts for the checks of output files."""
-
-    manifest: Manifest
-    group: PathGroup
-    work: JobWork
-    idle_ranks: frozenset[int]
-    busy_ranks: frozenset[int]
-    node_outputs: _NodeOutputs | None  # set if each node has its own output files
-    files_before: int  # number of output files at the end of the job
-    has_local_outputs: bool  # whether the output directory here may differ from the job's
-
-
 def _sum_node_outputs(manifest: Manifest, statuses: Mapping[str, NodeStatus]) -> _NodeOutputs:
     """Sum the output files over the final statuses of the sidecars."""
     entries = [
@@ -281,31 +264,32 @@ def _sum_node_outputs(manifest: Manifest, statuses: Mapping[str, NodeStatus]) ->
     )
 
 
-def _output_checks(job: _VerifiedJob, result: FileWorkResult) -> list[VerificationCheck]:
-    manifest, group, wanted = job.manifest, job.group, job.manifest.verify.outputs
+def _output_checks(
+    job: FinishedJob, group: PathGroup, result: FileWorkResult, nodes: _NodeOutputs | None, *, is_elsewhere: bool
+) -> list[VerificationCheck]:
+    """Checks of the output files.
+
+    ``nodes`` is set if each node has its own. With ``is_elsewhere``, those seen here may not be the job's.
+    """
+    manifest, wanted = job.manifest, job.manifest.verify.outputs
     unreadable = _unreadable_check("outputs", "output", manifest.directory(group), result)
     if unreadable is not None:
         return [unreadable]
-    facts: VerifiedOutput | None = result.facts
-    if facts is None or not facts.listed:
+    facts = result.facts
+    if not isinstance(facts, VerifiedOutput) or not facts.listed:
         return [VerificationCheck("outputs", None, f"{NO_TIME} them")]
-    if job.node_outputs is not None:
-        return _node_output_checks(job, job.node_outputs, facts)
+    if nodes is not None:
+        return _node_output_checks(job, nodes, facts)
     place = _directory_text(manifest, group)
     least = f"; at least {wanted} are expected (verify.outputs)" if wanted is not None else ""
     missing = None if wanted is None else False
     if not facts.written and not (manifest.resumes and facts.files):
-        if job.files_before and job.has_local_outputs:
-            return [
-                VerificationCheck(
-                    "outputs", None, f"none of the {_file_count_text(job.files_before)} can be seen from this machine"
-                )
-            ]
+        before = _file_count_text(job.files_before)
+        if job.files_before and is_elsewhere:
+            return [VerificationCheck("outputs", None, f"none of the {before} can be seen from this machine")]
         if job.files_before:
             verb = "is" if job.files_before == 1 else "are"
-            return [
-                VerificationCheck("outputs", False, f"{_file_count_text(job.files_before)} {verb} gone from {place}")
-            ]
+            return [VerificationCheck("outputs", False, f"{before} {verb} gone from {place}")]
     if not facts.files and not facts.older:
         text = f"no file matches {group.pattern} in {place}{least}"
         return [
@@ -314,20 +298,14 @@ def _output_checks(job: _VerifiedJob, result: FileWorkResult) -> list[Verificati
     if not facts.written:
         # a resumed job need not write all files again
         count = max(facts.files, facts.older)
-        return [
-            VerificationCheck(
-                "outputs", missing, f"{count} files in {place}, none written since the job started{least}"
-            )
-        ]
-    records = _records_check(job, facts.records, facts)
-    return [
-        _completeness_check(job, facts, records),
-        _validity_check(facts),
-        *((records,) if records is not None else ()),
-    ]
+        text = f"{count} files in {place}, none written since the job started{least}"
+        return [VerificationCheck("outputs", missing, text)]
+    records = _records_check(job, facts)
+    checks = [_completeness_check(job, facts, records), _validity_check(facts)]
+    return checks if records is None else [*checks, records]
 
 
-def _node_output_checks(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedOutput) -> list[VerificationCheck]:
+def _node_output_checks(job: FinishedJob, nodes: _NodeOutputs, facts: VerifiedOutput) -> list[VerificationCheck]:
     """Checks for files on the disks of several nodes. This node reads its own; sidecars counted the others."""
     wanted = job.manifest.verify.outputs
     text = f"{nodes.files} files, {nodes.bytes} bytes on the nodes' disks, according to their sidecars"
@@ -340,8 +318,7 @@ def _node_output_checks(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedO
         doubts.append(f"at least {wanted} are expected (verify.outputs)")
     if facts.empty:
         doubts.append(f"empty: {_flaw_names(facts.empty_files, facts.empty)}")
-    own = _validity_check(facts)
-    valid = own
+    valid = own = _validity_check(facts)
     if own.passed is not False and nodes.invalid:
         names = ", ".join(nodes.invalid[:MOST_NAMED])
         valid = VerificationCheck(
@@ -349,16 +326,13 @@ def _node_output_checks(job: _VerifiedJob, nodes: _NodeOutputs, facts: VerifiedO
         )
     elif own.passed is not False and (nodes.silent_nodes or not nodes.is_valid):
         valid = VerificationCheck("valid", None, f"{own.detail}; unknown for the files of other nodes")
-    records = _records_check(job, None if nodes.silent_nodes else nodes.records, facts)
-    return [
-        VerificationCheck("outputs", None if doubts else True, "; ".join((text, *doubts))),
-        valid,
-        *((records,) if records is not None else ()),
-    ]
+    checks = [VerificationCheck("outputs", None if doubts else True, "; ".join((text, *doubts))), valid]
+    records = _records_check(job, facts, nodes)
+    return checks if records is None else [*checks, records]
 
 
 def _completeness_check(
-    job: _VerifiedJob, facts: VerifiedOutput, records: VerificationCheck | None
+    job: FinishedJob, facts: VerifiedOutput, records: VerificationCheck | None
 ) -> VerificationCheck:
     """Whether all files exist and are not empty. Gaps do not matter if all records are there."""
     wanted, manifest = job.manifest.verify.outputs, job.manifest
@@ -373,21 +347,15 @@ def _completeness_check(
         suspect_ranks = [rank for rank in owners if rank is None or rank not in job.idle_ranks]
         if suspect_ranks and not complete:
             all_empty = facts.empty == facts.files and is_conclusive
-            failed = (
-                short
-                or all_empty
-                or (
-                    is_conclusive
-                    and manifest.verify.records_per_item is not None
-                    and _has_busy_rank(suspect_ranks, job)
-                )
-            )
+            counts_records = manifest.verify.records_per_item is not None
+            lacks_work = counts_records and any(rank in job.busy_ranks for rank in suspect_ranks)
+            failed = short or all_empty or (is_conclusive and lacks_work)
             is_open = not failed
     if wanted is not None:
         if facts.files < wanted:
             failed = True
             notes.append(f"at least {wanted} are expected (verify.outputs)")
-    elif lacking := _workers_without_output(manifest, facts.owners, job.work, job.idle_ranks):
+    elif lacking := _workers_without_output(manifest, +facts.owners, job.work, job.idle_ranks):
         more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
         text = f"none of {', '.join(lacking[:MOST_NAMED])}{more}"
         if not complete and (short or is_conclusive):
@@ -400,12 +368,8 @@ def _completeness_check(
         notes.append(f"{facts.older} older ones would count with `resume: true`")
     text = "; ".join((f"{facts.files} files, {facts.bytes} bytes", *notes))
     if failed:
-        return VerificationCheck("outputs", False, text, facts.empty_files, facts.empty)
+        return VerificationCheck("outputs", False, text, tuple(facts.empty_files), facts.empty)
     return VerificationCheck("outputs", None if is_open else True, text)
-
-
-def _has_busy_rank(ranks: Collection[int | None], job: _VerifiedJob) -> bool:
-    return any(rank in job.busy_ranks for rank in ranks)
 
 
 def _workers_without_output(
@@ -431,7 +395,7 @@ def _workers_without_output(
     return lacking
 
 
-def _flaw_names(flaws: Sequence[FileFlaw], total: int) -> str:
+def _flaw_names(flaws: Sequence[DamagedFile], total: int) -> str:
     more = f" and {total - MOST_NAMED} more" if total > MOST_NAMED else ""
     return ", ".join(flaw.file for flaw in flaws[:MOST_NAMED]) + more
 
@@ -455,19 +419,25 @@ def _validity_check(facts: VerifiedOutput) -> VerificationCheck:
         text = f"{facts.damaged} of {_file_count_text(facts.files)} damaged: {_flaw_names(flaws, facts.damaged)}"
         return VerificationCheck("valid", False, "; ".join((text, *others)), flaws, facts.damaged)
     passed = True if facts.valid and facts.checked == facts.files and not facts.unreadable else None
-    text = f"{_file_count_text(facts.valid)} valid ({', '.join(facts.formats)})" if facts.valid else ""
+    formats = ", ".join(name for name, _ in facts.formats.most_common())
+    text = f"{_file_count_text(facts.valid)} valid ({formats})" if facts.valid else ""
     return VerificationCheck("valid", passed, "; ".join(filter(None, (text, *others))) or "all files are empty")
 
 
-def _records_check(job: _VerifiedJob, records: int | None, facts: VerifiedOutput) -> VerificationCheck | None:
+def _records_check(
+    job: FinishedJob, facts: VerifiedOutput, nodes: _NodeOutputs | None = None
+) -> VerificationCheck | None:
     """Whether there are enough records for the items done, or for the job file's total if the logs report none.
 
-    ``records`` is None if not all were counted. Returns None if there is nothing to count.
+    Returns None if there is nothing to count.
     """
+    records: int | None = facts.records
+    if nodes is not None:
+        records = None if nodes.silent_nodes else nodes.records
     manifest, work = job.manifest, job.work
     wanted, total = manifest.verify, manifest.total_items
     times = wanted.records_per_item
-    if times is None or not (facts.counted or (job.node_outputs is not None and records)):
+    if times is None or not (facts.counted or (nodes is not None and records)):
         return None
     if work.counts_total_items(total) and work.done is not None and work.has_all_positions:
         items = work.done
@@ -485,7 +455,7 @@ def _records_check(job: _VerifiedJob, records: int | None, facts: VerifiedOutput
     text = f"{records} records for {items} items" if items else f"0 records in {_file_count_text(facts.files)}"
     if records >= math.ceil(round(required_count(wanted.complete_share, items) * times, 6)) and records:
         return VerificationCheck("records", True, text)
-    if job.node_outputs is not None:
+    if nodes is not None:
         return VerificationCheck("records", None, f"{text}, according to the sidecars")
     if facts.checked < facts.files or not facts.done:
         return VerificationCheck("records", None, f"{text}; there was no time to count them all")
@@ -505,34 +475,32 @@ def _checkpoint_check(manifest: Manifest, group: PathGroup, result: FileWorkResu
     unreadable = _unreadable_check("checkpoint", "checkpoint", directory, result)
     if unreadable is not None:
         return unreadable
-    facts: VerifiedCheckpoint | None = result.facts
-    if facts is None or (facts.last is None and not facts.done):
+    facts = result.facts
+    if not isinstance(facts, VerifiedCheckpoint) or (facts.last is None and not facts.done):
         return VerificationCheck("checkpoint", None, f"{NO_TIME} them")
-    last = facts.last
-    if last is None:
+    if facts.last is None:
         text = f"no checkpoint matches {group.pattern} in {_directory_text(manifest, group)}"
         return VerificationCheck("checkpoint", None, text, is_inapplicable=_is_default(CHECKPOINT, group))
+    found, last = facts.last, facts.last.checkpoint
     name = printable(last.name)
-    if facts.damaged:
+    if found.damaged:
         if last.state == "incomplete":
             problem = f"{name} is incomplete: {printable(last.reason or '')}"
         else:
-            problem = f"{name} is damaged: {_damage_text(last, facts.flaws[0])}"
-        return VerificationCheck(
-            "checkpoint", False, f"{problem}; {_newest_undamaged_text(facts)}", facts.flaws, facts.damaged
-        )
+            problem = f"{name} is damaged: {_damage_text(last, found.flaws[0])}"
+        text = f"{problem}; {_newest_undamaged_text(facts)}"
+        return VerificationCheck("checkpoint", False, text, tuple(found.flaws), found.damaged)
     size = f"{_file_count_text(last.files)}, {last.bytes} bytes"
-    if facts.uncertain:
-        unsure = f"{_file_count_text(facts.uncertain)} whose check was inconclusive ({facts.uncertain_reason})"
+    if found.uncertain:
+        unsure = f"{_file_count_text(found.uncertain)} whose check was inconclusive ({found.uncertain_reason})"
         return VerificationCheck("checkpoint", None, f"{name}: {size}, {unsure}")
-    if not facts.valid:
-        return VerificationCheck(
-            "checkpoint", None, f"{name}: {size}, in formats that do not show whether they are complete"
-        )
+    if not found.valid:
+        text = f"{name}: {size}, in formats that do not show whether they are complete"
+        return VerificationCheck("checkpoint", None, text)
     return VerificationCheck("checkpoint", True, f"{name} is valid: {size}")
 
 
-def _damage_text(last: Checkpoint, flaw: FileFlaw) -> str:
+def _damage_text(last: Checkpoint, flaw: DamagedFile) -> str:
     return flaw.reason if flaw.file == printable(last.name) else f"{flaw.file}: {flaw.reason}"
 
 
@@ -545,10 +513,11 @@ def _newest_undamaged_text(facts: VerifiedCheckpoint) -> str:
 # Results of benchmarks
 
 
-def _token_checks(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> list[VerificationCheck]:
+def _token_checks(facts: Iterable[VerifiedFiles | None]) -> list[VerificationCheck]:
     """Whether benchmarks generated tokens; empty without a result."""
-    counts = add_token_counts(outputs.tokens if outputs else TokenCounts(), logs.tokens if logs else TokenCounts())
-    flaws = (*(outputs.without_tokens if outputs else ()), *(logs.without_tokens if logs else ()))
+    of_results = [each for each in facts if isinstance(each, VerifiedOutput | VerifiedLogs)]
+    counts = functools.reduce(add_token_counts, (each.tokens for each in of_results), NO_TOKENS)
+    flaws = tuple(flaw for each in of_results for flaw in each.without_tokens)
     zeros = "; ".join(f"{flaw.file}: {flaw.reason}" for flaw in flaws[:MOST_NAMED])
     if not counts.results and not counts.requests:
         return []
@@ -565,7 +534,7 @@ def _token_checks(outputs: VerifiedOutput | None, logs: VerifiedLogs | None) -> 
 
 
 def _saved_checksums_check(run_dir: Path, result: FileWorkResult) -> VerificationCheck:
-    facts: VerifiedOutput | None = result.facts
+    facts = result.facts
     if not result.sums or facts is None:
         return VerificationCheck("checksums", None, "no file was read")
     try:
@@ -582,13 +551,15 @@ def _changed_files_check(result: FileWorkResult, known: Mapping[str, str] | None
         return VerificationCheck("checksums", None, f"there is no {CHECKSUMS_FILE} in the run directory")
     now = dict(result.sums)
     flaws = [
-        FileFlaw(printable(name), None, "has changed")
+        DamagedFile(printable(name), None, "has changed")
         for name, digest in known.items()
         if now.get(name, digest) != digest
     ]
     done = result.facts is not None and result.facts.done
     if done:
-        flaws += [FileFlaw(printable(name), None, "is missing or cannot be read") for name in known if name not in now]
+        flaws += [
+            DamagedFile(printable(name), None, "is missing or cannot be read") for name in known if name not in now
+        ]
     if flaws:
         differing = f"{len(flaws)} of {_file_count_text(len(known))} differ from {CHECKSUMS_FILE}"
         detail = f"{differing}: {_flaw_names(flaws, len(flaws))}"

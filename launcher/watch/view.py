@@ -43,7 +43,7 @@ from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.orchestrator_record import JobStateRecord, OrchestratorRecord
+from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord
 from launcher.rundir.rundir import submitted_cluster
 from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
@@ -135,7 +135,7 @@ class JobClient:
         """
         sidecars = read_sidecars(self.run_dir, attempt)
         with ThreadPoolExecutor(max_workers=min(32, len(sidecars) or 1)) as pool:
-            answers = dict(zip(sidecars, pool.map(_get_status, (r["address"] for r in sidecars.values())), strict=True))
+            answers = dict(zip(sidecars, pool.map(_get_status, (r.address for r in sidecars.values())), strict=True))
         live, nodes = {}, []
         for node, answer in answers.items():
             if isinstance(answer, NodeStatus):
@@ -144,7 +144,7 @@ class JobClient:
             nodes.append(
                 NodeView(
                     node=node,
-                    address=sidecars[node]["address"],
+                    address=sidecars[node].address,
                     source="http" if node in live else "file",
                     age_s=now - status.time if status is not None else None,
                     error=answer if isinstance(answer, str) else None,

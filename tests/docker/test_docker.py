@@ -11,7 +11,6 @@ import subprocess
 import sys
 import threading
 import tomllib
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -35,101 +34,29 @@ def instructions(text: str) -> list[tuple[str, str]]:
     return [(word.upper(), " ".join(rest[0].split()) if rest else "") for word, *rest in pairs]
 
 
-def is_list(argument: str) -> bool:
-    """Whether this is the exec form, which starts the program without a shell."""
-    try:
-        return isinstance(json.loads(argument), list)
-    except json.JSONDecodeError:
-        return False
+def arguments(*words: str) -> list[str]:
+    """Arguments of all instructions with these words."""
+    return [rest for word, rest in instructions(DOCKERFILE.read_text(encoding="utf-8")) if word in words]
 
 
-def problems(text: str) -> Iterator[str]:
-    """Problems of a Dockerfile according to the subset of hadolint rules that we use."""
-    steps = instructions(text)
-    stages = {words[2] for words in (rest.split() for word, rest in steps if word == "FROM") if len(words) > 2}
-    user = ""
-    for word, rest in steps:
-        if word == "FROM":
-            image = rest.split()[0]
-            user = ""
-            if image not in stages and not PINNED.match(image):
-                yield f"base image {image} is not pinned to a version"
-        elif word == "USER":
-            user = rest.split(":")[0]
-        elif word == "ADD":
-            yield "ADD where COPY does, or a download that nobody checks"
-        elif word == "COPY" and "--chown=" not in rest:
-            yield f"COPY without an owner: {rest}"
-        elif word == "RUN":
-            yield from run_problems(rest)
-        elif word in ("ENTRYPOINT", "CMD") and not is_list(rest):
-            yield f"{word} is not a list: {rest}"
-        elif word in ("ENV", "ARG") and SECRET.search(rest):
-            yield f"a secret in {word}: it stays in the image"
-    if user in ("", "0", "root"):
-        yield "the last stage runs as root"
-    words = [word for word, _ in steps]
-    last = words[len(words) - words[::-1].index("FROM") :]
-    for needed in ("ENTRYPOINT", "HEALTHCHECK", "LABEL"):
-        if needed not in last:
-            yield f"no {needed}"
+def test_base_images_are_pinned() -> None:
+    stages = [words.split() for words in arguments("FROM")]
+    earlier = {words[2] for words in stages if len(words) > 2}
+    assert [words[0] for words in stages if words[0] not in earlier and not PINNED.match(words[0])] == []
 
 
-def run_problems(command: str) -> Iterator[str]:
-    if "apt-get install" in command or "apt-get update" in command:
-        if "rm -rf /var/lib/apt/lists" not in command:
-            yield "apt's lists stay in the layer"
-        if "apt-get install" in command and "--no-install-recommends" not in command:
-            yield "apt installs what is only recommended"
-    if re.search(r"\bsudo\b", command):
-        yield "sudo"
-    if re.search(r"(curl|wget)[^|;&]*\|\s*(ba)?sh", command):
-        yield "a download is run unseen"
+def test_the_image_does_not_run_as_root() -> None:
+    words = [word for word, _ in instructions(DOCKERFILE.read_text(encoding="utf-8"))]
+    last_stage = words[len(words) - words[::-1].index("FROM") :]
+    assert {"USER", "ENTRYPOINT", "HEALTHCHECK", "LABEL"} <= set(last_stage)
+    assert arguments("USER")[-1].split(":")[0] not in ("0", "root")
+    assert [rest for rest in arguments("COPY") if "--chown=" not in rest] == []
 
 
-def test_dockerfile_has_no_problems() -> None:
-    assert list(problems(DOCKERFILE.read_text(encoding="utf-8"))) == []
-
-
-GOOD = """\
-FROM python:3.11.15-slim-bookworm AS build
-RUN apt-get update && apt-get install --no-install-recommends -y gcc && rm -rf /var/lib/apt/lists/*
-FROM build
-LABEL a=b
-COPY --chown=root:root x y
-USER 1000
-HEALTHCHECK CMD ["true"]
-ENTRYPOINT ["x"]
-"""
-
-
-def test_checks_accept_a_good_dockerfile() -> None:
-    assert list(problems(GOOD)) == []
-
-
-@pytest.mark.parametrize(
-    ("good", "bad", "problem"),
-    [
-        ("python:3.11.15-slim-bookworm", "python:latest", "not pinned"),
-        ("python:3.11.15-slim-bookworm", "python:3-slim", "not pinned"),
-        ("python:3.11.15-slim-bookworm", "python", "not pinned"),
-        ("USER 1000\n", "", "as root"),
-        ("USER 1000", "USER root", "as root"),
-        ("USER 1000", "USER 0:0", "as root"),
-        ("--chown=root:root ", "", "without an owner"),
-        ("COPY --chown=root:root x y", "ADD https://example.com/x y", "ADD"),
-        ("&& rm -rf /var/lib/apt/lists/*", "", "lists stay"),
-        ("--no-install-recommends ", "", "recommended"),
-        ('ENTRYPOINT ["x"]', "ENTRYPOINT x", "not a list"),
-        ('ENTRYPOINT ["x"]\n', "", "no ENTRYPOINT"),
-        ('HEALTHCHECK CMD ["true"]\n', "", "no HEALTHCHECK"),
-        ("LABEL a=b", "LABEL a=b\nENV API_TOKEN=1", "a secret in ENV"),
-        ("LABEL a=b", "LABEL a=b\nRUN curl -s https://example.com/x | sh", "run unseen"),
-    ],
-)
-def test_checks_find_a_bad_dockerfile(good: str, bad: str, problem: str) -> None:
-    assert good in GOOD
-    assert problem in "\n".join(problems(GOOD.replace(good, bad)))
+def test_the_image_has_no_secret_and_no_unchecked_download() -> None:
+    assert [rest for rest in arguments("ENV", "ARG") if SECRET.search(rest)] == []
+    assert [rest for rest in arguments("RUN") if re.search(r"\b(curl|wget|sudo)\b", rest)] == []
+    assert arguments("ADD") == []
 
 
 def test_image_runs_the_exporter_and_has_both_programs() -> None:

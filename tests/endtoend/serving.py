@@ -9,6 +9,7 @@ from typing import Any
 from prometheus_client.parser import text_string_to_metric_families
 
 ENGINES = Path(__file__).resolve().parents[1] / "engines"
+BENCHMARK = Path(__file__).resolve().parents[2] / "examples" / "serve" / "bench.py"
 MODULES = {"sglang_worker": "sglang/launch_server", "router": "sglang_router/launch_router"}
 """Stand-ins and the module names under which ``python3 -m`` finds them."""
 ISL, OSL = 32, 16
@@ -16,7 +17,7 @@ RESULTS = f"sa-bench_isl_{ISL}_osl_{OSL}"
 ENOUGH = "enough"  # file that ends a benchmark that repeats until then
 REPEATED_BENCHMARK = f"""
 until [ -e {ENOUGH} ]; do
-    python3 sa_bench.py "$@" || exit
+    python3 bench.py "$@" || exit
 done
 """
 RECORD_START = """
@@ -45,7 +46,7 @@ def place_stand_ins(folder: Path) -> None:
         path = folder / "engines" / f"{module}.py"
         path.parent.mkdir(parents=True)
         shutil.copy(ENGINES / f"{source}.py", path)
-    shutil.copy(ENGINES / "sa_bench.py", folder)
+    shutil.copy(BENCHMARK, folder)
     (folder / "bench.sh").write_text(REPEATED_BENCHMARK)
     (folder / "model").mkdir()
 
@@ -55,7 +56,7 @@ def serving_job(folder: Path, *, prefill: int, decode: int, repeat: bool = False
 
     A decode worker starts more slowly than a prefill worker, so that readiness takes time.
     """
-    command = "bash bench.sh" if repeat else "python3 sa_bench.py"
+    command = "bash bench.sh" if repeat else "python3 bench.py"
     return {
         "name": "serve",
         "model": {"path": str(folder / "model")},
@@ -64,7 +65,8 @@ def serving_job(folder: Path, *, prefill: int, decode: int, repeat: bool = False
         "backend": {"type": "sglang", "args": {"ready-after": 0.5}, "decode": {"args": {"ready-after": 2}}},
         "env": {"PYTHONPATH": str(folder / "engines")},
         "frontend": {"type": "sglang-router", "count": 2},
-        "benchmark": {"type": "sa-bench", "command": command, "isl": ISL, "osl": OSL, "concurrencies": "2x4"},
+        "benchmark": {"type": "sa-bench", "command": command, "isl": ISL, "osl": OSL, "concurrencies": "2x4"}
+        | {"args": {"requests-each": 4}},
         "readiness": {"interval": 0.5, "timeout": 120},
         "monitoring": {"check_interval": 1, "linger": 0},
         **over,

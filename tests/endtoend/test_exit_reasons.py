@@ -7,7 +7,6 @@ each on its own nodes, while tests check those that have ended.
 import contextlib
 import json
 import os
-import shlex
 import signal
 import subprocess
 import tempfile
@@ -24,7 +23,7 @@ from exporter.workers.exit_reason import CONSEQUENCES
 from tests.endtoend.jobs import Job, JobSpace, JobSpaces, diagnosis, embed_job, was_asked
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 from tests.support import launcher
-from tests.support.launcher import LocalJob, poll, read_events
+from tests.support.launcher import LocalJob, poll
 from tests.support.scenarios import Ended, Results, Scenarios
 
 AT_ONCE = 3
@@ -286,6 +285,8 @@ def test_scancel_cancels_every_worker(cancelled: Ended) -> None:
         assert cancelled.events("worker signalled", worker=worker["worker"], signal="SIGTERM")
     stop = cancelled.events("job stopping")[-1]
     assert stop["reason"] == "cancelled"
+    assert not (cancelled.run_dir / "targets.json").exists()
+    assert not list(cancelled.run_dir.rglob(".*.tmp"))
 
 
 @pytest.mark.slurm
@@ -368,10 +369,12 @@ def two_roles(program: str, **keys: Any) -> dict[str, Any]:
 
 
 def run_local(folder: Path, spec: Mapping[str, Any], act: Callable[[LocalJob], object] = lambda job: None) -> Ended:
-    """Run a local job to its end, after this action."""
+    """Run a local job to its end, after this action. No process may outlive it."""
     with LocalJob(folder, spec, "--quiet") as job:
         act(job)
-        return Ended(job.run_dir, job.wait(120))
+        done = Ended(job.run_dir, job.wait(120))
+        assert job.left_over() == {}
+        return done
 
 
 def send(number: int, key: str = "pid") -> Callable[[LocalJob], None]:
@@ -386,18 +389,8 @@ def send(number: int, key: str = "pid") -> Callable[[LocalJob], None]:
 
 
 @scenario
-def completed(folder: Path) -> Ended:
-    return run_local(folder, launcher.embed_job(items=60))
-
-
-@scenario
 def raised(folder: Path) -> Ended:
     return run_local(folder, two_workers("--only-rank 1 --at 5 --raise"))
-
-
-@scenario
-def exit_status_3(folder: Path) -> Ended:
-    return run_local(folder, two_workers("--only-rank 1 --at 5 --exit-code 3", count=3))
 
 
 @scenario
@@ -461,25 +454,6 @@ def nccl_timeout(folder: Path) -> Ended:
 
 
 @scenario
-def ctrl_c(folder: Path) -> Ended:
-    terminal, child_terminal = os.openpty()
-    with LocalJob(
-        folder,
-        two_workers(""),
-        "--quiet",
-        prefix=["setsid", "--ctty", "--wait"],
-        stdin=child_terminal,
-        stdout=child_terminal,
-    ) as job:
-        os.close(child_terminal)
-        job.phase("running", 60)
-        os.write(terminal, b"\x03")
-        done = Ended(job.run_dir, job.wait(120))
-        os.close(terminal)
-        return done
-
-
-@scenario
 def third_time_lucky(folder: Path) -> Ended:
     keys = {"restart": {"max": 2, "backoff": 0.2}}
     spec = {
@@ -525,42 +499,12 @@ def items_processed(address: str) -> list[float]:
     ]
 
 
-@scenario
-def dispensable(folder: Path) -> Ended:
-    spec = launcher.embed_job(options="--shards 2", items=300)  # the helper has no items
-    work, start_file = spec["workers"][0], folder / "begin"
-    work |= {"command": f"until [ -e {shlex.quote(str(start_file))} ]; do sleep 0.1; done; exec {work['command']}"}
-    work["shell"] = True
-    helper = {"role": "helper", "critical": False, "command": ["python3", "-c", "raise SystemExit(3)"]}
-
-    def act(job: LocalJob) -> None:
-        job.phase("running", 60)
-        poll(lambda: read_events(job.run_dir, "worker ended"), "its end", 60)
-        start_file.touch()
-
-    return run_local(folder, {**spec, "workers": [work, helper]}, act)
-
-
-def test_a_worker_that_finishes_its_work_is_completed(completed: Ended) -> None:
-    assert (completed.outcome, completed.report["state"]) == (0, "COMPLETED")
-    for worker in completed.report["workers"]:
-        assert (worker["exit"]["reason"], worker["exit"]["evidence"]) == ("completed", ["exit status 0"])
-    assert not completed.events("worker signalled")
-    assert [event["phase"] for event in completed.events("phase")][-1] == "finished"
-
-
 def test_an_exception_is_an_app_error(raised: Ended) -> None:
     assert raised.outcome == 1
     end = check_failure(
         raised, "worker_w1", "app_error", "exit status 1", "simulated failure of worker 1 at item 5", ".err"
     )
     assert (end["code"], end["signal"]) == (1, None)
-
-
-def test_an_exit_status_is_kept(exit_status_3: Ended) -> None:
-    assert exit_status_3.outcome == 1
-    assert check_failure(exit_status_3, "worker_w1", "app_error", "exit status 3")["code"] == 3
-    assert exit_status_3.reasons() == ["terminated_peer", "app_error", "terminated_peer"]
 
 
 def test_a_segmentation_fault_is_a_crash(segmentation_fault: Ended) -> None:
@@ -613,13 +557,6 @@ def test_a_hanging_collective_is_found_in_the_log(nccl_timeout: Ended) -> None:
     assert end["signal"] == "SIGABRT"
 
 
-def test_ctrl_c_in_a_terminal_cancels_the_job(ctrl_c: Ended) -> None:
-    assert (ctrl_c.outcome, ctrl_c.report["state"], ctrl_c.report["exit_status"]) == (130, "CANCELLED", 5)
-    assert ctrl_c.reasons() == ["cancelled", "cancelled"]
-    check_end(ctrl_c, "worker_w0", "cancelled", "the job was being stopped")
-    assert ctrl_c.events("signal")
-
-
 def test_a_worker_that_fails_twice_completes_in_its_third_run(third_time_lucky: Ended) -> None:
     assert (third_time_lucky.outcome, third_time_lucky.report["state"]) == (0, "COMPLETED")
     worker = third_time_lucky.worker("worker_w0")
@@ -634,15 +571,8 @@ def test_a_worker_that_fails_twice_completes_in_its_third_run(third_time_lucky: 
     assert [event["restart"] for event in restarts] == [1, 2]
     positions = third_time_lucky.seen["positions"]
     assert positions == sorted(positions), "a counter never falls"
+    assert "worker_w0 rank 0 restarts in 0.2 s (1 of 2): it ended by app_error\n" in third_time_lucky.log()
     assert {run_of(position) for position in positions if position} == {0, 1, 2}
-
-
-def test_the_job_continues_without_a_worker_that_is_not_critical(dispensable: Ended) -> None:
-    assert (dispensable.outcome, dispensable.report["state"]) == (0, "COMPLETED")
-    check_end(dispensable, "helper_w0", "app_error", "exit status 3")
-    assert dispensable.reasons() == ["completed", "completed", "app_error"]
-    assert dispensable.report["cause"] is None
-    assert not dispensable.events("job stopping")
 
 
 # Slow scenarios of Slurm

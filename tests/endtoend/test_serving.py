@@ -33,9 +33,6 @@ Serve = Callable[..., Job]
 
 EXAMPLE = EMBED.parents[1] / "serve"
 
-GANG_KILL_S = 10.0
-"""From the stop of the job to the end of all workers. SIGKILL is sent after 8 s."""
-
 
 @pytest.fixture(scope="module")
 def cluster(space_dir: Path) -> Iterator[Cluster]:
@@ -163,51 +160,6 @@ def test_the_serving_example_runs_unchanged_on_a_cluster(jobs: JobSpace) -> None
     assert [(entry["concurrency"], entry["requests"]) for entry in report["benchmark"]] == [(2, 16), (4, 32)]
     assert set(exit_reasons(job).values()) == {"completed"}
     assert job.our_processes() == []
-
-
-def test_a_killed_critical_decode_worker_ends_the_job_within_seconds(serve: Serve, cluster: Cluster) -> None:
-    job = serve(repeat=True)
-    await_service(job)
-    killed = kill_engine(job, "decode_w1", 3)
-    assert job.wait(60) == "FAILED"
-    seconds = time.time() - killed
-    assert job.our_processes() == []
-    (stopping,) = read_events(job.run_dir, "job stopping")
-    last = max(event["time"] for event in read_events(job.run_dir, "worker ended"))
-    assert last - stopping["time"] <= GANG_KILL_S
-    print(f"\ndecode killed, critical: all others have ended {last - killed:.1f} s later, and the job {seconds:.1f} s")
-    report = job.report()
-    assert (report["state"], report["cause"]["worker"], report["cause"]["reason"]) == (
-        *("FAILED", "decode_w1", "killed_unknown"),
-    )
-    assert "SIGKILL" in "; ".join(report["cause"]["evidence"])
-    assert "decode_w1 rank 3" in report["stopped"]["cause"]
-    others = {worker: reason for worker, reason in exit_reasons(job).items() if worker != "decode_w1"}
-    assert others.pop("benchmark") == "terminated_peer"
-    assert set(others.values()) <= {"completed", "terminated_peer"}
-    assert json.loads((job.run_dir / "diagnostics" / "decode_w1.json").read_text())["worker"] == "decode_w1"
-
-
-def test_a_job_continues_without_a_decode_worker_that_is_not_critical(
-    serve: Serve, cluster: Cluster, jobs: JobSpace
-) -> None:
-    job = serve(repeat=True, workers=[{"role": "decode", "critical": False}])
-    await_service(job)
-    kill_engine(job, "decode_w1", 3)
-    await_line(job, "Model is not ready, waiting for 0 prefills and 1 decodes to spin up.")
-    assert await_event(job, "not ready")
-    before = (job.run_dir / "benchmark.out").read_text().count("Completed benchmark with concurrency: 4")
-
-    def another_round() -> bool:
-        return (job.run_dir / "benchmark.out").read_text().count("Completed benchmark with concurrency: 4") > before + 1
-
-    cluster.wait_for(another_round, 90, "rounds with the other decode worker")
-    (jobs.directory / ENOUGH).touch()
-    assert job.wait() == "COMPLETED", log_of(job)
-    assert (job.report()["state"], exit_reasons(job)["decode_w1"], exit_reasons(job)["decode_w0"]) == (
-        *("COMPLETED", "killed_unknown", "completed"),
-    )
-    assert "decode_w1 is not critical: the job continues without it" in log_of(job)
 
 
 def test_a_restarted_decode_worker_makes_the_job_ready_again(serve: Serve, cluster: Cluster, jobs: JobSpace) -> None:

@@ -143,23 +143,6 @@ def test_a_killed_sidecar_is_restarted_without_harm_to_the_job(jobs: JobSpace, s
     assert last_items(stack, job) == 4000
 
 
-def test_scancel_leaves_no_process_and_a_cancelled_report(jobs: JobSpace, cluster: Cluster) -> None:
-    job = jobs.submit(embed_job("cancelled", items=16000))
-    job.wait_for_phase("running")
-    cluster.run(["scancel", job.job_id], user=jobs.user, check=True)
-
-    assert job.wait() == "CANCELLED"
-    cluster.wait_for(lambda: not job.our_processes(), 60, "no process left")
-    report = job.report()
-    assert (report["state"], report["exit_status"]) == ("CANCELLED", 5)
-    assert {worker["exit"]["reason"] for worker in report["workers"]} == {"cancelled"}
-    assert {worker["exit"]["signal"] for worker in report["workers"]} == {"SIGTERM"}
-    assert not (job.run_dir / "targets.json").exists()
-    for path in job.run_dir.rglob("*.json"):
-        json.loads(path.read_text())
-    assert list(job.run_dir.rglob(".*.tmp")) == []
-
-
 def test_stop_cancels_a_job(jobs: JobSpace, cluster: Cluster) -> None:
     job = jobs.submit(embed_job("stopped", items=16000))
     job.wait_for_phase("running")
@@ -168,16 +151,6 @@ def test_stop_cancels_a_job(jobs: JobSpace, cluster: Cluster) -> None:
     assert done.returncode == 0, done.stderr
     assert job.wait() == "CANCELLED"
     assert job.report()["state"] == "CANCELLED"
-
-
-def test_a_job_runs_without_monitoring_if_sidecars_cannot_start(jobs: JobSpace, cluster: Cluster) -> None:
-    spec = embed_job("unwatched", items=800)
-    spec["monitoring"]["listen_address"] = "192.0.2.1:9410"  # an address of no machine (RFC 5737)
-    job = jobs.submit(spec)
-
-    assert job.wait() == "COMPLETED"
-    assert job.report()["items"] == 800
-    assert "runs without monitoring" in (job.run_dir / "log.out").read_text()
 
 
 def test_hard_names_and_paths_are_data(jobs: JobSpace, cluster: Cluster, stack: Stack) -> None:

@@ -1,4 +1,4 @@
-"""Stands for ``python3 -m sglang_router.launch_router`` and, by its ``/health``, for dynamo's front end.
+"""Stands for ``python3 -m sglang_router.launch_router``.
 
     router.py --port 8000 [--pd-disaggregation --prefill URL [BOOTSTRAP] --decode URL ... | --worker-urls URL ...]
 
@@ -14,12 +14,10 @@ import os
 import signal
 import sys
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from urllib.parse import urlsplit
 
-COMPONENTS = {"prefill": "prefill", "decode": "decode", "regular": "backend"}
 ASK_S = 2.0
 
 
@@ -89,13 +87,7 @@ def handler(router: Router, model: str) -> type[BaseHTTPRequestHandler]:
                 stats = {f"{mode}_count": len(urls) for mode, urls in router.alive().items()}
                 self.answer(200, {"workers": [], "total": sum(stats.values()), "stats": stats})
             elif path == "/health":
-                entries = [
-                    {"endpoint": endpoint, "component": COMPONENTS[mode], "namespace": "dynamo"}
-                    for mode, urls in router.alive().items()
-                    for _ in urls
-                    for endpoint in ("generate", "clear_kv_blocks")
-                ]
-                self.answer(200, {"status": "healthy", "instances": entries})
+                self.answer(200, {"status": "healthy"})
             elif path == "/v1/models":
                 alive = any(router.alive().values())
                 self.answer(200, {"object": "list", "data": [{"id": model, "object": "model"}] if alive else []})
@@ -129,7 +121,6 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, list[str]]]:
     parser.add_argument("--prefill", nargs="+", action="append", default=[])
     parser.add_argument("--decode", action="append", default=[])
     parser.add_argument("--worker-urls", nargs="*", default=[])
-    parser.add_argument("--start-after", type=float, default=0.0)
     options, _ = parser.parse_known_args(argv)
 
     def urls(name: str) -> list[str]:
@@ -144,7 +135,6 @@ def parse(argv: list[str]) -> tuple[argparse.Namespace, dict[str, list[str]]]:
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
     options, workers = parse(sys.argv[1:])
-    time.sleep(options.start_after)
     ThreadingHTTPServer.request_queue_size = 128
     server = ThreadingHTTPServer((options.host, options.port), handler(Router(workers), options.model))
     print(f"INFO Starting router on {options.host}:{options.port} | workers: {workers}", flush=True)

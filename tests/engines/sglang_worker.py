@@ -1,10 +1,9 @@
 """Stands for ``python3 -m sglang.launch_server``: health after a while, log lines, metrics, completions.
 
     sglang_worker.py --port 6100 [--disaggregation-mode prefill|decode] [--ready-after 2] [--token-seconds 0.001]
-                     [--log-interval 0.5] [--on-sigterm exit|ignore|SECONDS] [--busy]
+                     [--log-interval 0.5]
 
-``POST /fail?code=3`` ends it with that status, ``/fail?signal=9`` by a signal, ``/hang`` makes health fail for ever.
-A batch is logged as SGLang does, to standard error, when there was one; with ``--busy`` there always is.
+A batch is logged as SGLang does, to standard error.
 """
 
 import argparse
@@ -15,7 +14,7 @@ import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
 
 PREFILL_LINE = (
     "Prefill batch, #new-seq: {seqs}, #new-token: {tokens}, #cached-token: 0, token usage: {usage:.2f}, "
@@ -41,13 +40,11 @@ class Engine:
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
         self.ready_at = time.monotonic() + options.ready_after
-        self.hung = False
         self.running = 0
         self.requests = 0
         self.tokens = 0
         self.rate = 0.0
         self.logged_tokens = 0
-        self.beat = 0
         self.lock = threading.RLock()  # the signal handler acquires it, too
 
     @property
@@ -56,7 +53,7 @@ class Engine:
 
     @property
     def ready(self) -> bool:
-        return not self.hung and time.monotonic() >= self.ready_at
+        return bool(time.monotonic() >= self.ready_at)
 
     def complete(self, asked: dict[str, object]) -> dict[str, object]:
         """Answer a request with the requested tokens, each after its time."""
@@ -90,9 +87,7 @@ class Engine:
         """Log the work since the last line, or nothing while idle."""
         with self.lock:
             done, running = self.tokens - self.logged_tokens, self.running
-            self.logged_tokens, self.beat = self.tokens, self.beat + 1
-            if self.options.busy:
-                done, running = 100 + 10 * (self.beat % 7), 4 + self.beat % 3
+            self.logged_tokens = self.tokens
         self.rate = done / self.options.log_interval
         if not (done or running) or not self.ready:
             return
@@ -133,20 +128,15 @@ def handler(engine: Engine) -> type[BaseHTTPRequestHandler]:
 
         def do_POST(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            parts = urlsplit(self.path)
-            if parts.path == "/fail":
-                self.answer(200, b"")
-                asked = parse_qs(parts.query)
-                if "signal" in asked:
-                    os.kill(os.getpid(), int(asked["signal"][0]))
-                os._exit(int(asked.get("code", ["1"])[0]))
-            elif parts.path == "/hang":
-                engine.hung = True
-                self.answer(200, b"")
-            elif not engine.ready:
+            if not engine.ready:
                 self.answer(503, b"")
             else:
-                self.answer(200, json.dumps(engine.complete(json.loads(body or b"{}"))).encode())
+                asked = json.loads(body or b"{}")
+                answer = json.dumps(engine.complete(asked)).encode()
+                if asked.get("stream"):  # all tokens at once
+                    self.answer(200, b"data: %s\n\ndata: [DONE]\n\n" % answer, "text/event-stream")
+                else:
+                    self.answer(200, answer)
 
         def answer(self, status: int, body: bytes, kind: str = "application/json") -> None:
             self.send_response(status)
@@ -172,8 +162,6 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--ready-after", type=float, default=0.0)
     parser.add_argument("--token-seconds", type=float, default=0.001)
     parser.add_argument("--log-interval", type=float, default=0.5)
-    parser.add_argument("--on-sigterm", default="exit")
-    parser.add_argument("--busy", action="store_true")
     return parser.parse_known_args(argv)[0]
 
 
@@ -184,10 +172,7 @@ def main() -> None:
     def ends(number: int, frame: object) -> None:
         engine.log_batch()
         log(f"SIGTERM received. signum={number} frame={frame!r:.20}. Draining requests and shutting down...")
-        if options.on_sigterm != "ignore":
-            if options.on_sigterm != "exit":
-                time.sleep(float(options.on_sigterm))
-            os._exit(0)
+        os._exit(0)
 
     signal.signal(signal.SIGTERM, ends)
     for line in STARTING:

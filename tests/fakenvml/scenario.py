@@ -45,10 +45,6 @@ class Rate(NamedTuple):
     base: float
     per_second: float
 
-    def after(self, seconds: float) -> "Rate":
-        """The same rate with the base that it reaches after this time."""
-        return Rate(int(self.base + self.per_second * seconds), self.per_second)
-
 
 Number = int | float | Rate
 
@@ -86,13 +82,10 @@ class FakeSample:
 class Values:
     """Plain numbers, one for each name known to the library."""
 
-    minor: Number | None = None
     pci_device_id: Number | None = None
     memory_total: Number | None = None
     memory_used: Number | None = 0
     memory_reserved: Number | None = None
-    bar1_total: Number | None = None
-    bar1_used: Number | None = None
     utilization: Number | None = None
     memory_utilization: Number | None = None
     temperature_c: Number | None = None
@@ -100,21 +93,13 @@ class Values:
     clock_sm_mhz: Number | None = None
     clock_memory_mhz: Number | None = None
     clock_video_mhz: Number | None = None
-    max_clock_graphics_mhz: Number | None = None
-    max_clock_sm_mhz: Number | None = None
-    max_clock_memory_mhz: Number | None = None
-    max_clock_video_mhz: Number | None = None
     compute_capability: Number | None = None  # 90 for 9.0
     power_mw: Number | None = None
     power_limit_mw: Number | None = None
-    power_management_limit_mw: Number | None = None
     energy_mj: Number | None = None
     event_reasons: Number | None = None
-    ecc_mode: Number | None = None
     ecc_corrected: Number | None = None
     ecc_uncorrected: Number | None = None
-    ecc_corrected_aggregate: Number | None = None
-    ecc_uncorrected_aggregate: Number | None = None
     rows_corrected: Number | None = None
     rows_uncorrected: Number | None = None
     rows_pending: Number | None = None
@@ -130,16 +115,12 @@ class Values:
     pcie_tx_kib_s: Number | None = None
     pcie_rx_kib_s: Number | None = None
     fan_percent: Number | None = None
-    fans: Number | None = None
     persistence: Number | None = None
     mig_mode: Number | None = None
     mig_max: Number | None = None
     event_types: Number | None = None
     gpu_instance: Number | None = None
     compute_instance: Number | None = None
-    sm_count: Number | None = None
-    gpu_slices: Number | None = None
-    compute_slices: Number | None = None
 
 
 VALUES = tuple(each.name for each in fields(Values))
@@ -190,18 +171,11 @@ class FakeGpu(Unit):
     state: Literal["ok", "lost", "reset_required"] = "ok"  # unless ok, every call about the GPU fails
     migs: list[FakeMig] = field(default_factory=list)
     partition: int = 0  # a change makes all instance handles stale, even with the same UUID
-    violations: dict[int, Number] = field(default_factory=dict)  # nanoseconds by performance policy
-    nvlinks: dict[int, int] = field(default_factory=dict)  # whether a link is active, by number
-    nvlink_errors: dict[tuple[int, int], Number] = field(default_factory=dict)  # by link and counter
 
     def lines(self) -> list[str]:
         """Lines of the scenario file, including those of its instances."""
         state = {"ok": 0, "lost": CODES["GPU_IS_LOST"], "reset_required": CODES["RESET_REQUIRED"]}[self.state]
         found = [*super().lines(), f"pci {self.pci_bus_id}", f"state {state}", f"partition {self.partition}"]
-        found += [f"violation {policy} * 0 0 {_number(value)}" for policy, value in self.violations.items()]
-        found += [f"nvlink_state {link} * 0 0 {_number(active)}" for link, active in self.nvlinks.items()]
-        for (link, counter), value in self.nvlink_errors.items():
-            found.append(f"nvlink_error {counter} {link} 0 0 {_number(value)}")
         for mig in self.migs:
             found += [f"mig {mig.uuid} {mig.slot}", *mig.lines(), f"partition {self.partition}"]
         return found
@@ -254,7 +228,6 @@ class Scenario:
         """Text of the scenario file."""
         lines = [
             f"driver {self.driver}",
-            f"nvml {self.cuda[0]}.{self.driver}",
             f"cuda {self.cuda[0] * 1000 + self.cuda[1] * 10}",
             f"init {_code(self.init)}",
             f"broken {_code(self.broken)}",
@@ -299,17 +272,6 @@ class Scenario:
     def release(self) -> None:
         """Remove all hangs."""
         self.faults = [it for it in self.faults if not it.hang]
-
-    def rebase(self) -> None:
-        """Make current values the new base of changing numbers. Call it before rates change."""
-        now = time.time()
-        for unit in [unit for gpu in self.gpus for unit in (gpu, *gpu.migs)]:
-            for name, value in vars(unit).items():
-                if isinstance(value, Rate):
-                    setattr(unit, name, value.after(now - self.start))
-                elif isinstance(value, dict):
-                    value.update({key: it.after(now - self.start) for key, it in value.items() if isinstance(it, Rate)})
-        self.start = now
 
     def xid(
         self, number: int, gpu: Unit, *, gpu_instance: int = NO_INSTANCE, compute_instance: int = NO_INSTANCE

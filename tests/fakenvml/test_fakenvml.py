@@ -4,35 +4,15 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pynvml
 import pytest
 
-from tests.fakenvml import (
-    Fault,
-    Scenario,
-    calls,
-    functions,
-    library,
-    profiles,
-    seconds_inside,
-)
+from tests.fakenvml import Fault, Scenario, calls, functions, library, profiles, seconds_inside
 from tests.fakenvml.client import StartClient
-from tests.fakenvml.scenario import CODES
 
 HERE = Path(__file__).parent
-
-
-def test_functions_missing_from_an_old_driver_cannot_be_called(start_client: StartClient) -> None:
-    client = start_client(profiles.old())
-    present = client.ask(f"[name for name in {sorted(functions())} if hasattr(nvml.nvmlLib, name)]")
-    assert present == sorted(functions() - set(profiles.OLD_DRIVER_LACKS))
-    assert client.code("nvml.nvmlDeviceGetComputeRunningProcesses_v3(gpu)") == 13
-    assert client.ask("nvml.nvmlDeviceGetPowerUsage(gpu)") == 241_000
-    found = client.ask("nvml.nvmlDeviceGetFieldValues(gpu, [82, 94, 185])")
-    assert [each["nvmlReturn"] for each in found] == [0, CODES["NOT_SUPPORTED"], CODES["INVALID_ARGUMENT"]]
 
 
 def test_an_unknown_function_cannot_be_left_out() -> None:
@@ -133,13 +113,3 @@ def test_the_binding_calls_every_function_of_the_library() -> None:
         "nvmlDeviceGetGraphicsRunningProcesses",
         "nvmlDeviceGetMPSComputeRunningProcesses",
     }
-
-
-@pytest.mark.parametrize("profile", [profiles.h200, profiles.old, profiles.mig])
-def test_each_profile_can_be_read(profile: Callable[[], Scenario], start_client: StartClient) -> None:
-    scenario = profile()
-    client = start_client(scenario)
-    for number, gpu in enumerate(scenario.gpus):
-        client.ask(f"gpu = nvml.nvmlDeviceGetHandleByIndex({number})")
-        assert client.ask("nvml.nvmlDeviceGetName(gpu)") == gpu.name
-        assert client.ask("nvml.nvmlDeviceGetMemoryInfo(gpu)")["total"] == gpu.memory_total

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Any
 
-from exporter.gpus.nvidia.calls import NvmlLibrary
 from exporter.gpus.nvidia.reader import NvmlReader
 
 PAUSE_S = 0.02
@@ -32,13 +31,10 @@ def timed(function: Callable[..., Any], name: str) -> Callable[..., Any]:
 
 def watch_calls() -> None:
     """Time each function of the library."""
-    find = NvmlLibrary.function
+    import pynvml
 
-    def function(library: NvmlLibrary, name: str) -> Callable[..., int] | None:
-        found = find(library, name)
-        return None if found is None else timed(found, name)
-
-    setattr(NvmlLibrary, "function", function)  # noqa: B010 - mypy does not see that it becomes a method
+    find = pynvml._nvmlGetFunctionPointer
+    pynvml._nvmlGetFunctionPointer = lambda name: timed(find(name), name)
 
 
 def measure(uuid: str, rounds: int) -> dict[str, list[float]]:

@@ -124,32 +124,6 @@ def cgroups(prefix: str) -> list[Path]:
 
 @pytest.mark.slurm
 class TestFourNodes:
-    def test_all_nodes_are_idle(self, cluster: Cluster) -> None:
-        assert cluster.node_states() == {f"{PREFIX}{i}": "idle" for i in (1, 2, 3, 4)}
-
-    def test_a_job_of_an_ordinary_user_completes_on_four_nodes(self, cluster: Cluster) -> None:
-        out = Path(cluster.run(["sh", "-c", "echo $HOME"], check=True).stdout.strip()) / "four-nodes.out"
-        command = 'echo "$(hostname) $(id -un) $CUDA_VISIBLE_DEVICES"'
-        job = submit(
-            cluster,
-            f"srun sh -c '{command}'",
-            "--nodes=4",
-            "--ntasks-per-node=1",
-            "--gpus-per-node=2",
-            f"--output={out}",
-        )
-        assert cluster.wait_for_job(job, 60) == "COMPLETED"
-        seen = sorted(out.read_text().splitlines())
-        out.unlink()
-        assert seen == [f"{PREFIX}{i} {cluster.user} 0,1" for i in (1, 2, 3, 4)]
-        # accounting rows of a job and its steps arrive one by one
-        expected = {"JobID": str(job), "State": "COMPLETED", "NNodes": "4"}
-        cluster.wait_for(
-            lambda: expected in cluster.sacct(job, "JobID", "State", "NNodes"),
-            30,
-            f"job {job} to be COMPLETED on 4 nodes in the accounting",
-        )
-
     def test_programs_come_from_another_tree_and_users_and_files_from_this_machine(
         self, cluster: Cluster, folder: Path
     ) -> None:
@@ -161,30 +135,6 @@ class TestFourNodes:
         assert in_root == [release.read_text().strip(), str(user.pw_uid), "ours", user.pw_dir, user.pw_dir]
         on_machine = cluster.run(commands, check=True, in_root=False).stdout.splitlines()
         assert on_machine == [Path("/etc/debian_version").read_text().strip(), *in_root[1:]]
-
-    def test_a_step_over_its_memory_limit_is_out_of_memory(self, cluster: Cluster) -> None:
-        if not cluster.enforces_memory:
-            pytest.skip("no memory controller that Slurm could use here")
-        uses_memory = "/usr/bin/python3 -c 'bytearray(400 << 20)'"
-        job = submit(cluster, f"srun --mem=50 {uses_memory}", "--mem=100")
-        assert cluster.wait_for_job(job, 60) == "FAILED"
-        states = cluster.wait_for(
-            lambda: [r["State"] for r in cluster.sacct(job) if r["JobID"] == f"{job}.0" and r["State"] != "RUNNING"],
-            30,
-            f"the end of step {job}.0 in the accounting",
-        )
-        assert states == ["OUT_OF_MEMORY"]
-
-    @pytest.mark.parametrize(("partition", "state"), [("scavenge", "PREEMPTED"), ("scavenge-requeue", "PENDING")])
-    def test_a_job_of_higher_priority_preempts_another(self, cluster: Cluster, partition: str, state: str) -> None:
-        whole = ("--nodes=4", "--exclusive")
-        job = submit(cluster, "sleep 1234", f"--partition={partition}", *whole)
-        cluster.wait_for_job(job, 60, {"RUNNING"})
-        first = submit(cluster, "true", *whole)
-        assert cluster.wait_for_job(job, 90, {state}) == state
-        assert cluster.wait_for_job(first, 90) == "COMPLETED"
-        cluster.run(["scancel", str(job)], check=True)
-        cluster.wait_for_job(job, 90)
 
     def test_processes_of_a_job_are_listed_until_it_is_cancelled(self, cluster: Cluster) -> None:
         assert [cluster.node_processes(node) for node in cluster.node_names] == [[], [], [], []]
@@ -247,24 +197,6 @@ class TestFourNodes:
         second.down()
         assert len(cluster.node_states()) == 4
 
-    @pytest.mark.prometheus
-    def test_an_exporter_on_a_node_is_scraped_and_a_rule_fires(self, cluster: Cluster, folder: Path) -> None:
-        if reason := prometheus_unavailable():
-            pytest.skip(reason)
-        node = cluster.node_names[1]
-        value = folder / "value"
-        value.write_text("1")
-        (folder / "demo.yml").write_text(RULES)
-        exporter = cluster.popen(["/usr/bin/python3", "-c", EXPORTER, "9700", value], node=node)
-        try:
-            with Stack(folder / "stack", cluster, rules=[folder / "*.yml"]) as stack:
-                assert_scraped_and_fired(stack, f"{node}:9700", value)
-                with pytest.raises(StackError, match="another host"):
-                    Stack(stack.directory).down()
-                assert stack.query("up") != []
-        finally:
-            cluster.kill(exporter)
-
     def test_nothing_is_left_after_down(self, cluster: Cluster) -> None:
         submit(cluster, "srun sleep 1000", "--nodes=4")
         cluster.wait_for(lambda: cluster.node_processes(cluster.node_names[0]), 60, "the job to run")
@@ -280,18 +212,6 @@ class TestFourNodes:
         assert [line for line in more if str(cluster.directory) in line or PREFIX in line] == []
         assert not cluster.is_up()
         cluster.down()
-
-
-@pytest.mark.slurm
-def test_two_nodes_start_without_accounting(folder: Path) -> None:
-    if reason := slurm_unavailable(accounting=False):
-        pytest.skip(reason)
-    with Cluster(folder, nodes=2, accounting=False, prefix=PREFIX) as cluster:
-        hosts = cluster.run(["srun", "-N2", "hostname"], check=True).stdout.split()
-        assert sorted(hosts) == list(cluster.node_names)
-        job = submit(cluster, "true")
-        assert cluster.wait_for_job(job, 60) == "COMPLETED"
-    assert cgroups(PREFIX) == []
 
 
 @pytest.mark.slurm

@@ -8,18 +8,22 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
+
+import pytest
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published, Publisher
+from exporter.collecting.saved_state import state_fields
 from exporter.contract import run_files
 from exporter.contract.clock import Clock
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
+from exporter.contract.records import from_json
 from exporter.gpus.records import JobGpus
 from exporter.sidecar import background_reads
 from exporter.sidecar.collectors import Register
@@ -27,12 +31,21 @@ from exporter.sidecar.sidecar import Sidecar
 from tests.realstack.waiting import wait_for
 
 T = TypeVar("T")
-
 NODE = "node01"
 NOBODY = 65534
 SOON_S = (
     30.0  # bounds actions that wait for nothing, on a busy machine; actions that wait for a hang take twice as long
 )
+
+
+def saved_text(state: object) -> str:
+    """A state as a sidecar saves it."""
+    return json.dumps(state, default=state_fields)
+
+
+def saved_and_read(kind: type[T], state: T) -> T:
+    """A state as the next sidecar reads it."""
+    return from_json(kind, json.loads(saved_text(state)), "state")
 
 
 class FakeClock:
@@ -139,6 +152,52 @@ def samples_of(page: str, family: Family) -> dict[str, float]:
         if name == family.full_name and not line.startswith("#"):
             found[labels.removesuffix("}")] = float(value)
     return found
+
+
+class Listing:
+    """Entries of a directory, as ``os.scandir`` returns them."""
+
+    def __init__(self, entries: Iterable[Any]) -> None:
+        self._entries = iter(entries)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._entries
+
+    def __next__(self) -> Any:
+        return next(self._entries)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Do nothing: all entries have been read."""
+
+
+def change_listings(monkeypatch: pytest.MonkeyPatch, change: Callable[[list[Any]], Iterable[Any]]) -> None:
+    """Let ``os.scandir`` return what ``change`` makes of the entries of a directory."""
+    scandir = os.scandir
+
+    def changed(place: Any) -> Listing:
+        with scandir(place) as entries:
+            return Listing(change(list(entries)))
+
+    monkeypatch.setattr(os, "scandir", changed)
+
+
+def read_line(process: "subprocess.Popen[str]") -> str:
+    """The next line that a program prints."""
+    assert process.stdout is not None
+    return process.stdout.readline()
+
+
+def send_line(process: "subprocess.Popen[str]") -> None:
+    """Send an empty line to a program."""
+    assert process.stdin is not None
+    process.stdin.write("\n")
+    process.stdin.flush()
 
 
 def open_files(place: str) -> list[str]:

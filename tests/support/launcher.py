@@ -15,7 +15,8 @@ import yaml
 
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.plan.plan import Plan, RunFacts
-from launcher.planner.planner import make_plan
+from launcher.planner.planner import Invocation, make_plan
+from launcher.run.before.readiness import JobReadiness, RuleReadiness
 from launcher.rundir import rundir
 from launcher.steps.batch_script import render_sbatch
 
@@ -53,6 +54,11 @@ def job_spec(**over: Any) -> JobSpec:
     return JobSpec.model_validate({"name": "job", "workers": [{"command": "true"}], **over})
 
 
+def invocation_in(folder: Path, *, local: bool = False) -> Invocation:
+    """A command in this folder, with fixed values for everything that depends on the machine."""
+    return Invocation(folder, folder, "ana", "20251122_041341", "/opt/gpujob/bin/python3", local)
+
+
 def plan_of(
     spec: JobSpec | None = None,
     cluster: Mapping[str, Any] | None = None,
@@ -65,12 +71,7 @@ def plan_of(
     return make_plan(
         spec or job_spec(),
         ClusterSpec.model_validate(cluster or {}),
-        job_dir=Path(job_dir),
-        workdir=Path(workdir),
-        user="ana",
-        timestamp="20251122_041341",
-        python="/opt/gpujob/bin/python3",
-        local=local,
+        invocation_in(Path(workdir), local=local)._replace(job_dir=Path(job_dir)),
     )
 
 
@@ -79,21 +80,19 @@ def facts_of(plan: Plan, *hosts: str) -> RunFacts:
     return RunFacts("4459", plan.run_dir("4459"), hosts or tuple(f"cn{index:02}" for index in range(plan.nodes)))
 
 
+def job_readiness(*rules: Mapping[str, Any], **over: Any) -> JobReadiness:
+    """Published readiness with these results of rules."""
+    empty = {"subject": "", "kind": "http", "seen": {}, "expected": {}, "before": "", "detail": ""}
+    entries = tuple(RuleReadiness(**{**empty, **rule}) for rule in rules)
+    return JobReadiness(**{**JobReadiness(1, 0, False, None, 60.0, "", {}, {}, entries)._asdict(), **over})
+
+
 def settled_run_dir(
     folder: Path, spec: Mapping[str, Any], *, kill_wait_s: float = 5.0, job_id: str = "local-1"
 ) -> Path:
     """A run directory as ``gpujob run`` creates it, before the job starts."""
-    plan = make_plan(
-        job_spec(**spec),
-        ClusterSpec(),
-        job_dir=folder,
-        workdir=folder,
-        user="ana",
-        timestamp="20251122_041341",
-        python=sys.executable,
-        local=True,
-        kill_wait_s=kill_wait_s,
-    )
+    here = invocation_in(folder, local=True)._replace(python=sys.executable, kill_wait_s=kill_wait_s)
+    plan = make_plan(job_spec(**spec), ClusterSpec(), here)
     return rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
 
 

@@ -16,12 +16,17 @@ from exporter.contract.records import Record
 from exporter.contract.report import Report
 from exporter.contract.status import NodeStatus
 from exporter.contract.view import JobView
+from launcher.scan.records import ScanResults
+from launcher.show.records import PlanRecord, SweepPlanRecord
 
 PUBLISHED: Mapping[str, tuple[type[Record], str]] = {
     "status": (NodeStatus, "`/status` of a sidecar, and `status/{node}.json` in the run directory"),
     "report": (Report, "`gpujob report --json`, and `report.json` in the run directory"),
     "view": (JobView, "`gpujob watch --json`"),
     "events": (LoggedEvent, "each line of `events.jsonl` in the run directory"),
+    "plan": (PlanRecord, "`gpujob plan --json`; with `--explain` there is also `explain`"),
+    "sweep-plan": (SweepPlanRecord, "`gpujob plan --json` of a job file with a sweep"),
+    "scan": (ScanResults, "`gpujob scan --json`"),
 }  # record of each published schema, and the JSON that it describes
 
 Schema = dict[str, typing.Any]

@@ -1,6 +1,5 @@
 """Poll a checkpoint folder: changed entries, the shards that indexes name, and damaged files."""
 
-import fnmatch
 import heapq
 import itertools
 import json
@@ -9,19 +8,29 @@ import re
 import stat
 import time
 from collections.abc import Generator, Iterator
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from exporter.files.formats import CheckUndecided, FileDamaged, FileSource, NotRegularFile, check_file, open_source
+from exporter.contract.status import DamagedFile
+from exporter.files.checkpoints.names import is_text
+from exporter.files.formats import check_file
+from exporter.files.formats.source import (
+    KINDS,
+    OPEN_FLAGS,
+    CheckUndecided,
+    FileDamaged,
+    FileSource,
+    NotRegularFile,
+    open_source,
+)
+from exporter.machine.folders import name_matcher
 
 MOST_LEVELS = 4  # directory levels walked, the checkpoint's own included
 MOST_ENTRIES = 20_000  # entries of one checkpoint, and entries read in one poll
 HOT_S = 120.0  # a directory is walked at each poll until it has been unchanged this long
 REST_RATIO = 20.0  # pause before the next walk or listing, as a multiple of the time that the last one took
 MTIME_LAG_S, RELIST_S = 2.0, 60.0  # coarsest directory mtime, and the longest time until names are read again
-NEWEST_POLLED, OTHERS_POLLED = (
-    16,
-    256,
-)  # settled entries polled each time: this many of the newest, and this many others in turn
+NEWEST_POLLED, OTHERS_POLLED = 16, 256  # settled entries polled each time: of the newest, and of others in turn
 MOST_FOLDERS = 16  # subdirectories of a settled entry whose mtimes are compared
 SETTLED_S = 10.0  # a file is checked once unchanged for this long and over two polls
 RECHECK_S = 10.0  # a file counts as damaged if a second check after this time agrees
@@ -49,12 +58,10 @@ _BINARY = (
     *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".zarr"),
     *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
 )
-_TEXT = (".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err", ".html")
 _MAY_BE_RAW = ".bin"  # numbers without a header; the first may be zeros
 _DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 INDEX, DISTCP_INDEX = ".index.json", ".metadata"
 ZEROS_BYTES = 4096
-KINDS = {stat.S_IFIFO: "FIFO", stat.S_IFSOCK: "socket", stat.S_IFCHR: "device", stat.S_IFBLK: "device"}
 
 
 class CheckpointFile(NamedTuple):
@@ -66,13 +73,9 @@ class CheckpointFile(NamedTuple):
     inode: int
     temporary: bool = False
 
-
-class DamagedFile(NamedTuple):
-    """A file that was found damaged twice."""
-
-    path: str
-    format: str | None
-    reason: str | None
+    def is_unchanged(self, other: "CheckpointFile") -> bool:
+        """Whether it has not been written since. A new inode alone is no change: some file systems invent inodes."""
+        return (self.size, self.mtime, self.temporary) == (other.size, other.mtime, other.temporary)
 
 
 class CheckpointIndex(NamedTuple):
@@ -95,7 +98,7 @@ class CheckpointEntry(NamedTuple):
     indexes: tuple[CheckpointIndex, ...] = ()  # indexes that name shards
     valid: int = 0  # checked files found valid
     checked: int = 0  # files with a final check result
-    damaged: tuple[DamagedFile, ...] = ()  # at most `MOST_DAMAGED`
+    damaged: tuple[DamagedFile, ...] = ()  # files that a second check confirmed, at most `MOST_DAMAGED`
 
 
 class CheckpointReading(NamedTuple):
@@ -136,18 +139,8 @@ def parse_index(text: str | bytes) -> tuple[str, ...] | None:
     return tuple(sorted(names)) if len(names) <= MOST_SHARDS else None
 
 
-def _is_same(old: CheckpointFile, file: CheckpointFile) -> bool:
-    return (old.size, old.mtime, old.temporary) == (file.size, file.mtime, file.temporary)
-
-
 def _is_index(path: str) -> bool:
     return path.endswith((INDEX, f"/{DISTCP_INDEX}"))
-
-
-def _is_side_file(path: str) -> bool:
-    """Whether it is text beside the weights, which may be written to forever."""
-    name = path.lower()
-    return name.endswith(_TEXT) and not name.endswith(INDEX)
 
 
 def _is_erased(source: FileSource) -> bool:
@@ -161,42 +154,34 @@ def _is_erased(source: FileSource) -> bool:
         return False
 
 
+@dataclass(slots=True, eq=False)
 class _EntryWatch:
     """State of one file or directory in the folder."""
 
-    __slots__ = (
-        *(
-            "bare",
-            "changed_at",
-            "checked",
-            "damaged",
-            "is_directory",
-            "suspected",
-            "entry",
-            "folders",
-            "indexes",
-            "inode",
-            "last_poll_number",
-            "polls_unchanged",
-        ),
-        *("mtime_ns", "rest_until", "was_seen_changing", "has_dropped_files", "temporary"),
-    )
+    bare: str
+    temporary: bool
+    is_directory: bool
+    inode: int
+    changed_at: float  # last change seen; on the first poll, the time of the last write
+    polls_unchanged: int = 0  # polls since then
+    last_poll_number: int = 0  # number of the last poll that read it
+    was_seen_changing: bool = False  # whether we saw it appear or change
+    mtime_ns: int = 0
+    entry: CheckpointEntry | None = None
+    has_dropped_files: bool = False  # whether its files have been dropped from memory
+    folders: tuple[tuple[str, int], ...] = ()  # its subdirectories with their mtimes
+    rest_until: float = 0.0
+    indexes: dict[str, tuple[str, ...]] = field(init=False)  # shards by index path
+    checked: dict[str, bool] = field(init=False)  # files with a final check result, and whether they are valid
+    suspected: dict[str, float] = field(init=False)  # time of a first check that found damage
+    damaged: dict[str, DamagedFile] = field(init=False)  # files that a second check confirmed
 
-    def __init__(self, bare: str, *, temporary: bool, is_directory: bool, inode: int, now: float) -> None:
-        self.bare, self.temporary, self.is_directory, self.inode = bare, temporary, is_directory, inode
-        self.changed_at = now  # last change seen; on the first poll, the time of the last write
-        self.polls_unchanged = 0  # polls since then
-        self.last_poll_number = 0  # number of the last poll that read it
-        self.was_seen_changing = False  # whether we saw it appear or change
-        self.mtime_ns = 0
-        self.entry: CheckpointEntry | None = None
-        self.has_dropped_files = False  # whether its files have been dropped from memory
-        self.folders: tuple[tuple[str, int], ...] = ()  # its subdirectories with their mtimes
-        self.rest_until = 0.0
-        self.indexes: dict[str, tuple[str, ...]] = EMPTY_DICT  # shards by index path
-        self.checked: dict[str, bool] = EMPTY_DICT  # files with a final check result, and whether they are valid
-        self.suspected: dict[str, float] = EMPTY_DICT  # time of a first check that found damage
-        self.damaged: dict[str, DamagedFile] = EMPTY_DICT  # files that a second check confirmed
+    def __post_init__(self) -> None:
+        self.forget_checks()
+
+    def forget_checks(self) -> None:
+        """Forget what was found in its files."""
+        self.indexes, self.checked, self.suspected, self.damaged = EMPTY_DICT, EMPTY_DICT, EMPTY_DICT, EMPTY_DICT
 
     @property
     def newest_mtime(self) -> float:
@@ -205,15 +190,16 @@ class _EntryWatch:
         return max((file.mtime for file in files), default=self.mtime_ns / 1e9)
 
 
+@dataclass(slots=True, eq=False)
 class _DirectoryWalk:
     """A walk through a directory that may continue over several polls."""
 
-    def __init__(self, name: str, mtime_ns: int) -> None:
-        self.name, self.mtime_ns = name, mtime_ns
-        self.files: list[CheckpointFile] = []
-        self.folders: list[tuple[str, int]] = []
-        self.steps: Generator[None, None, bool] | None = None
-        self.spent_s = 0.0
+    name: str
+    mtime_ns: int
+    files: list[CheckpointFile] = field(default_factory=list)
+    folders: list[tuple[str, int]] = field(default_factory=list)
+    steps: Generator[None, None, bool] | None = None
+    spent_s: float = 0.0
 
 
 class CheckpointWatch:
@@ -226,8 +212,7 @@ class CheckpointWatch:
     def __init__(self, directory: str, pattern: str, since: float | None = None, *, verify: bool = True) -> None:
         """Check only files written after ``since`` (epoch seconds), and none without ``verify``."""
         self._directory = directory
-        self._matches = re.compile(fnmatch.translate(pattern)).match
-        self._matches_hidden = pattern.startswith(".")
+        self._matches = name_matcher(pattern)
         # whether names may carry temporary marks: not if the pattern itself asks for them
         self._may_have_marks = bare_name(pattern) == pattern
         self._since = since
@@ -303,13 +288,9 @@ class CheckpointWatch:
         return gone
 
     def _is_wanted(self, name: str) -> bool:
-        if (self._matches_hidden or not name.startswith(".")) and self._matches(name):
+        if self._matches(name):
             return True
-        return (
-            self._may_have_marks
-            and _TEMPORARY_MARK.search(name) is not None
-            and self._matches(bare_name(name)) is not None
-        )
+        return self._may_have_marks and _TEMPORARY_MARK.search(name) is not None and self._matches(bare_name(name))
 
     def _keep_only(self, names: set[str]) -> bool:
         self._retired &= names
@@ -368,7 +349,7 @@ class CheckpointWatch:
         came = unit is None
         if unit is None or unit.is_directory != directory:
             bare = bare_name(name) if self._may_have_marks else name
-            unit = _EntryWatch(bare, temporary=bare != name, is_directory=directory, inode=facts.st_ino, now=now)
+            unit = _EntryWatch(bare, bare != name, directory, facts.st_ino, now)
             self._entry_watches[name] = unit
         unit.last_poll_number = self._poll_number
         if directory:
@@ -386,8 +367,7 @@ class CheckpointWatch:
         """Update an entry with its current files."""
         before = watch.entry
         known = {file.path: file for file in before.files} if before is not None else {}
-        # a new inode alone is no change: some file systems invent inodes
-        files = tuple(old if (old := known.get(file.path)) and _is_same(old, file) else file for file in files)
+        files = tuple(old if (old := known.get(file.path)) and file.is_unchanged(old) else file for file in files)
         watch.polls_unchanged += 1
         if (
             before is not None
@@ -523,12 +503,7 @@ class CheckpointWatch:
             for unit in sorted(held, key=lambda unit: unit.newest_mtime)[:-MOST_HELD]:
                 if unit.entry is not None:
                     unit.entry, unit.has_dropped_files = unit.entry._replace(files=(), indexes=()), True
-                    unit.indexes, unit.checked, unit.suspected, unit.damaged = (
-                        EMPTY_DICT,
-                        EMPTY_DICT,
-                        EMPTY_DICT,
-                        EMPTY_DICT,
-                    )
+                    unit.forget_checks()
 
     # Validity
 
@@ -565,7 +540,7 @@ class CheckpointWatch:
         """Check one file; damage counts only when a second check confirms it."""
         state, known_format, reason = "unknown", None, None
         try:
-            if not (watch.is_directory and _is_side_file(file.path)):
+            if not (watch.is_directory and is_text(file.path)):  # text beside the weights may be written to forever
                 with open_source(self._directory, file.path) as source:
                     state, known_format, reason, _ = check_file(source)
                     if state == "unknown" and _is_erased(source):
@@ -578,7 +553,7 @@ class CheckpointWatch:
             if file.path not in watch.suspected:
                 watch.suspected = {**watch.suspected, file.path: now}
                 return
-            watch.damaged = {**watch.damaged, file.path: DamagedFile(file.path, known_format, reason)}
+            watch.damaged = {**watch.damaged, file.path: DamagedFile(file.path, known_format, reason or "")}
         if watch.suspected:
             watch.suspected.pop(file.path, None)
         if watch.checked is EMPTY_DICT:
@@ -590,9 +565,7 @@ class CheckpointWatch:
         if file.size > MOST_INDEX_BYTES:
             return ()
         try:
-            fd = os.open(
-                os.path.join(self._directory, file.path), os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC
-            )
+            fd = os.open(os.path.join(self._directory, file.path), OPEN_FLAGS)
             with open(fd, "rb") as source:
                 text = source.read(MOST_INDEX_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
         except OSError:

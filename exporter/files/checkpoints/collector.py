@@ -11,7 +11,9 @@ from exporter.collecting.published import Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files, status
 from exporter.contract.events import Event
+from exporter.contract.records import RecordError
 from exporter.files.checkpoints.checkpoints_reader import CLOCK_SLACK_S, CheckpointReading, CheckpointWatch
+from exporter.files.checkpoints.history import SavedCheckpoints
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.checkpoints.tracker import CheckpointEvent, CheckpointTracker
 from exporter.files.formats.source import printable
@@ -84,12 +86,12 @@ class CheckpointsCollector:
             context.identity.attempt,
         )
         self._restored = False
-        self._saved_state = self._tracker.state()  # state saved for the next sidecar
+        self._saved_state = self._tracker.history.state().to_json()  # state saved for the next sidecar
         self._saved_at: float | None = None  # when it was last saved
         self._save_problem: str | None = None  # why the last save failed
         self._state_file = manifest.run_dir / run_files.STATE_FILE
         self._workers_dir = manifest.run_dir / run_files.WORKERS_DIR
-        self._handle: WatchHandle | None = None
+        self._handle: WatchHandle[CheckpointReading] | None = None
         for group in manifest.groups:
             if group.name == CHECKPOINT and group.pattern is not None:
                 make = partial(
@@ -125,14 +127,14 @@ class CheckpointsCollector:
             return None
         self._restore()
         now = self._clock.time()
-        found = self._tracker
+        found, history = self._tracker, self._tracker.history
         ended = (run_files.read_json(self._state_file) or {}).get("workers_ended") is True
         last_worker_change = self._last_worker_change()
         for _ in range(MOST_POLLS):
             wait_s = POLL_WAIT_S if self._handle.responding else 0.0
             self._handle.request(now)
             try:
-                reading: CheckpointReading = self._handle.result(wait_s)
+                reading = self._handle.result(wait_s)
             except WatchHanging:
                 return (
                     CheckpointsSnapshot(responding=False, events=tuple(self._events)) if self._is_first_node else None
@@ -146,18 +148,18 @@ class CheckpointsCollector:
             self._events.extend(_event(one, now) for one in events)
             if not reading.has_unread_names:
                 break
-        self._times.publish(found.save_times)
+        self._times.publish(history.save_times)
         self._save()
         if not self._is_first_node:
             return None
         return CheckpointsSnapshot(
-            total=found.total,
+            total=history.total,
             writing=found.writing,
             last=found.last,
             last_complete=found.last_complete,
-            interval_s=found.interval_s,
-            interval_steps=found.interval_steps,
-            next_expected=found.next_expected,
+            interval_s=history.interval_s,
+            interval_steps=history.interval_steps,
+            next_expected=history.next_expected,
             passed_over=reading.passed_over,
             events=tuple(self._events),
         )
@@ -171,18 +173,19 @@ class CheckpointsCollector:
         if state is None:
             return
         try:
-            self._tracker.restore(state)
-        except ValueError as error:
+            saved = SavedCheckpoints.from_json(state)
+        except RecordError as error:
             log.warning("the saved state of checkpoints is not used, existing checkpoints are counted again: %s", error)
         else:
-            self._saved_state = self._tracker.state()
+            self._tracker.history.restore(saved)
+            self._saved_state = saved.to_json()
 
     def _save(self) -> None:
         """Save the count for the next sidecar of this node."""
         now = self._clock.monotonic()
         if self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S:
             return
-        state = self._tracker.state()
+        state = self._tracker.history.state().to_json()
         if state == self._saved_state:
             return
         self._saved_at = now
@@ -202,12 +205,12 @@ class CheckpointsCollector:
         if settled is not None and settled.state == "writing":
             settled = last
         out.add(TOTAL, snapshot.total)
-        out.add(WRITING, int(snapshot.writing))
+        out.add(WRITING, snapshot.writing)
         out.add(INTERVAL, snapshot.interval_s)
         if last is not None:
             out.add(LAST, last.end)
             out.add(LAST_BYTES, last.bytes)
-            out.add(VALID, None if last.valid is None else int(last.valid))
+            out.add(VALID, last.valid)
         if settled is not None:
             out.add(MISSING, settled.missing_count)
 

@@ -5,8 +5,9 @@ import math
 import statistics
 from collections import deque
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from exporter.contract.records import Record
 from exporter.files.checkpoints.sets import Checkpoint, CheckpointSet
 
 LEARN_FROM = 3  # checkpoints needed to learn the interval, the usual size and the usual shards
@@ -26,6 +27,15 @@ class _PastCheckpoint(NamedTuple):
     bytes: int
     seconds: float
     shapes: frozenset[str]  # of its shards and markers
+
+
+class SavedCheckpoints(Record):
+    """What the next sidecar continues from."""
+
+    total: int
+    beats: tuple[float, ...]  # end times
+    counted: Mapping[str, float]  # ends by key
+    real: bool
 
 
 class CheckpointHistory:
@@ -78,27 +88,17 @@ class CheckpointHistory:
         """End times of recent checkpoints, in order. Ranks that save at different times share one."""
         return tuple(self._end_times)
 
-    def state(self) -> dict[str, Any]:
-        """Return the state to restore later, for JSON."""
-        return {
-            "total": self.total,
-            "beats": list(self._end_times),
-            "counted": dict(self._counted),
-            "real": self.has_real_checkpoints,
-        }
+    def state(self) -> SavedCheckpoints:
+        """Return the state to restore later."""
+        return SavedCheckpoints(
+            total=self.total, beats=tuple(self._end_times), counted=dict(self._counted), real=self.has_real_checkpoints
+        )
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state`` before the first update; raise ValueError if it is malformed."""
-        total, beats, counted, real = (state.get(name) for name in ("total", "beats", "counted", "real"))
-        if not isinstance(total, int) or isinstance(total, bool) or total < 0 or not isinstance(real, bool):
-            raise ValueError("has no number of checkpoints")
-        if not isinstance(beats, list) or not all(map(_is_moment, beats)) or sorted(set(beats)) != beats:
-            raise ValueError("has no times of checkpoints")
-        if not isinstance(counted, dict) or not all(map(_is_moment, counted.values())):
-            raise ValueError("has no names of checkpoints")
-        self.total, self.has_real_checkpoints = total, real
-        self._end_times.extend(beats)
-        self._counted.update((str(key), float(end)) for key, end in list(counted.items())[-MOST_REMEMBERED:])
+    def restore(self, saved: SavedCheckpoints) -> None:
+        """Restore the result of ``state`` before the first update."""
+        self.total, self.has_real_checkpoints = saved.total, saved.real
+        self._end_times.extend(saved.beats)
+        self._counted.update(saved.counted)
 
     def discard_text_files(self) -> None:
         """Discard notes counted so far: the first real checkpoint shows that they were none."""
@@ -213,7 +213,3 @@ class CheckpointHistory:
             return False
         _, key, shapes = self._latest_by_shape[shape]
         return key != found.key and not found.shapes <= shapes
-
-
-def _is_moment(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

@@ -3,8 +3,9 @@
 import itertools
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol
+from typing import Literal, NamedTuple
 
+from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointFile, CheckpointIndex
 from exporter.files.checkpoints.names import (
     CheckpointName,
     is_marker,
@@ -19,96 +20,6 @@ State = Literal["writing", "complete", "incomplete", "invalid"]
 
 ALIAS_S = 60.0  # `last.ckpt` written within this time of another checkpoint is the same one
 MARKER_TOLERANCE_S = 1.0  # a file may be this much younger than the marker of its checkpoint
-
-
-class FileView(Protocol):
-    """One file; times in epoch seconds."""
-
-    @property
-    def path(self) -> str:
-        """Relative to the checkpoint folder."""
-        ...
-
-    @property
-    def size(self) -> int: ...
-
-    @property
-    def mtime(self) -> float: ...
-
-    @property
-    def inode(self) -> int: ...
-
-    @property
-    def temporary(self) -> bool: ...
-
-
-class DamageView(Protocol):
-    """A file that is damaged."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def reason(self) -> str | None: ...
-
-
-class IndexView(Protocol):
-    """An index of shards; paths are relative to the checkpoint folder."""
-
-    @property
-    def path(self) -> str: ...
-
-    @property
-    def shards(self) -> Sequence[str]:
-        """Paths that it names."""
-        ...
-
-
-class EntryView(Protocol):
-    """One file or directory of the checkpoint folder, with the files in it."""
-
-    @property
-    def name(self) -> str: ...
-
-    @property
-    def bare(self) -> str:
-        """Name without the marks of a temporary file."""
-        ...
-
-    @property
-    def temporary(self) -> bool: ...
-
-    @property
-    def is_directory(self) -> bool: ...
-
-    @property
-    def inode(self) -> int: ...
-
-    @property
-    def files(self) -> Sequence[FileView]:
-        """A file itself, or the files in a directory."""
-        ...
-
-    @property
-    def is_fully_read(self) -> bool:
-        """Whether all of its files could be read."""
-        ...
-
-    @property
-    def indexes(self) -> Sequence[IndexView]: ...
-
-    @property
-    def valid(self) -> int:
-        """Number of checked files found valid."""
-        ...
-
-    @property
-    def checked(self) -> int:
-        """Number of files with a final check result; damage must be found twice."""
-        ...
-
-    @property
-    def damaged(self) -> Sequence[DamageView]: ...
 
 
 class Checkpoint(NamedTuple):
@@ -134,12 +45,12 @@ class Checkpoint(NamedTuple):
 class CheckpointSetEntry(NamedTuple):
     """One entry of a set as last seen."""
 
-    view: EntryView
+    view: CheckpointEntry
     name: CheckpointName
     has_dropped_files: bool = False  # whether its files have been dropped from memory
 
     @property
-    def files(self) -> Sequence[FileView]:
+    def files(self) -> Sequence[CheckpointFile]:
         return () if self.has_dropped_files else [file for file in self.view.files if not file.temporary]
 
     @property
@@ -167,7 +78,7 @@ class CheckpointSet:
     changed_at: float  # last change of any entry
     was_watched: bool  # whether we saw its writing, not just its end
     entries: dict[str, CheckpointSetEntry] = field(default_factory=dict)
-    temporary: dict[str, EntryView] = field(default_factory=dict)
+    temporary: dict[str, CheckpointEntry] = field(default_factory=dict)
     temporary_changed_at: float = 0.0
     temporary_inodes: set[int] = field(default_factory=set)  # of entries seen under temporary names
     renamed: set[str] = field(default_factory=set)  # final names of such entries
@@ -182,7 +93,7 @@ class CheckpointSet:
     is_text_only: bool = False
     _facts: _NameFacts | None = None
 
-    def files(self) -> list[FileView]:
+    def files(self) -> list[CheckpointFile]:
         """Return all of its files under their final names."""
         return [file for entry in self.entries.values() for file in entry.files]
 
@@ -253,7 +164,7 @@ class CheckpointSet:
         return self._facts
 
 
-def _is_index_current(index: IndexView, paths: Collection[str]) -> bool:
+def _is_index_current(index: CheckpointIndex, paths: Collection[str]) -> bool:
     """Whether an index describes these files, rather than being left over from other weights."""
     if any(path in paths for path in index.shards):
         return True
@@ -261,7 +172,7 @@ def _is_index_current(index: IndexView, paths: Collection[str]) -> bool:
     return not any(path.rpartition("/")[0] == folder and is_weights(path) for path in paths)
 
 
-def _file_shape(file: FileView, entry: CheckpointSetEntry) -> str | None:
+def _file_shape(file: CheckpointFile, entry: CheckpointSetEntry) -> str | None:
     """Shape of a shard or marker, with a leading slash inside a directory; None for other files."""
     if not entry.view.is_directory:
         return name_shape(file.path, entry.name) if entry.name.marker or is_sharded(file.path) else None
@@ -269,7 +180,7 @@ def _file_shape(file: FileView, entry: CheckpointSetEntry) -> str | None:
     return f"/{name_shape(inner, entry.name)}" if is_marker(inner) or is_sharded(inner) else None
 
 
-def is_being_written(found: CheckpointSet, before: CheckpointSetEntry | None, entry: EntryView) -> bool:
+def is_being_written(found: CheckpointSet, before: CheckpointSetEntry | None, entry: CheckpointEntry) -> bool:
     """Whether any file of the entry was written since last seen; removals do not count.
 
     Sets ``shrunk`` if a file became shorter or was replaced.
@@ -281,14 +192,14 @@ def is_being_written(found: CheckpointSet, before: CheckpointSetEntry | None, en
     written = False
     for file in entry.files:
         old = known.get(file.path)
-        if old is None or (old.size, old.mtime, old.temporary) != (file.size, file.mtime, file.temporary):
+        if old is None or not file.is_unchanged(old):
             written = True
             if old is not None and (file.size < old.size or file.inode != old.inode):
                 found.shrunk = True
     return written
 
 
-def is_only_extended(before: Checkpoint, files: Sequence[FileView], found: CheckpointSet) -> bool:
+def is_only_extended(before: Checkpoint, files: Sequence[CheckpointFile], found: CheckpointSet) -> bool:
     """Whether a complete checkpoint only gained data: its files grew, or most of its bytes are unchanged.
 
     A checkpoint that overwrites the last one may grow too, but not soon after it.
@@ -304,7 +215,7 @@ def is_only_extended(before: Checkpoint, files: Sequence[FileView], found: Check
     return 2 * sum(file.size for file in files if file.mtime <= before.end) >= max(before.bytes, 1)
 
 
-def seconds_written(found: CheckpointSet, files: Sequence[FileView]) -> float | None:
+def seconds_written(found: CheckpointSet, files: Sequence[CheckpointFile]) -> float | None:
     """Seconds that writing took: by file times or by what we saw, whichever is longer. None if unknown."""
     since = found.last_complete.end if found.last_complete is not None else None
     times = [file.mtime for file in files if since is None or file.mtime > since]

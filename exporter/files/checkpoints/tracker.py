@@ -1,9 +1,10 @@
 """State of checkpoints, from their files: writing, complete, incomplete or damaged."""
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Collection, Iterable, Sequence
+from typing import Literal, NamedTuple
 
+from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry
 from exporter.files.checkpoints.history import MOST_REMEMBERED, CheckpointHistory
 from exporter.files.checkpoints.names import common_name, is_text, name_shape, parse_name
 from exporter.files.checkpoints.sets import (
@@ -11,7 +12,6 @@ from exporter.files.checkpoints.sets import (
     Checkpoint,
     CheckpointSet,
     CheckpointSetEntry,
-    EntryView,
     State,
     is_alias_of_other,
     is_being_written,
@@ -55,7 +55,7 @@ class CheckpointTracker:
         self.last_complete: Checkpoint | None = None  # newest that was complete, damaged or not
         self.writing = False  # whether a checkpoint is being written
         self._start, self._clock_slack_s = start, clock_slack_s
-        self._history = CheckpointHistory(interval_s)
+        self.history = CheckpointHistory(interval_s)
         self._sets: dict[str, CheckpointSet] = {}
         self._keys_by_name: dict[str, str] = {}
         self._settle_s = SETTLE_S
@@ -68,7 +68,7 @@ class CheckpointTracker:
 
     def update(
         self,
-        entries: Iterable[EntryView],
+        entries: Iterable[CheckpointEntry],
         names: Collection[str] | None,
         now: float,
         wall: float,
@@ -85,7 +85,7 @@ class CheckpointTracker:
         ``last_worker_change`` is the last start or end of a worker, by the clock of the files: names with ranks are not
         compared across it.
         """
-        self._history.last_worker_change = last_worker_change
+        self.history.last_worker_change = last_worker_change
         first, self._now, self._ended = self._is_first_update, now, workers_ended
         taken = {key for entry in entries if (key := self._add_entry(entry, now, wall)) is not None}
         if first and has_unread_names:
@@ -94,7 +94,7 @@ class CheckpointTracker:
         happened: list[CheckpointEvent] = []
         waiting = sorted((found for found in self._sets.values() if found.pending), key=lambda found: found.end)
         for found in waiting:
-            self._history.record_latest(found)
+            self.history.record_latest(found)
         there = names if names is None or isinstance(names, (set, frozenset)) else set(names)
         for name in [name for name in self._keys_by_name if there is not None and name not in there]:
             self._handle_removed(name, happened)
@@ -114,42 +114,9 @@ class CheckpointTracker:
         )
         return [] if first else happened
 
-    @property
-    def total(self) -> int:
-        """Checkpoints written; never falls."""
-        return self._history.total
-
-    @property
-    def interval_s(self) -> float | None:
-        """Seconds between checkpoints: as given, or the recent median. None with fewer than three."""
-        return self._history.interval_s
-
-    @property
-    def interval_steps(self) -> float | None:
-        """Median steps between recent checkpoints; None with fewer than three known steps."""
-        return self._history.interval_steps
-
-    @property
-    def next_expected(self) -> float | None:
-        """When the next checkpoint is due, in the past if it is late; None if the interval is unknown."""
-        return self._history.next_expected
-
-    @property
-    def save_times(self) -> tuple[float, ...]:
-        """End times of recent checkpoints, in order. Ranks that save at different times share one."""
-        return self._history.save_times
-
-    def state(self) -> dict[str, Any]:
-        """Return the state to restore later, for JSON."""
-        return self._history.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        """Restore the result of ``state`` before the first update; raise ValueError if it is malformed."""
-        self._history.restore(state)
-
     # Entries
 
-    def _add_entry(self, entry: EntryView, now: float, wall: float) -> str | None:
+    def _add_entry(self, entry: CheckpointEntry, now: float, wall: float) -> str | None:
         """Record one entry; return the key of its checkpoint, or None if it belongs to none."""
         name = parse_name(entry.bare, entry.is_directory)
         if name is None:
@@ -173,7 +140,7 @@ class CheckpointTracker:
                 and all(is_text(file.path) for file in entry.files)
                 and (not found.has_data or found.is_text_only)
             )
-            if not found.is_text_only and not self._history.has_real_checkpoints:
+            if not found.is_text_only and not self.history.has_real_checkpoints:
                 self._discard_text_files()
         if entry.temporary:
             if found.temporary.get(entry.name) != entry:
@@ -209,13 +176,13 @@ class CheckpointTracker:
 
     def _discard_text_files(self) -> None:
         """Discard notes counted so far: the first real checkpoint shows that they were none."""
-        self._history.discard_text_files()
+        self.history.discard_text_files()
         self._suspected.clear()
         self.last = self.last_complete = None
 
     def _is_ignored(self, found: CheckpointSet) -> bool:
         """Whether it is a text beside real checkpoints."""
-        return found.is_text_only and self._history.has_real_checkpoints
+        return found.is_text_only and self.history.has_real_checkpoints
 
     def _handle_removed(self, name: str, events: list[CheckpointEvent]) -> None:
         """Handle an entry that is gone: removed to keep only the last few, or renamed."""
@@ -265,7 +232,7 @@ class CheckpointTracker:
         if (
             self._ended
             or not found.temporary
-            or now - found.temporary_changed_at > max(ABANDONED_S, WAIT_RATIO * self._history.longest_write_s)
+            or now - found.temporary_changed_at > max(ABANDONED_S, WAIT_RATIO * self.history.longest_write_s)
         ):
             return False
         newest = max((file.mtime for entry in found.temporary.values() for file in entry.files), default=None)
@@ -295,7 +262,7 @@ class CheckpointTracker:
             found.pending = quiet < self._settle_s
             return
         missing = self._missing_files(found)
-        late = self._unusual_shapes(found) and quiet < max(self._settle_s, WAIT_RATIO * self._history.longest_write_s)
+        late = self._unusual_shapes(found) and quiet < max(self._settle_s, WAIT_RATIO * self.history.longest_write_s)
         partial = any(entry.is_partial for entry in found.entries.values()) and quiet < ABANDONED_S
         partial = partial or (self._has_live_temporary(found, now) and not found.is_renamed)
         settled = quiet >= self._settle_s and not late
@@ -303,7 +270,7 @@ class CheckpointTracker:
             if quiet >= ALIAS_S or not may_be_alias_of_other(found, self._sets.values()):
                 self._mark_complete(found, events)
             return
-        if partial or not missing or quiet < max(MISSING_S, self._settle_s, WAIT_RATIO * self._history.longest_write_s):
+        if partial or not missing or quiet < max(MISSING_S, self._settle_s, WAIT_RATIO * self.history.longest_write_s):
             found.state = "writing"
             if not may_be_alias_of_other(found, self._sets.values()):
                 self._publish(found, "writing")
@@ -313,7 +280,7 @@ class CheckpointTracker:
             if "incomplete" not in found.reported and self.last is shown:
                 found.reported.add("incomplete")
                 if not found.shard_gaps:
-                    self._history.record_missing_ranks(found.key, found.shapes)
+                    self.history.record_missing_ranks(found.key, found.shapes)
                 events.append(CheckpointEvent("incomplete", shown))
 
     def _publish(self, found: CheckpointSet, state: State, missing: Sequence[str] = ()) -> Checkpoint:
@@ -340,7 +307,7 @@ class CheckpointTracker:
             missing_count=len(missing),
             valid=valid,
             reason=reason,
-            odd_size=self._history.odd_size(size, found.key, found.shapes) if state != "writing" else None,
+            odd_size=self.history.odd_size(size, found.key, found.shapes) if state != "writing" else None,
             odd=_unusual_text(unusual),
         )
         if self.last is None or shown.end >= self.last.end or self.last.key == shown.key:
@@ -360,12 +327,12 @@ class CheckpointTracker:
         return (*found.shard_gaps, *self._rank_gaps(found))
 
     def _rank_gaps(self, found: CheckpointSet) -> tuple[str, ...]:
-        if not found.rank_gaps or found.is_marked or self._history.omits_on_purpose(found.key, found.shapes):
+        if not found.rank_gaps or found.is_marked or self.history.omits_on_purpose(found.key, found.shapes):
             return ()
         return tuple(
             hole
             for hole in found.rank_gaps
-            if "/" in hole or not self._history.is_saved_separately(name_shape(hole, found.name), found)
+            if "/" in hole or not self.history.is_saved_separately(name_shape(hole, found.name), found)
         )
 
     def _unusual_shapes(self, found: CheckpointSet) -> tuple[str, ...]:
@@ -381,8 +348,8 @@ class CheckpointTracker:
         }
         left = [
             usual
-            for usual in self._history.usual_shapes(found.key) - found.shapes
-            if usual.removeprefix("/") not in gap_shapes and not self._history.is_saved_separately(usual, found)
+            for usual in self.history.usual_shapes(found.key) - found.shapes
+            if usual.removeprefix("/") not in gap_shapes and not self.history.is_saved_separately(usual, found)
         ]
         return tuple(sorted(usual.removeprefix("/") for usual in left))
 
@@ -392,7 +359,7 @@ class CheckpointTracker:
         """Whether it is complete without waiting: renamed into place, marked, or followed by the next."""
         several = len(found.entries) > 1
         if found.is_renamed and (
-            not several or (self._history.usual_shapes(found.key) and not self._unusual_shapes(found))
+            not several or (self.history.usual_shapes(found.key) and not self._unusual_shapes(found))
         ):
             return True
         return found.is_marked or is_superseded(found, self._sets.values())
@@ -410,7 +377,7 @@ class CheckpointTracker:
         found.renamed.clear()
         if self.last_complete is None or shown.end >= self.last_complete.end or self.last_complete.key == shown.key:
             self.last_complete = shown
-        if not self._history.count(shown, shapes, is_addition=goes_on):
+        if not self.history.count(shown, shapes, is_addition=goes_on):
             return
         events.append(CheckpointEvent("saved", shown))
         if shown.odd is not None:
@@ -442,7 +409,7 @@ class CheckpointTracker:
                     return None, None
                 quiet = self._now - found.changed_at
                 if quiet >= max(DAMAGED_S, self._settle_s) or is_superseded(found, self._sets.values()):
-                    return False, f"{bad.path}: {bad.reason}"
+                    return False, f"{bad.file}: {bad.reason}"
                 self._suspected.add(found.key)
                 return None, None
         seen = [entry.view for entry in found.entries.values()]

@@ -83,7 +83,7 @@ class DiskSnapshot:
 class _SpaceGroupWatch:
     """One group with its watch and its forecasts."""
 
-    def __init__(self, name: str, handle: WatchHandle) -> None:
+    def __init__(self, name: str, handle: WatchHandle[SpaceReading]) -> None:
         self.name = name
         self.handle = handle
         self._forecasts = (DiskForecast(), DiskForecast(), DiskForecast())
@@ -112,17 +112,7 @@ class DiskCollector:
     """Space of each path group and of the run directory."""
 
     name = "disk"
-    families = (
-        AVAILABLE,
-        SIZE,
-        INODES_AVAILABLE,
-        INODES,
-        RESPONDING,
-        LOW,
-        FULL,
-        QUOTA_AVAILABLE,
-        QUOTA_LIMIT,
-    )
+    families = (AVAILABLE, SIZE, INODES_AVAILABLE, INODES, RESPONDING, LOW, FULL, QUOTA_AVAILABLE, QUOTA_LIMIT)
 
     def __init__(self, context: CollectorContext) -> None:
         self.interval_s = max(5.0, context.manifest.check_interval_s)
@@ -143,7 +133,7 @@ class DiskCollector:
             self._log_events(group, facts, now)
         return DiskSnapshot(found, tuple(self._events))
 
-    def _facts(self, group: _SpaceGroupWatch, answer: object, now: float) -> GroupSpace:
+    def _facts(self, group: _SpaceGroupWatch, answer: SpaceReading | Exception, now: float) -> GroupSpace:
         mount = group.handle.filesystem
         unseen = GroupSpace(
             group.name, mount=None if mount is None else mount.point, fstype=None if mount is None else mount.fstype
@@ -160,12 +150,8 @@ class DiskCollector:
         group.silent_since = None
         if isinstance(answer, OSError):
             return replace(unseen, responding=True, error=answer.strerror or str(answer))
-        if not isinstance(answer, SpaceReading):
-            raise (
-                answer
-                if isinstance(answer, Exception)
-                else TypeError(f"{group.name}: {answer!r} is not a SpaceReading")
-            )
+        if isinstance(answer, Exception):
+            raise answer
         return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=group.full_at(answer))
 
     def _log_events(self, group: _SpaceGroupWatch, facts: GroupSpace, now: float) -> None:
@@ -205,13 +191,13 @@ class DiskCollector:
     def render(self, snapshot: DiskSnapshot, out: Samples) -> None:
         for facts in snapshot.groups:
             row = out.row(group=facts.group)
-            row.add(RESPONDING, None if facts.responding is None else int(facts.responding))
+            row.add(RESPONDING, facts.responding)
             if facts.space is not None:
                 row.add(AVAILABLE, facts.space.available_bytes)
                 row.add(SIZE, facts.space.size_bytes)
                 row.add(INODES_AVAILABLE, facts.space.inodes_available)
                 row.add(INODES, facts.space.inodes)
-                row.add(LOW, int(bool(facts.low)))
+                row.add(LOW, facts.low)
             row.add(FULL, facts.full_at)
             if facts.quota is not None:
                 row.add(QUOTA_AVAILABLE, facts.quota.available_bytes)

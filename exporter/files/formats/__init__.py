@@ -29,23 +29,9 @@ from exporter.files.formats.source import (
     CheckUndecided,
     FileDamaged,
     FileSource,
-    NotRegularFile,
     ValidFile,
-    open_source,
     printable,
 )
-
-__all__ = [
-    "CheckUndecided",
-    "FileCheck",
-    "FileDamaged",
-    "FileFormat",
-    "FileSource",
-    "NotRegularFile",
-    "ValidFile",
-    "check",
-    "open_source",
-]
 
 
 class FileCheck(NamedTuple):

@@ -9,7 +9,7 @@ flatbuffer with the place of each batch of rows. Before version 0.15, messages b
 import struct
 from typing import NamedTuple
 
-from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
+from exporter.files.formats.source import NO_FOOTER, CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "arrow"
 EXTENSIONS = (".arrow", ".arrows", ".feather")
@@ -100,7 +100,7 @@ def inspect(source: FileSource) -> ValidFile:
     """Validate a file whose batches lie before its footer, or a stream up to its end."""
     if source.head(4) == OLD_FEATHER:
         if source.tail(4) != OLD_FEATHER:
-            raise FileDamaged("has no footer: it was not completely written, or its end is lost")
+            raise FileDamaged(NO_FOOTER)
         raise CheckUndecided("is Feather version 1, which is not checked")
     return _check_file(source) if source.head(len(MAGIC)) == MAGIC else _check_stream(source)
 
@@ -108,7 +108,7 @@ def inspect(source: FileSource) -> ValidFile:
 def _check_file(source: FileSource) -> ValidFile:
     tail = source.tail(4 + len(MAGIC))
     if source.size < FILE_BEGIN + len(tail) or not tail.endswith(MAGIC):
-        raise FileDamaged("has no footer: it was not completely written, or its end is lost")
+        raise FileDamaged(NO_FOOTER)
     length = int.from_bytes(tail[:4], "little", signed=True)
     begin = source.size - len(tail) - length
     if length <= 0 or begin < FILE_BEGIN:
@@ -149,8 +149,7 @@ def _check_stream(source: FileSource) -> ValidFile:
         first = False
         rows += message.rows
         offset = message.end
-        if offset > source.size:
-            raise FileDamaged(f"ends {offset - source.size} bytes before the end of a message")
+        source.require(offset, "a message")
     raise CheckUndecided("ends after a message, without an end-of-stream marker")
 
 
@@ -165,8 +164,7 @@ def _end_stream(source: FileSource, offset: int, rows: int) -> ValidFile:
 
 def read_message(source: FileSource, offset: int) -> ArrowMessage | None:
     """Read the message at this offset; None for the empty one that ends a stream."""
-    left = source.size - offset
-    top = source.read(offset, min(left, PEEK_BYTES))
+    top = source.read(offset, min(source.size - offset, PEEK_BYTES))
     begin = 8 if top[:4] == CONTINUATION else 4
     if len(top) < begin:
         raise FileDamaged("ends within a message")
@@ -175,14 +173,14 @@ def read_message(source: FileSource, offset: int) -> ArrowMessage | None:
         return None
     if length < 0:
         raise FileDamaged("has other data where a message should be")
-    if begin + length > left:
-        raise FileDamaged(f"ends {begin + length - left} bytes before the end of a message")
+    body = offset + begin + length
+    source.require(body, "a message")
     try:
-        return _parse(top[begin : begin + length], offset + begin + length)
+        return _parse(top[begin : begin + length], body)
     except PARSE_ERRORS:
         pass  # the metadata is longer, or damaged
     try:
-        return _parse(source.read(offset + begin, length), offset + begin + length)
+        return _parse(source.read(offset + begin, length), body)
     except PARSE_ERRORS as error:
         raise FileDamaged("has other data where a message should be") from error
 

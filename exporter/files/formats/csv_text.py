@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from exporter.files.formats import record_count
-from exporter.files.formats.json_text import WINDOW_BYTES, refuse_nul
+from exporter.files.formats.json_text import read_ends
 from exporter.files.formats.source import CheckUndecided, FileSource, ValidFile
 
 NAME = "csv"
@@ -57,13 +57,8 @@ def inspect(source: FileSource) -> ValidFile:
 
     A last row without a newline is half-written if it has fewer fields or an open quote.
     """
-    whole = source.size <= 2 * WINDOW_BYTES
-    head = source.head(source.size if whole else WINDOW_BYTES)
-    tail = b"" if whole else source.tail(WINDOW_BYTES)
-    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise CheckUndecided("is UTF-16 text")
-    refuse_nul(head)
-    refuse_nul(tail, " near its end")
+    head, tail = read_ends(source)
+    whole = not tail
     layout = record_count.read_csv_layout(source.head(record_count.TOP_BYTES))
     begin, end = _text(head[layout.begin :]), _text(tail)
     try:

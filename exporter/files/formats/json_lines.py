@@ -3,7 +3,7 @@
 import json
 
 from exporter.files.formats import json_text
-from exporter.files.formats.json_text import BYTE_ORDER_MARK, WHITE_SPACE, WINDOW_BYTES, refuse_nul
+from exporter.files.formats.json_text import BYTE_ORDER_MARK, WHITE_SPACE, read_ends
 from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "jsonl"
@@ -21,17 +21,12 @@ def inspect(source: FileSource) -> ValidFile:
 
     A last line without a newline may be half-written; in any other line that is damage.
     """
-    if source.size <= 2 * WINDOW_BYTES:
-        data = source.head(source.size)
-        _refuse_other_texts(data)
-        *lines, last = data.removeprefix(BYTE_ORDER_MARK).split(b"\n")
-        records = _check(lines, "line {}")
+    head, tail = read_ends(source)
+    *first, last = head.removeprefix(BYTE_ORDER_MARK).split(b"\n")
+    if not tail:
+        records = _check(first, "line {}")
         state = _classify_last_line(last)
         return ValidFile(NAME, records + (state == "whole"), *_unfinished_fields(state))
-    head, tail = source.head(WINDOW_BYTES), source.tail(WINDOW_BYTES)
-    _refuse_other_texts(head)
-    refuse_nul(tail, " near its end")
-    first = head.removeprefix(BYTE_ORDER_MARK).split(b"\n")[:-1]
     _, *lines = tail.split(b"\n")
     if not lines:
         raise CheckUndecided("its last line is longer than the part that was checked")
@@ -40,12 +35,6 @@ def inspect(source: FileSource) -> ValidFile:
     if not records and state != "whole":
         raise CheckUndecided("its lines are longer than the part that was checked")
     return ValidFile(NAME, None, *(_unfinished_fields(state) or (PARTIAL_REASON,)))
-
-
-def _refuse_other_texts(data: bytes) -> None:
-    if data[:2] in (b"\xff\xfe", b"\xfe\xff"):
-        raise CheckUndecided("is UTF-16 text")
-    refuse_nul(data)
 
 
 def _check(lines: list[bytes], place: str) -> int:

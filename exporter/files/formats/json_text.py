@@ -51,6 +51,18 @@ def refuse_nul(data: bytes, where: str = "") -> None:
         raise FileDamaged(f"has {data.count(0)} NUL bytes{where}: what was written there is lost")
 
 
+def read_ends(source: FileSource) -> tuple[bytes, bytes]:
+    """Beginning and end of a text of lines; all of a small one, and nothing."""
+    whole = source.size <= 2 * WINDOW_BYTES
+    head = source.head(source.size if whole else WINDOW_BYTES)
+    tail = b"" if whole else source.tail(WINDOW_BYTES)
+    if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        raise CheckUndecided("is UTF-16 text")
+    refuse_nul(head)
+    refuse_nul(tail, " near its end")
+    return head, tail
+
+
 def parse_json(text: str) -> object:
     """Parse a text; each number becomes the length of its text."""
     try:

@@ -74,8 +74,7 @@ def _check_arrays(source: FileSource) -> ValidFile:
         header = read_array_header(_reader(source, begin), left)
         if header.end is None:
             raise CheckUndecided("contains Python objects of unknown length")
-        if header.end > left:
-            raise FileDamaged(f"ends {header.end - left} bytes before the end of its array")
+        source.require(begin + header.end, "its array")
         records = header.shape[0] if header.shape and not begin else None
         begin += header.end
     return ValidFile(NAME, records)

@@ -7,7 +7,7 @@ a list of fields and a zero byte. Each field is a byte with its type and number 
 
 from collections.abc import Iterator, Mapping
 
-from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
+from exporter.files.formats.source import NO_FOOTER, CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "parquet"
 EXTENSIONS = (".parquet", ".parq", ".pq")
@@ -47,7 +47,7 @@ def inspect(source: FileSource) -> ValidFile:
     tail = source.tail(TAIL_BYTES)
     magic = source.head(4)
     if tail[4:] != magic:
-        raise FileDamaged("has no footer: it was not completely written, or its end is lost")
+        raise FileDamaged(NO_FOOTER)
     if magic == ENCRYPTED_MAGIC:
         raise CheckUndecided("has an encrypted footer")
     length = int.from_bytes(tail[:4], "little")

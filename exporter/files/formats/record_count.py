@@ -8,8 +8,8 @@ import csv
 import io
 import os
 import re
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
 
 MARK_BYTES = 64  # text before the position, kept to notice a rewritten file
 CHUNK_BYTES = 1 << 20  # processed at once
@@ -21,6 +21,15 @@ COLLAPSES = 8  # nesting levels in a JSON array removed at once; deeper ones are
 DELIMITERS = b",;\t|"  # possible delimiters of CSV
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 WHITE_SPACE = b" \t\r\n"
+
+RecordKind = Literal["lines", "table", "array", "rows"]
+EXTENSIONS: Mapping[RecordKind, tuple[str, ...]] = {
+    "lines": (".jsonl", ".ndjson"),
+    "table": (".csv", ".tsv"),
+    "array": (".json",),
+    # headers or footers of these formats hold the number of records
+    "rows": (".parquet", ".arrow", ".feather", ".ipc", ".h5", ".hdf5", ".npy"),
+}
 
 # state in a quoted field: outside, inside, after a quote that closes it unless another follows
 OUTSIDE, INSIDE, CLOSING = range(3)
@@ -48,6 +57,15 @@ _BRACKETS = bytes.maketrans(b"{}", b"[]")
 _NO_STRUCTURE = bytes(code for code in range(256) if code not in b'"[]{},')
 _INNERMOST = re.compile(rb"\[,*\]")
 _RUNS = re.compile(rb"\[+|\]+|,+")
+
+
+def record_kind(name: str) -> RecordKind | None:
+    """How the records of a file are counted, by its name."""
+    name = name.lower()
+    for kind, extensions in EXTENSIONS.items():
+        if name.endswith(extensions):
+            return kind
+    return None
 
 
 def guess_delimiter(first_line: bytes) -> bytes:
@@ -233,18 +251,8 @@ class LineCounter(_GrowingText):
     """
 
     __slots__ = (
-        *(
-            "_line_summary",
-            "_csv",
-            "_delimiter",
-            "_has_header",
-            "_lines",
-            "_hole_end",
-            "_quote",
-            "_top_begin",
-            "_top_known",
-        ),
-        *("_waits_at_holes", "hole"),
+        *("_csv", "_delimiter", "_has_header", "_hole_end", "_line_summary", "_lines", "_quote"),
+        *("_top_begin", "_top_known", "_waits_at_holes", "hole"),
     )
 
     def __init__(self, *, csv: bool = False, waits_at_holes: bool = False) -> None:

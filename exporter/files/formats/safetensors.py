@@ -48,18 +48,15 @@ def inspect(source: FileSource) -> ValidFile:
     begin = LENGTH_BYTES + length
     if length > MOST_HEADER_BYTES:
         raise FileDamaged("begins with an impossible header length")
-    if begin > source.size:
-        raise FileDamaged(f"ends {begin - source.size} bytes before the end of its header")
+    source.require(begin, "its header")
     end = 0
     for tensor in sorted(parse_tensor_header(source.read(LENGTH_BYTES, length))):
         if tensor.begin != end:
             raise FileDamaged(f"its tensor {tensor.name[:80]!r} does not begin where the previous one ends")
         end = tensor.end
-    left = source.size - begin
-    if end > left:
-        raise FileDamaged(f"ends {end - left} bytes before the end of its last tensor")
-    if end < left:
-        raise FileDamaged(f"continues for {left - end} bytes after its last tensor")
+    source.require(begin + end, "its last tensor")
+    if begin + end < source.size:
+        raise FileDamaged(f"continues for {source.size - begin - end} bytes after its last tensor")
     return ValidFile(NAME)
 
 

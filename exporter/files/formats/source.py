@@ -12,15 +12,20 @@ from typing import NamedTuple
 
 MOST_BYTES = 1 << 20  # read of one file in all
 MOST_READS = 4096  # pieces read in all: on a network file system each is slow, however small
+NO_FOOTER = "has no footer: it was not completely written, or its end is lost"
 FIRST_BYTES = 4096  # read at once from the top, which every format examines
 
+# never waits for the other end of a FIFO, and never follows a link
+OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
+
 KINDS = {
-    stat.S_IFDIR: "is a directory",
-    stat.S_IFIFO: "is a FIFO",
-    stat.S_IFSOCK: "is a socket",
-    stat.S_IFCHR: "is a device",
-    stat.S_IFBLK: "is a device",
-}
+    stat.S_IFDIR: "directory",
+    stat.S_IFLNK: "link",
+    stat.S_IFIFO: "FIFO",
+    stat.S_IFSOCK: "socket",
+    stat.S_IFCHR: "device",
+    stat.S_IFBLK: "device",
+}  # files that are not regular, by type
 
 
 class FileDamaged(Exception):
@@ -33,6 +38,16 @@ class CheckUndecided(Exception):
 
 class NotRegularFile(Exception):
     """There is no regular file to read; the text says why: "is a FIFO", "Permission denied"."""
+
+    @property
+    def errno(self) -> int | None:
+        """Error number of the system, if it has refused to open the file."""
+        return self.__cause__.errno if isinstance(self.__cause__, OSError) else None
+
+    @property
+    def is_unreadable(self) -> bool:
+        """Whether there is a file that cannot be read, rather than none or one of another kind."""
+        return self.errno not in (None, errno.ENOENT)
 
 
 class ValidFile(NamedTuple):
@@ -69,6 +84,11 @@ class FileSource:
             raise FileDamaged(f"ends {offset + length - self.size} bytes too early")
         known = self._head[offset : offset + length]
         return known + self._pread(offset + len(known), length - len(known)) if len(known) < length else known
+
+    def require(self, end: int, what: str) -> None:
+        """Raise FileDamaged if the file ends before this position, the end of ``what``."""
+        if end > self.size:
+            raise FileDamaged(f"ends {end - self.size} bytes before the end of {what}")
 
     def head(self, length: int) -> bytes:
         """Return up to this many first bytes, fewer if the file is shorter. They are read only once."""
@@ -107,34 +127,24 @@ def open_source(folder: str | os.PathLike[str], name: str) -> Iterator[FileSourc
     Raises NotRegularFile if it cannot be opened, is of another kind, or resolves to a place outside the folder. Never
     waits for the other end of a FIFO.
     """
-    fd = _open(os.fspath(folder), name)
+    top, fd = os.path.realpath(folder), -1
     try:
+        try:
+            place = os.path.realpath(os.path.join(top, name))
+            if not (place == top or place.startswith(os.path.join(top, ""))):
+                raise NotRegularFile("is outside its folder")
+            _require_regular(os.stat(place, follow_symlinks=False))  # never open a device
+            fd = os.open(place, OPEN_FLAGS)
+            _require_regular(os.fstat(fd))
+        except OSError as error:
+            text = error.strerror or errno.errorcode.get(error.errno or 0, "cannot be read")
+            raise NotRegularFile(text) from error
+        except ValueError as error:
+            raise NotRegularFile("is not a valid file name") from error
         yield FileSource(fd, name)
     finally:
-        os.close(fd)
-
-
-def _open(folder: str, name: str) -> int:
-    try:
-        top = os.path.realpath(folder)
-        place = os.path.realpath(os.path.join(top, name))
-        if not (place == top or place.startswith(os.path.join(top, ""))):
-            raise NotRegularFile("is outside its folder")
-        _require_regular(os.stat(place, follow_symlinks=False))  # never open a device
-        fd = os.open(place, os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY)
-    except OSError as error:
-        raise NotRegularFile(_error_text(error)) from error
-    except ValueError as error:
-        raise NotRegularFile("is not a valid file name") from error
-    try:
-        _require_regular(os.fstat(fd))
-    except OSError as error:
-        os.close(fd)
-        raise NotRegularFile(_error_text(error)) from error
-    except NotRegularFile:
-        os.close(fd)
-        raise
-    return fd
+        if fd >= 0:
+            os.close(fd)
 
 
 def _require_regular(facts: os.stat_result) -> None:
@@ -142,11 +152,7 @@ def _require_regular(facts: os.stat_result) -> None:
     if kind == stat.S_IFLNK:
         raise NotRegularFile("is a circular link")
     if kind != stat.S_IFREG:
-        raise NotRegularFile(KINDS.get(kind, "is not a regular file"))
-
-
-def _error_text(error: OSError) -> str:
-    return error.strerror or errno.errorcode.get(error.errno or 0, "cannot be read")
+        raise NotRegularFile(f"is a {KINDS[kind]}" if kind in KINDS else "is not a regular file")
 
 
 def printable(text: str) -> str:

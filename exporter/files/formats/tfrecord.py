@@ -84,8 +84,7 @@ class RecordWalk:
         if length is None:
             raise FileDamaged(f"the length of record {number} does not match its checksum")
         data, end = self.offset + HEADER_BYTES, self.offset + HEADER_BYTES + length + FOOTER_BYTES
-        if end > source.size:
-            raise FileDamaged(f"ends {end - source.size} bytes before the end of record {number}")
+        source.require(end, f"record {number}")
         self._has_small_records = length < WINDOW_BYTES // 8
         if self._checked + length <= CHECKED_BYTES:
             self._checked += length

@@ -122,8 +122,7 @@ def _object_end(source: FileSource, begin: int) -> int:
         if count != items:
             raise FileDamaged(f"has a storage of {count} items, but its object has one of {items}")
         offset += COUNT_BYTES + count * ITEM_BYTES[kind]
-        if offset > source.size:
-            raise FileDamaged(f"ends {offset - source.size} bytes before the end of a storage")
+        source.require(offset, "a storage")
     return offset
 
 

@@ -72,37 +72,18 @@ class OutputsSnapshot:
     events: tuple[Event, ...] = ()
 
 
-class _WriteStall:
-    """Whether writing has stalled."""
-
-    def __init__(self) -> None:
-        self.stalled = False
-
-    def update(
-        self, last_write: float | None, running_since: float | None, timeout_s: float, now: float
-    ) -> bool | None:
-        """Return whether writing has stalled, or None before the first write.
-
-        ``last_write`` is the last write; ``running_since`` is since when a writer runs.
-        """
-        self.stalled = (
-            last_write is not None and running_since is not None and now - max(last_write, running_since) >= timeout_s
-        )
-        return None if last_write is None else self.stalled
-
-
 class _OutputGroupWatch:
     """State of one group between polls."""
 
-    def __init__(self, group: PathGroup, directory: str, handle: WatchHandle) -> None:
+    def __init__(self, group: PathGroup, directory: str, handle: WatchHandle[OutputReading]) -> None:
         self.group = group
         self.directory = directory
         self.handle = handle
         self.growth = GroupGrowth()
         self.watch_id: int | None = None  # number of the watch that growth and file numbers belong to
         self.facts: OutputGroup | None = None
-        self.write_stall = _WriteStall()
-        self.worker_write_stalls: dict[int, _WriteStall] = {}
+        self.is_stalled = False
+        self.stalled_ranks: set[int] = set()
         self.damaged: set[tuple[str, str]] = set()
         self.has_output = False
         self.last_finished_number = 0
@@ -232,11 +213,17 @@ class OutputsCollector:
         if group.group.name == CHECKPOINT:
             return None
         written = [last for owned in reading.owners.values() if (last := self._last_written(owned)) is not None]
-        before, since = group.write_stall.stalled, min(self._running_since.values(), default=None)
-        stalled = group.write_stall.update(max(written, default=None), since, self._timeout_s, now)
-        if group.write_stall.stalled != before:
-            self._report_stall(group, now, stalled=not before)
+        stalled = self._is_silent(max(written, default=None), min(self._running_since.values(), default=None), now)
+        if bool(stalled) != group.is_stalled:
+            group.is_stalled = bool(stalled)
+            self._report_stall(group, now, stalled=group.is_stalled)
         return stalled
+
+    def _is_silent(self, last_write: float | None, running_since: float | None, now: float) -> bool | None:
+        """Whether a writer that runs has not written for the stall timeout; None before the first write."""
+        if last_write is None:
+            return None
+        return running_since is not None and now - max(last_write, running_since) >= self._timeout_s
 
     def _workers(self, group: _OutputGroupWatch, reading: OutputReading, now: float) -> dict[int, WorkerOutput]:
         """Files of each worker, for its own series."""
@@ -246,12 +233,12 @@ class OutputsCollector:
         for rank, owned in sorted(reading.owners.items()):
             if rank not in self._tasks:
                 continue
-            silence = group.worker_write_stalls.setdefault(rank, _WriteStall())
-            before, since = silence.stalled, self._running_since.get(rank)
             last = self._last_written(owned) if owned.has_sole_writer else None
-            stalled = silence.update(last, since, self._timeout_s, now)
-            if silence.stalled != before and not group.write_stall.stalled:
-                self._report_stall(group, now, stalled=not before, rank=rank)
+            stalled = self._is_silent(last, self._running_since.get(rank), now)
+            if bool(stalled) != (rank in group.stalled_ranks):
+                group.stalled_ranks ^= {rank}
+                if not group.is_stalled:
+                    self._report_stall(group, now, stalled=bool(stalled), rank=rank)
             if owned.files:
                 found[rank] = WorkerOutput(
                     files=owned.files,
@@ -316,15 +303,15 @@ class OutputsCollector:
             row.add(GROWTH, group.growth_bytes_per_second)
             row.add(MTIME, group.mtime)
             row.add(RECORDS, group.records)
-            row.add(VALID, None if group.valid is None else int(group.valid))
+            row.add(VALID, group.valid)
             row.add(INVALID, None if group.valid is None else group.files_invalid)
-            row.add(STALLED, None if group.stalled is None else int(group.stalled))
+            row.add(STALLED, group.stalled)
             for rank, facts in group.workers.items():
                 worker = out.row(**worker_labels(self._tasks[rank]), group=group.group)
                 worker.add(WORKER_BYTES, facts.bytes)
                 worker.add(WORKER_RECORDS, facts.records)
                 worker.add(WORKER_MTIME, facts.mtime)
-                worker.add(WORKER_STALLED, None if facts.stalled is None else int(facts.stalled))
+                worker.add(WORKER_STALLED, facts.stalled)
 
     def describe(self, snapshot: OutputsSnapshot, parts: StatusParts) -> None:
         parts.outputs = snapshot.groups

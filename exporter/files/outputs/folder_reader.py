@@ -4,16 +4,18 @@ Names are read again when the folder changes. Recently written files are read at
 file costs its name and a slot in a few arrays, but no object.
 """
 
-import fnmatch
 import heapq
 import os
-import re
 import stat
 import time
 from array import array
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from itertools import chain, islice
 from typing import NamedTuple
+
+from exporter.files.formats.source import KINDS
+from exporter.machine.folders import name_matcher
 
 MTIME_LAG_S = 2.0  # a folder's mtime may lag this far behind a change, so names are read again after it
 RELIST_S = 60.0  # names are read again after this time anyway: a network file system may report an old mtime
@@ -34,15 +36,6 @@ SKIPPED = -2  # owner of files that do not count
 PASSED_OVER = -3  # owner of matching names that are not regular files
 MOST_PASSED_OVER = 20  # of these, names kept
 
-KINDS = {
-    stat.S_IFDIR: "directory",
-    stat.S_IFLNK: "link",
-    stat.S_IFIFO: "FIFO",
-    stat.S_IFSOCK: "socket",
-    stat.S_IFCHR: "device",
-    stat.S_IFBLK: "device",
-}
-
 
 class FileChange(NamedTuple):
     """A change found in a known file; times in epoch seconds, sizes in bytes."""
@@ -54,30 +47,26 @@ class FileChange(NamedTuple):
     before: tuple[float, int]  # time and size at the previous poll
 
 
+@dataclass(slots=True, eq=False)
 class ActiveFile:
     """A file that is read at every poll."""
 
-    __slots__ = ("number", "poll_number", "since")
-
-    def __init__(self, number: int, since: float, poll_number: int) -> None:
-        self.number = number
-        self.since = since  # when last found changed, or first read
-        self.poll_number = poll_number  # number of that poll
+    number: int
+    since: float  # when last found changed, or first read
+    poll_number: int  # number of that poll
 
 
+@dataclass(slots=True, eq=False)
 class FileTotals:
-    """Totals of one owner's files; born files appeared after the first poll."""
+    """Totals of one owner's files; new files appeared after the first poll."""
 
-    __slots__ = ("bytes", "changed_at", "files", "new_bytes", "new_files", "new_mtime", "newest_mtime")
-
-    def __init__(self) -> None:
-        self.files = 0
-        self.bytes = 0
-        self.newest_mtime: float | None = None  # latest time of any file
-        self.changed_at: float | None = None  # when one was last found new or changed, after the first poll
-        self.new_files = 0
-        self.new_bytes = 0  # their sizes when found
-        self.new_mtime: float | None = None  # latest of their times
+    files: int = 0
+    bytes: int = 0
+    newest_mtime: float | None = None  # latest time of any file
+    changed_at: float | None = None  # when one was last found new or changed, after the first poll
+    new_files: int = 0
+    new_bytes: int = 0  # their sizes when found
+    new_mtime: float | None = None  # latest of their times
 
 
 class FolderListener:
@@ -164,21 +153,20 @@ class NameTable:
             self._put(self._names[slot] or "", slot)
 
 
+@dataclass(slots=True, eq=False)
 class _NameScan:
     """An unfinished pass over the names."""
 
-    __slots__ = ("entries", "key", "new_slots", "order", "position", "replaced", "seen", "started", "took_s")
-
-    def __init__(self, entries: "os._ScandirIterator[str]", known: int, key: tuple[int, int, int], now: float) -> None:
-        self.entries = entries
-        self.seen = bytearray(known)
-        self.order = array("I")  # slots in the order of the names
-        self.position = 0  # position in the order of the previous pass
-        self.new_slots = array("I")  # slots assigned in this pass
-        self.replaced: list[tuple[int, int]] = []  # slots whose names now belong to other files, with the new inodes
-        self.key = key
-        self.started = now
-        self.took_s = 0.0
+    entries: "os._ScandirIterator[str]"
+    seen: bytearray  # by slot
+    key: tuple[int, int, int]
+    started: float
+    order: "array[int]" = field(default_factory=lambda: array("I"))  # slots in the order of the names
+    position: int = 0  # position in the order of the previous pass
+    new_slots: "array[int]" = field(default_factory=lambda: array("I"))  # slots assigned in this pass
+    # slots whose names now belong to other files, with the new inodes
+    replaced: list[tuple[int, int]] = field(default_factory=list)
+    took_s: float = 0.0
 
 
 class FolderWatch:
@@ -209,8 +197,7 @@ class FolderWatch:
         # matching names that are not regular files, with their kind; at most `MOST_PASSED_OVER`
         self.passed_over: dict[str, str] = {}
         self.unreadable: str | None = None  # why a file could not be read
-        self._matches = re.compile(fnmatch.translate(pattern)).match
-        self._matches_hidden = pattern.startswith(".")
+        self._matches = name_matcher(pattern)
         self._owner_of = owner_of
         self._listener = listener or FolderListener()
         self._table = NameTable(self.names)
@@ -245,7 +232,7 @@ class FolderWatch:
             facts = os.fstat(self._fd)
             self._update_key((facts.st_dev, facts.st_ino, facts.st_mtime_ns), now)
             if self._scan is None and self._is_due(now) and self._key is not None:
-                self._scan = _NameScan(os.scandir(self._fd), len(self.names), self._key, now)
+                self._scan = _NameScan(os.scandir(self._fd), bytearray(len(self.names)), self._key, now)
             if self._scan is not None:
                 self._read_names(self._scan, now)
             self._read_files(now)
@@ -353,7 +340,7 @@ class FolderWatch:
             self._read(slot, name, self._fd, now)
 
     def _owner(self, name: str) -> int:
-        if (name.startswith(".") and not self._matches_hidden) or self._matches(name) is None:
+        if not self._matches(name):
             return SKIPPED
         owner = self._owner_of(name)
         return SKIPPED if owner is None else owner

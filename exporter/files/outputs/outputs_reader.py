@@ -13,9 +13,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from exporter.files.formats import FileCheck, NotRegularFile, check_file, open_source
-from exporter.files.formats.record_count import ArrayItemCounter, LineCounter
-from exporter.files.formats.source import printable
+from exporter.contract.status import DamagedFile
+from exporter.files.formats import FileCheck, check_file
+from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, RecordKind, record_kind
+from exporter.files.formats.source import OPEN_FLAGS, NotRegularFile, open_source, printable
 from exporter.files.outputs.csv_reader import is_sidecar_csv
 from exporter.files.outputs.folder_reader import NOBODY, FileChange, FileTotals, FolderListener, FolderWatch
 
@@ -32,11 +33,6 @@ MOST_REPORTED_INVALID = 20  # damaged files named in a reading
 MOST_INVALID = 1000  # stop checking after this many damaged files
 FEW_FILES = 50  # report each complete file only up to this number of files
 
-LINE_EXTENSIONS = (".jsonl", ".ndjson")
-TABLE_EXTENSIONS = (".csv", ".tsv")
-ARRAY_EXTENSIONS = (".json",)
-# headers or footers of these formats hold the number of records
-ROW_EXTENSIONS = (".parquet", ".arrow", ".feather", ".ipc", ".h5", ".hdf5", ".npy")
 GROWING_FORMATS = frozenset(
     ("jsonl", "csv")
 )  # formats valid after each line: only a rename shows that such a file is complete
@@ -44,7 +40,6 @@ GROWING_FORMATS = frozenset(
 # Flags of a file. To do: count its records, check it, wait for its records before giving a sum. Known: written since
 # the first poll, renamed into place, reported as complete, text after its last counted line.
 TO_COUNT, TO_CHECK, AWAITED, WRITTEN, RENAMED, REPORTED, LACKS_NEWLINE = (1 << place for place in range(7))
-OPEN_FLAGS = os.O_RDONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NOCTTY
 
 
 @dataclass(frozen=True)
@@ -88,14 +83,6 @@ class OwnedOutput(NamedTuple):
     has_sole_writer: bool  # whether names suggest that the owner writes them alone
 
 
-class InvalidFile(NamedTuple):
-    """A damaged file; name and reason are printable."""
-
-    file: str
-    format: str | None
-    reason: str
-
-
 class FinishedFile(NamedTuple):
     """A complete file: renamed into place, or valid in a format that is written at once."""
 
@@ -114,7 +101,7 @@ class OutputReading(NamedTuple):
     changes: tuple[FileChange, ...]
     first_file: tuple[float, str] | None  # time and name of the first file known to be written since the job started
     valid_files: int  # checked files found valid
-    invalid: tuple[InvalidFile, ...]  # damaged files, the latest `MOST_REPORTED_INVALID`
+    invalid: tuple[DamagedFile, ...]  # damaged files, printable, the latest `MOST_REPORTED_INVALID`
     invalid_files: int
     finished: tuple[FinishedFile, ...]  # the last files that became complete, in order
     # matching names that are not regular files, with their kind; only some if many
@@ -167,7 +154,7 @@ class OutputWatch(FolderListener):
         self._to_check: list[int] = []  # settled files to check, the last written at the end
         self._all_checked = False  # whether no more are left to find
         self._suspected: dict[int, _SuspectedDamage] = {}
-        self._invalid: dict[int, InvalidFile] = {}
+        self._invalid: dict[int, DamagedFile] = {}
         self._valid_files = 0
         self._finished: deque[FinishedFile] = deque(maxlen=FEW_FILES)
         self._finished_count = 0
@@ -296,16 +283,8 @@ class OutputWatch(FolderListener):
 
     # Records
 
-    def _record_kind(self, slot: int) -> str | None:
-        """How records of a file are counted, by its name."""
-        name = (self._folder.names[slot] or "").lower()
-        if name.endswith(LINE_EXTENSIONS):
-            return "lines"
-        if name.endswith(TABLE_EXTENSIONS):
-            return "table"
-        if name.endswith(ARRAY_EXTENSIONS):
-            return "array"
-        return "rows" if name.endswith(ROW_EXTENSIONS) else None
+    def _record_kind(self, slot: int) -> RecordKind | None:
+        return record_kind(self._folder.names[slot] or "")
 
     def _schedule_line_count(self, slot: int) -> None:
         """Schedule a count of lines; other formats are counted once settled."""
@@ -483,7 +462,7 @@ class OutputWatch(FolderListener):
             if doubt is None or (doubt.size, doubt.mtime) != (size, mtime):
                 self._suspected[slot] = _SuspectedDamage(now, size, mtime)
                 return True
-            self._invalid[slot] = InvalidFile(printable(name), result.format, printable(result.reason or "is damaged"))
+            self._invalid[slot] = DamagedFile(printable(name), result.format, printable(result.reason or "is damaged"))
         self._suspected.pop(slot, None)
         self._end_wait(slot)
         self._flags[slot] &= ~TO_CHECK

@@ -18,7 +18,7 @@ import re
 import threading
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import ModuleType
 
 from exporter.contract.clock import Clock, SystemClock
 from exporter.gpus.amd.values import (
@@ -50,6 +50,7 @@ from exporter.gpus.records import (
     GpuProcess,
     GpuUnavailable,
     ThrottleReason,
+    unsupported_texts,
 )
 
 INVAL, NOT_SUPPORTED, NOT_YET_IMPLEMENTED, FAIL_LOAD_MODULE, FAIL_LOAD_SYMBOL = 1, 2, 3, 4, 5
@@ -78,6 +79,7 @@ _HIP_UUID = re.compile(r"GPU-(?!0+$)[0-9a-fA-F]{8,}")
 class _AmdDevice:
     """One handle of the library, with calls that succeeded and calls that never will."""
 
+    library: ModuleType
     handle: object
     succeeded_calls: set[str] = field(default_factory=set)
     failures: dict[str, int] = field(default_factory=dict)
@@ -91,8 +93,7 @@ class _AmdDevice:
 class _AmdCalls:
     """One batch of calls about a device; their failures are evaluated together."""
 
-    def __init__(self, library: Any, device: _AmdDevice) -> None:
-        self._library = library
+    def __init__(self, device: _AmdDevice) -> None:
         self._device = device
         self._success_count = 0
         self._new_failures: list[str] = []  # messages of calls that succeeded earlier and fail now
@@ -100,7 +101,7 @@ class _AmdCalls:
             tuple[str, str, bool]
         ] = []  # calls that never succeeded: name, message, whether to repeat
 
-    def call(self, name: str, *arguments: str | int) -> Any:
+    def call(self, name: str, *arguments: str | int) -> object:
         """Result of a function of the package for the device, or None if it failed.
 
         An argument ``"Enum.MEMBER"`` is looked up in the package, which may not have it.
@@ -110,8 +111,8 @@ class _AmdCalls:
         if call in device.unsupported_calls:
             return None
         try:
-            function = getattr(self._library, name)
-            found = function(device.handle, *(_argument(self._library, argument) for argument in arguments))
+            function = getattr(device.library, name)
+            found: object = function(device.handle, *(_argument(device.library, argument) for argument in arguments))
         except Exception as error:  # noqa: BLE001 - the package's own Python breaks on values that it does not expect
             self._record_failure(call, error)
             return None
@@ -136,7 +137,7 @@ class _AmdCalls:
     def _check_driver(self) -> None:
         """Raise GpuDriverReplaced if the library is unusable for all GPUs."""
         try:
-            self._library.amdsmi_get_processor_handles()
+            self._device.library.amdsmi_get_processor_handles()
         except Exception as error:  # Python code of the package may fail too
             if _code(error) in DRIVER_GONE:
                 raise GpuDriverReplaced(_error_text(error)) from error
@@ -166,7 +167,7 @@ class AmdReader:
     def __init__(self, clock: Clock | None = None, driver_folder: str = "/sys/module/amdgpu") -> None:
         self._clock = SystemClock() if clock is None else clock
         self._driver_folder = driver_folder
-        self._library: Any = None
+        self._library: ModuleType | None = None
         self._gpus: tuple[Gpu, ...] = ()
         self._devices: dict[str, _AmdDevice] = {}
         self._closed = threading.Event()
@@ -181,9 +182,9 @@ class AmdReader:
             raise GpuUnavailable(self._state(error), _error_text(error)) from error
         self._library = library
         try:
-            devices = [_AmdDevice(handle) for handle in library.amdsmi_get_processor_handles()]
+            devices = [_AmdDevice(library, handle) for handle in library.amdsmi_get_processor_handles()]
             self._set_gpus(devices)
-            return self._driver(devices)
+            return self._driver(library, devices)
         except Exception as error:  # as above
             self.close()
             raise GpuUnavailable("failing", _error_text(error)) from error
@@ -280,15 +281,11 @@ class AmdReader:
 
     def unsupported_calls(self) -> Mapping[str, str]:
         """Unsupported calls by name, with reason and GPUs."""
-        places: dict[tuple[str, str], list[str]] = {}
-        for gpu in self._gpus:
-            for name, reason in list(self._devices[gpu.uuid].unsupported_calls.items()):
-                places.setdefault((name, reason), []).append(gpu.index)
-        texts: dict[str, str] = {}
-        for (name, reason), indices in places.items():
-            text = f"{reason} (GPU {', '.join(indices)})"
-            texts[name] = f"{texts[name]}; {text}" if name in texts else text
-        return texts
+        return unsupported_texts(
+            (name, reason, gpu.index)
+            for gpu in self._gpus
+            for name, reason in list(self._devices[gpu.uuid].unsupported_calls.items())
+        )
 
     def close(self) -> None:
         """Close the library and wake the event thread."""
@@ -315,7 +312,7 @@ class AmdReader:
         """Set the GPUs, in HIP's order."""
         found: list[tuple[int | None, Gpu, _AmdDevice]] = []
         for device in devices:
-            reading = _AmdCalls(self._library, device)
+            reading = _AmdCalls(device)
             ids = table_value(reading.call("amdsmi_get_gpu_enumeration_info"))
             bus = text_value(reading.call("amdsmi_get_gpu_device_bdf"))
             uuid = ids.get("hip_uuid")
@@ -338,14 +335,14 @@ class AmdReader:
         self._devices = {gpu.uuid: device for _, gpu, device in found}
         self._gpus = tuple(replace(gpu, index=str(index)) for index, (_, gpu, _) in enumerate(found))
 
-    def _driver(self, devices: list[_AmdDevice]) -> GpuDriver:
+    def _driver(self, library: ModuleType, devices: list[_AmdDevice]) -> GpuDriver:
         """Versions of the driver and of ROCm, if known."""
         version = rocm = None
         if devices:
-            facts = table_value(_AmdCalls(self._library, devices[0]).call("amdsmi_get_gpu_driver_info"))
+            facts = table_value(_AmdCalls(devices[0]).call("amdsmi_get_gpu_driver_info"))
             version = text_value(facts.get("driver_version"))
         with contextlib.suppress(Exception):  # it loads another library, which may be missing
-            known, release = self._library.amdsmi_get_rocm_version()
+            known, release = library.amdsmi_get_rocm_version()
             rocm = ".".join(str(release).split(".")[:2]) if known else None
         return GpuDriver(self.vendor, version, rocm)
 
@@ -365,10 +362,10 @@ class AmdReader:
         return dict(device.throttle_time.seconds)
 
     def _calls(self, gpu: Gpu) -> _AmdCalls:
-        return _AmdCalls(self._library, self._device(gpu))
+        return _AmdCalls(self._device(gpu))
 
 
-def _load() -> Any:
+def _load() -> ModuleType:
     """Load the package with its library; raises GpuUnavailable."""
     output = io.StringIO()
     try:
@@ -378,10 +375,11 @@ def _load() -> Any:
         raise GpuUnavailable("version_mismatch", f"amdsmi and its library have different versions: {error}") from error
     except (ImportError, OSError, KeyError) as error:
         raise GpuUnavailable("no_library", " ".join(output.getvalue().split()) or _error_text(error)) from error
-    return amdsmi
+    found: ModuleType = amdsmi
+    return found
 
 
-def _argument(library: Any, argument: str | int) -> Any:
+def _argument(library: ModuleType, argument: str | int) -> object:
     if isinstance(argument, int):
         return argument
     enum, _, member = argument.partition(".")
@@ -399,7 +397,7 @@ def _error_text(error: Exception) -> str:
     return str(getattr(error, "err_info", None) or f"{type(error).__name__}: {error}")
 
 
-def _process(entry: Mapping[str, Any]) -> GpuProcess | None:
+def _process(entry: Mapping[str, object]) -> GpuProcess | None:
     """Process with its memory according to the driver, else to KFD."""
     pid, memory = entry.get("pid"), table_value(entry.get("memory_usage"))
     if not isinstance(pid, int) or not 0 < pid < 0xFFFFFFFF:

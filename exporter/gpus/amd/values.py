@@ -5,7 +5,6 @@ A missing value may be ``"N/A"`` or the largest number of its type.
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from exporter.gpus.records import ThrottleReason
 
@@ -27,7 +26,7 @@ class AmdThrottleTime:
     _ticks: dict[str, int] = field(default_factory=dict)
     _read_at: float = 0.0
 
-    def update(self, metrics: Mapping[str, Any], now: float) -> dict[ThrottleReason, float]:
+    def update(self, metrics: Mapping[str, object], now: float) -> dict[ThrottleReason, float]:
         """Add a reading and return the seconds by known reason. Falling ticks (a GPU reset) add nothing."""
         names = ("accumulation_counter", *(name for group in THROTTLING.values() for name in group))
         counters = {name: count_value(metrics.get(name)) for name in names}
@@ -49,12 +48,12 @@ class AmdThrottleTime:
         return ticks[name] - self._ticks.get(name, ticks[name])
 
 
-def table_value(value: object) -> Mapping[str, Any]:
+def table_value(value: object) -> Mapping[str, object]:
     """Return a mapping unchanged; empty for anything else, such as a text."""
     return value if isinstance(value, Mapping) else {}
 
 
-def list_value(value: object) -> list[Mapping[str, Any]]:
+def list_value(value: object) -> list[Mapping[str, object]]:
     """Mappings of a list; other entries become empty."""
     return [table_value(entry) for entry in value] if isinstance(value, list | tuple) else []
 
@@ -104,7 +103,7 @@ def limit_w(value: object) -> float | None:
     return float(limit) if limit < 0xFFFF else limit / 1e6
 
 
-def energy_j(table: Mapping[str, Any]) -> float | None:
+def energy_j(table: Mapping[str, object]) -> float | None:
     """Counter times resolution, which is in microjoules."""
     counter, resolution = (
         count_value(table.get("energy_accumulator", table.get("power"))),

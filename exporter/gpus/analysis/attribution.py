@@ -4,6 +4,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from exporter.gpus.analysis.xid import CONTAINED_XIDS, is_device_fault, xid_meaning
+from exporter.gpus.records import Gpu
 
 # Driver and kernel log report an error at almost the same time; this allows for the log being read late.
 SAME_ERROR_S = 5.0
@@ -25,11 +26,7 @@ class GpuError:
 class WorkerGpuRelation:
     """A GPU or MIG instance, and how it relates to a worker."""
 
-    uuid: str
-    index: str
-    pci: str | None = None
-    parent: str | None = None  # UUID of the GPU of a MIG instance
-    gpu_instance: int | None = None
+    gpu: Gpu
     is_own: bool = False  # whether the worker uses it or the plan assigns it
     is_exclusive: bool = False  # whether it is certain that no other process, of any job, uses it
 
@@ -47,15 +44,17 @@ class FaultAttribution:
     """
 
     def __init__(self, gpus: Sequence[WorkerGpuRelation], pids: Collection[int], other_pids: Collection[int]) -> None:
-        self._gpus = {gpu.uuid: gpu for gpu in gpus}
+        self._gpus = {unit.gpu.uuid: unit for unit in gpus}
         # A MIG instance has its GPU's PCI address, and errors are reported for the GPU.
         self._gpus_by_pci = {
-            normal_pci_address(gpu.pci): gpu for gpu in gpus if gpu.pci is not None and gpu.parent is None
+            normal_pci_address(unit.gpu.pci_bus_id): unit
+            for unit in gpus
+            if unit.gpu.pci_bus_id is not None and unit.gpu.parent is None
         }
         self._instances: dict[str, list[WorkerGpuRelation]] = {}
-        for gpu in gpus:
-            if gpu.parent is not None:
-                self._instances.setdefault(gpu.parent, []).append(gpu)
+        for unit in gpus:
+            if unit.gpu.parent is not None:
+                self._instances.setdefault(unit.gpu.parent, []).append(unit)
         self._pids, self._other_pids = pids, other_pids
 
     def errors(self, reported: Iterable[GpuError]) -> list[tuple[GpuError, str]]:
@@ -69,11 +68,11 @@ class FaultAttribution:
         """
         found = []
         for uuid, (since, text) in sorted(lost.items(), key=lambda entry: entry[1]):
-            gpu = self._gpus.get(uuid)
-            if gpu is None or gpu.parent in lost:
+            unit = self._gpus.get(uuid)
+            if unit is None or unit.gpu.parent in lost:
                 continue
-            if any(unit.is_own for unit in (gpu, *self._instances.get(uuid, ()))):
-                found.append((_name(gpu), since, text))
+            if any(part.is_own for part in (unit, *self._instances.get(uuid, ()))):
+                found.append((unit.gpu.title, since, text))
         return found
 
     def _deduplicated(self, reported: Iterable[GpuError]) -> list[GpuError]:
@@ -95,12 +94,12 @@ class FaultAttribution:
         )
 
     def _place_key(self, error: GpuError) -> str | None:
-        gpu = self._find_gpu(error)
-        if gpu is not None:
-            return gpu.uuid
+        unit = self._find_unit(error)
+        if unit is not None:
+            return unit.gpu.uuid
         return error.uuid if error.pci is None else normal_pci_address(error.pci)
 
-    def _find_gpu(self, error: GpuError) -> WorkerGpuRelation | None:
+    def _find_unit(self, error: GpuError) -> WorkerGpuRelation | None:
         if error.uuid is not None:
             return self._gpus.get(error.uuid)
         return None if error.pci is None else self._gpus_by_pci.get(normal_pci_address(error.pci))
@@ -112,13 +111,15 @@ class FaultAttribution:
         """
         if error.pid is not None and error.pid in self._pids:
             return True
-        gpu = self._find_gpu(error)
-        if gpu is None:
+        whole = self._find_unit(error)
+        if whole is None:
             return False
-        parts = self._instances.get(gpu.uuid, [])
+        parts = self._instances.get(whole.gpu.uuid, [])
         is_instance_known = bool(parts) and error.gpu_instance is not None
         has_it = (
-            [part for part in parts if part.gpu_instance == error.gpu_instance] if is_instance_known else [gpu, *parts]
+            [part for part in parts if part.gpu.gpu_instance == error.gpu_instance]
+            if is_instance_known
+            else [whole, *parts]
         )
         if not any(unit.is_own for unit in has_it):
             return False
@@ -126,17 +127,13 @@ class FaultAttribution:
             return True
         if is_device_fault(error.xid) and error.xid not in CONTAINED_XIDS:
             return True  # ignore the named process: it is only the first that met the error, which may be any program
-        alone = all(part.is_exclusive for part in has_it) if is_instance_known else gpu.is_exclusive
+        alone = all(part.is_exclusive for part in has_it) if is_instance_known else whole.is_exclusive
         return alone and error.pid not in self._other_pids
 
     def _error_text(self, error: GpuError) -> str:
-        gpu = self._find_gpu(error)
-        place = f"the GPU at {error.pci}" if gpu is None else _name(gpu)
+        unit = self._find_unit(error)
+        place = f"the GPU at {error.pci}" if unit is None else unit.gpu.title
         instance = "" if error.gpu_instance is None else f", instance {error.gpu_instance}"
         who = "" if error.pid is None else f", process {error.pid}"
         what = f": {xid_meaning(error.xid)}" if is_device_fault(error.xid) else ""
         return f"Xid {error.xid} on {place}{instance}{who}{what}"
-
-
-def _name(gpu: WorkerGpuRelation) -> str:
-    return f"GPU {gpu.index} ({gpu.uuid})"

@@ -4,7 +4,7 @@ Each is derived from GPU readings and from the progress in the log. Nothing is r
 ordinary phases: evaluations, checkpoints, the end of the job.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import NamedTuple
@@ -19,16 +19,6 @@ from exporter.gpus.analysis.activity_history import (
 )
 from exporter.gpus.records import GIB
 
-CONDITIONS = (
-    "busy_without_progress",
-    "busy_without_progress_low_power",
-    "held_idle",
-    "unused",
-    "idle_beside_peers",
-    "throttled",
-    "slow_clock",
-    "memory_filling",
-)
 RUNNING = "running"
 PHASES_OF_WORK = (RUNNING, "checkpointing", "evaluating")
 SAME_START_S = 1.0
@@ -87,13 +77,15 @@ class WorkerSample:
     gpus: tuple[GpuSample, ...] = ()
 
 
-class WorkerGpuCondition(NamedTuple):
-    """One signature: present, absent or unknown (None), with its evidence as text."""
+class Finding(NamedTuple):
+    """Whether a signature is present, absent or unknown (None), with its evidence as text."""
 
-    name: str
-    state: bool | None
+    state: bool | None = None
     text: str = ""
     full_time: float | None = None  # when the memory will be full, for `memory_filling`
+
+
+UNKNOWN, ABSENT = Finding(), Finding(False)
 
 
 class _GpuTrack:
@@ -240,8 +232,8 @@ class ConditionDetector:
             return None if low is not None and low[0] else True
         return False if worker.idle_timer.lasted_s >= FRESH_S else None
 
-    def conditions(self, now: float) -> dict[int, tuple[WorkerGpuCondition, ...]]:
-        """All conditions of each worker with a recent reading, in the order of ``CONDITIONS``."""
+    def conditions(self, now: float) -> dict[int, dict[str, Finding]]:
+        """All conditions by name, of each worker with a recent reading."""
         self._workers = {
             rank: worker
             for rank, worker in self._workers.items()
@@ -254,74 +246,70 @@ class ConditionDetector:
                 if (hz := gpu.clock.mean_hz) is not None:
                     self._clocks.setdefault((worker.sample.role, gpu.model), {})[gpu] = hz
         self._fastest = {kind: max(clocks.values()) for kind, clocks in self._clocks.items()}
-        return {rank: tuple(self._worker_conditions(now, worker)) for rank, worker in sorted(self._workers.items())}
+        return {rank: self._worker_conditions(now, worker) for rank, worker in sorted(self._workers.items())}
 
-    def _worker_conditions(self, now: float, worker: _WorkerTrack) -> Iterator[WorkerGpuCondition]:
-        yield from self._hanging(now, worker)
-        yield self._held_idle(now, worker)
-        yield self._unused(now, worker)
-        yield self._idle_beside_peers(now, worker)
-        yield _throttled(worker)
-        yield self._slow_clock(worker)
-        yield _memory_filling(now, worker)
+    def _worker_conditions(self, now: float, worker: _WorkerTrack) -> dict[str, Finding]:
+        hanging, hanging_at_low_power = self._hanging(now, worker)
+        return {
+            "busy_without_progress": hanging,
+            "busy_without_progress_low_power": hanging_at_low_power,
+            "held_idle": self._held_idle(now, worker),
+            "unused": self._unused(now, worker),
+            "idle_beside_peers": self._idle_beside_peers(now, worker),
+            "throttled": _throttled(worker),
+            "slow_clock": self._slow_clock(worker),
+            "memory_filling": _memory_filling(now, worker),
+        }
 
-    def _hanging(self, now: float, worker: _WorkerTrack) -> Iterator[WorkerGpuCondition]:
+    def _hanging(self, now: float, worker: _WorkerTrack) -> tuple[Finding, Finding]:
+        """Whether the worker is busy without progress, and whether at too little power for work."""
         sample, spins = worker.sample, worker.busy_timer
-        if sample.stalled is None or sample.last_rise is None or not spins.is_known(now):
-            text = "its log shows no progress" if sample.stalled is None or sample.last_rise is None else ""
-            yield WorkerGpuCondition("busy_without_progress", None, text)
-            yield WorkerGpuCondition("busy_without_progress_low_power", None, text)
-            return
+        if sample.stalled is None or sample.last_rise is None:
+            return (Finding(None, "its log shows no progress"),) * 2
+        if not spins.is_known(now):
+            return UNKNOWN, UNKNOWN
         if not (sample.stalled and spins.lasted_s >= self._stall_timeout_s):
-            yield WorkerGpuCondition("busy_without_progress", False)
-            yield WorkerGpuCondition("busy_without_progress_low_power", False)
-            return
+            return ABSENT, ABSENT
         busy = ", ".join(index for index, gpu in worker.gpus.items() if gpu.busy)
         text = f"GPU {busy} at {BUSY:.0%} and more for {_time(spins.lasted_s)}"
         text += f", no progress for {_time(now - sample.last_rise)}"
         low = worker.low_power()
-        yield WorkerGpuCondition("busy_without_progress", True, text)
-        yield WorkerGpuCondition(
-            "busy_without_progress_low_power",
-            None if low is None else low[0],
-            f"{text}, {low[1]}" if low is not None and low[0] else "",
-        )
+        if low is None:
+            return Finding(True, text), UNKNOWN
+        return Finding(True, text), Finding(True, f"{text}, {low[1]}") if low[0] else ABSENT
 
-    def _held_idle(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
+    def _held_idle(self, now: float, worker: _WorkerTrack) -> Finding:
         if not worker.held_idle_timer.is_known(now):
-            return WorkerGpuCondition("held_idle", None)
+            return UNKNOWN
         lasted_s = worker.held_idle_timer.lasted_s
         loading = worker.last_worked is None and worker.last_progress is None
         least_s = max(self._stall_timeout_s, LOADING_S) if loading else self._stall_timeout_s
         if lasted_s < least_s:
-            return WorkerGpuCondition(
-                "held_idle", False, "it waits for requests" if worker.sample.waits_for_requests else ""
-            )
+            return Finding(False, "it waits for requests" if worker.sample.waits_for_requests else "")
         rise = worker.sample.last_rise
         progress = f", no progress for {_time(now - rise)}" if rise is not None else ", its log shows no progress"
-        return WorkerGpuCondition("held_idle", True, f"holds memory, GPU idle for {_time(lasted_s)}{progress}")
+        return Finding(True, f"holds memory, GPU idle for {_time(lasted_s)}{progress}")
 
-    def _unused(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
+    def _unused(self, now: float, worker: _WorkerTrack) -> Finding:
         known = {
             index: gpu.unused_timer.lasted_s for index, gpu in worker.gpus.items() if gpu.unused_timer.is_known(now)
         }
         if not known:
-            return WorkerGpuCondition("unused", None)
+            return UNKNOWN
         absent = {index: lasted_s for index, lasted_s in known.items() if lasted_s >= self._launch_timeout_s}
         if not absent:
-            return WorkerGpuCondition("unused", False)
+            return ABSENT
         text = f"none of its processes on GPU {', '.join(absent)} for {_time(min(absent.values()))}"
-        return WorkerGpuCondition("unused", True, text)
+        return Finding(True, text)
 
-    def _idle_beside_peers(self, now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
-        name = "idle_beside_peers"
+    def _idle_beside_peers(self, now: float, worker: _WorkerTrack) -> Finding:
         peers = self._roles[worker.sample.role]
         known = any(peer.utilization is not None for peer in peers if peer is not worker)
         if not worker.idle_timer.is_known(now) or not known:
-            return WorkerGpuCondition(name, None)
+            return UNKNOWN
         if not worker.at_work or worker.idle_timer.lasted_s <= 0:
             worker.idle_peers_timer.update(now, False)
-            return WorkerGpuCondition(name, False)
+            return ABSENT
         uses = [
             (peer.at_work, peer.utilization) for peer in peers if peer is not worker and peer.utilization is not None
         ]
@@ -329,11 +317,11 @@ class ConditionDetector:
         worker.idle_peers_timer.update(now, 2 * len(working) > len(uses))
         lasted_s = worker.idle_peers_timer.lasted_s
         if lasted_s < PEERS_S:
-            return WorkerGpuCondition(name, False)
+            return ABSENT
         text = f"GPUs idle for {_time(lasted_s)} while {len(working)} of {len(uses)} peers on this node work"
-        return WorkerGpuCondition(name, True, f"{text}, at {median(working):.0%}" if working else text)
+        return Finding(True, f"{text}, at {median(working):.0%}" if working else text)
 
-    def _slow_clock(self, worker: _WorkerTrack) -> WorkerGpuCondition:
+    def _slow_clock(self, worker: _WorkerTrack) -> Finding:
         state: bool | None = None
         for index, gpu in worker.gpus.items():
             kind = worker.sample.role, gpu.model
@@ -347,11 +335,11 @@ class ConditionDetector:
             usual = median(hz for other, hz in peers.items() if other is not gpu)
             if own <= (1 - SLOW_CLOCK) * usual:
                 text = f"GPU {index} at {own / 1e6:.0f} MHz, {1 - own / usual:.0%} below its peers ({usual / 1e6:.0f})"
-                return WorkerGpuCondition("slow_clock", True, text)
-        return WorkerGpuCondition("slow_clock", state)
+                return Finding(True, text)
+        return Finding(state)
 
 
-def _throttled(worker: _WorkerTrack) -> WorkerGpuCondition:
+def _throttled(worker: _WorkerTrack) -> Finding:
     most, index, found = 0.0, "", None
     for number, gpu in worker.gpus.items():
         shares = gpu.throttle.shares
@@ -362,27 +350,25 @@ def _throttled(worker: _WorkerTrack) -> WorkerGpuCondition:
         if found is None or heat > most:
             most, index, found = heat, number, shares
     if found is None:
-        return WorkerGpuCondition("throttled", None)
+        return UNKNOWN
     if most <= THROTTLE_SHARE:
-        return WorkerGpuCondition("throttled", False)
+        return ABSENT
     shares_shown = sorted(((share, name) for name, share in found.items() if share >= 0.01), reverse=True)
     shown = ", ".join(f"{name} {share:.0%}" for share, name in shares_shown)
-    return WorkerGpuCondition(
-        "throttled", True, f"GPU {index} at reduced clocks in the last {_time(THROTTLE_S)}: {shown}"
-    )
+    return Finding(True, f"GPU {index} at reduced clocks in the last {_time(THROTTLE_S)}: {shown}")
 
 
-def _memory_filling(now: float, worker: _WorkerTrack) -> WorkerGpuCondition:
+def _memory_filling(now: float, worker: _WorkerTrack) -> Finding:
     known = {index: gpu.memory for index, gpu in worker.gpus.items() if gpu.memory.is_known(now)}
     if not known:
-        return WorkerGpuCondition("memory_filling", None)
+        return UNKNOWN
     full = [(at, index) for index, memory in known.items() if (at := memory.full_at(now)) is not None]
     if not full:
-        return WorkerGpuCondition("memory_filling", False)
+        return ABSENT
     at, index = min(full)
     growth = 3600 * (known[index].growth or 0.0) / GIB
     text = f"the memory of GPU {index} grows by {growth:.1f} GiB an hour and will be full in {_time(at - now)}"
-    return WorkerGpuCondition("memory_filling", True, text, at)
+    return Finding(True, text, at)
 
 
 def _smoothed(before: float | None, value: float, share: float) -> float:

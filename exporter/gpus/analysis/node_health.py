@@ -2,11 +2,10 @@
 
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from exporter.gpus.analysis.xid import PAGING_XIDS, is_device_fault, xid_meaning
-from exporter.gpus.records import STATE_TEXT
+from exporter.gpus.records import STATE_TEXT, GpuActivity, GpuCondition, GpuEntry
 
 Health = Literal["healthy", "warning", "failure"]
 HEALTHS: tuple[Health, ...] = ("healthy", "warning", "failure")
@@ -54,31 +53,6 @@ class HealthResult(NamedTuple):
     reasons: tuple[HealthReason, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class GpuHealthFacts:
-    """Known facts about one GPU; None for unknown values. Counters are the driver's unless noted."""
-
-    index: str
-    state: str = "ok"
-    message: str | None = None  # the driver's message if the state is not ok
-    ecc_corrected: int | None = None  # both since the start of the job
-    ecc_uncorrected: int | None = None
-    row_remap_pending: bool | None = None
-    row_remap_failure: bool | None = None
-    pages_pending: bool | None = None
-    recovery_action: str | None = None
-    pcie_replays: int | None = None
-    pcie_width: int | None = None
-    pcie_width_max: int | None = None
-    pcie_generation: int | None = None
-    pcie_generation_max: int | None = None
-    nvlink_errors: int | None = None
-    utilization: float | None = None  # current; an idle GPU lowers its link generation to save power
-    condition_time: float | None = None  # when counters and link were read; None if unknown or never
-    # Count since the start of the job and time of the last, by code.
-    xids: Mapping[int, tuple[int, float]] = field(default_factory=dict)
-
-
 def counter_offset(base: int | None, last: int | None, count: int) -> int:
     """Offset to subtract from a driver counter so that it counts from the start of the job.
 
@@ -121,15 +95,17 @@ class _LinkDowngrade:
         self._time: float | None = None
         self._slow = 0
 
-    def is_slow(self, gpu: GpuHealthFacts) -> bool:
+    def is_slow(self, gpu: GpuEntry) -> bool:
         """Add a reading and return whether the link is slow. An unchanged reading does not count again."""
-        if gpu.condition_time is None:
+        time, activity = gpu.state.condition_time, gpu.state.activity or GpuActivity()
+        if time is None:
             self._slow = 0
-        elif gpu.condition_time != self._time:
-            generation, latest = gpu.pcie_generation, gpu.pcie_generation_max
-            busy = gpu.utilization is not None and gpu.utilization >= LINK_BUSY
+        elif time != self._time:
+            generation, latest = _condition(gpu).pcie_generation, _condition(gpu).pcie_generation_max
+            # An idle GPU lowers its link generation to save power.
+            busy = activity.utilization_ratio is not None and activity.utilization_ratio >= LINK_BUSY
             self._slow = self._slow + 1 if busy and generation and latest and generation < latest else 0
-        self._time = gpu.condition_time
+        self._time = time
         return self._slow >= SLOW_READINGS
 
 
@@ -146,17 +122,16 @@ class NodeHealthTracker:
     def __init__(self) -> None:
         self._histories: dict[str, _GpuCounterHistory] = {}
 
-    def update(
-        self, now: float, driver: str, gpus: Sequence[GpuHealthFacts], message: str | None = None
-    ) -> HealthResult:
+    def update(self, now: float, driver: str, gpus: Sequence[GpuEntry], message: str | None = None) -> HealthResult:
         """Return the health now. ``driver``: driver state, such as ``ok``; ``message``: the driver's message."""
-        self._histories = {gpu.index: self._histories.get(gpu.index) or _GpuCounterHistory() for gpu in gpus}
+        indices = [gpu.state.gpu.index for gpu in gpus]
+        self._histories = {index: self._histories.get(index) or _GpuCounterHistory() for index in indices}
         reasons: list[HealthReason] = []
         if driver in DRIVER_REASONS:
             severity, found = DRIVER_REASONS[driver]
             reasons.append(HealthReason(None, severity, f"{found}: {message}" if message else found))
         for gpu in gpus:
-            history = self._histories[gpu.index]
+            history = self._histories[gpu.state.gpu.index]
             found_here = [*_failures(gpu), *_warnings(now, gpu), *_recent_reasons(now, gpu, history)]
             reasons += sorted(found_here, key=lambda reason: -HEALTHS.index(reason.severity))
         if not reasons and (driver != "ok" or not gpus):
@@ -165,53 +140,62 @@ class NodeHealthTracker:
         return HealthResult(HEALTHS[worst], tuple(reasons))
 
 
-def _recent_reasons(now: float, gpu: GpuHealthFacts, history: _GpuCounterHistory) -> Iterator[HealthReason]:
+def _recent_reasons(now: float, gpu: GpuEntry, history: _GpuCounterHistory) -> Iterator[HealthReason]:
     """Reasons that need several readings."""
+    index, condition = gpu.state.gpu.index, _condition(gpu)
     for rate, count, limit, what in (
-        (history.ecc, gpu.ecc_corrected, CORRECTED_PER_MINUTE, "corrected memory errors"),
-        (history.pcie, gpu.pcie_replays, REPLAYS_PER_MINUTE, "PCIe replays"),
-        (history.nvlink, gpu.nvlink_errors, NVLINK_ERRORS_PER_MINUTE, "NVLink errors"),
+        (history.ecc, gpu.job_memory_errors.get("corrected"), CORRECTED_PER_MINUTE, "corrected memory errors"),
+        (history.pcie, condition.pcie_replays, REPLAYS_PER_MINUTE, "PCIe replays"),
+        (history.nvlink, condition.nvlink_errors, NVLINK_ERRORS_PER_MINUTE, "NVLink errors"),
     ):
         rise = rate.per_minute(now, count)
         if rise is not None and rise > limit:
-            yield HealthReason(gpu.index, "warning", f"{rise:.3g} {what} a minute in the last minutes")
+            yield HealthReason(index, "warning", f"{rise:.3g} {what} a minute in the last minutes")
     if history.link.is_slow(gpu):
-        text = f"PCIe runs at generation {gpu.pcie_generation} of {gpu.pcie_generation_max} while the GPU works"
-        yield HealthReason(gpu.index, "warning", text)
+        generations = f"{condition.pcie_generation} of {condition.pcie_generation_max}"
+        yield HealthReason(index, "warning", f"PCIe runs at generation {generations} while the GPU works")
 
 
-def _failures(gpu: GpuHealthFacts) -> Iterator[HealthReason]:
+def _failures(gpu: GpuEntry) -> Iterator[HealthReason]:
     def failure(words: str) -> HealthReason:
-        return HealthReason(gpu.index, "failure", words)
+        return HealthReason(gpu.state.gpu.index, "failure", words)
 
-    if gpu.state != "ok":
-        words = f"it {STATE_TEXT.get(gpu.state, f'is {gpu.state}')}"
-        yield failure(f"{words}: {gpu.message}" if gpu.message else words)
-    if gpu.ecc_uncorrected:
-        yield failure(f"{_count(gpu.ecc_uncorrected, 'uncorrectable memory error')} since the job's start")
-    if gpu.row_remap_failure:
+    state, condition = gpu.state, _condition(gpu)
+    if state.state != "ok":
+        words = f"it {STATE_TEXT[state.state]}"
+        yield failure(f"{words}: {state.message}" if state.message else words)
+    if errors := gpu.job_memory_errors.get("uncorrected"):
+        yield failure(f"{_count(errors, 'uncorrectable memory error')} since the job's start")
+    if condition.row_remap_failure:
         yield failure("a row of its memory could not be remapped")
-    if gpu.recovery_action not in (None, "none"):
-        yield failure(ACTION_TEXT.get(str(gpu.recovery_action), f"the driver asks for {gpu.recovery_action}"))
-    for code, (count, _) in sorted(gpu.xids.items()):
-        if count > 0 and code in PAGING_XIDS:
-            yield failure(_xid(code, count))
+    action = condition.recovery_action
+    if action is not None and action != "none":
+        yield failure(ACTION_TEXT[action])
+    for code, xid in sorted(gpu.xids.items()):
+        if xid.count > 0 and code in PAGING_XIDS:
+            yield failure(_xid(code, xid.count))
 
 
-def _warnings(now: float, gpu: GpuHealthFacts) -> Iterator[HealthReason]:
+def _warnings(now: float, gpu: GpuEntry) -> Iterator[HealthReason]:
     def warning(words: str) -> HealthReason:
-        return HealthReason(gpu.index, "warning", words)
+        return HealthReason(gpu.state.gpu.index, "warning", words)
 
-    if gpu.row_remap_pending:
+    condition = _condition(gpu)
+    if condition.row_remap_pending:
         yield warning("a row of its memory will be remapped at the next reset")
-    if gpu.pages_pending:
+    if condition.pages_pending:
         yield warning("a page of its memory will be retired when the driver is reloaded")
-    for code, (count, last) in sorted(gpu.xids.items()):
-        if count > 0 and is_device_fault(code) and code not in PAGING_XIDS and now - last <= XID_LASTS_S:
-            yield warning(_xid(code, count))
-    width, widest = gpu.pcie_width, gpu.pcie_width_max
+    for code, xid in sorted(gpu.xids.items()):
+        is_recent = xid.count > 0 and now - xid.last <= XID_LASTS_S
+        if is_recent and is_device_fault(code) and code not in PAGING_XIDS:
+            yield warning(_xid(code, xid.count))
+    width, widest = condition.pcie_width, condition.pcie_width_max
     if width and widest and width < widest:
         yield warning(f"PCIe uses {width} of {widest} lanes")
+
+
+def _condition(gpu: GpuEntry) -> GpuCondition:
+    return gpu.state.condition or GpuCondition()
 
 
 def _xid(code: int, count: int) -> str:

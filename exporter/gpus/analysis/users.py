@@ -5,6 +5,8 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from exporter.gpus.records import GpuProcess, GpuState
+
 # By pid, or inferred from the plan if the GPU's pids are of another pid namespace.
 Attribution = Literal["process", "inferred"]
 
@@ -74,26 +76,6 @@ def _position(device: str, uuids: Sequence[str]) -> int | None:
 
 
 @dataclass(frozen=True, slots=True)
-class ProcessOnGpu:
-    """One process on a GPU, with the pid that the driver reports."""
-
-    pid: int
-    memory_bytes: int | None = None
-    sm_ratio: float | None = None
-    kind: str = "compute"
-
-
-@dataclass(frozen=True, slots=True)
-class VisibleGpu:
-    """A GPU or MIG instance visible on this node, also one of another job."""
-
-    uuid: str
-    index: str
-    parent: str | None = None  # UUID of the GPU of a MIG instance
-    processes: tuple[ProcessOnGpu, ...] | None = ()  # None if unknown
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerAssignment:
     """A worker on this node."""
 
@@ -125,7 +107,7 @@ class GpuUsers:
     uuid: str
     index: str
     workers: tuple[int, ...] = ()  # ranks, in order; several share it
-    foreign: tuple[ProcessOnGpu, ...] | None = ()  # without those of the display; None if unknown
+    foreign: tuple[GpuProcess, ...] | None = ()  # without those of the display; None if unknown
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,12 +133,12 @@ class NodeGpuUsage:
 class _GpuOccupants:
     """Processes found on one GPU."""
 
-    by_rank: dict[int, list[ProcessOnGpu]] = field(default_factory=dict)
+    by_rank: dict[int, list[GpuProcess]] = field(default_factory=dict)
     attribution: dict[int, Attribution] = field(default_factory=dict)
-    foreign: list[ProcessOnGpu] = field(default_factory=list)
+    foreign: list[GpuProcess] = field(default_factory=list)
     unknown: bool = False  # whether it has processes of unknown owners
 
-    def add(self, rank: int, process: ProcessOnGpu, attribution: Attribution) -> None:
+    def add(self, rank: int, process: GpuProcess, attribution: Attribution) -> None:
         self.by_rank.setdefault(rank, []).append(process)
         if self.attribution.get(rank) != "process":
             self.attribution[rank] = attribution
@@ -165,16 +147,14 @@ class _GpuOccupants:
 class _NodeUsage:
     """GPUs of a node with their processes and MIG instances."""
 
-    def __init__(self, gpus: Sequence[VisibleGpu], local_pids: Mapping[int, int], ignored: Collection[int]) -> None:
-        self.gpus = {gpu.uuid: gpu for gpu in gpus}
-        self.occupants = {gpu.uuid: _GpuOccupants() for gpu in gpus}
+    def __init__(self, states: Sequence[GpuState], local_pids: Mapping[int, int], ignored: Collection[int]) -> None:
+        self.gpus = {state.gpu.uuid: state.gpu for state in states}
+        self.occupants = {uuid: _GpuOccupants() for uuid in self.gpus}
         self.instances: dict[str, list[str]] = {}  # UUIDs of the MIG instances of each divided GPU
-        for gpu in gpus:
+        for gpu in self.gpus.values():
             if gpu.parent is not None:
                 self.instances.setdefault(gpu.parent, []).append(gpu.uuid)
-        self.processes: dict[str, list[ProcessOnGpu] | None] = {
-            gpu.uuid: _deduplicated(gpu, local_pids, ignored) for gpu in gpus
-        }
+        self.processes = {state.gpu.uuid: _deduplicated(state.processes, local_pids, ignored) for state in states}
         for whole, parts in self.instances.items():
             # The list of a divided GPU repeats the processes of its instances: count them there only.
             inside = {process.pid for part in parts for process in self.processes[part] or ()}
@@ -214,7 +194,7 @@ class _NodeUsage:
         uuid: str,
         worker: WorkerAssignment,
         planned: Collection[str],
-        process: ProcessOnGpu,
+        process: GpuProcess,
         attribution: Attribution,
     ) -> None:
         """Record a process of a worker on this GPU.
@@ -265,7 +245,7 @@ class _NodeUsage:
             taken = {uuid for uuid in planned for mine in used if self.overlaps(mine, (uuid,))}
             unused = tuple(self.gpus[uuid].index for uuid in planned if uuid not in taken)
         if wrong:
-            uses = ", ".join(f"GPU {self.gpus[uuid].index} ({uuid})" for uuid in wrong)
+            uses = ", ".join(self.gpus[uuid].title for uuid in wrong)
             given = ", ".join(self.gpus[uuid].index if uuid in self.gpus else uuid for uuid in planned)
             text = f"uses {uses}, the plan gives it {f'GPU {given}' if given else 'none'}"
             return WorkerPlacement(worker.rank, True, text, unused)
@@ -281,7 +261,7 @@ class _NodeUsage:
 
 
 def gpu_usage(
-    gpus: Sequence[VisibleGpu],
+    gpus: Sequence[GpuState],
     job_gpus: Sequence[str],
     workers: Sequence[WorkerAssignment],
     *,
@@ -341,13 +321,13 @@ def gpu_usage(
 
 
 def _deduplicated(
-    gpu: VisibleGpu, local_pids: Mapping[int, int], ignored: Collection[int]
-) -> list[ProcessOnGpu] | None:
+    processes: Sequence[GpuProcess] | None, local_pids: Mapping[int, int], ignored: Collection[int]
+) -> list[GpuProcess] | None:
     """Processes with local pids. The driver lists a process twice if it uses the GPU in two ways."""
-    if gpu.processes is None:
+    if processes is None:
         return None
-    found: dict[int, ProcessOnGpu] = {}
-    for process in gpu.processes:
+    found: dict[int, GpuProcess] = {}
+    for process in processes:
         pid = local_pids.get(process.pid, process.pid)
         if pid in ignored:
             continue
@@ -358,5 +338,5 @@ def _deduplicated(
         memory = [m for m in (process.memory_bytes, other.memory_bytes) if m is not None]
         shares = [s for s in (process.sm_ratio, other.sm_ratio) if s is not None]
         kind = process.kind if other.kind == "graphics" else other.kind
-        found[pid] = ProcessOnGpu(pid, max(memory, default=None), max(shares, default=None), kind)
+        found[pid] = GpuProcess(pid, max(memory, default=None), max(shares, default=None), kind)
     return list(found.values())

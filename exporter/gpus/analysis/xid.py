@@ -10,18 +10,17 @@ XidClass = Literal["hardware", "reset", "application", "noise"]
 LASTING: tuple[XidClass, ...] = ("hardware", "reset")
 NOISE: XidClass = "noise"
 
-CATALOG = "NVIDIA Xid catalogue"  # https://docs.nvidia.com/deploy/xid-errors: advised action by code, Ampere and later
-GUIDE = "NVIDIA GPU debug guidelines"  # https://docs.nvidia.com/deploy/gpu-debug-guidelines
-HEADER = "NVIDIA open-gpu-kernel-modules, nverror.h"  # gives names only; the classes are ours
-RETIREMENT = "NVIDIA dynamic page retirement"  # https://docs.nvidia.com/deploy/dynamic-page-retirement
+# Classes follow the advised action in NVIDIA's Xid catalogue, https://docs.nvidia.com/deploy/xid-errors (Ampere and
+# later). Code 61 is from https://docs.nvidia.com/deploy/gpu-debug-guidelines, 63 from
+# https://docs.nvidia.com/deploy/dynamic-page-retirement. Of 56, 167, 171 and 172 NVIDIA gives only the names, in
+# nverror.h of open-gpu-kernel-modules.
 
 
 class XidCode(NamedTuple):
-    """One code: class, our description, and the source of the class."""
+    """One code: class and our description."""
 
     kind: XidClass
     meaning: str
-    source: str = CATALOG
     # Why no program can continue on the device. Empty if one may, as after a recovered NVLink error: then an end may
     # have another cause.
     fatal_reason: str = ""
@@ -47,10 +46,10 @@ XIDS: dict[int, XidCode] = {
     46: XidCode("reset", "it has stopped processing", fatal_reason="it no longer runs anything"),
     48: XidCode("hardware", "uncorrectable memory error", fatal_reason=_SPOILT),
     54: XidCode("hardware", "auxiliary power is not connected or too low"),
-    56: XidCode("noise", "error of the display engine", HEADER),
-    61: XidCode("reset", "its microcontroller has stopped at a breakpoint", GUIDE),
+    56: XidCode("noise", "error of the display engine"),
+    61: XidCode("reset", "its microcontroller has stopped at a breakpoint"),
     62: XidCode("reset", "its microcontroller has halted", fatal_reason=_UNANSWERED),
-    63: XidCode("noise", "a row of memory was remapped or a page retired; in force after the next reset", RETIREMENT),
+    63: XidCode("noise", "a row of memory was remapped or a page retired; in force after the next reset"),
     64: XidCode("hardware", "a row of memory could not be remapped, or a page could not be retired"),
     66: XidCode("noise", "call that the driver does not allow"),
     67: XidCode("noise", "call that the firmware could not verify"),
@@ -99,9 +98,9 @@ XIDS: dict[int, XidCode] = {
     158: XidCode("reset", "it does not answer in time"),
     160: XidCode("noise", "a channel was retired"),
     161: XidCode("noise", "a channel could not be retired"),
-    167: XidCode("hardware", "PCIe does not answer in time", HEADER),
-    171: XidCode("hardware", "uncorrectable error of its memory", HEADER),
-    172: XidCode("hardware", "uncorrectable error of its caches", HEADER),
+    167: XidCode("hardware", "PCIe does not answer in time"),
+    171: XidCode("hardware", "uncorrectable error of its memory"),
+    172: XidCode("hardware", "uncorrectable error of its caches"),
 }  # the relevant codes; engines with many codes follow below
 
 _COPIES = XidCode("application", "error of a copy engine")
@@ -111,7 +110,7 @@ XIDS |= dict.fromkeys((83, 84, 86, 88, 89, *range(96, 106), 139), _VIDEO)
 
 # Code missing from the table: counted and shown, but never a failure, as it may be a harmless new message. A faulty
 # device shows in other values too.
-UNKNOWN = XidCode("noise", "error unknown to this version of gpujob", "none")
+UNKNOWN = XidCode("noise", "error unknown to this version of gpujob")
 
 # Codes after which a GPU is unusable until someone acts. Others of ``hardware`` and ``reset`` are rare or show
 # elsewhere.

@@ -35,7 +35,7 @@ class GpuMetricsCollector:
         manifest, identity = context.manifest, context.identity
         self._clock, self._files, self._gpus, self._job_phase = context.clock, context.files, gpus, job_phase
         self._node = safe_label(identity.node)
-        self._file: WatchHandle | None = None
+        self._file: WatchHandle[None] | None = None
         self._lines_fd = -1  # descriptor of the lines of one reading
         self._is_written = True  # whether those were written, so that the buffer is free
         self._last_written: float | None = None  # time of the reading that was written last
@@ -69,7 +69,7 @@ class GpuMetricsCollector:
         self._is_written, self._last_written = False, reading.time
         self._write(self._file)
 
-    def _write(self, file: WatchHandle) -> None:
+    def _write(self, file: WatchHandle[None]) -> None:
         """Have the lines written and wait for it. Raises the error of the write."""
         (answer,) = self._files.poll([file], self._clock.time(), WAIT_S)
         self._is_written = not isinstance(answer, WatchHanging)
@@ -95,12 +95,11 @@ def _values(state: GpuState) -> str:
     # The last activity of a lost GPU is from an earlier time.
     found = state.activity if state.state == "ok" and state.activity is not None else GpuActivity()
     total = state.gpu.memory_total_bytes if found.memory_total_bytes is None else found.memory_total_bytes
-    power = found.power_instant_w if found.power_average_w is None else found.power_average_w
     fields = (
         _number(found.busy_ratio, 0, 0.01),
         _number(found.memory_used_bytes, 2, GB),
         _number(total, 2, GB),
-        _number(power, 1),
+        _number(found.power_w, 1),
         _number(found.temperature_c, 0),
     )
     return ",".join((state.gpu.index, *fields))

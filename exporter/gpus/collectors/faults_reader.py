@@ -3,14 +3,14 @@
 import logging
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import NamedTuple, TypeAlias, TypeVar
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.saved_state import load_saved_state, save_state
+from exporter.contract.records import RecordError, from_json, to_json
 from exporter.gpus.analysis.attribution import normal_pci_address
 from exporter.gpus.analysis.node_health import counter_offset
-from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuReading
+from exporter.gpus.records import Gpu, GpuCondition, GpuEvent, GpuReading, XidCount
 from exporter.machine.kernel_log import KernelEvent, KernelXid
 
 KIND = "gpus"
@@ -18,15 +18,16 @@ UNCONTAINED_XIDS = (95,)  # reported for one instance, but affect the whole GPU
 
 Entry = TypeVar("Entry", GpuEvent, KernelEvent)
 
+MemoryErrors: TypeAlias = tuple[Mapping[str, int], Mapping[str, int]]  # offsets and last readings, by type
+
 log = logging.getLogger("gpujob.gpus")
 
 
-@dataclass(frozen=True, slots=True)
-class XidCount:
-    """Count of one Xid on a GPU since the start of the job, and its last time."""
+class _SavedFaults(NamedTuple):
+    """Faults of one GPU as they are saved."""
 
-    count: int
-    last: float
+    xids: Mapping[int, tuple[int, float]]  # count and last time by code
+    ecc: MemoryErrors
 
 
 class GpuFaultCounts:
@@ -41,7 +42,7 @@ class GpuFaultCounts:
         self._state_args = (run_dir, identity.node, identity.job_id, identity.attempt)
         # From earlier sidecars. None until loaded: not in the constructor, because the run directory may hang.
         self._saved: dict[tuple[str, int], XidCount] | None = None
-        self._ecc: dict[str, list[dict[str, int]]] = {}  # by UUID: offsets and last readings of memory errors by type
+        self._ecc: dict[str, MemoryErrors] = {}  # by UUID
         self._conditions: dict[str, GpuCondition] = {}  # by UUID: the last reading counted
         self._driver_counts: Counter[tuple[str, int]] = Counter()
         self._kernel_counts: Counter[tuple[str, int]] = Counter()
@@ -148,33 +149,30 @@ class GpuFaultCounts:
         """Count memory errors; return whether anything changed."""
         totals = {"corrected": condition.ecc_corrected, "uncorrected": condition.ecc_uncorrected}
         counts = {kind: count for kind, count in totals.items() if count is not None}
-        before = self._ecc.get(uuid, [{}, {}])
+        before = self._ecc.get(uuid, ({}, {}))
         base, last = before
         begun = {kind: counter_offset(base.get(kind), last.get(kind), count) for kind, count in counts.items()}
-        self._ecc[uuid] = [{**base, **begun}, {**last, **counts}]
+        self._ecc[uuid] = ({**base, **begun}, {**last, **counts})
         return self._ecc[uuid] != before
 
     def _restore(self) -> None:
         self._saved = {}
         found = load_saved_state(*self._state_args, kind=KIND) or {}
         try:
-            for uuid, entry in dict(found.get("gpus", {})).items():
-                for code, (count, last) in entry["xids"].items():
-                    self._saved[str(uuid), int(code)] = XidCount(int(count), float(last))
-                base, last = ({str(kind): int(count) for kind, count in part.items()} for part in entry["ecc"])
-                self._ecc[str(uuid)] = [base, last]
-        except (KeyError, TypeError, ValueError, AttributeError, OverflowError) as error:
+            saved = from_json(dict[str, _SavedFaults], found.get("gpus", {}), "gpus")
+        except RecordError as error:
             log.warning("the GPU state saved by an earlier sidecar is not used: %s", error)
-            self._saved, self._ecc = {}, {}
+            saved = {}
+        for uuid, faults in saved.items():
+            self._saved |= {(uuid, code): XidCount(*xid) for code, xid in faults.xids.items()}
+            self._ecc[uuid] = faults.ecc
         self._merge_counts()
 
     def _save(self) -> None:
-        body: dict[str, dict[str, Any]] = {}
-        for uuid, xids in self._xids.items():
-            counts = {str(code): [xid.count, xid.last] for code, xid in xids.items()}
-            body[uuid] = {"xids": counts, "ecc": [{}, {}]}
-        for uuid, parts in self._ecc.items():
-            body.setdefault(uuid, {"xids": {}})["ecc"] = parts
+        body = {}
+        for uuid in {**self._xids, **self._ecc}:
+            counts = {code: (xid.count, xid.last) for code, xid in self.xids(uuid).items()}
+            body[uuid] = to_json(_SavedFaults(counts, self._ecc.get(uuid, ({}, {}))))
         problem = save_state(*self._state_args, {"gpus": body}, kind=KIND)
         if problem is not None:
             log.warning("GPU faults cannot be saved: %s", problem)

@@ -13,14 +13,22 @@ from exporter.contract import status
 from exporter.contract.events import Event
 from exporter.contract.identity import Identity
 from exporter.contract.manifest import Manifest
-from exporter.gpus.analysis.node_health import HEALTHS, GpuHealthFacts, HealthReason, HealthResult, NodeHealthTracker
+from exporter.gpus.analysis.node_health import HEALTHS, HealthReason, HealthResult, NodeHealthTracker
 from exporter.gpus.analysis.users import listed_gpu_positions, parse_visible_devices
 from exporter.gpus.analysis.xid import KNOWN_XIDS, xid_class, xid_meaning
 from exporter.gpus.collectors import page
 from exporter.gpus.collectors.faults_reader import GpuFaultCounts
-from exporter.gpus.collectors.page import GpuEntry
 from exporter.gpus.collectors.totals_reader import GpuTotals
-from exporter.gpus.records import DriverState, Gpu, GpuCondition, GpuDriver, GpuEvent, GpuReading, GpuState, JobGpus
+from exporter.gpus.records import (
+    DriverState,
+    Gpu,
+    GpuDriver,
+    GpuEntry,
+    GpuEvent,
+    GpuReading,
+    GpuState,
+    JobGpus,
+)
 
 DRIVER_STATE = Family(
     "gpu_driver_state",
@@ -171,7 +179,7 @@ class GpusCollector:
         last = self._last_result
         if last is not None and known == last.inputs and 0 <= now - last.time < HEALTH_INTERVAL_S:
             return last
-        judgement = self._health.update(now, reading.state, [_facts(entry) for entry in entries], reading.message)
+        judgement = self._health.update(now, reading.state, entries, reading.message)
         sums = dict.fromkeys(KNOWN_XIDS if detects_xids else (), 0)
         for entry in entries:
             for code, xid in entry.xids.items():
@@ -221,11 +229,11 @@ class GpusCollector:
             before = self._states.get(uuid, "ok")
             if state != "ok" and state != before:
                 level, kind = ("warning", "GPU hangs") if state == "hanging" else ("critical", "GPU lost")
-                self._add_event(now, level, kind, f"{_name(entry.state.gpu)}: {entry.state.message or state}")
+                self._add_event(now, level, kind, f"{entry.state.gpu.title}: {entry.state.message or state}")
             elif state == "ok" and before != "ok":
-                self._add_event(now, "info", "GPU works again", _name(entry.state.gpu))
+                self._add_event(now, "info", "GPU works again", entry.state.gpu.title)
             self._states[uuid] = state
-        names = {entry.state.gpu.uuid: _name(entry.state.gpu) for entry in entries} if new_xids else {}
+        names = {entry.state.gpu.uuid: entry.state.gpu.title for entry in entries} if new_xids else {}
         for seen in new_xids:
             level = EVENT_LEVELS.get(xid_class(seen.xid), "info")
             who = f", process {seen.pid}" if seen.pid is not None else ""
@@ -317,33 +325,3 @@ def _with_parents(own: Collection[Gpu], reading: GpuReading) -> tuple[GpuState, 
     """The job's GPUs and MIG instances, and the GPUs that contain these instances and share their faults."""
     uuids = {gpu.uuid for gpu in own} | {gpu.parent for gpu in own if gpu.parent is not None}
     return tuple(state for state in reading.gpus if state.gpu.uuid in uuids)
-
-
-def _facts(entry: GpuEntry) -> GpuHealthFacts:
-    """Facts about one GPU for the health of the node."""
-    state, activity = entry.state, entry.state.activity
-    condition = state.condition or GpuCondition()
-    return GpuHealthFacts(
-        index=state.gpu.index,
-        state=state.state,
-        message=state.message,
-        ecc_corrected=entry.job_memory_errors.get("corrected"),
-        ecc_uncorrected=entry.job_memory_errors.get("uncorrected"),
-        row_remap_pending=condition.row_remap_pending,
-        row_remap_failure=condition.row_remap_failure,
-        pages_pending=condition.pages_pending,
-        recovery_action=condition.recovery_action,
-        pcie_replays=condition.pcie_replays,
-        pcie_width=condition.pcie_width,
-        pcie_width_max=condition.pcie_width_max,
-        pcie_generation=condition.pcie_generation,
-        pcie_generation_max=condition.pcie_generation_max,
-        nvlink_errors=condition.nvlink_errors,
-        condition_time=state.condition_time,
-        utilization=None if activity is None else activity.utilization_ratio,
-        xids={code: (xid.count, xid.last) for code, xid in entry.xids.items()},
-    )
-
-
-def _name(gpu: Gpu) -> str:
-    return f"GPU {gpu.index} ({gpu.uuid})"

@@ -5,7 +5,7 @@ from collections.abc import Collection, Mapping
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.published import WorkerProcesses
-from exporter.gpus.analysis.users import NodeGpuUsage, ProcessOnGpu, VisibleGpu, WorkerAssignment, gpu_usage
+from exporter.gpus.analysis.users import NodeGpuUsage, WorkerAssignment, gpu_usage
 from exporter.gpus.process_info_reader import GpuProcessInfo, read_gpu_process, read_namespace_pids
 from exporter.gpus.records import GpuReading
 from exporter.machine.procfs import read_environment
@@ -32,19 +32,8 @@ class GpuProcessOwners:
 
     def usage(self, reading: GpuReading, own: Mapping[int, str], workers: WorkerProcesses) -> NodeGpuUsage:
         """Attribute the GPU processes of this reading. ``own``: UUIDs of the job's GPUs by position in the plan."""
-        gpus = [
-            VisibleGpu(
-                state.gpu.uuid,
-                state.gpu.index,
-                state.gpu.parent,
-                None
-                if state.processes is None
-                else tuple(ProcessOnGpu(p.pid, p.memory_bytes, p.sm_ratio, p.kind) for p in state.processes),
-            )
-            for state in reading.gpus
-        ]
         positions = {-1, *own, *(position for task in self._tasks for position in task.gpus)}
-        reported_pids = {process.pid for gpu in gpus for process in gpu.processes or ()}
+        reported_pids = {process.pid for state in reading.gpus for process in state.processes or ()}
         owners = {pid: rank for rank, pids in workers.pids.items() for pid in pids}
         here = self._local_pids(reported_pids - owners.keys(), owners)
         unowned_pids = {here.get(pid, pid) for pid in reported_pids} - owners.keys()
@@ -62,7 +51,7 @@ class GpuProcessOwners:
                     ignored.add(pid)
         self._job_pids = (self._job_pids & unowned_pids).union(owners, *pids.values())
         return gpu_usage(
-            gpus,
+            reading.gpus,
             [own.get(position, f"{position}, which is missing") for position in range(max(positions) + 1)],
             [
                 WorkerAssignment(

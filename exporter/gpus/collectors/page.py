@@ -1,13 +1,11 @@
 """Series and status entry of one GPU."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
 
 from exporter.collecting.families import Family, SeriesGroup
 from exporter.contract.status import GpuDevice, GpuXid
 from exporter.gpus.analysis.xid import xid_class, xid_meaning
-from exporter.gpus.collectors.faults_reader import XidCount
-from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
+from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuEntry
 
 GPU = ("gpu",)
 
@@ -83,18 +81,6 @@ FAMILIES = (
     *(ECC, ECC_JOB, REMAPPED, REMAP_PENDING, REMAP_FAILURE, RETIRED, PAGES_PENDING, RECOVERY, REPLAYS),
     *(PCIE_WIDTH, PCIE_GENERATION, NVLINK_BYTES, NVLINK_ERRORS, FAN, XID_TIME),
 )
-
-
-@dataclass(frozen=True, slots=True)
-class GpuEntry:
-    """One GPU, with values beyond the reading itself."""
-
-    state: GpuState
-    job_memory_errors: Mapping[str, int] = field(default_factory=dict)
-    xids: Mapping[int, XidCount] = field(default_factory=dict)
-    utilization_mean_ratio: float | None = None
-    memory_peak_bytes: int | None = None
-    energy_job_j: float | None = None
 
 
 def add_gpu(row: SeriesGroup, entry: GpuEntry, driver: GpuDriver | None, *, readable: bool) -> None:
@@ -182,7 +168,6 @@ def _add_condition(row: SeriesGroup, condition: GpuCondition, job_memory_errors:
 def gpu_device(entry: GpuEntry, lost_since: float | None) -> GpuDevice:
     """Status of a GPU. Another collector adds its users."""
     gpu, activity = entry.state.gpu, entry.state.activity or GpuActivity()
-    power = activity.power_instant_w if activity.power_average_w is None else activity.power_average_w
     memory = gpu.memory_total_bytes if activity.memory_total_bytes is None else activity.memory_total_bytes
     return GpuDevice(
         gpu=gpu.index,
@@ -194,7 +179,7 @@ def gpu_device(entry: GpuEntry, lost_since: float | None) -> GpuDevice:
         utilization_ratio=activity.busy_ratio,
         memory_used_bytes=activity.memory_used_bytes,
         memory_total_bytes=memory,
-        power_w=power,
+        power_w=activity.power_w,
         power_limit_w=activity.power_limit_w,
         energy_j=activity.energy_j,
         energy_job_j=entry.energy_job_j,

@@ -1,10 +1,11 @@
 """Totals of each GPU since the start of the job: mean utilization, peak memory and energy."""
 
 import logging
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.saved_state import load_saved_state, save_state
+from exporter.contract.records import RecordError, from_json, to_json
 from exporter.gpus.records import GpuState
 
 KIND = "gpu_totals"
@@ -24,7 +25,7 @@ class GpuTotal:
     memory_peak_bytes: int | None = None
     energy_j: float | None = None  # since its first reading
     counter_j: float | None = None  # the driver's counter at the last reading
-    last: float | None = None  # time of the last known utilization
+    last: float | None = field(default=None, init=False)  # time of the last known utilization; not restored
 
     @property
     def utilization_mean_ratio(self) -> float | None:
@@ -80,7 +81,7 @@ class GpuTotals:
         if self._totals is None or (self._saved_at is not None and now - self._saved_at < SAVE_INTERVAL_S):
             return
         self._saved_at = now
-        body = {uuid: vars(total) for uuid, total in self._totals.items()}
+        body = {uuid: to_json(total) for uuid, total in self._totals.items()}
         problem = save_state(*self._state_args, body, kind=KIND)
         if problem is not None and self._save_problem is None:
             log.warning("GPU totals cannot be saved: %s", problem)
@@ -90,14 +91,7 @@ class GpuTotals:
         found = {}
         for uuid, body in (load_saved_state(*self._state_args, kind=KIND) or {}).items():
             try:
-                peak, energy, counter = body["memory_peak_bytes"], body["energy_j"], body["counter_j"]
-                found[uuid] = GpuTotal(
-                    busy_s=float(body["busy_s"]),
-                    known_s=float(body["known_s"]),
-                    memory_peak_bytes=None if peak is None else int(peak),
-                    energy_j=None if energy is None else float(energy),
-                    counter_j=None if counter is None else float(counter),
-                )
-            except (KeyError, TypeError, ValueError) as error:
+                found[uuid] = from_json(GpuTotal, body)
+            except RecordError as error:
                 log.warning("the totals of GPU %s saved by an earlier sidecar are not used: %s", uuid, error)
         return found

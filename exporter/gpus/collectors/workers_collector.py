@@ -16,11 +16,11 @@ from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Pu
 from exporter.contract import status
 from exporter.contract.events import Event
 from exporter.contract.manifest import Task
-from exporter.gpus.analysis.hang_signatures import ConditionDetector, GpuSample, WorkerGpuCondition, WorkerSample
-from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
+from exporter.gpus.analysis.hang_signatures import ConditionDetector, Finding, GpuSample, WorkerSample
+from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, WorkerPlacement
 from exporter.gpus.collectors.owners_reader import GpuProcessOwners
 from exporter.gpus.process_info_reader import GpuProcessInfo
-from exporter.gpus.records import GIB, GpuActivity, GpuState, JobGpus
+from exporter.gpus.records import GIB, GpuActivity, GpuProcess, GpuState, JobGpus
 
 GPU_OF_WORKER = (*WORKER_LABELS, "gpu")
 
@@ -72,7 +72,7 @@ class GpuWorkersSnapshot:
     """Users of the GPUs at one reading, with conditions and recent events."""
 
     usage: NodeGpuUsage = field(default_factory=NodeGpuUsage)
-    conditions: Mapping[int, tuple[WorkerGpuCondition, ...]] | None = None  # by rank
+    conditions: Mapping[int, Mapping[str, Finding]] | None = None  # by rank
     planned: Mapping[int, tuple[str, ...]] | None = None  # UUIDs by rank
     outside_processes: Mapping[int, GpuProcessInfo] | None = None  # foreign processes by pid, where they can be read
     ended: Mapping[int, LastGpuUse] = field(default_factory=dict)  # last use by workers that ended, by rank
@@ -124,7 +124,7 @@ class GpuWorkersCollector:
         for use in usage.uses:
             uses.setdefault(use.rank, []).append(use)
         shared = {gpu.uuid for gpu in usage.gpus if len(gpu.workers) > 1 or gpu.foreign}
-        standings = {standing.rank: standing for standing in usage.workers}
+        placements = {placement.rank: placement for placement in usage.workers}
         for task in self._tasks.values():
             planned_or_used = [
                 *(use.uuid for use in uses.get(task.rank, ())),
@@ -133,7 +133,7 @@ class GpuWorkersCollector:
             samples = tuple(
                 _gpu_sample(
                     state,
-                    self._uses_gpu(task, state, held, standings),
+                    self._uses_gpu(task, state, held, placements),
                     is_exclusive=state.gpu.uuid not in shared,
                     use=held.get((task.rank, state.gpu.uuid)),
                 )
@@ -153,10 +153,10 @@ class GpuWorkersCollector:
         self._log_events(now, usage, states, conditions)
         planned = {rank: tuple(own[at] for at in task.gpus if at in own) for rank, task in self._tasks.items()}
         young = frozenset(rank for rank, start in workers.starts.items() if now - start < SETTLED_S)
-        for rank, standing in standings.items():
+        for rank, placement in placements.items():
             if rank in uses:
-                self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), standing.text if standing.misplaced else None)
-            elif rank not in young and standing.unused is not None:
+                self._last_uses[rank] = LastGpuUse(tuple(uses[rank]), placement.text if placement.misplaced else None)
+            elif rank not in young and placement.unused is not None:
                 self._last_uses.setdefault(rank, LastGpuUse((), None))
         ended = {rank: last for rank, last in self._last_uses.items() if not workers.pids.get(rank)}
         return GpuWorkersSnapshot(
@@ -185,8 +185,8 @@ class GpuWorkersCollector:
         """Whether a worker has a process on a GPU; None if unknown."""
         if (task.rank, state.gpu.uuid) in uses:
             return True
-        standing = placements.get(task.rank)
-        return False if standing and standing.unused and state.gpu.index in standing.unused else None
+        placement = placements.get(task.rank)
+        return False if placement and placement.unused and state.gpu.index in placement.unused else None
 
     def _worker_sample(self, task: Task, gpus: tuple[GpuSample, ...], workers: WorkerProcesses) -> WorkerSample:
         progress = self._progress.value.workers.get(task.rank, WorkerProgress())
@@ -209,23 +209,22 @@ class GpuWorkersCollector:
         now: float,
         usage: NodeGpuUsage,
         states: Mapping[str, GpuState],
-        conditions: Mapping[int, tuple[WorkerGpuCondition, ...]],
+        conditions: Mapping[int, Mapping[str, Finding]],
     ) -> None:
         """Add an event for each new problem, and again if it returns."""
         present: dict[tuple[str, ...], tuple[str, str, Task | None]] = {}
-        for standing in usage.workers:
-            if standing.misplaced:
-                task = self._tasks[standing.rank]
-                present["misplaced", task.worker, standing.text] = ("GPU misplaced", standing.text, task)
+        for placement in usage.workers:
+            if placement.misplaced:
+                task = self._tasks[placement.rank]
+                present["misplaced", task.worker, placement.text] = ("GPU misplaced", placement.text, task)
         for gpu, process in self._confirmed_foreign(usage, states):
             words = f"GPU {gpu.index} ({gpu.uuid}) is also used by {self._process_text(process)}"
             present["foreign", gpu.uuid, str(process.pid)] = ("GPU foreign process", words, None)
         for rank, found in conditions.items():
             task = self._tasks[rank]
-            for condition in found:
+            for name, condition in found.items():
                 if condition.state:
-                    words = f"{condition.name}: {condition.text}"
-                    present["condition", task.worker, condition.name] = ("GPU signature", words, task)
+                    present["condition", task.worker, name] = ("GPU signature", f"{name}: {condition.text}", task)
         for key, (kind, detail, whose) in present.items():
             if key in self._reported:
                 continue
@@ -235,14 +234,14 @@ class GpuWorkersCollector:
 
     def _confirmed_foreign(
         self, usage: NodeGpuUsage, states: Mapping[str, GpuState]
-    ) -> list[tuple[GpuUsers, ProcessOnGpu]]:
+    ) -> list[tuple[GpuUsers, GpuProcess]]:
         """Foreign processes on two of the driver's lists. A child that a worker just started or lost is on one only."""
         found = {(gpu.uuid, process.pid): (gpu, process) for gpu in usage.gpus for process in gpu.foreign or ()}
         times = {key: states[key[0]].processes_time for key in found}
         self._foreign_since = {key: self._foreign_since.get(key, times[key]) for key in found}
         return [whose for key, whose in found.items() if times[key] != self._foreign_since[key]]
 
-    def _process_text(self, process: ProcessOnGpu) -> str:
+    def _process_text(self, process: GpuProcess) -> str:
         holder = self._owners.outside_processes.get(process.pid)
         memory = f", {process.memory_bytes / GIB:.1f} GiB" if process.memory_bytes is not None else ""
         return f"process {process.pid}{f' ({holder.name})' if holder is not None else ''}{memory}, not of this job"
@@ -255,14 +254,14 @@ class GpuWorkersCollector:
             row.add(USE, 1, gpu=use.index, attribution=use.attribution)
             row.add(MEMORY, use.memory_bytes, gpu=use.index)
             row.add(SM, use.sm_ratio, gpu=use.index)
-        for standing in snapshot.usage.workers:
-            if standing.misplaced is not None:
-                out.row(**worker_labels(self._tasks[standing.rank])).add(MISPLACED, int(standing.misplaced))
+        for placement in snapshot.usage.workers:
+            if placement.misplaced is not None:
+                out.row(**worker_labels(self._tasks[placement.rank])).add(MISPLACED, int(placement.misplaced))
         for rank, conditions in (snapshot.conditions or {}).items():
             row = out.row(**worker_labels(self._tasks[rank]))
-            for condition in conditions:
+            for name, condition in conditions.items():
                 if condition.state is not None:
-                    row.add(CONDITION, int(condition.state), condition=condition.name)
+                    row.add(CONDITION, int(condition.state), condition=name)
                 row.add(FULL, condition.full_time)
         for gpu in snapshot.usage.gpus:
             row = out.row(gpu=gpu.index)
@@ -292,7 +291,7 @@ class GpuWorkersCollector:
         )
 
 
-def _foreign_process(process: ProcessOnGpu, holder: GpuProcessInfo | None) -> status.ForeignProcess:
+def _foreign_process(process: GpuProcess, holder: GpuProcessInfo | None) -> status.ForeignProcess:
     return status.ForeignProcess(
         pid=process.pid,
         memory_bytes=process.memory_bytes,
@@ -302,18 +301,18 @@ def _foreign_process(process: ProcessOnGpu, holder: GpuProcessInfo | None) -> st
 
 
 def _worker_status(rank: int, snapshot: GpuWorkersSnapshot) -> status.GpuUseStatus:
-    standing = next((found for found in snapshot.usage.workers if found.rank == rank), None)
-    conditions = (snapshot.conditions or {}).get(rank, ())
+    placement = next((found for found in snapshot.usage.workers if found.rank == rank), None)
+    conditions = (snapshot.conditions or {}).get(rank, {})
     uses: tuple[GpuUse, ...] | None = tuple(use for use in snapshot.usage.uses if use.rank == rank)
-    if not uses and (standing is None or standing.unused is None or rank in snapshot.starting):
+    if not uses and (placement is None or placement.unused is None or rank in snapshot.starting):
         uses = None  # unknown
-    misplaced = standing.text if standing is not None and standing.misplaced else None
+    misplaced = placement.text if placement is not None and placement.misplaced else None
     if not uses and rank in snapshot.ended:
         uses, misplaced = snapshot.ended[rank]
     return status.GpuUseStatus(
         gpu_misplaced=misplaced,
-        gpu_conditions={condition.name: condition.text for condition in conditions if condition.state},
-        gpu_memory_full=next((c.full_time for c in conditions if c.full_time is not None), None),
+        gpu_conditions={name: condition.text for name, condition in conditions.items() if condition.state},
+        gpu_memory_full=next((c.full_time for c in conditions.values() if c.full_time is not None), None),
         gpu_plan=(snapshot.planned or {}).get(rank, ()),
         gpu_use=None if uses is None else tuple(map(_gpu_use, uses)),
     )
@@ -336,8 +335,7 @@ def _gpu_sample(state: GpuState, used: bool | None, *, is_exclusive: bool, use: 
     """
     activity = state.activity or GpuActivity()
     if is_exclusive:
-        utilization, power = activity.utilization_ratio, activity.power_average_w
-        power = activity.power_instant_w if power is None else power
+        utilization, power = activity.utilization_ratio, activity.power_w
     else:
         utilization, power = None if use is None else use.sm_ratio, None
     return GpuSample(

@@ -1,22 +1,14 @@
 """Activity of a GPU through NVML: cheap calls every second, slow values every five seconds."""
 
-import ctypes
-from ctypes import byref, c_int, c_void_p
-from typing import Any
+from ctypes import byref, c_uint, c_ulonglong
 
-from exporter.gpus.nvidia.calls import (
-    NvmlDevice,
-    NvmlFieldReader,
-    NvmlMemory,
-    NvmlMemoryV2,
-    NvmlTemperature,
-    NvmlUtilization,
-)
+from exporter.gpus.nvidia.calls import Handle, NvmlDevice, NvmlFieldReader
 from exporter.gpus.nvidia.gpm import GpmReader
 from exporter.gpus.records import THROTTLE_REASONS, GpuActivity, GpuFailed, ThrottleReason
 
 CLOCK_SM, CLOCK_MEMORY = 1, 2
 SENSOR_GPU = 0
+MEMORY_V2, TEMPERATURE_V1 = 0x02000028, 0x0100000C  # versions of structures, which contain their sizes
 # Longest time between readings of temperature, memory clock and performance monitors. Each needs extra calls.
 SLOW_EVERY_S = 5.0
 LATE_TOLERANCE_S = 0.3  # tolerance for readings that come late
@@ -55,9 +47,8 @@ class GpuActivityReader:
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
         self._memory = GpuMemoryReader(device)
-        self._utilization = NvmlUtilization()
+        self._utilization = (c_uint * 2)()  # `nvmlUtilization_t`: percent of the GPU and of its memory
         self._utilization_ref = byref(self._utilization)
-        self._temperature = NvmlTemperature(NvmlTemperature.VERSION, SENSOR_GPU)
         self._fields = NvmlFieldReader(device, FIELDS)
         self._is_set_up = False
         self._has_power_fields = False
@@ -70,7 +61,7 @@ class GpuActivityReader:
         self._reasons_read_at: float | None = None
         self._read_at: float | None = None
         self._slow_at: float | None = None  # last complete reading of the slow values; None if the last was incomplete
-        self._slow: dict[str, Any] = {}
+        self._slow: dict[str, float | None] = {}
         self.gpm = GpmReader(device)
 
     def read(self, now: float) -> GpuActivity:
@@ -85,7 +76,7 @@ class GpuActivityReader:
     def _read(self, now: float) -> GpuActivity:
         device = self._device
         utilization = self._utilization
-        used = not device.call("nvmlDeviceGetUtilizationRates", device.handle, self._utilization_ref)
+        used = not device.direct("nvmlDeviceGetUtilizationRates", device.handle, self._utilization_ref)
         memory_used, memory_total = self._memory.read()
         if not self._is_set_up:
             self._find_supported_fields()
@@ -98,8 +89,8 @@ class GpuActivityReader:
         if energy is None:
             energy = device.long("nvmlDeviceGetTotalEnergyConsumption")
         return GpuActivity(
-            utilization_ratio=utilization.gpu / 100 if used else None,
-            memory_utilization_ratio=utilization.memory / 100 if used else None,
+            utilization_ratio=utilization[0] / 100 if used else None,
+            memory_utilization_ratio=utilization[1] / 100 if used else None,
             memory_used_bytes=memory_used,
             memory_total_bytes=memory_total,
             power_average_w=average,
@@ -112,7 +103,7 @@ class GpuActivityReader:
             **self._slow_values(now, used=used),
         )
 
-    def _slow_values(self, now: float, *, used: bool) -> dict[str, Any]:
+    def _slow_values(self, now: float, *, used: bool) -> dict[str, float | None]:
         """Slow values. If utilization is unavailable (not ``used``), SM activity replaces it and is read each time."""
         before, self._read_at = self._read_at, now
         if before is not None and self._slow_at is not None and used:
@@ -135,9 +126,7 @@ class GpuActivityReader:
         if watts is None:
             return None, None
         if self._capability is None:
-            major, minor = c_int(), c_int()
-            self._device.call("nvmlDeviceGetCudaComputeCapability", self._device.handle, byref(major), byref(minor))
-            self._capability = major.value, minor.value
+            self._capability = self._device.value("nvmlDeviceGetCudaComputeCapability") or (0, 0)
         return (watts, None) if self._capability >= AVERAGES_POWER else (None, watts)
 
     def _read_power_limit(self, now: float) -> float | None:
@@ -146,13 +135,10 @@ class GpuActivityReader:
         return self._limit_w
 
     def _read_temperature(self) -> float | None:
-        device = self._device
-        if device.library.function("nvmlDeviceGetTemperature") is not None:
-            return device.number("nvmlDeviceGetTemperature", SENSOR_GPU)
-        if device.call("nvmlDeviceGetTemperatureV", device.handle, byref(self._temperature)):
-            return None
-        degrees: int = self._temperature.temperature
-        return degrees
+        if self._device.library.function("nvmlDeviceGetTemperature") is not None:
+            return self._device.number("nvmlDeviceGetTemperature", SENSOR_GPU)
+        found = (c_uint * 3)(TEMPERATURE_V1, SENSOR_GPU)  # `nvmlTemperature_v1_t`: version, sensor, degrees
+        return None if self._device.direct("nvmlDeviceGetTemperatureV", self._device.handle, byref(found)) else found[2]
 
     def _find_supported_fields(self) -> None:
         """Find out which fields the device supports."""
@@ -196,15 +182,15 @@ class GpuActivityReader:
 class MigActivityReader:
     """Activity of one MIG instance: memory and performance monitors. Other values exist only for the whole GPU."""
 
-    def __init__(self, device: NvmlDevice, gpu_handle: c_void_p, instance: int | None) -> None:
+    def __init__(self, device: NvmlDevice, gpu_handle: Handle, instance: int | None) -> None:
         self._memory = GpuMemoryReader(device)
         self.gpm = None if instance is None else GpmReader(device, gpu_handle, instance)
 
     def read(self, now: float) -> GpuActivity:
         """Return the activity; ``now`` in monotonic seconds."""
         used, total = self._memory.read()
-        parts: dict[str, Any] = {} if self.gpm is None else self.gpm.read(now)
-        return GpuActivity(memory_used_bytes=used, memory_total_bytes=total, **parts)
+        parts = {} if self.gpm is None else self.gpm.read(now)
+        return GpuActivity(memory_used_bytes=used, memory_total_bytes=total, throttle_s={}, **parts)
 
 
 class GpuMemoryReader:
@@ -217,14 +203,16 @@ class GpuMemoryReader:
         self._device = device
         newer = device.library.function("nvmlDeviceGetMemoryInfo_v2") is not None
         self._name = "nvmlDeviceGetMemoryInfo_v2" if newer else "nvmlDeviceGetMemoryInfo"
-        self._memory: ctypes.Structure = NvmlMemoryV2(NvmlMemoryV2.VERSION) if newer else NvmlMemory()
+        # `nvmlMemory_v2_t`: version, total, reserved, free, used; `nvmlMemory_t`: total, free, used.
+        self._memory = (c_ulonglong * 5)(MEMORY_V2) if newer else (c_ulonglong * 3)()
+        self._total = 1 if newer else 0
         self._memory_ref = byref(self._memory)
 
     def read(self) -> tuple[int | None, int | None]:
         """Used and total bytes; None for a device without its own memory."""
-        if self._device.call(self._name, self._device.handle, self._memory_ref):
+        if self._device.direct(self._name, self._device.handle, self._memory_ref):
             return None, None
-        return self._memory.used, self._memory.total
+        return self._memory[-1], self._memory[self._total]
 
 
 def _thousandth(value: float | None) -> float | None:

@@ -1,9 +1,8 @@
 """Condition of a GPU through NVML: counters of faults and links, once a minute."""
 
 from collections.abc import Iterable
-from ctypes import byref, c_uint
 
-from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, SUCCESS, NvmlDevice, NvmlFieldReader
+from exporter.gpus.nvidia.calls import NvmlDevice, NvmlFieldReader
 from exporter.gpus.records import GpuCondition, RecoveryAction
 
 CORRECTED, UNCORRECTED = 0, 1
@@ -36,19 +35,15 @@ class GpuConditionReader:
 
     def __init__(self, device: NvmlDevice) -> None:
         self._device = device
-        self._rows = tuple(c_uint() for _ in range(4))
         self._fields = NvmlFieldReader(device, FIELDS)
-        self._count = c_uint()
         self._links = _NvlinkReader(device)
 
     def read(self) -> GpuCondition:
         """Read all supported values."""
-        device = self._device
-        number, long = device.number, device.long
-        rows_told = not device.call("nvmlDeviceGetRemappedRows", device.handle, *map(byref, self._rows))
-        corrected, uncorrected, pending, failure = (row.value if rows_told else None for row in self._rows)
+        number, long = self._device.number, self._device.long
+        corrected, uncorrected, pending, failure = self._device.value("nvmlDeviceGetRemappedRows") or (None,) * 4
         # Ampere and later remap rows; earlier GPUs retire pages.
-        retires = "nvmlDeviceGetRemappedRows" in device.unsupported_calls
+        retires = "nvmlDeviceGetRemappedRows" in self._device.unsupported_calls
         fan = number("nvmlDeviceGetFanSpeed")
         received, sent = self._links.traffic()
         return GpuCondition(
@@ -74,11 +69,8 @@ class GpuConditionReader:
         )
 
     def _retired_pages(self, cause: int) -> int | None:
-        """Number of retired pages, from a call without room for the list."""
-        self._count.value = 0
-        name, device = "nvmlDeviceGetRetiredPages", self._device
-        code = device.call(name, device.handle, cause, byref(self._count), None, key=(name, cause))
-        return self._count.value if code in (SUCCESS, INSUFFICIENT_SIZE) else None
+        pages = self._device.value("nvmlDeviceGetRetiredPages", cause)
+        return None if pages is None else len(pages)
 
 
 class _NvlinkReader:

@@ -1,20 +1,18 @@
 """Xid events of the driver through NVML, read on a separate thread."""
 
-import ctypes
 import threading
 from collections import Counter
 from collections.abc import Callable, Mapping
-from ctypes import byref, c_uint, c_ulonglong, c_void_p
+from ctypes import Structure, byref, c_uint, c_void_p, cast
 
 from exporter.contract.clock import Clock
 from exporter.gpus.nvidia.calls import (
-    FUNCTION_NOT_FOUND,
     NOT_SUPPORTED,
     PERMANENT,
-    REPLACED,
     SUCCESS,
     TIMEOUT,
     UNKNOWN,
+    Handle,
     NvmlLibrary,
 )
 from exporter.gpus.records import GpuEvent
@@ -26,27 +24,15 @@ MOST_SPOILED = 3  # sets that one GPU may spoil; each time, pending events of ot
 NO_INSTANCE = 0xFFFFFFFF
 
 
-class _NvmlEventData(ctypes.Structure):
-    """``nvmlEventData_t``."""
-
-    _fields_ = (
-        ("device", c_void_p),
-        ("type", c_ulonglong),
-        ("data", c_ulonglong),
-        ("gpu_instance", c_uint),
-        ("compute_instance", c_uint),
-    )
-
-
 class XidEventSet:
     """A set of events, used on one thread only. It does not claim the turn of the thread that makes the other calls."""
 
-    def __init__(self, library: NvmlLibrary, clock: Clock, handles: Callable[[], Mapping[str, c_void_p]]) -> None:
+    def __init__(self, library: NvmlLibrary, clock: Clock, handles: Callable[[], Mapping[str, Handle]]) -> None:
         """``handles``: handles of the GPUs by UUID."""
         self._library = library
         self._clock = clock
         self._handles = handles
-        self._set: c_void_p | None = None
+        self._set: Handle | None = None
         self._registered: dict[int, str] = {}  # UUIDs by handle value
         self.gpus_without_events: dict[
             str, tuple[str, int]
@@ -70,9 +56,9 @@ class XidEventSet:
             self._pause.wait(timeout_s)
             return ()
         found: list[GpuEvent] = []
-        event = _NvmlEventData()
+        event = self._library.nvml.c_nvmlEventData_t()
         while len(found) < MOST_AT_ONCE:
-            event.gpu_instance = NO_INSTANCE  # older drivers do not set it
+            event.gpuInstanceId = NO_INSTANCE  # older drivers do not set it
             code = self._wait(event, 0 if found else int(timeout_s * 1000))
             if code == TIMEOUT:
                 break
@@ -81,9 +67,9 @@ class XidEventSet:
                 self.free()
                 self._pause.wait(0 if found else timeout_s)
                 break
-            uuid = self._registered.get(event.device or 0, "")
-            instance = None if event.gpu_instance == NO_INSTANCE else event.gpu_instance
-            found.append(GpuEvent(uuid, event.data, self._clock.time(), gpu_instance=instance))
+            uuid = self._registered.get(_address(event.device), "")
+            instance = None if event.gpuInstanceId == NO_INSTANCE else event.gpuInstanceId
+            found.append(GpuEvent(uuid, event.eventData, self._clock.time(), gpu_instance=instance))
         return tuple(found)
 
     def retry_registration(self) -> None:
@@ -94,24 +80,23 @@ class XidEventSet:
     def free(self) -> None:
         """Release the set."""
         if self._set is not None:
-            self._call("nvmlEventSetFree", self._set)
+            self._library.call("nvmlEventSetFree", self._set)
         self._set = None
         self._registered = {}
 
-    def _wait(self, event: _NvmlEventData, timeout_ms: int) -> int:
+    def _wait(self, event: Structure, timeout_ms: int) -> int:
         name = "nvmlEventSetWait_v2"
         if self._library.function(name) is None:
-            name = "nvmlEventSetWait"
-        return self._call(name, self._set, byref(event), c_uint(timeout_ms))
+            name = "nvmlEventSetWait"  # the binding lacks it
+        return self._library.direct(name, self._set, byref(event), c_uint(timeout_ms))
 
     def _register(self) -> bool:
         """Add new GPUs to the set; return whether it contains any."""
         known = {*self._registered.values(), *self.gpus_without_events, *self._retry_later}
         new = {uuid: handle for uuid, handle in self._handles().items() if uuid not in known}
         if self._set is None and (new or self._registered):
-            made = c_void_p()
             name = "nvmlEventSetCreate"
-            code = self._call(name, byref(made))
+            code, made = self._library.call(name)
             if code:
                 self.unsupported = (name, code) if code in PERMANENT else None
                 return False
@@ -121,18 +106,17 @@ class XidEventSet:
                 return self._register()
         return bool(self._registered)
 
-    def _add(self, uuid: str, handle: c_void_p) -> bool:
+    def _add(self, uuid: str, handle: Handle) -> bool:
         """Add a GPU to the set; return False if the set is no longer usable."""
-        types = c_ulonglong()
         name = "nvmlDeviceGetSupportedEventTypes"
-        code = self._call(name, handle, byref(types))
-        if code == SUCCESS and not types.value & XID:
+        code, types = self._library.call(name, handle)
+        if code == SUCCESS and not types & XID:
             code = NOT_SUPPORTED
         if code == SUCCESS:
             name = "nvmlDeviceRegisterEvents"
-            code = self._call(name, handle, c_ulonglong(XID), self._set)
+            code, _ = self._library.call(name, handle, XID, self._set)
             if code == SUCCESS:
-                self._registered[handle.value or 0] = uuid
+                self._registered[_address(handle)] = uuid
                 return True
         # The set may now contain anything: make a new one without this GPU.
         spoils = code == UNKNOWN and name == "nvmlDeviceRegisterEvents"
@@ -145,9 +129,6 @@ class XidEventSet:
             self.free()
         return not spoils
 
-    def _call(self, name: str, *arguments: object) -> int:
-        function = self._library.function(name)
-        code = FUNCTION_NOT_FOUND if function is None else function(*arguments)
-        if code in REPLACED:
-            self._library.check_driver()
-        return code
+
+def _address(handle: Handle) -> int:
+    return cast(handle, c_void_p).value or 0

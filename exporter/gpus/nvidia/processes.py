@@ -1,9 +1,8 @@
 """Processes on a GPU through NVML: memory and share of its time."""
 
-import ctypes
-from collections.abc import Iterator
-from ctypes import byref, c_uint, c_ulonglong
-from typing import Any
+from ctypes import byref, c_uint, c_ulonglong, create_string_buffer
+from itertools import islice
+from struct import Struct
 
 from exporter.gpus.nvidia.calls import INSUFFICIENT_SIZE, NOT_FOUND, NvmlDevice
 from exporter.gpus.records import GpuProcess
@@ -18,56 +17,53 @@ FIRST_WINDOW_S = 5.0  # period of the first utilization reading, instead of ever
 GRAPHICS_RETRY_S = 60.0
 
 
-class _NvmlProcessV2(ctypes.Structure):
-    """``nvmlProcessInfo_v2_t``, which version 3 also uses."""
-
-    _fields_ = (("pid", c_uint), ("memory", c_ulonglong), ("gpu_instance", c_uint), ("compute_instance", c_uint))
-
-
-class _NvmlProcessV1(ctypes.Structure):
-    """``nvmlProcessInfo_v1_t``."""
-
-    _fields_ = (("pid", c_uint), ("memory", c_ulonglong))
+# Records, each of which begins with the pid.
+PROCESS_V1 = Struct("@IQ")  # `nvmlProcessInfo_v1_t`: bytes of memory
+PROCESS_V2 = Struct("@IQ8x")  # `nvmlProcessInfo_v2_t`, which version 3 also uses: bytes of memory
+SAMPLE = Struct("@IQI12x")  # `nvmlProcessUtilizationSample_t`: microseconds since 1970, percent of the SMs' time
 
 
-class _NvmlUtilizationSample(ctypes.Structure):
-    """``nvmlProcessUtilizationSample_t``; percent, and microseconds since 1970."""
+class _RecordList:
+    """Records that one call writes into a buffer, which grows with them."""
 
-    _fields_ = (
-        ("pid", c_uint),
-        ("time", c_ulonglong),
-        ("sm", c_uint),
-        ("memory", c_uint),
-        ("encoder", c_uint),
-        ("decoder", c_uint),
-    )
+    def __init__(self, device: NvmlDevice, name: str, record: Struct) -> None:
+        self._device, self._name, self._record = device, name, record
+        self._buffer = create_string_buffer(FIRST_LENGTH * record.size)
+        self._count = c_uint()
+        self._count_ref = byref(self._count)
+
+    def read(self, since_us: int | None = None) -> tuple[int, list[tuple[int, ...]]]:
+        """Return code and records. ``since_us``: argument of the call for samples, whose buffer comes first."""
+        device, count = self._device, self._count
+        for _ in range(TRIES):
+            count.value = length = len(self._buffer) // self._record.size
+            if since_us is None:
+                code = device.direct(self._name, device.handle, self._count_ref, self._buffer)
+            else:
+                code = device.direct(self._name, device.handle, self._buffer, self._count_ref, c_ulonglong(since_us))
+            if code != INSUFFICIENT_SIZE:
+                break
+            # Room for processes that start before the next call.
+            length = max(2 * length, min(count.value, LARGEST_PID) + FIRST_LENGTH)
+            self._buffer = create_string_buffer(length * self._record.size)
+        records = () if code else islice(self._record.iter_unpack(self._buffer), count.value)
+        return code, [record for record in records if 0 < record[0] <= LARGEST_PID]
 
 
 class _ProcessList:
     """One list of processes, in the newest version that the driver supports."""
 
     def __init__(self, device: NvmlDevice, name: str) -> None:
-        self._device = device
         forms = (f"{name}_v3", f"{name}_v2", name)
-        self._name = next((form for form in forms if device.library.function(form) is not None), forms[0])
-        self._record: type[ctypes.Structure] = _NvmlProcessV1 if self._name == name else _NvmlProcessV2
-        self._records: Any = (self._record * FIRST_LENGTH)()
-        self._count = c_uint()
-        self._count_ref = byref(self._count)
+        form = next((form for form in forms if device.library.function(form) is not None), forms[0])
+        self._list = _RecordList(device, form, PROCESS_V1 if form == name else PROCESS_V2)
 
     def read(self) -> list[tuple[int, int | None]] | None:
         """Pids and bytes; None if unavailable."""
-        device, count = self._device, self._count
-        for _ in range(TRIES):
-            count.value = len(self._records)
-            code = device.call(self._name, device.handle, self._count_ref, self._records)
-            if code != INSUFFICIENT_SIZE:
-                break
-            self._records = (self._record * _next_length(len(self._records), count.value))()
+        code, records = self._list.read()
         if code:
             return None
-        records = (self._records[position] for position in range(min(count.value, len(self._records))))
-        return [(p.pid, None if p.memory == NOT_AVAILABLE else p.memory) for p in records if 0 < p.pid <= LARGEST_PID]
+        return [(pid, None if memory == NOT_AVAILABLE else memory) for pid, memory in records]
 
 
 class GpuProcessReader:
@@ -75,14 +71,12 @@ class GpuProcessReader:
 
     def __init__(self, device: NvmlDevice, *, shares: bool = True) -> None:
         """``shares``: whether to read shares of time, which MIG instances do not have."""
-        self._device = device
         self._shares = shares
         self._compute = _ProcessList(device, "nvmlDeviceGetComputeRunningProcesses")
         self._mps = _ProcessList(device, "nvmlDeviceGetMPSComputeRunningProcesses")
         self._graphics = _ProcessList(device, "nvmlDeviceGetGraphicsRunningProcesses")
         self._graphics_due = float("-inf")
-        self._samples = (_NvmlUtilizationSample * FIRST_LENGTH)()
-        self._count = c_uint()
+        self._samples = _RecordList(device, "nvmlDeviceGetProcessUtilization", SAMPLE)
         self._last_sample_us: int | None = None
 
     def read(self, now: float, time: float) -> tuple[GpuProcess, ...] | None:
@@ -113,41 +107,23 @@ class GpuProcessReader:
 
     def _sm_ratios(self, time: float) -> dict[int, float] | None:
         """Shares of time by pid, without idle processes; None if unavailable."""
-        device, count = self._device, self._count
         now_us = int(time * 1e6)
         if self._last_sample_us is None or self._last_sample_us > now_us:  # in the future: the clock was set back
             self._last_sample_us = now_us - int(FIRST_WINDOW_S * 1e6)
-        seen = self._last_sample_us
-        for _ in range(TRIES):
-            count.value = len(self._samples)
-            code = device.call(
-                "nvmlDeviceGetProcessUtilization", device.handle, self._samples, byref(count), c_ulonglong(seen)
-            )
-            if code != INSUFFICIENT_SIZE:
-                break
-            self._samples = (_NvmlUtilizationSample * _next_length(len(self._samples), count.value))()
+        since_us = self._last_sample_us
+        code, samples = self._samples.read(since_us)
         if code == NOT_FOUND:
             return {}
         if code:
             return None
         newest: dict[int, tuple[int, float]] = {}
-        for pid, moment, percent in self._valid_samples(seen):
+        for pid, moment, percent in samples:
+            if moment <= since_us or percent > 100:
+                continue  # some drivers also return old samples, and values above 100
             if moment >= newest.get(pid, (0, 0.0))[0]:
                 newest[pid] = moment, percent / 100
             self._last_sample_us = max(self._last_sample_us, moment)
         return {pid: ratio for pid, (_, ratio) in newest.items()}
-
-    def _valid_samples(self, since_us: int) -> Iterator[tuple[int, int, int]]:
-        """Valid samples: some drivers also return old ones, and values above 100."""
-        for position in range(min(self._count.value, len(self._samples))):
-            sample = self._samples[position]
-            if sample.time > since_us and sample.sm <= 100 and 0 < sample.pid <= LARGEST_PID:
-                yield sample.pid, sample.time, sample.sm
-
-
-def _next_length(length: int, needed: int) -> int:
-    """New length for a list that was too short, with room for processes that start before the next call."""
-    return max(2 * length, min(needed, LARGEST_PID) + FIRST_LENGTH)
 
 
 def _larger_memory(memory: int | None, other: GpuProcess | None) -> int | None:

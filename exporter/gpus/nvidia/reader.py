@@ -7,10 +7,8 @@ repartitioning makes their handles stale.
 import contextlib
 import ctypes
 from collections.abc import Mapping
-from ctypes import byref, c_int, c_uint, c_void_p
 from dataclasses import replace
 from threading import get_ident
-from typing import Any
 
 from exporter.contract.clock import Clock, SystemClock
 from exporter.gpus.nvidia.activity import GpuActivityReader, GpuMemoryReader, MigActivityReader
@@ -21,12 +19,10 @@ from exporter.gpus.nvidia.calls import (
     NO_PERMISSION,
     NOT_SUPPORTED,
     OPERATING_SYSTEM,
-    SUCCESS,
-    TEXT_BYTES,
+    Handle,
     Key,
     NvmlDevice,
     NvmlLibrary,
-    NvmlPciInfo,
 )
 from exporter.gpus.nvidia.condition import GpuConditionReader
 from exporter.gpus.nvidia.events import XidEventSet
@@ -43,6 +39,7 @@ from exporter.gpus.records import (
     GpuFailed,
     GpuProcess,
     GpuUnavailable,
+    unsupported_texts,
 )
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -85,7 +82,6 @@ class NvmlReader:
 
     def __init__(self, clock: Clock | None = None) -> None:
         self._clock = clock or SystemClock()
-        self._binding: Any = None
         self._library: NvmlLibrary | None = None
         self._events: XidEventSet | None = None
         self._ordinals: dict[int, _NvmlUnit] = {}
@@ -107,10 +103,13 @@ class NvmlReader:
             pynvml.nvmlInit()
         except pynvml.NVMLError as error:
             raise GpuUnavailable(UNAVAILABLE.get(error.value, "failing"), str(error)) from error
-        self._binding, self._library = pynvml, NvmlLibrary(pynvml)
+        self._library = NvmlLibrary(pynvml)
         self._events = XidEventSet(self._library, self._clock, self._handles)
         try:
-            return GpuDriver(self.vendor, self._driver_version(), self._cuda_version())
+            _, version = self._library.call("nvmlSystemGetDriverVersion")
+            _, cuda = self._library.call("nvmlSystemGetCudaDriverVersion_v2")
+            cuda_version = f"{cuda // 1000}.{cuda % 1000 // 10}" if cuda else None
+            return GpuDriver(self.vendor, version, cuda_version)
         except GpuDriverReplaced as error:
             self.close()
             raise GpuUnavailable("version_mismatch", str(error)) from error
@@ -118,11 +117,10 @@ class NvmlReader:
     def gpus(self) -> tuple[Gpu, ...]:
         """See ``GpuReader.gpus``. A GPU that was never readable has a placeholder UUID."""
         library = self._claim_library()
-        count = c_uint()
-        if library.call("nvmlDeviceGetCount_v2", byref(count)) == SUCCESS:
-            for ordinal in range(count.value):
-                if ordinal not in self._ordinals:
-                    self._identify(library, ordinal)
+        _, count = library.call("nvmlDeviceGetCount")
+        for ordinal in range(count or 0):
+            if ordinal not in self._ordinals:
+                self._identify(library, ordinal)
         if self._events is not None:
             self._events.retry_registration()
         found: list[Gpu] = []
@@ -160,24 +158,20 @@ class NvmlReader:
         """See ``GpuReader.unsupported_calls``: by call, the answer and its GPUs."""
         if self._library is None:
             return {}
-        places: dict[tuple[str, int], list[str]] = {}
-        for unit in list(self._units.values()):
-            for key, code in list(unit.device.unsupported_calls.items()):
-                places.setdefault((_call_name(key), code), []).append(unit.gpu.index)
+        units = list(self._units.values())
+        found = [
+            (_call_name(key), code, unit.gpu.index)
+            for unit in units
+            for key, code in list(unit.device.unsupported_calls.items())
+        ]
         if self._events is not None:
             refused = dict(self._events.gpus_without_events)
             if self._events.unsupported is not None:
                 refused = dict.fromkeys(self._handles(), self._events.unsupported)
-            for uuid, refusal in refused.items():
-                if uuid in self._units:
-                    places.setdefault(refusal, []).append(self._units[uuid].gpu.index)
-        for ordinal, code in list(self._hidden.items()):
-            places.setdefault(("nvmlDeviceGetHandleByIndex_v2", code), []).append(str(ordinal))
-        texts: dict[str, str] = {}
-        for (name, code), indices in sorted(places.items()):
-            text = f"{self._library.error_text(code)} (GPU {', '.join(indices)})"
-            texts[name] = f"{texts[name]}; {text}" if name in texts else text
-        return texts
+            found += [(*refused[unit.gpu.uuid], unit.gpu.index) for unit in units if unit.gpu.uuid in refused]
+        found += [("nvmlDeviceGetHandleByIndex_v2", code, str(at)) for at, code in list(self._hidden.items())]
+        found.sort(key=lambda entry: entry[:2])
+        return unsupported_texts((name, self._library.error_text(code), index) for name, code, index in found)
 
     def close(self) -> None:
         """Close the library. No other thread may be in a call."""
@@ -189,8 +183,8 @@ class NvmlReader:
                 self._events.free()
             for unit in self._units.values():
                 unit.free()
-        with contextlib.suppress(self._binding.NVMLError):
-            self._binding.nvmlShutdown()
+        with contextlib.suppress(self._library.nvml.NVMLError):
+            self._library.nvml.nvmlShutdown()
         self._library = self._events = None
 
     def _claim_library(self) -> NvmlLibrary:
@@ -211,24 +205,24 @@ class NvmlReader:
                 raise GpuFailed(state, text)
         raise GpuFailed("lost", "the driver no longer lists it")
 
-    def _handles(self) -> Mapping[str, c_void_p]:
+    def _handles(self) -> Mapping[str, Handle]:
         """Handles of whole GPUs by UUID, for the event thread."""
         return {unit.gpu.uuid: unit.device.handle for unit in list(self._ordinals.values())}
 
     def _identify(self, library: NvmlLibrary, ordinal: int) -> None:
         """Identify a GPU. The first call to it can take seconds or never return."""
+        library.check_thread()
         if ordinal in self._identifying:
             self._failed[ordinal] = ("hanging", "nvmlDeviceGetHandleByIndex_v2 has not returned")
             return
         self._identifying.add(ordinal)
         try:
-            handle = c_void_p()
-            code = library.call("nvmlDeviceGetHandleByIndex_v2", c_uint(ordinal), byref(handle))
+            code, handle = library.call("nvmlDeviceGetHandleByIndex", ordinal)
             device, uuid = NvmlDevice(library, handle), None
             if code and code not in HIDDEN:
                 device.record_failure(code)
             if not code:
-                uuid, code = device.text_and_code("nvmlDeviceGetUUID")
+                code, uuid = device.call("nvmlDeviceGetUUID", handle)
             if uuid is not None:
                 self._ordinals[ordinal] = _NvmlUnit(device, self._read_gpu(device, uuid, ordinal))
             self._failed.pop(ordinal, None)
@@ -248,7 +242,7 @@ class NvmlReader:
             persistence = device.number("nvmlDeviceGetPersistenceMode")
             return replace(
                 gpu,
-                name=device.text("nvmlDeviceGetName") or "",
+                name=device.value("nvmlDeviceGetName") or "",
                 pci_bus_id=_pci_bus_id(device),
                 persistence=None if persistence is None else bool(persistence),
                 memory_total_bytes=GpuMemoryReader(device).read()[1],
@@ -262,16 +256,15 @@ class NvmlReader:
         if device.call_in_progress is not None:
             return  # a call to it hangs
         try:
-            current, pending = c_uint(), c_uint()
-            if device.call("nvmlDeviceGetMigMode", device.handle, byref(current), byref(pending)):
+            mode = device.value("nvmlDeviceGetMigMode")
+            if mode is None:
                 return
-            unit.gpu = replace(unit.gpu, mig=bool(current.value))
+            unit.gpu = replace(unit.gpu, mig=bool(mode[0]))
             most = (device.number("nvmlDeviceGetMaxMigDeviceCount") or 0) if unit.gpu.mig else 0
             found: dict[str, _NvmlUnit] = {}
             for position in range(most):
-                handle = c_void_p()
-                key: Key = ("nvmlDeviceGetMigDeviceHandleByIndex", position)
-                if device.call(str(key[0]), device.handle, c_uint(position), byref(handle), key=key):
+                handle = device.value("nvmlDeviceGetMigDeviceHandleByIndex", position)
+                if handle is None:
                     continue  # instance numbers may have gaps
                 instance = self._instance(unit, position, handle)
                 if instance is not None:
@@ -282,9 +275,9 @@ class NvmlReader:
         except GpuFailed:
             pass  # keep the known instances; the next reading reports the failure
 
-    def _instance(self, parent: _NvmlUnit, position: int, handle: c_void_p) -> _NvmlUnit | None:
+    def _instance(self, parent: _NvmlUnit, position: int, handle: Handle) -> _NvmlUnit | None:
         device = NvmlDevice(parent.device.library, handle)
-        uuid = device.text("nvmlDeviceGetUUID")
+        uuid = device.value("nvmlDeviceGetUUID")
         if uuid is None:
             return None
         known = parent.instances.get(uuid)
@@ -295,7 +288,7 @@ class NvmlReader:
             uuid,
             f"{parent.gpu.index}:{position}",
             self.vendor,
-            name=device.text("nvmlDeviceGetName") or "",
+            name=device.value("nvmlDeviceGetName") or "",
             pci_bus_id=parent.gpu.pci_bus_id,
             parent=parent.gpu.uuid,
             gpu_instance=device.number("nvmlDeviceGetGpuInstanceId"),
@@ -303,24 +296,10 @@ class NvmlReader:
         )
         return _NvmlUnit(device, gpu, parent)
 
-    def _driver_version(self) -> str | None:
-        buffer = ctypes.create_string_buffer(TEXT_BYTES)
-        if self._claim_library().call("nvmlSystemGetDriverVersion", buffer, c_uint(TEXT_BYTES)):
-            return None
-        return buffer.value.decode("utf-8", "replace")
-
-    def _cuda_version(self) -> str | None:
-        version = c_int()
-        if self._claim_library().call("nvmlSystemGetCudaDriverVersion_v2", byref(version)):
-            return None
-        return f"{version.value // 1000}.{version.value % 1000 // 10}"
-
 
 def _pci_bus_id(device: NvmlDevice) -> str | None:
-    info = NvmlPciInfo()
-    if device.call("nvmlDeviceGetPciInfo_v3", device.handle, byref(info)):
-        return None
-    return f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
+    info = device.value("nvmlDeviceGetPciInfo_v3")
+    return info and f"{info.domain:04x}:{info.bus:02x}:{info.device:02x}.0"
 
 
 def _placeholder_uuid(ordinal: int) -> str:

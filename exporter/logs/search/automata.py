@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import reduce
 from operator import or_
-from typing import Any
 
 import ahocorasick_rs
 
@@ -22,7 +21,7 @@ _Following = tuple[
 ]  # pattern that must match at this many bytes before the end of a literal
 # Literals around a piece (None if the piece contains them): their begin relative to the piece, units, end, and the
 # pattern required from there
-_Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, int], Any] | None]
+_Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, int], object] | None]
 
 
 class AutomatonGroup:
@@ -41,7 +40,7 @@ class AutomatonGroup:
         self.certain_units: list[int] = []  # per piece: units with a literal inside it and no further condition
         self.checks: list[tuple[_Check, ...]] = []  # per piece: checks of its surroundings
         # per piece: a quick test that rejects hits without a match, if built
-        self.tests: list[Callable[[Buffer, int, int], Any] | None] = [None] * len(order)
+        self.tests: list[Callable[[Buffer, int, int], object] | None] = [None] * len(order)
         self._order = order
         self._conditions: list[list[tuple[int, bytes, _Following]]] = []  # per piece: sources of the checks
         self._useless_hits = [0] * len(order)
@@ -102,7 +101,7 @@ class AutomatonGroup:
             self.tests[number] = re.compile(b"|".join(texts)).match
 
 
-def _matcher(following: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], Any] | None:
+def _matcher(following: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], object] | None:
     return None if following is None else following.match
 
 

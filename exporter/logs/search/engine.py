@@ -10,7 +10,6 @@ does not contain are in it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any
 
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.records import Buffer, LogChunk, record_ends
@@ -101,7 +100,6 @@ class SearchEngine:
         return scan.finish(lambda offset, size: text[offset : offset + size])
 
     def begin_file(self, stamps: SupportsTimestamps | None = None) -> "FileSearch":
-        """Start one read of one file."""
         return FileSearch(self, stamps)
 
     def groups(self, mask: int, chunk: LogChunk) -> tuple[AutomatonGroup, ...]:
@@ -144,10 +142,6 @@ class SearchEngine:
                 self.units_by_mask.clear()
             found = self.units_by_mask[mask] = tuple(unit for unit in self._units if unit.bit & mask)
         return found
-
-    def compile_with_timeout(self, pattern: Pattern) -> Any:
-        """Return the expression compiled for searches with a timeout; None if that fails."""
-        return self.time_budget.compile_with_timeout(pattern)
 
     def record_timeout(self, pattern: Pattern) -> None:
         """Note that a search timed out; drop the pattern if that happens too often."""

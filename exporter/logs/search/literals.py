@@ -1,18 +1,30 @@
 """Analyze regular expressions: literals that every match contains, and the cost of a search.
 
-Both walk the tree of the standard library's parser. Unknown nodes yield no literals and make a pattern costly.
+Unknown parts yield no literals and make a pattern costly.
 """
 
 import math
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import product
-from operator import or_
-from re import _constants as sre  # type: ignore[attr-defined]
-from re import _parser as parser  # type: ignore[attr-defined]
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from exporter.logs.search.regex_tree import (
+    ALL,
+    LINE_ENDS,
+    Branch,
+    Look,
+    Node,
+    Nodes,
+    Repeat,
+    consumed_bytes,
+    few_bytes,
+    first_bytes,
+    first_bytes_of_node,
+    parse_regex,
+)
 
 MOST_TEXTS = 64  # alternatives that are worth searching for
 MOST_SECOND_TEXTS = 8
@@ -27,57 +39,43 @@ Texts = tuple[bytes, ...]
 
 @dataclass(frozen=True)
 class RequiredLiterals:
-    """Texts of which every match contains at least one."""
+    """Texts of which every match contains at least one.
 
-    texts: Texts
+    A lookaround's text counts too: it is in the same record, though not in the match.
+    """
+
+    texts: Texts  # () if none were found
     is_sufficient: bool  # whether containing one is sufficient for a match
     second_texts: Texts = ()  # a second set, of which every match contains one too
 
 
-def required_literals(regex: re.Pattern[bytes]) -> Texts:
-    """Texts of which every match contains at least one; () if none were found.
-
-    A lookaround's text counts too: it is in the same record, though not in the match.
-    """
-    return find_literals(regex).texts
-
-
-def is_literal_only(regex: re.Pattern[bytes]) -> bool:
-    """Whether a record matches exactly if it contains a required literal."""
-    return find_literals(regex).is_sufficient
-
-
-@lru_cache(maxsize=2)
-def _tree(regex: re.Pattern[bytes]) -> Any:
-    return parser.parse(regex.pattern, regex.flags)
-
-
 def needs_line_end(regex: re.Pattern[bytes]) -> bool:
     """Whether every match crosses a record end, so that no single record can match."""
-    return not regex.flags & re.LOCALE and _requires_any(_tree(regex), regex.flags, _LINE_ENDS)
+    return _requires_line_end(parse_regex(regex))
 
 
-def _requires_any(nodes: Iterable[Any], flags: int, wanted: int) -> bool:
-    """Whether each match of a sequence contains one of these characters, or requires one next to it."""
-    for op, argument, own_flags in _flat(nodes, flags):
-        if op in (sre.LITERAL, sre.IN) and not _characters(op, argument, own_flags) & ~wanted:
-            return True
-        if op is sre.ASSERT and _requires_any(argument[1], own_flags, wanted):
-            return True
-        if op is sre.BRANCH and all(_requires_any(branch, own_flags, wanted) for branch in argument[1]):
-            return True
-        is_repeat = op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT)
-        if is_repeat and argument[0] > 0 and _requires_any(argument[2], own_flags, wanted):
+def _requires_line_end(nodes: Nodes) -> bool:
+    """Whether each match contains a line end, or requires one next to it."""
+    for node in nodes:
+        match node:
+            case int(mask):
+                found = not mask & ~LINE_ENDS
+            case Look(inner, is_positive):
+                found = is_positive and _requires_line_end(inner)
+            case Branch(branches):
+                found = all(map(_requires_line_end, branches))
+            case Repeat(least, _, inner, _):
+                found = least > 0 and _requires_line_end(inner)
+            case _:
+                found = False
+        if found:
             return True
     return False
 
 
 @lru_cache(maxsize=1024)
 def find_literals(regex: re.Pattern[bytes]) -> RequiredLiterals:
-    """Find the literals of a pattern over bytes."""
-    if regex.flags & re.LOCALE:
-        return RequiredLiterals((), False)
-    part = _sequence(_tree(regex), regex.flags)
+    part = _sequence(parse_regex(regex))
     if part.exact is not None and part.pure and _bits(part.exact) > 0:
         texts = _shortest(part.exact)
         if not any(b"\n" in text or b"\r" in text for text in texts):
@@ -111,21 +109,18 @@ class _PatternPart:
 _OPAQUE = _PatternPart(pure=False)
 
 
-def _sequence(nodes: Iterable[Any], flags: int) -> _PatternPart:
+def _sequence(nodes: Nodes) -> _PatternPart:
     """Combine a sequence of parts; neighbours with exact texts form longer texts."""
     run: list[Texts] = []
     known: list[Texts | None] = []
     whole = pure = True
-    for op, argument, own_flags in _flat(nodes, flags):
-        if op is sre.AT:
+    for node in nodes:
+        if isinstance(node, Look):
             pure = False
+            if node.is_positive:
+                known.append(_sequence(node.inner).best())
             continue
-        if op in (sre.ASSERT, sre.ASSERT_NOT):
-            pure = False
-            if op is sre.ASSERT:
-                known.append(_sequence(argument[1], own_flags).best())
-            continue
-        part = _part(op, argument, own_flags)
+        part = _part(node)
         pure = pure and part.pure
         if part.exact is not None:
             run.append(part.exact)
@@ -144,58 +139,38 @@ def _sequence(nodes: Iterable[Any], flags: int) -> _PatternPart:
     return _PatternPart(texts, reduce(_better, sets, None), pure=pure, all_sets=sets)
 
 
-def _flat(nodes: Iterable[Any], flags: int) -> Iterator[tuple[Any, Any, int]]:
-    """Yield the parts of a sequence with their flags, with groups expanded."""
-    for op, argument in nodes:
-        if op is sre.SUBPATTERN:
-            _, added, removed, inner = argument
-            yield from _flat(inner, (flags | added) & ~removed)
-        elif op is sre.ATOMIC_GROUP:
-            yield (sre.ASSERT_NOT, None, flags)  # no text of its own; but its content may match alone and not here
-            yield from _flat(argument, flags)
-        else:
-            yield op, argument, flags
-
-
-def _part(op: Any, argument: Any, flags: int) -> _PatternPart:
-    if op is sre.LITERAL or op is sre.IN:
-        return _one_of(_characters(op, argument, flags))
-    if op is sre.BRANCH:
-        return _alternatives([_sequence(branch, flags) for branch in argument[1]])
-    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-        least, most, inner = argument
-        part = _sequence(inner, flags)
-        pure = part.pure and op is not sre.POSSESSIVE_REPEAT
-        if (least, most) == (0, 1) and part.exact is not None:
-            return _PatternPart((*part.exact, b""), pure=pure)
-        if least == 0:
-            return _PatternPart(pure=pure)
-        if part.exact is None:
-            return _PatternPart(needed=part.needed, pure=pure)
-        # the first copies carry enough information
-        copies = max(
-            count for count in range(1, min(int(least), 8) + 1) if count == 1 or _is_small([part.exact] * count)
-        )
-        texts = _expand([part.exact] * copies)
-        return (
-            _PatternPart(texts, pure=pure)
-            if least == most == copies
-            else _PatternPart(needed=texts, start=texts, pure=pure)
-        )
-    if op is sre.GROUPREF_EXISTS:
-        _, yes, no = argument
-        both = _alternatives([_sequence(yes, flags), _sequence(no or (), flags)])
-        return _PatternPart(both.exact, both.needed, pure=False)
-    if op in (sre.ANY, sre.NOT_LITERAL):
-        return _PatternPart()
+def _part(node: Node) -> _PatternPart:
+    match node:
+        case int(mask):
+            return _one_of(mask)
+        case Branch(branches):
+            return _alternatives([_sequence(branch) for branch in branches])
+        case Repeat(least, most, inner, is_possessive):
+            return _repeated(_sequence(inner), least, most, is_possessive)
     return _OPAQUE
+
+
+def _repeated(part: _PatternPart, least: int, most: int, is_possessive: bool) -> _PatternPart:
+    pure = part.pure and not is_possessive
+    if (least, most) == (0, 1) and part.exact is not None:
+        return _PatternPart((*part.exact, b""), pure=pure)
+    if least == 0:
+        return _PatternPart(pure=pure)
+    if part.exact is None:
+        return _PatternPart(needed=part.needed, pure=pure)
+    # the first copies carry enough information
+    copies = max(count for count in range(1, min(least, 8) + 1) if count == 1 or _is_small([part.exact] * count))
+    texts = _expand([part.exact] * copies)
+    if least == most == copies:
+        return _PatternPart(texts, pure=pure)
+    return _PatternPart(needed=texts, start=texts, pure=pure)
 
 
 @lru_cache(maxsize=512)
 def _one_of(characters: int) -> _PatternPart:
     if characters.bit_count() > MOST_CLASS:
         return _PatternPart()
-    return _PatternPart(tuple(bytes((code,)) for code in range(256) if characters >> code & 1))
+    return _PatternPart(tuple(bytes((code,)) for code in few_bytes(characters, MOST_CLASS)))
 
 
 def _alternatives(parts: Sequence[_PatternPart]) -> _PatternPart:
@@ -306,90 +281,60 @@ MOST_KINDS_BEFORE = 40  # distinct bytes before a literal; enough for any number
 
 def bytes_after_match(following: re.Pattern[bytes]) -> bytes:
     """The few possible first bytes of a match of this pattern; empty if there are many."""
-    begins = _first_characters(list(_flat(_tree(following), following.flags)), _ALL)
-    return _bytes_of(begins) if begins.bit_count() <= MOST_CLASS else b""
+    return few_bytes(first_bytes(parse_regex(following), ALL) or 0, MOST_CLASS)
 
 
-def _bytes_of(characters: int) -> bytes:
-    return bytes(code for code in range(256) if characters >> code & 1)
+class LiteralContext(NamedTuple):
+    """The text around the required literals in every match, as far as known."""
 
-
-@lru_cache(maxsize=1024)
-def patterns_after_literals(regex: re.Pattern[bytes]) -> Mapping[bytes, re.Pattern[bytes]]:
-    """Map required literals to a pattern for the text right after them in a match, where known.
-
-    It requires less than the full pattern, and nothing about the end of the record.
-    """
-    found = _window(regex)
-    return {} if found is None else _patterns_after(required_literals(regex), found.spellings, found.after)
+    # Pattern for the text right after a literal. It requires less than the full pattern, and nothing about the end of
+    # the record.
+    after: Mapping[bytes, re.Pattern[bytes]]
+    previous: bytes  # the few bytes, such as digits, of which one precedes the only literal; empty if many
+    before: bytes  # all bytes, such as digits, that a match may have before its literal; empty if many, or none
 
 
 @lru_cache(maxsize=1024)
-def bytes_before_literal(regex: re.Pattern[bytes]) -> bytes:
-    """The few bytes, such as digits, of which one precedes the required literal in every match.
-
-    Empty if there are many, or several literals.
-    """
-    found = _window(regex)
-    if found is None or found.spellings != required_literals(regex) or len(found.spellings) > 1:
-        return b""
-    nodes = [node for node in found.before if node[0] not in _PLACES][-1:]
-    if nodes and nodes[0][0] in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-        _, (least, _, inner), flags = nodes[0]
-        nodes = list(_flat(inner, flags)) if least > 0 else []
-    if len(nodes) != 1 or nodes[0][0] not in (sre.LITERAL, sre.IN):
-        return b""
-    characters = _characters(*nodes[0]) & ~_LINE_ENDS  # it is in the same record
-    return _bytes_of(characters) if characters.bit_count() <= MOST_BEFORE else b""
+def literal_context(regex: re.Pattern[bytes]) -> LiteralContext:
+    texts = find_literals(regex).texts
+    window = _window(parse_regex(regex), set(texts))
+    if window is None:
+        return LiteralContext({}, b"", b"")
+    before, spellings, after = window
+    previous = _previous_bytes(before) if spellings == texts and len(texts) == 1 else 0
+    prefix = consumed_bytes(before) if set(spellings) <= set(texts) else 0
+    return LiteralContext(
+        _patterns_after(texts, spellings, after), few_bytes(previous, MOST_BEFORE), few_bytes(prefix, MOST_KINDS_BEFORE)
+    )
 
 
-@lru_cache(maxsize=1024)
-def prefix_byte_mask(regex: re.Pattern[bytes]) -> bytes:
-    """All bytes, such as digits, that can occur in a match before its required literal.
-
-    Empty if the match begins with the literal, or if they are many or unknown.
-    """
-    found = _window(regex)
-    if found is None or not set(found.spellings) <= set(required_literals(regex)):
-        return b""
-    characters = reduce(or_, (_consumed(*node) for node in found.before), 0)
-    return _bytes_of(characters) if characters.bit_count() <= MOST_KINDS_BEFORE else b""
+def _previous_bytes(before: Nodes) -> int:
+    """Bytes of which one precedes a place in the same record; 0 if unknown."""
+    nodes: Nodes = tuple(node for node in before if not isinstance(node, Look))[-1:]
+    if nodes and isinstance(nodes[0], Repeat):
+        nodes = nodes[0].inner if nodes[0].least > 0 else ()
+    if len(nodes) != 1 or not isinstance(nodes[0], int):
+        return 0
+    return nodes[0] & ~LINE_ENDS
 
 
-_PLACES = (sre.AT, sre.ASSERT, sre.ASSERT_NOT)  # parts that consume no text
-
-
-class _LiteralWindow(NamedTuple):
-    """The parts of a pattern that spell out its required literals, and those before and after them."""
-
-    before: Sequence[tuple[Any, Any, int]]
-    spellings: Texts
-    after: Sequence[tuple[Any, Any, int]]
-
-
-@lru_cache(maxsize=2)
-def _window(regex: re.Pattern[bytes]) -> _LiteralWindow | None:
-    """Locate the required literals in a pattern; None unless they are exactly some consecutive parts."""
-    texts = set(required_literals(regex))
+def _window(nodes: Nodes, texts: set[bytes]) -> tuple[Nodes, Texts, Nodes] | None:
+    """Parts before, spellings of, and parts after consecutive parts that are exactly these texts; None without such."""
     if not texts:
         return None
-    nodes = list(_flat(_tree(regex), regex.flags))
     for first in range(len(nodes)):
         run: list[Texts] = []
         for last in range(first, len(nodes)):
-            op, argument, flags = nodes[last]
-            exact = (b"",) if op in _PLACES else _part(op, argument, flags).exact
+            exact = (b"",) if isinstance(nodes[last], Look) else _part(nodes[last]).exact
             if exact is None or not _is_small([*run, exact]):
                 break
             run.append(exact)
             if {*_shortest(_expand(run))} == texts:
-                return _LiteralWindow(nodes[:first], _expand(run), nodes[last + 1 :])
+                return nodes[:first], _expand(run), nodes[last + 1 :]
     return None
 
 
-def _patterns_after(
-    texts: Iterable[bytes], spellings: Texts, nodes: Sequence[tuple[Any, Any, int]]
-) -> dict[bytes, re.Pattern[bytes]]:
+def _patterns_after(texts: Iterable[bytes], spellings: Texts, nodes: Nodes) -> dict[bytes, re.Pattern[bytes]]:
     found: dict[bytes, re.Pattern[bytes]] = {}
     tail, _ = _loose_pattern(nodes)
     for text in texts:
@@ -403,21 +348,17 @@ def _patterns_after(
     return found
 
 
-def _loose_pattern(nodes: Sequence[tuple[Any, Any, int]]) -> tuple[bytes, bool]:
+def _loose_pattern(nodes: Nodes) -> tuple[bytes, bool]:
     """Build a pattern that matches wherever these parts do, but may end early. Return it, and whether it covers all of
     them.
     """
     written: list[tuple[bytes, bool]] = []
     ways = 1
     whole = True
-    for op, argument, flags in nodes:
-        least, most = 1, 1
-        inner = [(op, argument, flags)]
-        if op in (sre.AT, sre.ASSERT, sre.ASSERT_NOT):
+    for node in nodes:
+        if isinstance(node, Look):
             continue
-        if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-            least, most = int(argument[0]), int(argument[1])
-            inner = list(_flat(argument[2], flags))
+        least, most, inner, _ = node if isinstance(node, Repeat) else Repeat(1, 1, (node,))
         text = _loose_part(inner)
         ways *= most - least + 1
         if text is None or most > MOST_FOLLOWING or ways > MOST_WAYS or len(written) >= MOST_FOLLOWING:
@@ -431,17 +372,16 @@ def _loose_pattern(nodes: Sequence[tuple[Any, Any, int]]) -> tuple[bytes, bool]:
     return b"".join(text for text, _ in written), whole
 
 
-def _loose_part(nodes: Sequence[tuple[Any, Any, int]]) -> bytes | None:
+def _loose_part(nodes: Nodes) -> bytes | None:
     """Same for a repeated part; None if it would have to end early."""
-    if len(nodes) == 1:
-        op, argument, flags = nodes[0]
-        if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
-            return _class(_characters(op, argument, flags))
-        if op is sre.BRANCH:
-            branches = [_loose_pattern(list(_flat(branch, flags))) for branch in argument[1]]
-            return b"(?:%s)" % b"|".join(text for text, _ in branches) if all(whole for _, whole in branches) else None
-        if op not in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-            return None
+    if len(nodes) == 1 and not isinstance(nodes[0], Repeat):
+        match nodes[0]:
+            case int(mask):
+                return _class(mask)
+            case Branch(branches):
+                parts = [_loose_pattern(branch) for branch in branches]
+                return b"(?:%s)" % b"|".join(text for text, _ in parts) if all(whole for _, whole in parts) else None
+        return None
     text, whole = _loose_pattern(nodes)
     return b"(?:%s)" % text if whole else None
 
@@ -449,7 +389,7 @@ def _loose_part(nodes: Sequence[tuple[Any, Any, int]]) -> bytes | None:
 @lru_cache(maxsize=256)
 def _class(characters: int) -> bytes:
     """Character class of these bytes."""
-    if characters == _ALL & ~(1 << 10):
+    if characters == ALL & ~(1 << 10):
         return b"."
     if not characters:
         return b"(?!)"
@@ -468,57 +408,6 @@ def _class(characters: int) -> bytes:
     return b"[%s]" % text
 
 
-# -- characters ----------------------------------------------------------------------------------
-
-_ALL = (1 << 256) - 1
-_IGNORECASE, _DOTALL = int(re.IGNORECASE), int(re.DOTALL)  # operations on the flags themselves are slow
-_LINE_ENDS = 1 << 10 | 1 << 13
-
-
-def _matching(regex: bytes) -> int:
-    return sum(1 << code for code in range(256) if re.match(regex, bytes((code,))))
-
-
-_CATEGORIES = {
-    sre.CATEGORY_DIGIT: _matching(rb"\d"),
-    sre.CATEGORY_NOT_DIGIT: _matching(rb"\D"),
-    sre.CATEGORY_SPACE: _matching(rb"\s"),
-    sre.CATEGORY_NOT_SPACE: _matching(rb"\S"),
-    sre.CATEGORY_WORD: _matching(rb"\w"),
-    sre.CATEGORY_NOT_WORD: _matching(rb"\W"),
-}
-_UPPER, _LOWER = _matching(rb"[A-Z]"), _matching(rb"[a-z]")
-
-
-def _characters(op: Any, argument: Any, flags: int) -> int:
-    """Bytes that a part can match, as a bit mask; all of them if unknown."""
-    if op is sre.LITERAL:
-        return _folded(1 << int(argument), flags)
-    if op is sre.NOT_LITERAL:
-        return _ALL & ~(1 << int(argument))
-    if op is sre.ANY:
-        return _ALL if flags & _DOTALL else _ALL & ~(1 << 10)
-    if op is not sre.IN:
-        return _ALL
-    found, negated = 0, False
-    for kind, value in argument:
-        if kind is sre.NEGATE:
-            negated = True
-        elif kind is sre.LITERAL:
-            found |= 1 << value
-        elif kind is sre.RANGE:
-            found |= (1 << value[1] + 1) - (1 << value[0])
-        else:
-            found |= _CATEGORIES.get(value, _ALL) if not negated else _CATEGORIES.get(value, 0)
-    return _ALL & ~found if negated else _folded(found, flags)
-
-
-def _folded(characters: int, flags: int) -> int:
-    if flags & _IGNORECASE:
-        characters |= (characters & _UPPER) << 32 | (characters & _LOWER) >> 32
-    return characters
-
-
 # -- cost ----------------------------------------------------------------------------------------
 
 MOST_STEPS = 2e7  # steps of a search that take about 0.1 s
@@ -534,111 +423,67 @@ def safe_length(regex: re.Pattern[bytes]) -> int:
     It bounds the steps of a backtracking search: each repetition may end in as many places as it has lengths, unless
     the next part cannot begin with what it repeats.
     """
-    return next((length for length in LENGTHS if _steps(regex, length) <= MOST_STEPS), 0)
+    return next((length for length in LENGTHS if _steps(parse_regex(regex), length) <= MOST_STEPS), 0)
 
 
-def _steps(regex: re.Pattern[bytes], length: int) -> float:
-    if regex.flags & re.LOCALE:
-        return _FOREVER
-    nodes = list(_flat(_tree(regex), regex.flags))
-    if len(nodes) == 1 and nodes[0][0] is sre.BRANCH:
-        flags = nodes[0][2]
-        return sum(_search_steps(list(_flat(branch, flags)), length) for branch in nodes[0][1][1])
+def _steps(nodes: Nodes, length: int) -> float:
+    if len(nodes) == 1 and isinstance(nodes[0], Branch):
+        return sum(_search_steps(branch, length) for branch in nodes[0].branches)
     return _search_steps(nodes, length)
 
 
-def _search_steps(nodes: list[tuple[Any, Any, int]], length: int) -> float:
+def _search_steps(nodes: Nodes, length: int) -> float:
     """Steps of a search from every place of a record."""
     first: list[int] = []
-    while nodes and nodes[0][0] in (sre.AT, sre.LITERAL, sre.IN):
-        if nodes[0][0] is not sre.AT:
-            first.append(_characters(*nodes[0]))
-        nodes = nodes[1:]
-    cost, _ = _walk(nodes, length, None)
-    later = reduce(or_, (_consumed(*node) for node in nodes), 0)
+    begun = 0
+    for node in nodes:
+        if isinstance(node, int) and node.bit_count() < 255:  # not `.` or all but one
+            first.append(node)
+        elif not isinstance(node, Look) or node.inner:
+            break
+        begun += 1
+    cost, _ = _walk(nodes[begun:], length, None)
+    later = consumed_bytes(nodes[begun:])
     # if the rest cannot contain the beginning, attempts do not overlap and cover the record once
     attempts = 1.0 if any(not characters & later for characters in first) else length / max(1, len(first))
     return length * (1 + len(first)) + attempts * cost
 
 
-def _walk(nodes: Sequence[tuple[Any, Any, int]], length: int, after: int | None) -> tuple[float, float]:
-    """Steps, and ways to match, of a sequence; ``after`` holds the characters that may follow, None at the end of the
-    pattern.
-    """
+def _walk(nodes: Nodes, length: int, after: int | None) -> tuple[float, float]:
+    """Steps, and ways to match, of a sequence; ``after`` holds the bytes that may follow, None at the pattern's end."""
     cost, ways = 0.0, 1.0
     following = [after]
-    for op, argument, flags in reversed(nodes):
-        following.append(_part_first_characters(op, argument, flags, following[-1]))
+    for node in reversed(nodes):
+        following.append(first_bytes_of_node(node, following[-1]))
     following.reverse()
-    for place, (op, argument, flags) in enumerate(nodes):
-        steps, choices = _walk_part(op, argument, flags, length, following[place + 1])
+    for node, then in zip(nodes, following[1:], strict=True):
+        steps, choices = _walk_part(node, length, then)
         once = 0.0
-        if following[place + 1] is None and op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
+        if then is None and isinstance(node, Repeat):
             # nothing after it can fail, so repetitions beyond the least are part of the single final match
-            most, least = max(1, min(int(argument[1]), length)), int(argument[0])
-            once, steps = steps, steps * min(1.0, least / most)
+            once, steps = steps, steps * min(1.0, node.least / max(1, min(node.most, length)))
         cost = min(_FOREVER, cost + ways * steps + once)
         ways = min(_FOREVER, ways * choices)
     return cost, ways
 
 
-def _walk_part(op: Any, argument: Any, flags: int, length: int, after: int | None) -> tuple[float, float]:
-    if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN, sre.AT):
-        return 1, 1
-    if op in (sre.ASSERT, sre.ASSERT_NOT):
-        cost = 0.0 if argument is None else _walk(list(_flat(argument[1], flags)), length, None)[0]
-        return cost + 1, 1
-    if op is sre.BRANCH:
-        both = [_walk(list(_flat(branch, flags)), length, after) for branch in argument[1]]
-        return sum(cost for cost, _ in both) + len(both), sum(ways for _, ways in both)
-    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-        least, most, inner = argument
-        most = min(int(most), length)
-        nodes = list(_flat(inner, flags))
-        begin = _first_characters(nodes, 0)
-        cost, ways = _walk(nodes, length, _ALL if after is None else begin | after)
-        lengths = max(1.0, most - int(least) + 1)
-        if ways > 1:
-            lengths = min(_FOREVER, lengths * min(ways, 1e6) ** min(most, 40))
-            cost = min(_FOREVER, cost * lengths)
-        decided = op is sre.POSSESSIVE_REPEAT or after is None or not begin & after
-        return min(_FOREVER, max(1, most) * (cost + 1)), 1 if decided and ways <= 1 else lengths
+def _walk_part(node: Node, length: int, after: int | None) -> tuple[float, float]:
+    match node:
+        case int():
+            return 1, 1
+        case Look(inner):
+            return _walk(inner, length, None)[0] + 1, 1
+        case Branch(branches):
+            both = [_walk(branch, length, after) for branch in branches]
+            return sum(cost for cost, _ in both) + len(both), sum(ways for _, ways in both)
+        case Repeat(least, most, inner, is_possessive):
+            most = min(most, length)
+            begin = first_bytes(inner, 0) or 0
+            cost, ways = _walk(inner, length, ALL if after is None else begin | after)
+            lengths = max(1.0, most - least + 1)
+            if ways > 1:
+                lengths = min(_FOREVER, lengths * min(ways, 1e6) ** min(most, 40))
+                cost = min(_FOREVER, cost * lengths)
+            decided = is_possessive or after is None or not begin & after
+            return min(_FOREVER, max(1, most) * (cost + 1)), 1 if decided and ways <= 1 else lengths
     return _FOREVER, _FOREVER
-
-
-def _part_first_characters(op: Any, argument: Any, flags: int, after: int | None) -> int | None:
-    """Characters with which a part can begin; if it may be empty, those after it too."""
-    if op in (sre.LITERAL, sre.NOT_LITERAL, sre.ANY, sre.IN):
-        return _characters(op, argument, flags)
-    if op is sre.AT:
-        return 1 << 10 if argument in (sre.AT_END, sre.AT_END_STRING) and after is None else _ALL
-    if op is sre.BRANCH:
-        return reduce(
-            or_,
-            (_first_characters(list(_flat(branch, flags)), _ALL if after is None else after) for branch in argument[1]),
-        )
-    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-        least, _, inner = argument
-        nodes = list(_flat(inner, flags))
-        if least > 0:
-            return _first_characters(nodes, _ALL if after is None else after)
-        return None if after is None else _first_characters(nodes, after) | after
-    return _ALL
-
-
-def _first_characters(nodes: Sequence[tuple[Any, Any, int]], after: int) -> int:
-    found: int | None = after
-    for op, argument, flags in reversed(nodes):
-        found = _part_first_characters(op, argument, flags, found)
-    return _ALL if found is None else found
-
-
-def _consumed(op: Any, argument: Any, flags: int) -> int:
-    """Characters that a part may consume."""
-    if op in (sre.MAX_REPEAT, sre.MIN_REPEAT, sre.POSSESSIVE_REPEAT):
-        return reduce(or_, (_consumed(*node) for node in _flat(argument[2], flags)), 0)
-    if op is sre.BRANCH:
-        return reduce(or_, (_consumed(*node) for branch in argument[1] for node in _flat(branch, flags)), 0)
-    if op in (sre.ASSERT, sre.ASSERT_NOT):
-        return reduce(or_, (_consumed(*node) for node in _flat(argument[1], flags)), 0) if argument is not None else 0
-    return 0 if op is sre.AT else _characters(op, argument, flags)

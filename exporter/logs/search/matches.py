@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable
 from operator import itemgetter
-from typing import Any, Protocol
+from typing import Protocol, TypeAlias
 
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.records import LogChunk
@@ -15,6 +15,8 @@ FEW_RECORDS = 8  # records of a chunk with a value up to which it is still searc
 HEAD_BYTES = 80  # head of a record that contains its time
 
 Key = tuple[str | None, int | None]
+# A match of a position: pattern, (done, total, epoch, epochs), rank
+_Position: TypeAlias = tuple[Pattern, tuple[int, int | None, int | None, int | None], int | None]
 
 
 class SupportsTimestamps(Protocol):
@@ -30,9 +32,6 @@ class PatternSearcher(Protocol):
     time_budget: TimeBudget
     timeouts: dict[str, int]
 
-    def compile_with_timeout(self, pattern: Pattern) -> Any:
-        """Return the expression compiled for searches with a timeout; None if that fails."""
-
     def record_timeout(self, pattern: Pattern) -> None:
         """Note that a search timed out."""
 
@@ -45,7 +44,7 @@ class MatchResults:
         self._stamps = stamps
         self.errors: dict[str, int] = {}
         # (offset, order, match, head of the record) of each position and mark
-        self._positions_and_marks: list[tuple[int, int, Any, bytes]] = []
+        self._positions_and_marks: list[tuple[int, int, Pattern | _Position, bytes]] = []
         # (offset, -order, number, head of the record), the greatest for each name and rank
         self._values: dict[tuple[str, int | None], tuple[int, int, float, bytes]] = {}
         self._spent_s: dict[str, float] = {}
@@ -144,13 +143,12 @@ class MatchResults:
         if (
             spent < READ_TIMEOUT_S
             and engine.time_budget.has_time(begun)
-            and (expression := engine.compile_with_timeout(unit.pattern)) is not None
+            and (expression := engine.time_budget.compile_with_timeout(unit.pattern)) is not None
         ):
             begun = engine.time_budget.now()  # the first use compiles it, which takes long
             least = 0.0
             try:
-                found: RegexMatch | None = expression.search(record, timeout=RECORD_TIMEOUT_S, concurrent=True)
-                return found
+                return expression.search(record, timeout=RECORD_TIMEOUT_S, concurrent=True)
             except TimeoutError:
                 least = RECORD_TIMEOUT_S
                 engine.record_timeout(unit.pattern)

@@ -9,6 +9,8 @@ occurs, its literals are compared in place.
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import reduce
+from operator import and_, or_
 
 from exporter.logs.search.ordinary_text import LINES, WORDS
 
@@ -39,8 +41,8 @@ _FALSE_HIT_SLICE = 256  # part of each slice of a sample in which lookalikes are
 
 Pieces = dict[bytes, list[tuple[bytes, int]]]  # pieces, each with its literals and its place in them
 # Bit masks of the sample positions that have the lower and the upper half of each of a piece's first bytes
-_Halves = tuple[int, int, int, int, int, int, int, int]
-_NOWHERE: _Halves = (0, 0, 0, 0, 0, 0, 0, 0)
+_Halves = tuple[int, ...]
+_NOWHERE: _Halves = (0,) * 8
 
 
 def take_sample(text: bytes | bytearray | memoryview, end: int) -> bytes:
@@ -90,8 +92,7 @@ class _TextSample:
         for place, code in enumerate(piece[:width]):
             # shift, because the last byte of the text is the lowest bit
             found[2 * place : 2 * place + 2] = self._lows[code & 15] << place, self._highs[code >> 4] << place
-        a, b, c, d, e, f, g, h = found
-        return a, b, c, d, e, f, g, h
+        return tuple(found)
 
 
 _LOWS = [bytes(b"01"[code & 15 == half] for code in range(256)) for half in range(16)]
@@ -107,16 +108,13 @@ def _bit_positions(text: bytes, table: bytes) -> int:
 
 
 def _bitwise_or(one: _Halves, other: _Halves) -> _Halves:
-    a, b, c, d, e, f, g, h = one
-    i, j, k, l, m, n, o, p = other  # noqa: E741
-    return a | i, b | j, c | k, d | l, e | m, f | n, g | o, h | p
+    return tuple(map(or_, one, other))
 
 
 def _false_hits(one: _Halves, other: _Halves = _NOWHERE) -> int:
     """Count sample positions that match a bucket with both."""
-    a, b, c, d, e, f, g, h = one
-    i, j, k, l, m, n, o, p = other  # noqa: E741
-    return ((a | i) & (b | j) & (c | k) & (d | l) & (e | m) & (f | n) & (g | o) & (h | p)).bit_count()
+    both: int = reduce(and_, map(or_, one, other))
+    return both.bit_count()
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 import re
 from collections import Counter, deque
 from collections.abc import Callable
-from typing import Any
+from typing import Protocol
 
 from exporter.logs.patterns import Pattern
 
@@ -14,6 +14,13 @@ WINDOW_S, SLOT_S = 5.0, 0.1
 MOST_TIMEOUTS = 20  # timeouts of a pattern before it is dropped
 
 
+class TimedRegex(Protocol):
+    """An expression of the module ``regex``."""
+
+    def search(self, text: bytes, *, timeout: float, concurrent: bool) -> re.Match[bytes] | None:
+        """Search a record. Raises TimeoutError after ``timeout`` seconds."""
+
+
 class TimeBudget:
     """Records the time of slow searches; ``clock`` gives monotonic seconds."""
 
@@ -21,9 +28,9 @@ class TimeBudget:
         self._clock = clock
         self._timeouts: Counter[Pattern] = Counter()
         self._spent: deque[tuple[float, float]] = deque()  # start and duration of possibly slow searches, by time slot
-        self._compiled: dict[str, Any] = {}
+        self._compiled: dict[str, TimedRegex | None] = {}
 
-    def compile_with_timeout(self, pattern: Pattern) -> Any:
+    def compile_with_timeout(self, pattern: Pattern) -> TimedRegex | None:
         """Return the expression compiled for searches with a timeout; None if that fails."""
         key = f"{pattern.regex.flags} {pattern.regex.pattern!r}"
         if key not in self._compiled:
@@ -37,7 +44,6 @@ class TimeBudget:
         return self._compiled[key]
 
     def now(self) -> float:
-        """Seconds of the clock; 0 without one."""
         return 0.0 if self._clock is None else self._clock()
 
     def has_time(self, now: float) -> bool:

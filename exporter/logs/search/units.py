@@ -7,15 +7,7 @@ from functools import cached_property
 
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.extraction import PAIR, NumberExtractor, RegexMatch
-from exporter.logs.search.literals import (
-    bytes_before_literal,
-    find_literals,
-    is_literal_only,
-    patterns_after_literals,
-    prefix_byte_mask,
-    required_literals,
-    safe_length,
-)
+from exporter.logs.search.literals import find_literals, literal_context, safe_length
 
 
 class SearchUnit:
@@ -45,19 +37,14 @@ class SearchUnit:
         self.previous_bytes = self.prefix_bytes = b""
         if key is not None:
             self.after_literal = {pattern.keys[key][0]: PAIR}
-        elif not self.is_error and set(pattern.literals) == set(required_literals(pattern.regex)):
-            self.after_literal = patterns_after_literals(pattern.regex)
+        elif not self.is_error:
+            self.after_literal, previous, prefix = literal_context(pattern.regex)
             if self.is_value or self.has_history:
-                self.previous_bytes = bytes_before_literal(pattern.regex)
+                self.previous_bytes = previous
             if self.is_value:
-                self.prefix_bytes = prefix_byte_mask(pattern.regex)
+                self.prefix_bytes = prefix
         # Whether containing a literal is sufficient, so that a match only needs counting
-        self.is_counted = (
-            self.is_error
-            and set(pattern.literals) == set(self.literals)
-            and bool(self.literals)
-            and is_literal_only(pattern.regex)
-        )
+        self.is_counted = self.is_error and find_literals(pattern.regex).is_sufficient
         # findings after which nothing earlier counts
         self.wanted_findings = 1 if key is not None or self.has_history else max(1, len(extractor.names))
 

@@ -3,8 +3,9 @@
 import bisect
 import math
 from array import array
+from collections.abc import MutableSequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.progress.eta.blocks import WorkBlocks
 from exporter.progress.eta.changes import Speed
@@ -48,6 +49,9 @@ class BacktestPoint(NamedTuple):
     speeds: ExpertSpeeds
 
 
+COLUMNS = len(BacktestPoint._fields) - 1 + len(ExpertSpeeds._fields)
+
+
 class ExpertTrust(NamedTuple):
     """Trust in each expert, and the usual error of the estimate."""
 
@@ -55,55 +59,12 @@ class ExpertTrust(NamedTuple):
     error: float
 
 
+FIRST_TRUST = ExpertTrust(FIRST_WEIGHTS, PRIOR_ERROR)
+
+
 def round_to_seven_digits(number: float) -> float:
     """Round to seven digits, enough for stored values."""
     return float(f"{number:.7g}")
-
-
-def compact_array() -> "array[float]":
-    """An array of numbers, a third of the size of a list."""
-    return array("d")
-
-
-@dataclass(slots=True)
-class BacktestColumns:
-    """Checkpoints of a run, stored by column."""
-
-    items: "array[float]" = field(default_factory=compact_array)
-    seconds: "array[float]" = field(default_factory=compact_array)
-    elapsed: "array[float]" = field(default_factory=compact_array)
-    items_left: "array[float]" = field(default_factory=compact_array)
-    eta: "array[float]" = field(default_factory=compact_array)
-    speeds: "tuple[array[float], ...]" = field(
-        default_factory=lambda: tuple(compact_array() for _ in ExpertSpeeds._fields)
-    )
-
-    def add(self, point: BacktestPoint) -> None:
-        """Append a checkpoint."""
-        self.items.append(point.items)
-        self.seconds.append(point.seconds)
-        self.elapsed.append(point.elapsed)
-        self.items_left.append(point.items_left)
-        self.eta.append(point.eta)
-        for numbers, number in zip(self.speeds, point.speeds, strict=True):
-            numbers.append(number)
-
-    def thin(self) -> None:
-        """Drop every second checkpoint, keeping the first."""
-        for numbers in (self.items, self.seconds, self.elapsed, self.items_left, self.eta, *self.speeds):
-            del numbers[1::2]
-
-    def __len__(self) -> int:
-        return len(self.items)
-
-    def rows(self) -> list[BacktestPoint]:
-        """The checkpoints by row."""
-        outlooks = zip(*self.speeds, strict=True)
-        rows = zip(self.items, self.seconds, self.elapsed, self.items_left, self.eta, outlooks, strict=True)
-        return [
-            BacktestPoint(items, seconds, at, left, eta, ExpertSpeeds(*outlook))
-            for items, seconds, at, left, eta, outlook in rows
-        ]
 
 
 def segment_between(
@@ -123,30 +84,16 @@ class BacktestHistory:
 
     linear: Trend | None = None
     exponential: Trend | None = None
-    _points: BacktestColumns = field(default_factory=BacktestColumns)
+    # A column for each number of a checkpoint: those of `BacktestPoint`, then its speeds. They become arrays, which
+    # have a third of the size of lists.
+    columns: tuple[MutableSequence[float], ...] = field(default_factory=lambda: ([],) * COLUMNS)
     # Between checkpoints; None also if too old for a trend.
-    _segments: list[WorkSegment | None] = field(default_factory=list)
+    _segments: list[WorkSegment | None] = field(default_factory=list, init=False)
 
-    @property
-    def checkpoints(self) -> list[BacktestPoint]:
-        """All checkpoints, oldest first."""
-        return self._points.rows()
-
-    def state(self) -> list[Any]:
-        """State for restored()."""
-        return [self.checkpoints, self.linear, self.exponential]
-
-    @classmethod
-    def from_state(cls, state: list[Any]) -> "BacktestHistory":
-        """Restore from the state."""
-        checkpoints, linear, exponential = state
-        history = cls(
-            None if linear is None else Trend(*linear),
-            None if exponential is None else Trend(*exponential),
-        )
-        for *rest, outlook in checkpoints:
-            history._points.add(BacktestPoint._make([*rest, ExpertSpeeds(*outlook)]))
-        return history
+    def __post_init__(self) -> None:
+        self.columns = tuple(array("d", numbers) for numbers in self.columns)
+        if len({len(numbers) for numbers in self.columns}) != 1 or len(self.columns) != COLUMNS:
+            raise TypeError("checkpoints need all their numbers")
 
     def add(self, checkpoint: BacktestPoint, warm_up_items: float, speed_start: float) -> None:
         """Add a checkpoint; drop every second one if there are too many.
@@ -154,16 +101,20 @@ class BacktestHistory:
         ``speed_start`` is the count at which the current speed began.
         """
         speeds = ExpertSpeeds(*map(round_to_seven_digits, checkpoint.speeds))
-        self._points.add(checkpoint._replace(eta=round_to_seven_digits(checkpoint.eta), speeds=speeds))
-        if len(self._points) > MOST_CHECKPOINTS:
-            self._points.thin()
+        items, seconds, elapsed, left, eta, _ = checkpoint
+        row = (items, seconds, elapsed, left, round_to_seven_digits(eta), *speeds)
+        for numbers, number in zip(self.columns, row, strict=True):
+            numbers.append(number)
+        if len(self.columns[0]) > MOST_CHECKPOINTS:
+            for numbers in self.columns:
+                del numbers[1::2]
             self._segments = []
-        if len(self._points) % 2 == 0:  # trends change slowly, and fitting is costly
+        if len(self.columns[0]) % 2 == 0:  # trends change slowly, and fitting is costly
             self.linear, self.exponential = fit_trends(self.segments(warm_up_items), speed_start)
 
     def segments(self, warm_up_items: float) -> list[WorkSegment]:
         """The last part of the work, between checkpoints."""
-        items, seconds, found = self._points.items, self._points.seconds, self._segments
+        (items, seconds), found = self.columns[:2], self._segments
         first = max(
             bisect.bisect_left(seconds, (1 - TREND_SHARE) * seconds[-1]), bisect.bisect_left(items, warm_up_items)
         )
@@ -176,8 +127,9 @@ class BacktestHistory:
 
     def last_point_until(self, seconds: float) -> tuple[float, float] | None:
         """Items and seconds of work at the last checkpoint up to ``seconds``; None without one."""
-        after = bisect.bisect_right(self._points.seconds, seconds)
-        return (self._points.items[after - 1], self._points.seconds[after - 1]) if after else None
+        done, work = self.columns[:2]
+        after = bisect.bisect_right(work, seconds)
+        return (done[after - 1], work[after - 1]) if after else None
 
     def expert_speeds(self, blocks: WorkBlocks, speed: Speed) -> ExpertSpeeds:
         """Seconds per item according to each expert, now and at this speed."""
@@ -224,10 +176,7 @@ class BacktestHistory:
         tested = False
         log, exp = math.log, math.exp
         nearness = 2 * DISTANCE_SCALE * DISTANCE_SCALE
-        points = self._points
-        then = zip(
-            points.items, points.seconds, points.elapsed, points.items_left, points.eta, *points.speeds, strict=True
-        )
+        then = zip(*self.columns, strict=True)
         # Unrolled instead of a loop over expert_forecasts(): this is most of the cost of an estimate.
         for done, work, moment, rest, eta, whole, speed, recent, moving, level, slope, base, growth in then:
             since = items - done

@@ -2,7 +2,7 @@
 
 import statistics
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 # A block closes when it has this part of all work, so their number grows with the logarithm of the run.
 BLOCK_SHARE_DIVISOR = 300
@@ -35,18 +35,6 @@ class WorkBlocks:
     first_blocks: list[WorkBlock] = field(default_factory=list)  # the first blocks
     warm_up_count: int = 0  # how many of them are warm-up
     warm_up_work: WorkBlock = NO_WORK  # the warm-up as one block
-
-    @classmethod
-    def from_state(cls, state: list[Any]) -> "WorkBlocks":
-        """Restore from the state."""
-        *numbers, head, warm_up, cold = state
-        blocks = cls(*numbers)
-        blocks.first_blocks, blocks.warm_up_count, blocks.warm_up_work = (
-            [WorkBlock(*block) for block in head],
-            warm_up,
-            WorkBlock(*cold),
-        )
-        return blocks
 
     def add(self, seconds: float, items: float) -> WorkBlock | None:
         """Add work; return the block that it completes, or None. Lines of the same time stay together."""

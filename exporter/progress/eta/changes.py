@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.progress.eta.blocks import WorkBlock
 
@@ -65,12 +65,9 @@ class Speed:
 
 
 class PastSpeed(NamedTuple):
-    """An earlier speed."""
-
     seconds_per_item: float
     seconds: float
     blocks: int
-    sd: float
 
 
 @dataclass(slots=True)
@@ -85,20 +82,6 @@ class SpeedChanges:
     since_slower: Speed = field(default_factory=Speed)
     since_faster: Speed = field(default_factory=Speed)
     latest: list[WorkBlock] = field(default_factory=list)  # latest blocks, which contain the start of a change
-
-    @classmethod
-    def from_state(cls, state: list[Any]) -> "SpeedChanges":
-        """Restore from the state."""
-        speed, past, slower, faster, since_slower, since_faster, latest = state
-        return cls(
-            Speed(*speed),
-            [PastSpeed(*entry) for entry in past],
-            slower,
-            faster,
-            Speed(*since_slower),
-            Speed(*since_faster),
-            [WorkBlock(*block) for block in latest],
-        )
 
     def restart(self, blocks: list[WorkBlock]) -> None:
         """Restart the current speed from these blocks."""
@@ -150,7 +133,7 @@ class SpeedChanges:
             old = self.speed.without(new)
         self.past = [
             *self.past[1 - MOST_PAST_SPEEDS :],
-            PastSpeed(old.seconds_per_item, old.seconds, old.blocks, old.sd),
+            PastSpeed(old.seconds_per_item, old.seconds, old.blocks),
         ]
         self.speed = new
         self._reset_sums()
@@ -191,13 +174,3 @@ class SpeedChanges:
             if before is None or not self.speed.seconds_per_item
             else self.speed.seconds_per_item / before.seconds_per_item
         )
-
-    def has_slowed_down(self, work_seconds: float) -> bool:
-        """Whether work is slower by a quarter than before, beyond chance."""
-        before = self.fastest_past_speed(work_seconds)
-        if before is None or not self.speed.seconds_per_item:
-            return False
-        ratio = self.speed.seconds_per_item / before.seconds_per_item
-        spread = max(self.speed.sd, before.sd)
-        chance = 4 * math.sqrt(math.expm1(spread * spread) * (1 / self.speed.blocks + 1 / before.blocks))
-        return ratio > 1.25 and math.log(ratio) > chance

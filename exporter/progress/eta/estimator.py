@@ -5,13 +5,12 @@ forecast the rest, and a back-test on the run's own past weights them.
 """
 
 import math
-from collections.abc import Mapping
-from typing import Any, TypedDict
+from dataclasses import dataclass, field
 
 from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.backtest import (
     CHECKPOINTS_PER_RUN,
-    FIRST_WEIGHTS,
+    FIRST_TRUST,
     PRIOR_ERROR,
     BacktestHistory,
     BacktestPoint,
@@ -44,54 +43,50 @@ from exporter.progress.eta.projection import (
 )
 from exporter.progress.eta.tail import TAIL_SD, BatchTail
 
-VERSION = 1
 BACKTEST_DOUBT = 0.1  # added doubt about the back-test if as much is left as is done
 MOST_S = 1e12
 MOST_ITEMS = 1e15  # larger numbers are not times or counts of a job
 OUT_OF_ORDER_STEPS = 2  # a count at most this many steps back, within a usual gap, is a late line, not a resume
 
 
-class EstimatorWarnings(TypedDict):
-    """Problems of a worker."""
-
-    stalled: bool
-    slowdown: bool
-
-
+@dataclass(slots=True)
 class EtaEstimator:
     """Estimates the remaining time of one worker from its lines.
 
     All times are seconds on one clock; only differences count. Memory is bounded, an update takes microseconds, and no
-    input raises an error.
+    input raises an error. The fields that the constructor takes are its whole state.
     """
 
-    def __init__(self, prior: RunPrior | None = None) -> None:
-        self._prior = prior
-        self._clock = LineClock()
-        self._rhythm = LineRhythm()
-        self._blocks = WorkBlocks()
-        self._throughput = RecentThroughput()
-        self._changes = SpeedChanges()
-        self._pauses = Pauses(prior_pauses=() if prior is None else prior.pauses)
-        self._announced = AnnouncedPauses()
-        self._tail = BatchTail()
-        self._curve = WorkCurve()
-        self._history = BacktestHistory()
-        self._trust = ExpertTrust(FIRST_WEIGHTS, PRIOR_ERROR)
-        self._is_trust_current = True
-        self._done: float | None = None
-        self._total: float | None = None
-        self._last_progress_time = 0.0  # time of the last line with progress
-        self._first_time = 0.0
-        self._lost_s = 0.0  # seconds between the last line before the count fell and the line where it fell, in total
-        self._work_at_start_s = 0.0  # seconds of work when the count started, or fell to its new start
-        self._rises = 0
-        self._pending_items = 0.0  # items of lines without a later time
-        self._pause_factor = pause_factor(0.0)
-        self._next_checkpoint = 0.0  # count at which the next checkpoint is due
-        self._outlook: EtaOutlook | None = None
-        self._forecast: EtaForecast | None = None  # cached, like `_outlook`; None also without a forecast
-        self._peer_factor = 1.0  # factor by which peers have moved the forecast
+    _prior: RunPrior | None = None
+    _clock: LineClock = field(default_factory=LineClock)
+    _rhythm: LineRhythm = field(default_factory=LineRhythm)
+    _blocks: WorkBlocks = field(default_factory=WorkBlocks)
+    _throughput: RecentThroughput = field(default_factory=RecentThroughput)
+    _changes: SpeedChanges = field(default_factory=SpeedChanges)
+    _pauses: Pauses = field(default_factory=Pauses)
+    _announced: AnnouncedPauses = field(default_factory=AnnouncedPauses)
+    _tail: BatchTail = field(default_factory=BatchTail)
+    _curve: WorkCurve = field(default_factory=WorkCurve)
+    _history: BacktestHistory = field(default_factory=BacktestHistory)
+    _trust: ExpertTrust = FIRST_TRUST
+    _is_trust_current: bool = True
+    _done: float | None = None
+    _total: float | None = None
+    _last_progress_time: float = 0.0  # time of the last line with progress
+    _first_time: float = 0.0
+    _lost_s: float = 0.0  # seconds between the last line before the count fell and the line where it fell, in total
+    _work_at_start_s: float = 0.0  # seconds of work when the count started, or fell to its new start
+    _rises: int = 0
+    _pending_items: float = 0.0  # items of lines without a later time
+    _pause_factor: float = pause_factor(0.0)
+    _next_checkpoint: float = 0.0  # count at which the next checkpoint is due
+    _outlook: EtaOutlook | None = field(default=None, init=False)
+    _forecast: EtaForecast | None = field(default=None, init=False)  # cached, like `_outlook`; None also without one
+    _peer_factor: float = field(default=1.0, init=False)  # factor by which peers have moved the forecast
+
+    def __post_init__(self) -> None:
+        if self._prior is not None:
+            self._pauses.prior_pauses = self._prior.pauses
 
     # Input
 
@@ -144,7 +139,6 @@ class EtaEstimator:
         self._tail.update(running, waiting, self._total - self._done, self.seconds_per_item)
 
     def _drop_cached(self) -> None:
-        """Drop cached results."""
         self._outlook = self._forecast = None
 
     def _to_line_time(self, t: float, arrival: float | None) -> float:
@@ -296,24 +290,16 @@ class EtaEstimator:
         """Items counted in work when the current speed began."""
         return self._blocks.items - self._blocks.open_items - self._changes.speed.items
 
-    @property
-    def _items_left(self) -> float:
-        """Items left; infinite without a total."""
-        return math.inf if self._done is None or self._total is None else self._total - self._done
-
     def _silence_s(self, now: float) -> float:
-        """Seconds since the last line with progress."""
         return min(MOST_S, self._clock.elapsed(now) - self._last_progress_time)
 
     def _current_outlook(self) -> EtaOutlook:
-        """State of the work since the last line."""
         if self._outlook is None:
             blocks, changes, silence = self._blocks, self._changes, self._rhythm.silence
-            left = self._items_left
+            left = math.inf if self._done is None or self._total is None else self._total - self._done
             self._outlook = EtaOutlook(
                 unfinished=self._done is not None and left > 0,
                 stall_limit=self._stall_limit(left, silence),
-                is_slow=changes.has_slowed_down(blocks.seconds) and not self._tail.has_begun(left),
                 slowdown=changes.slowdown_ratio(blocks.seconds),
                 rate=self._throughput.rate,
                 rate_valid_s=max(RATE_S, RATE_SILENCES * silence, RATE_PAUSES * self._pauses.largest),
@@ -338,18 +324,12 @@ class EtaEstimator:
             named_after_s=self._announced.began - self._last_progress_time,
         )
 
-    def alarms(
-        self, now: float, stall_timeout_s: float = STALL_TIMEOUT_S, busy: bool | None = None
-    ) -> EstimatorWarnings:
-        """Warnings at ``now``: no progress for longer than usual, or slower work than before.
+    def is_stalled(self, now: float, stall_timeout_s: float = STALL_TIMEOUT_S, busy: bool | None = None) -> bool:
+        """Whether there is no progress for longer than usual.
 
-        ``busy``: whether the GPUs work, None if unknown. Busy GPUs raise the limit of a stall, idle ones lower it.
+        ``busy``: whether the GPUs work, None if unknown. Busy GPUs raise the limit, idle ones lower it.
         """
-        standing = self._current_outlook()
-        return {
-            "stalled": standing.is_stalled(self._silence_s(now), stall_timeout_s, busy),
-            "slowdown": standing.is_slow,
-        }
+        return self._current_outlook().is_stalled(self._silence_s(now), stall_timeout_s, busy)
 
     def rate(self, now: float) -> float | None:
         """Recent items per second of work; None before any or if out of date.
@@ -379,8 +359,7 @@ class EtaEstimator:
         estimate = estimate if estimate is not None else self.estimate(now)
         if estimate is None:
             return None
-        stalled = self._current_outlook().is_stalled(self._silence_s(now), STALL_TIMEOUT_S, None)
-        return confidence(estimate, self._blocks.count, stalled)
+        return confidence(estimate, self._blocks.count, self.is_stalled(now))
 
     def prior(self, unit: str | None = None) -> RunPrior | None:
         """Prior from this run, with items of this ``unit``, for the next run.
@@ -410,78 +389,3 @@ class EtaEstimator:
         )
         found = this.combined_with(self._prior)
         return found if found.problem() is None else None
-
-    # State
-
-    def state(self) -> dict[str, Any]:
-        """The complete state, ready for JSON."""
-        return {
-            "version": VERSION,
-            "prior": None if self._prior is None else self._prior.to_json(),
-            "clock": _dataclass_fields(self._clock),
-            "rhythm": _dataclass_fields(self._rhythm),
-            "blocks": _dataclass_fields(self._blocks),
-            "throughput": _dataclass_fields(self._throughput),
-            "changes": _dataclass_fields(self._changes),
-            "pauses": self._pauses.state(),
-            "announced": _dataclass_fields(self._announced),
-            "tail": _dataclass_fields(self._tail),
-            "curve": _dataclass_fields(self._curve),
-            "history": self._history.state(),
-            "verdict": self._trust,
-            "judged": self._is_trust_current,
-            "line": [
-                self._done,
-                self._total,
-                self._last_progress_time,
-                self._first_time,
-                self._rises,
-                self._pending_items,
-                self._pause_factor,
-                self._next_checkpoint,
-                self._work_at_start_s,
-                self._lost_s,
-            ],
-        }
-
-    @classmethod
-    def from_state(cls, state: Mapping[str, Any]) -> "EtaEstimator":
-        """Restore an estimator from state(); ValueError if malformed."""
-        if state.get("version") != VERSION:
-            raise ValueError(f"not a state of this version of the estimator: {state.get('version')!r}, not {VERSION}")
-        try:
-            own = cls(None if state["prior"] is None else RunPrior.from_json(state["prior"]))
-            own._clock = LineClock(*state["clock"])
-            own._rhythm = LineRhythm(*state["rhythm"])
-            own._blocks = WorkBlocks.from_state(state["blocks"])
-            own._throughput = RecentThroughput(*state["throughput"])
-            own._changes = SpeedChanges.from_state(state["changes"])
-            own._pauses = Pauses.from_state(state["pauses"])
-            name, began, over = state["announced"]
-            own._announced = AnnouncedPauses(name, began, [(one, seconds) for one, seconds in over])
-            own._tail = BatchTail(*state["tail"])
-            own._curve = WorkCurve.from_state(state["curve"])
-            own._history = BacktestHistory.from_state(state["history"])
-            weights, error = state["verdict"]
-            own._trust = ExpertTrust(tuple(weights), error)
-            own._is_trust_current = state["judged"]
-            own._done, own._total, own._last_progress_time, own._first_time, own._rises, own._pending_items, *rest = (
-                state["line"]
-            )
-            own._pause_factor, own._next_checkpoint, own._work_at_start_s, own._lost_s = rest
-        except (KeyError, TypeError, ValueError) as error:
-            raise ValueError(f"not the state of an estimator: {error!r}") from error
-        return own
-
-
-def _dataclass_fields(part: Any) -> list[Any]:
-    """Fields of a dataclass, recursively; lists are copied shallowly."""
-    found = []
-    for name in part.__dataclass_fields__:
-        value = getattr(part, name)
-        if isinstance(value, list):
-            value = value.copy()
-        elif hasattr(value, "__dataclass_fields__"):
-            value = _dataclass_fields(value)
-        found.append(value)
-    return found

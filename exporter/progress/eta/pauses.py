@@ -4,7 +4,7 @@ import math
 import statistics
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.progress.eta.prior import PriorPause
 
@@ -62,8 +62,6 @@ class KnownPauses(NamedTuple):
 
 
 class ExpectedPauses(NamedTuple):
-    """Pauses to be expected."""
-
     seconds: float
     due: float  # part of it that is due before the next line
 
@@ -223,19 +221,7 @@ class Pauses:
     largest: float = 0.0
     prior_pauses: tuple[PriorPause, ...] = ()
     step: float = 0.0  # usual rise between lines at the latest pause
-    _known: KnownPauses | None = None
-
-    def state(self) -> list[Any]:
-        """State for restored()."""
-        return [self.start, self.seen, self.largest, self.prior_pauses, self.step]
-
-    @classmethod
-    def from_state(cls, state: list[Any]) -> "Pauses":
-        """Restore from the state."""
-        start, seen, largest, usual, step = state
-        return cls(
-            start, [Pause(*pause) for pause in seen], largest, tuple(PriorPause(*pause) for pause in usual), step
-        )
+    _known: KnownPauses | None = field(default=None, init=False)  # cached
 
     def add(self, pause: Pause, step: float) -> None:
         """Add an ended pause; ``step`` is the usual rise between lines."""
@@ -299,7 +285,6 @@ def had_pause_kind(prior_pause: PriorPause, kind: PauseKind) -> bool:
 
 
 def expect_pauses(kind: PauseKind, prior_pause: PriorPause | None, remaining: RemainingWork) -> ExpectedPauses:
-    """Expected pauses of one kind."""
     period = kind.period
     if period is None and prior_pause is not None and kind.times <= 2:
         period = prior_pause.period

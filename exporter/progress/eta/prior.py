@@ -2,10 +2,11 @@
 
 import bisect
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import NamedTuple
+
+from exporter.contract import records
 
 FIRST_SPREAD = 0.12  # usual difference (of the logarithm of time per item) between two runs of a job
 LEAST_SPREAD, MOST_SPREAD = 0.04, 0.5
@@ -35,12 +36,6 @@ class WorkCurve:
 
     points: list[tuple[float, float]] = field(default_factory=list)
     next_due: float = 0.0  # count at which the next point is due
-
-    @classmethod
-    def from_state(cls, state: list[Any]) -> "WorkCurve":
-        """Restore from the state."""
-        points, following = state
-        return cls([(done, seconds) for done, seconds in points], following)
 
     def add(self, done: float, seconds: float, total: float | None) -> None:
         """Add a point."""
@@ -99,28 +94,11 @@ class RunPrior(NamedTuple):
             return max(self.work_between(done, total), 0.01 * self.pace * (total - done))
         return self.pace * (total - done)
 
-    def to_json(self) -> dict[str, Any]:
-        """The prior, ready for JSON."""
-        return {
-            **self._asdict(),
-            "pauses": [list(pause) for pause in self.pauses],
-            "curve": [list(point) for point in self.curve],
-        }
-
     @classmethod
-    def from_json(cls, data: Mapping[str, Any]) -> "RunPrior":
-        """Restore from JSON; ValueError if malformed."""
-        try:
-            pauses = tuple(PriorPause(name, float(size), float(period)) for name, size, period in data["pauses"])
-            numbers = {
-                name: float(data[name]) for name in ("pace", "spread", "warm_up_seconds", "gap", "items", "seconds")
-            }
-            curve = tuple((float(done), float(seconds)) for done, seconds in data["curve"])
-            prior = cls(pauses=pauses, curve=curve, runs=int(data["runs"]), unit=data.get("unit"), **numbers)
-        except (KeyError, TypeError, ValueError, OverflowError) as error:
-            raise ValueError(f"not a prior: {error!r}") from error
-        fault = prior.problem()
-        if fault is not None:
+    def from_json(cls, value: object) -> "RunPrior":
+        """Read from JSON; ValueError if malformed or impossible."""
+        prior = records.from_json(cls, value, "prior")
+        if (fault := prior.problem()) is not None:
             raise ValueError(f"not a prior: {fault}")
         return prior
 
@@ -130,8 +108,6 @@ class RunPrior(NamedTuple):
             return "its pace and spread must be above 0 and finite"
         if not 1 <= self.runs <= MOST_NUMBER:
             return "it must come from at least one run"
-        if not all(name is None or isinstance(name, str) for name in (self.unit, *(p.name for p in self.pauses))):
-            return "its unit and the names of its pauses must be text"
         if len(self.pauses) > MOST_PAUSES or len(self.curve) > MOST_POINTS + 1:  # including the end
             return "it has too many pauses or points"
         numbers = [self.warm_up_seconds, self.gap, self.items, self.seconds]

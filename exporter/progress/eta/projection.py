@@ -73,7 +73,6 @@ class EtaOutlook(NamedTuple):
 
     unfinished: bool
     stall_limit: StallLimit
-    is_slow: bool
     # Current seconds per item relative to the fastest earlier speed; None without an earlier one.
     slowdown: float | None
     rate: float | None  # recent items per second of work

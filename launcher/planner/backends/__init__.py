@@ -1,8 +1,16 @@
-"""Programs that workers run, one module for each backend. Pure."""
+"""Programs that workers run: how to run each kind. Pure."""
 
-from importlib import import_module
-
-from launcher.jobfile.backend_kinds import BACKEND_KINDS
 from launcher.planner.backends.base import Backend
+from launcher.planner.backends.command import CommandBackend
+from launcher.planner.backends.launched import AccelerateBackend, DeepspeedBackend, MpiBackend, TorchrunBackend
+from launcher.planner.backends.sglang import SglangBackend
+from launcher.planner.backends.trtllm import TrtllmBackend
+from launcher.planner.backends.vllm import VllmBackend
 
-BACKENDS: dict[str, Backend] = {kind: import_module(f"{__name__}.{kind}").BACKEND for kind in BACKEND_KINDS}
+BACKENDS: dict[str, Backend] = {
+    backend.name: backend
+    for backend in (
+        *(CommandBackend(), TorchrunBackend(), AccelerateBackend(), DeepspeedBackend(), MpiBackend()),
+        *(SglangBackend(), VllmBackend(), TrtllmBackend()),
+    )
+}

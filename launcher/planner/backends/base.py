@@ -3,10 +3,9 @@
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar, cast
 
 from exporter.contract.manifest import Task
-from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.serving import Arguments, EngineRoleSpec
@@ -27,14 +26,13 @@ class BackendContext:
     spec: JobSpec
     cluster: ClusterSpec
     # values that are the same for all of a role's processes, which may be thousands
-    _cache: dict[tuple[object, ...], Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _cache: dict[tuple[object, ...], object] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def cached(self, key: tuple[object, ...], make: Callable[[], Made]) -> Made:
         """Return what ``make`` returns, called once for each key. Callers must not change the value."""
         if key not in self._cache:
             self._cache[key] = make()
-        found: Made = self._cache[key]
-        return found
+        return cast(Made, self._cache[key])
 
     @cached_property
     def model_path(self) -> str:
@@ -60,22 +58,22 @@ class BackendContext:
         own = [(f"backend.{role}", getattr(backend, role))] if role in SERVING_ROLES else []
         return (("backend", backend), *own)
 
-    def arguments(self, role: str, separator: str = "-") -> dict[str, Any]:
+    def arguments(self, role: str, separator: str = "-") -> Arguments:
         """Engine options of a role by name, with ``separator`` between the words of a name."""
 
-        def make() -> dict[str, Any]:
-            found: dict[str, Any] = {}
+        def make() -> Arguments:
+            found: Arguments = {}
             for _, options in self.role_options(role):
                 found.update(spell_options(options.args, separator))
             return found
 
         return dict(self.cached(("arguments", role, separator), make))
 
-    def config(self, role: str) -> dict[str, Any]:
+    def config(self, role: str) -> dict[str, object]:
         """Engine configuration of a role."""
 
-        def make() -> dict[str, Any]:
-            found: dict[str, Any] = {}
+        def make() -> dict[str, object]:
+            found: dict[str, object] = {}
             for _, options in self.role_options(role):
                 found = merge_configs(found, options.config)
             return found
@@ -124,9 +122,17 @@ class BackendWorker:
             here[task.local_rank] = len(here)
         return found
 
+    @property
+    def host(self) -> str:
+        """Host of its first process, as a placeholder that is valid in any task's text."""
+        return f"{{host_{self.node}}}"
+
+    def port(self, name: str) -> str:
+        """Port of its first process, as a placeholder that is valid in any task's text."""
+        return f"{{port_{self.ports[name]}}}"
+
     def address(self, port: str) -> str:
-        """``host:port`` for a port of its first process, valid in any task's text."""
-        return f"{{host_{self.node}}}:{{port_{self.ports[port]}}}"
+        return f"{self.host}:{self.port(port)}"
 
     def url(self) -> str:
         return f"http://{self.address('http')}"
@@ -141,7 +147,6 @@ class Backend:
     granularity: Literal["node", "gpu"] | None = None
     is_one_step = False  # processes of a worker start together in one step (MPI)
     sees_worker_gpus = False  # each process sees all its worker's GPUs on the node, and selects its own by local rank
-    word_separator = "-"  # between the words of an option's name
 
     def problems(self, context: BackendContext, role: Role) -> list[str]:
         """Contradictions in the job, each with place, value and fix."""
@@ -179,29 +184,12 @@ class Backend:
         return None
 
 
-class LaunchedBackend(Backend):
-    """A user's program, run by groups of processes that meet through the variables of torch.distributed."""
-
-    def problems(self, context: BackendContext, role: Role) -> list[str]:
-        if role.name in SERVING_ROLES:
-            wrong = f"{self.name} runs the processes of one program, and {role.name} is a serving role"
-            return [f"backend.type: {wrong}; use an engine ({', '.join(ENGINES)}), or a role of another name"]
-        if not command_argv(role.options):
-            return [
-                f"{context.role_key(role.name, 'command')}: {self.name} needs the program of {role.name}; set it here"
-            ]
-        return []
-
-    def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
-        return ("dist_init",)
-
-
 def torch_environment(worker: BackendWorker, task: Task) -> dict[str, str]:
     """Variables by which torch.distributed connects the processes of one worker; ranks count within the worker."""
     here = worker.local_indexes[task.node_index]
     return {
-        "MASTER_ADDR": f"{{host_{worker.node}}}",
-        "MASTER_PORT": f"{{port_{worker.ports['dist_init']}}}",
+        "MASTER_ADDR": worker.host,
+        "MASTER_PORT": worker.port("dist_init"),
         "RANK": "{local_rank}",
         "LOCAL_RANK": str(here[task.local_rank]),
         "WORLD_SIZE": "{worker_size}",
@@ -218,18 +206,17 @@ def config_path(backend: str, role: str) -> str:
     return f"{{run_dir}}/{config_name(backend, role)}"
 
 
-def spell_options(args: Mapping[str, Any], separator: str) -> dict[str, Any]:
+def spell_options(args: Mapping[str, Made], separator: str) -> dict[str, Made]:
     """Options with their names in one spelling; underscores and dashes mean the same."""
     return {name.replace("_", "-").replace("-", separator): value for name, value in args.items()}
 
 
-def merge_configs(first: Mapping[str, Any], second: Mapping[str, Any]) -> dict[str, Any]:
+def merge_configs(first: Mapping[str, object], second: Mapping[str, object]) -> dict[str, object]:
     """Merge two configurations. The second wins; mappings in both are merged recursively."""
     found = dict(first)
     for name, value in second.items():
         old = found.get(name)
-        both = isinstance(old, Mapping) and isinstance(value, Mapping)
-        found[name] = merge_configs(old, value) if both else value  # type: ignore[arg-type]
+        found[name] = merge_configs(old, value) if isinstance(old, Mapping) and isinstance(value, Mapping) else value
     return found
 
 
@@ -254,4 +241,14 @@ def conflicting_option_problems(context: BackendContext, role: str, reserved: It
         for place, options in context.role_options(role)
         for name in options.args
         if name.replace("_", "-") in reserved
+    ]
+
+
+def unused_option_problems(context: BackendContext, role: str) -> list[str]:
+    """Report options for a backend that has no program to take them."""
+    kind = context.spec.backend.type
+    return [
+        f"{place}.args: type {kind} starts no program of its own that accepts options; put them into the command"
+        for place, options in context.role_options(role)
+        if options.args
     ]

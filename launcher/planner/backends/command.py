@@ -4,8 +4,7 @@ import re
 
 from launcher.jobfile.resources import command_argv
 from launcher.plan.plan import ReadyRule
-from launcher.planner.backends.base import Backend, BackendContext, BackendWorker
-from launcher.planner.backends.deepspeed import unused_option_problems
+from launcher.planner.backends.base import Backend, BackendContext, BackendWorker, unused_option_problems
 from launcher.planner.roles import Role
 
 PORT_PLACEHOLDER = "{http_port}"  # in a command: its program listens there, so readiness can be polled
@@ -28,6 +27,3 @@ class CommandBackend(Backend):
         kind = "tcp" if readiness.kind == "tcp" else "http"
         path = (readiness.path if context.spec.frontend is None else None) or "/health"
         return (ReadyRule(worker.name, kind, worker.node, worker.ports["http"], path if kind == "http" else ""),)
-
-
-BACKEND = CommandBackend()

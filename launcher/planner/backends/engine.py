@@ -1,11 +1,11 @@
 """Parts shared by the engines, whose workers divide their GPUs among kinds of parallelism. Pure."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from exporter.contract.manifest import Task
+from launcher.jobfile.serving import Arguments
 from launcher.plan.plan import ReadyRule
-from launcher.planner.backends import dynamo
 from launcher.planner.backends.base import (
     Backend,
     BackendContext,
@@ -36,7 +36,10 @@ SIZE_OPTION_NAMES = tuple(name for names in SIZE_OPTIONS.values() for name in na
 
 
 class EngineBackend(Backend):
-    """A model server: the engine itself, or dynamo's worker around it behind a dynamo front end."""
+    """A model server: the engine itself, or dynamo's worker around it behind a dynamo front end.
+
+    https://docs.nvidia.com/dynamo (discovery through etcd and NATS, a status server in each worker)
+    """
 
     is_service = True
     reserved_options: tuple[str, ...]  # options that the launcher sets from the plan
@@ -58,22 +61,40 @@ class EngineBackend(Backend):
             ("sizes", role.name), lambda: divide_gpus(context, role, shares_gpus=self.shares_gpus(context, role))
         )
 
+    def size_argv(self, context: BackendContext, role: Role, names: Mapping[str, str]) -> list[str]:
+        """Options of these names for the sizes: always that of tensor parallelism, the others only above 1."""
+        sizes = vars(self.sizes(context, role))
+        return [
+            word
+            for kind, name in names.items()
+            if kind == "tensor" or (sizes[kind] or 1) > 1
+            for word in (f"--{name}", str(sizes[kind]))
+        ]
+
     def shares_gpus(self, context: BackendContext, role: Role) -> bool:
         """Whether data parallelism shares the GPUs of tensor parallelism instead of using more."""
         return False
 
+    def dynamo_ports(self, context: BackendContext) -> tuple[str, ...]:
+        """The port of the status server of each process, if it registers with dynamo."""
+        return ("system",) if context.uses_dynamo else ()
+
+    def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
+        port = {"DYN_SYSTEM_ENABLED": "true", "DYN_SYSTEM_PORT": "{system_port}"}
+        return port if context.uses_dynamo else {}
+
     def ready_rules(self, context: BackendContext, worker: BackendWorker) -> tuple[ReadyRule, ...]:
-        if context.uses_dynamo:
-            return dynamo.dynamo_ready_rules(worker)
+        if context.uses_dynamo:  # whether it has registered is known to the front end
+            return (ReadyRule(worker.name, "tcp", worker.node, worker.ports["system"]),)
         return (ReadyRule(worker.name, "http", worker.node, worker.ports["http"], "/health"),)
 
     def metrics(self, context: BackendContext, worker: BackendWorker, task: Task) -> str | None:
         if context.uses_dynamo:
-            return dynamo.METRICS
+            return "system_port/metrics"
         return "http_port/metrics" if task.local_rank == 0 else None
 
 
-def other_arguments(context: BackendContext, role: str) -> dict[str, Any]:
+def other_arguments(context: BackendContext, role: str) -> Arguments:
     """Engine options other than the sizes."""
     return {name: value for name, value in context.arguments(role).items() if name not in SIZE_OPTION_NAMES}
 

@@ -4,7 +4,6 @@ Options: https://docs.sglang.ai/advanced_features/server_arguments.html
 """
 
 from exporter.contract.manifest import Task
-from launcher.planner.backends import dynamo
 from launcher.planner.backends.base import (
     ALL_ADDRESSES,
     DISAGGREGATED,
@@ -14,8 +13,10 @@ from launcher.planner.backends.base import (
     config_path,
     option_argv,
 )
-from launcher.planner.backends.engine import SIZE_OPTIONS, EngineBackend, other_arguments
+from launcher.planner.backends.engine import EngineBackend, other_arguments
 from launcher.planner.roles import Role
+
+_SIZE_OPTIONS = {"tensor": "tp-size", "pipeline": "pp-size", "data": "dp-size", "expert": "ep-size"}
 
 
 class SglangBackend(EngineBackend):
@@ -24,18 +25,8 @@ class SglangBackend(EngineBackend):
     name = "sglang"
     granularity = "node"
     reserved_options = (
-        "model-path",
-        "model",
-        "served-model-name",
-        "host",
-        "port",
-        "nnodes",
-        "node-rank",
-        "dist-init-addr",
-        "nccl-port",
-        "disaggregation-mode",
-        "disaggregation-bootstrap-port",
-        "config",
+        *("model-path", "model", "served-model-name", "host", "port", "nnodes", "node-rank", "dist-init-addr"),
+        *("nccl-port", "disaggregation-mode", "disaggregation-bootstrap-port", "config"),
     )
 
     def shares_gpus(self, context: BackendContext, role: Role) -> bool:
@@ -47,10 +38,10 @@ class SglangBackend(EngineBackend):
         names = ["http", "dist_init" if processes > 1 else "nccl"]
         if role.name == PREFILL:
             names.append("bootstrap")
-        return (*names, *(dynamo.PORTS if context.uses_dynamo else ()))
+        return (*names, *self.dynamo_ports(context))
 
     def follower_ports(self, context: BackendContext, role: Role) -> tuple[str, ...]:
-        return ("http", *(dynamo.PORTS if context.uses_dynamo else ()))
+        return ("http", *self.dynamo_ports(context))
 
     def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         role = worker.role
@@ -63,7 +54,7 @@ class SglangBackend(EngineBackend):
         if role.name in DISAGGREGATED:
             own += ["--disaggregation-mode", role.name]
         if role.name == PREFILL:
-            own += ["--disaggregation-bootstrap-port", f"{{port_{worker.ports['bootstrap']}}}"]
+            own += ["--disaggregation-bootstrap-port", worker.port("bootstrap")]
         return [*before, *own, *after]
 
     def _role_argv(self, context: BackendContext, role: Role) -> tuple[list[str], list[str]]:
@@ -73,16 +64,5 @@ class SglangBackend(EngineBackend):
             words += ["--config", config_path(self.name, role.name)]
         words += ["--model-path", context.model_path, "--served-model-name", context.model_name]
         words += ["--host", ALL_ADDRESSES, "--port", "{http_port}"]
-        parts = self.sizes(context, role)
-        for kind, number in (("tensor", parts.tensor), ("pipeline", parts.pipeline), ("data", parts.data)):
-            if number > 1 or kind == "tensor":
-                words += [f"--{SIZE_OPTIONS[kind][0]}", str(number)]
-        if parts.expert is not None:
-            words += ["--ep-size", str(parts.expert)]
+        words += self.size_argv(context, role, _SIZE_OPTIONS)
         return words, option_argv({"enable-metrics": True, **other_arguments(context, role.name)})
-
-    def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
-        return dynamo.dynamo_worker_environment() if context.uses_dynamo else {}
-
-
-BACKEND = SglangBackend()

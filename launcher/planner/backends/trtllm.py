@@ -4,7 +4,6 @@ Options: https://nvidia.github.io/TensorRT-LLM/commands/trtllm-serve/
 """
 
 from exporter.contract.manifest import Task
-from launcher.planner.backends import dynamo
 from launcher.planner.backends.base import (
     ALL_ADDRESSES,
     DISAGGREGATED,
@@ -19,6 +18,11 @@ from launcher.planner.backends.engine import SIZE_OPTION_NAMES, EngineBackend, o
 from launcher.planner.roles import Role
 
 _SIZE_OPTIONS = {"tensor": "tp_size", "pipeline": "pp_size", "expert": "ep_size"}
+_DYNAMO_SIZE_OPTIONS = {
+    "tensor": "tensor-parallel-size",
+    "pipeline": "pipeline-parallel-size",
+    "expert": "expert-parallel-size",
+}
 
 
 class TrtllmBackend(EngineBackend):
@@ -28,15 +32,8 @@ class TrtllmBackend(EngineBackend):
     granularity = "gpu"
     is_one_step = True
     sees_worker_gpus = True
-    word_separator = "_"
     reserved_options = (
-        "model-path",
-        "served-model-name",
-        "host",
-        "port",
-        "extra-llm-api-options",
-        "config",
-        "extra-engine-args",
+        *("model-path", "served-model-name", "host", "port", "extra-llm-api-options", "config", "extra-engine-args"),
         "disaggregation-mode",
     )
 
@@ -52,7 +49,7 @@ class TrtllmBackend(EngineBackend):
     def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
         # all ranks meet at MASTER_PORT (torch.distributed)
         names = ["dist_init"] if processes > 1 else []
-        return (*names, *(dynamo.PORTS if context.uses_dynamo else ("http",)))
+        return (*names, *(self.dynamo_ports(context) or ("http",)))
 
     def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         role, port, several = worker.role, worker.ports.get("http"), len(worker.tasks) > 1
@@ -69,40 +66,20 @@ class TrtllmBackend(EngineBackend):
                 words += ["--disaggregation-mode", role.name]
             if context.config(role.name):
                 words += ["--extra-engine-args", config_path(self.name, role.name)]
-            return words + self._size_argv(context, role, "-") + option_argv(args)
+            return words + self.size_argv(context, role, _DYNAMO_SIZE_OPTIONS) + option_argv(args)
         words += ["trtllm-serve", context.model_path, "--host", ALL_ADDRESSES, "--port", f"{{port_{port}}}"]
         if context.model_name != context.model_path.rpartition("/")[2] or not context.model_path.startswith("/"):
             words += ["--served_model_name", context.model_name]  # trtllm-serve defaults to the directory's name
-        words += self._size_argv(context, role, "_")
+        words += self.size_argv(context, role, _SIZE_OPTIONS)
         if context.config(role.name):
             words += ["--extra_llm_api_options", config_path(self.name, role.name)]
-        return words + option_argv(spell_options(args, self.word_separator))
-
-    def _size_argv(self, context: BackendContext, role: Role, separator: str) -> list[str]:
-        parts = self.sizes(context, role)
-        names = (
-            _SIZE_OPTIONS
-            if separator == "_"
-            else {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size"}
-        )
-        names = names if separator == "_" else {**names, "expert": "expert-parallel-size"}
-        numbers = {"tensor": parts.tensor, "pipeline": parts.pipeline, "expert": parts.expert or 1}
-        return [
-            word
-            for kind, number in numbers.items()
-            if number > 1 or kind == "tensor"
-            for word in (f"--{names[kind]}", str(number))
-        ]
+        return words + option_argv(spell_options(args, "_"))
 
     def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         found = torch_environment(worker, task) if len(worker.tasks) > 1 else {}
-        if context.uses_dynamo:
-            found["DYN_SYSTEM_ENABLED"] = "true"
-            found["DYN_SYSTEM_PORT"] = f"{{port_{worker.ports['system']}}}"
+        if context.uses_dynamo:  # all ranks get the port of the first one, which serves
+            found |= {"DYN_SYSTEM_ENABLED": "true", "DYN_SYSTEM_PORT": worker.port("system")}
         return found
 
     def metrics(self, context: BackendContext, worker: BackendWorker, task: Task) -> str | None:
-        return dynamo.METRICS if context.uses_dynamo and task.local_rank == 0 else None
-
-
-BACKEND = TrtllmBackend()
+        return super().metrics(context, worker, task) if context.uses_dynamo and task.local_rank == 0 else None

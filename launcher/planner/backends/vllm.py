@@ -6,7 +6,6 @@ https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/ and .../paralle
 
 from exporter.contract.manifest import Task
 from launcher.jobfile.resources import command_argv
-from launcher.planner.backends import dynamo
 from launcher.planner.backends.base import (
     ALL_ADDRESSES,
     DISAGGREGATED,
@@ -18,6 +17,8 @@ from launcher.planner.backends.base import (
 from launcher.planner.backends.engine import SIZE_OPTION_NAMES, EngineBackend, other_arguments
 from launcher.planner.roles import Role
 
+_SIZE_OPTIONS = {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size", "data": "data-parallel-size"}
+
 
 class VllmBackend(EngineBackend):
     """``vllm serve``, or ``dynamo.vllm`` behind a dynamo front end."""
@@ -25,21 +26,9 @@ class VllmBackend(EngineBackend):
     name = "vllm"
     granularity = "node"
     reserved_options = (
-        "model",
-        "served-model-name",
-        "host",
-        "port",
-        "nnodes",
-        "node-rank",
-        "master-addr",
-        "master-port",
-        "config",
-        "headless",
-        "data-parallel-size-local",
-        "data-parallel-address",
-        "data-parallel-rpc-port",
-        "data-parallel-start-rank",
-        "data-parallel-rank",
+        *("model", "served-model-name", "host", "port", "nnodes", "node-rank", "master-addr", "master-port", "config"),
+        *("headless", "data-parallel-size-local", "data-parallel-address", "data-parallel-rpc-port"),
+        *("data-parallel-start-rank", "data-parallel-rank"),
     )
 
     def size_problems(self, context: BackendContext, role: Role) -> list[str]:
@@ -74,7 +63,7 @@ class VllmBackend(EngineBackend):
 
     def _further_ports(self, context: BackendContext, role: Role) -> tuple[str, ...]:
         side = ("nixl",) if role.name in DISAGGREGATED else ()
-        return (*side, *(dynamo.PORTS if context.uses_dynamo else ()))
+        return (*side, *self.dynamo_ports(context))
 
     def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         role, first = worker.role, task.local_rank == 0
@@ -93,31 +82,20 @@ class VllmBackend(EngineBackend):
         words += ["--served-model-name", context.model_name]
         if is_first and not context.uses_dynamo:
             words += ["--host", ALL_ADDRESSES, "--port", "{http_port}"]
-        parts = self.sizes(context, role)
-        words += ["--tensor-parallel-size", str(parts.tensor)]
-        if parts.pipeline > 1:
-            words += ["--pipeline-parallel-size", str(parts.pipeline)]
-        if parts.data > 1:
-            words += ["--data-parallel-size", str(parts.data)]
+        words += self.size_argv(context, role, _SIZE_OPTIONS)
         mode = ["--disaggregation-mode", role.name] if context.uses_dynamo and role.name in DISAGGREGATED else []
         return words, [*mode, *option_argv(other_arguments(context, role.name))]
 
     def _rendezvous_options(self, worker: BackendWorker, task: Task, data: int) -> list[str]:
         """Options by which the processes of a worker find each other."""
-        leader, headless = f"{{host_{worker.node}}}", [] if task.local_rank == 0 else ["--headless"]
+        headless = [] if task.local_rank == 0 else ["--headless"]
         if data == 1:
             words = ["--nnodes", str(len(worker.nodes)), "--node-rank", str(task.local_rank)]
-            return [
-                *words,
-                "--master-addr",
-                leader,
-                "--master-port",
-                f"{{port_{worker.ports['dist_init']}}}",
-                *headless,
-            ]
+            words += ["--master-addr", worker.host, "--master-port", worker.port("dist_init")]
+            return words + headless
         each = data // len(worker.tasks)
-        words = ["--data-parallel-size-local", str(each), "--data-parallel-address", leader]
-        words += ["--data-parallel-rpc-port", f"{{port_{worker.ports['dp_rpc']}}}"]
+        words = ["--data-parallel-size-local", str(each), "--data-parallel-address", worker.host]
+        words += ["--data-parallel-rpc-port", worker.port("dp_rpc")]
         return words + (["--data-parallel-start-rank", str(each * task.local_rank), *headless] if headless else [])
 
     def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
@@ -128,7 +106,4 @@ class VllmBackend(EngineBackend):
             found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{host_{task.node_index}}}"
             # each data parallel rank adds its number to this port
             found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_by_rank[task.rank]['nixl'] - first_rank}}}"
-        return {**found, **(dynamo.dynamo_worker_environment() if context.uses_dynamo else {})}
-
-
-BACKEND = VllmBackend()
+        return {**found, **super().environment(context, worker, task)}

@@ -2,10 +2,7 @@
 
     python -I -B -m launcher.run.before.node_facts --run-dir DIR --node NAME
 
-Write ``nodes/NAME.json`` in the run directory, then a line to standard output. The file contains:
-
-    {"schema", "attempt", "round", "address", "busy", "offset", "problem"}
-
+Write ``nodes/NAME.json`` in the run directory, then a line to standard output.
 Exit with 2 and the problem on standard error if the node lacks the requested network.
 
 The node reserves its ports with the first offset that works, and records it as ``offset``. It keeps them
@@ -24,9 +21,9 @@ import sys
 import time
 from collections.abc import Collection, Iterable
 from pathlib import Path
-from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.records import Record
 from launcher.plan.ports import OFFSETS, PORT_END, SURVEY_FILE
 from launcher.programs.port_claims import CLAIM_PREFIX, read_claimed_ports, try_reserve_ports
 from launcher.programs.supervisor import IGNORED_SIGNALS
@@ -38,6 +35,26 @@ _SIOCGIFADDR = 0x8915
 ANY_ADDRESS = ((socket.AF_INET, "0.0.0.0"), (socket.AF_INET6, "::"))  # noqa: S104 - as the services will
 
 POLL_INTERVALS_S = (0.2, 2.0)  # first and last interval for polling that file: loading a model may take 30 minutes
+
+
+class SurveyRequest(Record):
+    """``survey.json``: the network of the job, the different sets of ports, and which of them each node has."""
+
+    network_interface: str | None
+    ports: tuple[tuple[int, ...], ...]
+    nodes: tuple[int, ...]
+
+
+class NodeAnswer(Record):
+    """``nodes/NAME.json``: what one node found out and reserved."""
+
+    SCHEMA = run_files.RECORD_SCHEMA
+    attempt: int
+    round: int
+    address: str | None = None
+    busy: tuple[int, ...] = ()
+    offset: int | None = None
+    problem: str | None = None
 
 
 class NodeError(Exception):
@@ -77,10 +94,10 @@ def reserve_ports(ports: Collection[int], offsets: Iterable[int]) -> tuple[int |
     return None, []
 
 
-def node_ports(request: dict[str, Any], node: str, nodes: str) -> list[int]:
+def node_ports(request: SurveyRequest, node: str, nodes: str) -> tuple[int, ...]:
     """Planned ports of a node. ``nodes`` are all host names, separated by commas; surplus nodes have none."""
-    places = dict(zip(nodes.split(","), request["nodes"], strict=False))
-    return list(request["ports"][places[node]]) if node in places else []
+    places = dict(zip(nodes.split(","), request.nodes, strict=False))
+    return request.ports[places[node]] if node in places else ()
 
 
 def interface_address(name: str) -> str:
@@ -133,13 +150,14 @@ def hold_ports_until(release_file: Path) -> None:
 
 def survey_node(run_dir: Path, node: str, attempt: int, round_number: int) -> tuple[str | None, list[object]]:
     """Survey this node and write its answer. Return the problem and the locks of its ports."""
-    asked: Any = run_files.read_json(run_dir / SURVEY_FILE)
-    if asked is None:
+    body = run_files.read_json(run_dir / SURVEY_FILE)
+    if body is None:
         sys.exit(f"gpujob: {run_dir / SURVEY_FILE} cannot be read on {node}: is it on a shared file system?")
+    asked = SurveyRequest.from_json(body)
     address = problem = None
-    if asked["network_interface"] is not None:
+    if asked.network_interface is not None:
         try:
-            address = interface_address(asked["network_interface"])
+            address = interface_address(asked.network_interface)
         except NodeError as error:
             problem = f"{node}: network_interface: {error}"
     ports = node_ports(asked, node, os.environ.get("GPUJOB_NODES", ""))
@@ -148,18 +166,9 @@ def survey_node(run_dir: Path, node: str, attempt: int, round_number: int) -> tu
     own = set() if offset is None else {port + offset for port in ports}
     folder = run_dir / run_files.NODES_DIR
     folder.mkdir(exist_ok=True)
-    run_files.write_json(
-        folder / f"{node}.json",
-        {
-            "schema": run_files.RECORD_SCHEMA,
-            "attempt": attempt,
-            "round": round_number,
-            "address": address,
-            "busy": [port for port in busy_ports(ports) if port not in own],
-            "offset": offset,
-            "problem": problem,
-        },
-    )
+    busy = tuple(port for port in busy_ports(ports) if port not in own)
+    answer = NodeAnswer(attempt=attempt, round=round_number, address=address, busy=busy, offset=offset, problem=problem)
+    run_files.write_json(folder / f"{node}.json", answer.to_json())
     return problem, locks
 
 

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.records import RecordError
 from launcher.plan.plan import Plan, RunFacts
 from launcher.plan.ports import PORTS_FILE, all_ports, assigned_ports, free_offsets, survey_request
-from launcher.run.before.node_facts import DONE_LINE, released_file
+from launcher.run.before.node_facts import DONE_LINE, NodeAnswer, released_file
 from launcher.run.job_log import log_line
 from launcher.run.job_state import attempt_optional
 from launcher.run.signals import OrchestratorSignals
@@ -25,7 +26,7 @@ PAUSE_S = 0.5  # longest random pause before another round, so that two competin
 END_S = 5.0  # wait for the nodes to release their ports before the next round
 TERMINATE_S = 2.0  # wait for the end of terminated processes
 
-NodeAnswers = Mapping[str, Mapping[str, object]]  # answers of nodes, by host name
+NodeAnswers = Mapping[str, NodeAnswer]  # by host name
 
 
 class PortReservation:
@@ -128,7 +129,7 @@ def run_node_survey(
         return facts, reservation  # nothing more will be started
     if silent := [host for host in facts.hosts[: plan.nodes] if host not in answers]:
         log_line(silence_text(plan, silent))
-    for problem in filter(None, (entry.get("problem") for entry in answers.values())):
+    for problem in filter(None, (answer.problem for answer in answers.values())):
         log_line(f"{problem}; the job uses its host name")
     offset = port_offset(plan, facts, answers) if offset is None else offset
     if offset:
@@ -150,12 +151,15 @@ def silence_text(plan: Plan, silent_hosts: Sequence[str]) -> str:
     return f"No answer to the node survey from {', '.join(silent_hosts)}: {', and '.join(consequences)}"
 
 
-def read_node_answers(plan: Plan, facts: RunFacts, round_number: int) -> dict[str, dict[str, object]]:
+def read_node_answers(plan: Plan, facts: RunFacts, round_number: int) -> dict[str, NodeAnswer]:
     """Answers of the nodes in this round of this attempt, by host name."""
     found = {}
     for host in facts.hosts[: plan.nodes]:
-        answer = run_files.read_json(facts.run_dir / run_files.NODES_DIR / f"{host}.json") or {}
-        if (answer.get("attempt"), answer.get("round")) == (facts.attempt, round_number):
+        try:
+            answer = NodeAnswer.from_json(run_files.read_json(facts.run_dir / run_files.NODES_DIR / f"{host}.json"))
+        except RecordError:
+            continue  # not written yet
+        if (answer.attempt, answer.round) == (facts.attempt, round_number):
             found[host] = answer
     return found
 
@@ -164,24 +168,21 @@ def node_addresses(plan: Plan, facts: RunFacts, answers: NodeAnswers) -> tuple[s
     """Address of each node, or its host name if unknown; unchanged if the plan needs none."""
     if plan.network_interface is None:
         return facts.addresses
-    return tuple(str(answers.get(host, {}).get("address") or host) for host in facts.hosts)
+    addresses = {host: answer.address for host, answer in answers.items() if answer.address}
+    return tuple(addresses.get(host, host) for host in facts.hosts)
 
 
 def possible_offsets(plan: Plan, facts: RunFacts, answers: NodeAnswers) -> tuple[int, ...]:
     """Offsets with which all ports are free on the nodes that answered, in the order to try."""
-    busy = {}
-    for index, host in enumerate(facts.hosts):
-        listed = answers.get(host, {}).get("busy")
-        busy[index] = [int(port) for port in listed] if isinstance(listed, list) else []
+    busy = {index: answers[host].busy for index, host in enumerate(facts.hosts) if host in answers}
     seed = int(facts.job_id) if facts.job_id.isdigit() else zlib.crc32(facts.job_id.encode())
     return free_offsets(all_ports(plan), busy, seed)
 
 
 def agreed_offset(facts: RunFacts, nodes: Collection[int], answers: NodeAnswers) -> int | None:
     """Offset that all answering ``nodes`` reserved; None if they differ."""
-    held = {answers[facts.hosts[node]].get("offset") for node in nodes if facts.hosts[node] in answers}
-    offset = held.pop() if len(held) == 1 else None
-    return offset if isinstance(offset, int) else None
+    held = {answers[facts.hosts[node]].offset for node in nodes if facts.hosts[node] in answers}
+    return held.pop() if len(held) == 1 else None
 
 
 def port_offset(plan: Plan, facts: RunFacts, answers: NodeAnswers) -> int:

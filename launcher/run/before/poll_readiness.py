@@ -21,11 +21,14 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from exporter.contract import run_files
+from exporter.contract.records import RecordError, from_json, to_json
 from launcher.plan.plan import BENCHMARK, COUNTING_KINDS, PLAN_FILE, ReadinessPlan, ReadyRule
 from launcher.run.before.readiness import (
+    JobReadiness,
+    RuleReadiness,
     RuleStatus,
     ServerReply,
     missing_text,
@@ -37,12 +40,12 @@ from launcher.run.before.readiness import (
     worker_totals,
 )
 from launcher.run.job_log import log_raw_line
+from launcher.rundir.job_records import AbandonedWorkers, read_orchestrator
 
 CONNECT_S = 3.0
 ANSWER_S = 10.0  # for all requests of one rule, which also ends servers that send byte by byte
-CONNECT_INTERVAL_S = (
-    1.0  # between two connection attempts to a port: services that others wait for start within seconds
-)
+# between two connection attempts to a port: services that others wait for start within seconds
+CONNECT_INTERVAL_S = 1.0
 READY_INTERVAL_S = 10.0  # shortest interval once everything is ready
 REPEAT_INTERVAL_S = 60.0  # between two equal lines, and two equal files
 ABANDONED_INTERVAL_S = 1.0  # between two reads of the workers that the job continues without
@@ -258,14 +261,14 @@ class ReadinessPublisher:
     ) -> None:
         self._path = run_dir / run_files.READINESS_FILE
         self._abandoned_path = run_dir / run_files.ABANDONED_FILE
-        self._abandoned: dict[str, str] = {}  # workers that the job continues without: name -> role
+        self._abandoned: Mapping[str, str] = {}  # workers that the job continues without: name -> role
         self._next_abandoned_read_at = 0.0
         self._rules = [target.rule for target in targets]
         self._attempt = attempt
         self._readiness = readiness
         self.ready = self._was_ready = False
         self._ready_since: float | None = None
-        self._written_body: dict[str, Any] | None = None
+        self._written: JobReadiness | None = None
         self._written_at = self._logged_at = 0.0
         self._logged_waiting: str | None = None
         self._problem: str | None = None
@@ -280,7 +283,22 @@ class ReadinessPublisher:
         self._was_ready = self._was_ready or self.ready
         if self.ready != was_ready:
             self._ready_since = time.time() if self.ready else None
-        self._write(rules, statuses, seen, expected, waiting, now)
+        rule_entries = tuple(
+            RuleReadiness(rule.subject, rule.kind, status.ready, status.seen, rule.expected, rule.before, status.detail)
+            for rule, status in zip(rules, statuses, strict=True)
+        )
+        found = JobReadiness(
+            run_files.RECORD_SCHEMA,
+            self._attempt,
+            self.ready,
+            self._ready_since,
+            self._readiness.timeout_s,
+            waiting,
+            seen,
+            expected,
+            rule_entries,
+        )
+        self._write(found, now)
         if self.ready:
             if self._logged_waiting != "":
                 log_raw_line("Model is ready." + (f" Have {present_text(seen)}." if expected else ""))
@@ -298,65 +316,36 @@ class ReadinessPublisher:
         if self._was_ready or now < self._next_abandoned_read_at:
             return
         self._next_abandoned_read_at = now + ABANDONED_INTERVAL_S
-        content: Any = run_files.read_json(self._abandoned_path)
-        if content is not None and content.get("attempt") == self._attempt:
-            self._abandoned = content["workers"]
+        try:
+            found = AbandonedWorkers.from_json(run_files.read_json(self._abandoned_path))
+        except RecordError:
+            return  # there are none
+        if found.attempt == self._attempt:
+            self._abandoned = found.workers
 
-    def _write(
-        self,
-        rules: Sequence[ReadyRule],
-        statuses: Sequence[RuleStatus],
-        seen: Mapping[str, int],
-        expected: Mapping[str, int],
-        waiting: str,
-        now: float,
-    ) -> None:
-        body = {
-            "schema": run_files.RECORD_SCHEMA,
-            "attempt": self._attempt,
-            "ready": self.ready,
-            "since": self._ready_since,
-            "timeout_s": self._readiness.timeout_s,
-            "waiting": waiting,
-            "seen": seen,
-            "expected": expected,
-            "rules": [
-                {
-                    "subject": rule.subject,
-                    "kind": rule.kind,
-                    "ready": status.ready,
-                    "seen": status.seen,
-                    "expected": rule.expected,
-                    "before": rule.before,
-                    "detail": status.detail,
-                }
-                for rule, status in zip(rules, statuses, strict=True)
-            ],
-        }
-        if body == self._written_body and now - self._written_at < REPEAT_INTERVAL_S:
+    def _write(self, found: JobReadiness, now: float) -> None:
+        if found == self._written and now - self._written_at < REPEAT_INTERVAL_S:
             return
         try:
-            run_files.write_json(self._path, {**body, "time": time.time()}, durable=False)
+            run_files.write_json(self._path, to_json(found._replace(time=time.time())), durable=False)
         except OSError as error:
             problem = f"cannot write {self._path}: {error.strerror}"
             if problem != self._problem:
                 log_raw_line(problem)
             self._problem = problem
             return
-        self._written_body, self._written_at, self._problem = body, now, None
+        self._written, self._written_at, self._problem = found, now, None
 
 
 def load_readiness_targets(run_dir: Path) -> tuple[ReadinessPlan, tuple[ReadinessTarget, ...], int] | None:
     """Load the readiness plan, targets and attempt; None while the files do not exist."""
-    plan, orchestrator = (run_files.read_json(run_dir / name) for name in (PLAN_FILE, run_files.ORCHESTRATOR_FILE))
-    if plan is None or orchestrator is None:
+    plan, job = run_files.read_json(run_dir / PLAN_FILE), read_orchestrator(run_dir)
+    if plan is None or job is None:
         return None
-    body: Any = plan.get("readiness") or {"rules": ()}
-    facts: Any = orchestrator
-    readiness = ReadinessPlan(**{**body, "rules": tuple(ReadyRule(**rule) for rule in body["rules"])})
-    hosts, offset = facts.get("addresses") or facts["hosts"], facts.get("port_offset", 0)
-    targets = tuple(ReadinessTarget(rule, hosts[rule.node], rule.port + offset) for rule in readiness.rules)
-    return readiness, targets, facts["attempt"]
+    readiness = from_json(ReadinessPlan, plan.get("readiness") or {"rules": ()})
+    hosts = job.addresses or job.hosts
+    targets = tuple(ReadinessTarget(rule, hosts[rule.node], rule.port + job.port_offset) for rule in readiness.rules)
+    return readiness, targets, job.attempt
 
 
 def intro_lines(targets: Sequence[ReadinessTarget], interval_s: float) -> list[str]:

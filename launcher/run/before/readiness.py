@@ -7,8 +7,9 @@ import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
+from exporter.contract.records import NOTHING
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
 from launcher.plan.plan import COUNTING_KINDS, DECODE, PREFILL, Plan, ReadyRule, RunFacts, TaskPlan
@@ -33,6 +34,33 @@ class RuleStatus:
     ready: bool
     seen: Mapping[str, int] = field(default_factory=dict)  # workers found, by the roles of `expected`
     detail: str = ""
+
+
+class RuleReadiness(NamedTuple):  # cheaper to compare than a record: a large job may have a thousand
+    """A rule and its latest result in ``readiness.json``."""
+
+    subject: str
+    kind: str
+    ready: bool
+    seen: Mapping[str, int]
+    expected: Mapping[str, int]
+    before: str
+    detail: str
+
+
+class JobReadiness(NamedTuple):
+    """``readiness.json``: whether the services of the job are ready, and which are not."""
+
+    schema: int
+    attempt: int
+    ready: bool
+    since: float | None
+    timeout_s: float
+    waiting: str  # missing services, for people
+    seen: Mapping[str, int]
+    expected: Mapping[str, int]
+    rules: tuple[RuleReadiness, ...]
+    time: float = 0.0
 
 
 def request_paths(rule: ReadyRule) -> tuple[str, ...]:
@@ -85,7 +113,7 @@ def parse_models(body: bytes) -> list[str]:
     return [entry["id"] for entry in models if isinstance(entry, dict) and isinstance(entry.get("id"), str)]
 
 
-def _parse_object(body: bytes) -> dict[str, Any]:
+def _parse_object(body: bytes) -> dict[str, object]:
     try:
         value = json.loads(body)
     except (ValueError, RecursionError):
@@ -225,26 +253,25 @@ def present_text(seen: Mapping[str, int]) -> str:
 
 
 def describe_missing(
-    plan: Plan, facts: RunFacts, content: Mapping[str, Any] | None, restarts: Mapping[int, int] | None = None
+    plan: Plan, facts: RunFacts, readiness: JobReadiness | None, restarts: Mapping[int, int] | None = None
 ) -> list[str]:
     """List the services that were not ready in time and the ends of their logs, redacted.
 
-    ``content`` is the content of ``readiness.json``, or None. ``restarts`` are the current runs by rank, which
-    are part of the log names.
+    ``restarts`` are the current runs by rank, which are part of the log names.
     """
     rules = plan.readiness.rules if plan.readiness else ()
-    statuses = (content or {}).get("rules") or []
+    statuses = readiness.rules if readiness is not None else ()
     lines: list[str] = []
     suspects: dict[int, TaskPlan] = {}
     for index, rule in enumerate(rules):
-        status = statuses[index] if index < len(statuses) else {}
-        if status.get("ready"):
+        status = statuses[index] if index < len(statuses) else None
+        if status is not None and status.ready:
             continue
-        seen, detail = status.get("seen") or {}, status.get("detail") or ""
+        seen, detail = (status.seen, status.detail) if status is not None else (NOTHING, "")
         lacking = {role: number - seen.get(role, 0) for role, number in rule.expected.items()}
         subject = rule.subject or "the model"
         asked = [planned for planned in plan.tasks if _is_polled_by(planned, rule)]
-        if rule.kind in COUNTING_KINDS and not detail and status:
+        if rule.kind in COUNTING_KINDS and not detail and status is not None:
             for role, number in lacking.items():
                 if number <= 0:
                     continue

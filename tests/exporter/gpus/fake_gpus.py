@@ -84,6 +84,20 @@ def mig_gpu(number: int, **changes: Any) -> GpuState:
     return dataclasses.replace(state, gpu=dataclasses.replace(state.gpu, mig=True))
 
 
+def changed(state: GpuState, /, **changes: Any) -> GpuState:
+    """The state with other values, each of the state, activity or condition."""
+    for name, value in changes.items():
+        if hasattr(GpuState, name):
+            state = dataclasses.replace(state, **{name: value})
+        elif hasattr(GpuActivity, name):
+            activity = dataclasses.replace(state.activity or GpuActivity(), **{name: value})
+            state = dataclasses.replace(state, activity=activity)
+        else:
+            condition = dataclasses.replace(state.condition or GpuCondition(), **{name: value})
+            state = dataclasses.replace(state, condition=condition)
+    return state
+
+
 class FakeGpus:
     """Replaces a ``GpuHost``."""
 
@@ -162,17 +176,7 @@ class Node:
 
     def change(self, number: int, **changes: Any) -> None:
         """Change values of the GPU at this position of the reading: of its state, activity or condition."""
-        state = self.host.gpus[number]
-        for name, value in changes.items():
-            if hasattr(GpuState, name):
-                state = dataclasses.replace(state, **{name: value})
-            elif hasattr(GpuActivity, name):
-                activity = dataclasses.replace(state.activity or GpuActivity(), **{name: value})
-                state = dataclasses.replace(state, activity=activity)
-            else:
-                condition = dataclasses.replace(state.condition or GpuCondition(), **{name: value})
-                state = dataclasses.replace(state, condition=condition)
-        self.host.gpus[number] = state
+        self.host.gpus[number] = changed(self.host.gpus[number], **changes)
 
     def use(self, number: int, *pids: int | GpuProcess) -> None:
         """Put processes on a GPU."""
@@ -196,13 +200,15 @@ class Node:
         """Let the log of a worker show this progress, and of no other any."""
         self.progress.publish(JobProgress(workers={rank: progress}))
 
-    def xid(self, number: int, code: int) -> None:
+    def xid(self, number: int, code: int, gpu_instance: int | None = None) -> None:
         """Let the driver report an Xid of the GPU at this position of the reading."""
-        self.host.reported_events.append(GpuEvent(self.host.gpus[number].gpu.uuid, code, self.clock.time()))
+        event = GpuEvent(self.host.gpus[number].gpu.uuid, code, self.clock.time(), gpu_instance=gpu_instance)
+        self.host.reported_events.append(event)
 
-    def log_xid(self, pci: str, code: int, pid: int | None = None) -> None:
+    def log_xid(self, pci: str, code: int, pid: int | None = None, gpu_instance: int | None = None) -> None:
         """Add an Xid to the kernel log."""
-        self.kernel.events = (*self.kernel.events, KernelEvent(self.clock.time(), KernelXid(pci, code, pid)))
+        event = KernelEvent(self.clock.time(), KernelXid(pci, code, pid, gpu_instance))
+        self.kernel.events = (*self.kernel.events, event)
 
     def read_gpus(self, seconds: float = 0.0) -> GpusSnapshot:
         """Snapshot of the GPU collector after this time."""

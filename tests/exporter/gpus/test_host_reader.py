@@ -815,26 +815,6 @@ def utilization(reading: GpuReading) -> list[float | None]:
     return [None if gpu.activity is None else gpu.activity.utilization_ratio for gpu in reading.gpus]
 
 
-def test_a_hanging_library_call_affects_one_gpu(driver: FakeDriver) -> None:
-    host = host_of(driver, call_timeout_s=CALL_S)
-    assert utilization(host.poll(PATIENT_S)) == [0.97] * 8
-    failed_gpu = driver.scenario.gpus[3]
-    for gpu in driver.scenario.gpus:
-        gpu.utilization = 50
-    driver.change(lambda scenario: scenario.hang("nvmlDeviceGetClockInfo", failed_gpu))
-    reading = until(lambda: (reading := host.poll(PATIENT_S)).gpus[3].state == "hanging" and reading, "the GPU to hang")
-    time.sleep(0.03)
-    assert utilization(host.poll(PATIENT_S)) == [0.5, 0.5, 0.5, None, 0.5, 0.5, 0.5, 0.5]
-    before = driver.calls()["nvmlDeviceGetUtilizationRates"]
-    assert not host.close(0.2)
-    driver.scenario.release()
-    driver.write()
-    time.sleep(0.1)
-    assert driver.calls()["nvmlDeviceGetUtilizationRates"] == before
-    assert driver.calls()["nvmlShutdown"] == 0
-    assert reading.state == "ok"
-
-
 def test_an_abandoned_call_makes_no_further_calls_and_the_gpu_recovers(driver: FakeDriver) -> None:
     host = host_of(driver, call_timeout_s=CALL_S, medium_s=0.05)
     host.poll(PATIENT_S)
@@ -882,42 +862,6 @@ def test_a_gpu_that_answers_no_call_occupies_one_thread(driver: FakeDriver) -> N
     assert len(polling_threads()) == 2
 
 
-def test_a_driver_that_answers_no_call_during_a_hang_is_hanging(driver: FakeDriver) -> None:
-    host = host_of(driver, call_timeout_s=CALL_S)
-    host.poll(PATIENT_S)
-    driver.scenario.global_lock = True
-    driver.change(lambda scenario: scenario.hang("nvmlDeviceGetUtilizationRates", scenario.gpus[0]))
-    reading = until(lambda: (reading := host.poll(PATIENT_S)).state == "hanging" and reading, "the driver to hang")
-    assert [gpu.state for gpu in reading.gpus] == ["hanging", *["ok"] * 7]
-    began = time.monotonic()
-    assert not host.close(0.5)
-    assert time.monotonic() - began < SOON_S
-
-
-def test_the_next_poll_shows_a_lost_gpu_and_its_xid(driver: FakeDriver) -> None:
-    host = host_of(driver)
-    host.poll(PATIENT_S)
-    until(lambda: driver.calls()["nvmlDeviceRegisterEvents"] == 8, "the registration")
-    failed_gpu = driver.scenario.gpus[5]
-    failed_gpu.state = "lost"
-    driver.change(lambda scenario: scenario.xid(79, failed_gpu))
-    time.sleep(0.03)
-    reading = host.poll(PATIENT_S)
-    assert (reading.gpus[5].state, reading.gpus[5].message, utilization(reading)[5]) == ("lost", "GPU is lost", None)
-    assert utilization(reading).count(0.97) == 7
-    (event,) = until(lambda: host.poll(0.1).events, "the Xid")
-    assert (event.uuid, event.xid) == (uuid_of(5), 79)
-    assert host.close(PATIENT_S)
-
-
-def test_a_replaced_library_is_reported(driver: FakeDriver) -> None:
-    host = host_of(driver)
-    host.poll(PATIENT_S)
-    driver.change(lambda scenario: setattr(scenario, "broken", "LIB_RM_VERSION_MISMATCH"))
-    reading = until(lambda: (reading := host.poll(PATIENT_S)).is_driver_replaced and reading, "the replaced driver")
-    assert (reading.state, utilization(reading)) == ("version_mismatch", [None] * 8)
-
-
 def test_a_library_that_works_again_is_reopened_in_the_same_process(
     driver: FakeDriver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -932,20 +876,6 @@ def test_a_library_that_works_again_is_reopened_in_the_same_process(
     assert reading.driver is not None
     assert (reading.driver.version, reading.is_driver_replaced) == ("575.57.08", False)
     until(lambda: utilization(host.poll(PATIENT_S)) == [0.97] * 8, "all GPUs")
-    assert host.close(PATIENT_S)
-
-
-def test_a_single_unexpected_code_does_not_mean_a_replaced_driver(driver: FakeDriver) -> None:
-    host = host_of(driver)
-    host.poll(PATIENT_S)
-    driver.change(lambda scenario: scenario.fail("nvmlDeviceGetUtilizationRates", "UNINITIALIZED", scenario.gpus[2]))
-    reading = until(
-        lambda: (reading := host.poll(PATIENT_S)) and utilization(reading)[2] is None and reading, "the failure"
-    )
-    assert (reading.state, reading.is_driver_replaced, reading.gpus[2].state) == ("ok", False, "ok")
-    assert reading.gpus[2].activity is not None
-    assert reading.gpus[2].activity.temperature_c is not None
-    assert utilization(reading).count(0.97) == 7
     assert host.close(PATIENT_S)
 
 

@@ -4,20 +4,22 @@ import math
 import re
 import tomllib
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from exporter.contract.records import NOTHING, JsonObject, Record
 from exporter.logs.packs import (
     END_BYTES,
     FULL_READ_BYTES,
+    LEVELS,
     SPREAD_BYTES,
     Pack,
     PackDetector,
     PackError,
-    PackSample,
     looks_like_progress,
     parse_pack,
     resolve_inheritance,
@@ -38,6 +40,15 @@ SAMPLES = [(pack.name, index) for pack in EVERY for index in range(len(pack.samp
 PATTERNS = [(pack.name, pattern) for pack in EVERY for pattern in (*pack.patterns, *pack.detect)]
 
 
+class SampleFindings(Record):
+    position: tuple[JsonObject, ...] | JsonObject = ()  # fields of `LogPosition`
+    values: Mapping[str, float] = NOTHING
+    rank: int | None = None  # data-parallel rank of these values
+    begins: tuple[str, ...] = ()
+    ends: tuple[str, ...] = ()
+    errors: tuple[str, ...] = ()
+
+
 @dataclass(frozen=True)
 class Number:
     """A number that equals itself and close neighbours, including NaN."""
@@ -56,15 +67,18 @@ class Number:
 @pytest.mark.parametrize(("name", "index"), SAMPLES)
 def test_a_sample_gives_exactly_the_values_in_its_pack(name: str, index: int) -> None:
     sample = NAMED[name].samples[index]
-    found = ENGINES[name].scan(sample.text)
-    assert len(found.positions) == len(sample.positions)
-    for position in sample.positions:
+    found = ENGINES[name].scan(sample.text.encode())
+    gives = SampleFindings.from_json(sample.gives)
+    assert not gives.unknown_keys
+    positions = (gives.position,) if isinstance(gives.position, Mapping) else gives.position
+    assert len(found.positions) == len(positions)
+    for position in positions:
         assert any(all(getattr(one, key) == value for key, value in position.items()) for one in found.positions)
     values = {key: {rank: Number(value.number) for rank, value in of.items()} for key, of in found.values.items()}
-    assert values == {key: {sample.rank: Number(value)} for key, value in sample.values.items()}
-    assert [mark.name for mark in found.marks if mark.begins] == list(sample.begins)
-    assert [mark.name for mark in found.marks if not mark.begins] == list(sample.ends)
-    assert found.errors == Counter(sample.errors)
+    assert values == {key: {gives.rank: Number(value)} for key, value in gives.values.items()}
+    assert [mark.name for mark in found.marks if mark.begins] == list(gives.begins)
+    assert [mark.name for mark in found.marks if not mark.begins] == list(gives.ends)
+    assert found.errors == Counter(gives.errors)
 
 
 DRESSES = {
@@ -80,22 +94,22 @@ DRESSES = {
 def test_text_around_a_line_hides_no_match(name: str, dress: str) -> None:
     engine = ENGINES[name]
     for sample in NAMED[name].samples:
-        if sample.text.startswith((b"[rank", b"[default")) or name == "torchrun":
+        if sample.text.encode().startswith((b"[rank", b"[default")) or name == "torchrun":
             continue
-        plain = engine.scan(b"\n".join(line for line in re.split(rb"[\r\n]+", sample.text)))
-        dressed = engine.scan(b"\n".join(DRESSES[dress](line) for line in re.split(rb"[\r\n]+", sample.text)))
+        plain = engine.scan(b"\n".join(line for line in re.split(rb"[\r\n]+", sample.text.encode())))
+        dressed = engine.scan(b"\n".join(DRESSES[dress](line) for line in re.split(rb"[\r\n]+", sample.text.encode())))
         assert [(p.pattern, p.done, p.total, p.epoch) for p in dressed.positions] == [
             (p.pattern, p.done, p.total, p.epoch) for p in plain.positions
-        ], sample.text
-        assert dressed.values.keys() == plain.values.keys(), sample.text
-        assert [mark.name for mark in dressed.marks] == [mark.name for mark in plain.marks], sample.text
+        ], sample.text.encode()
+        assert dressed.values.keys() == plain.values.keys(), sample.text.encode()
+        assert [mark.name for mark in dressed.marks] == [mark.name for mark in plain.marks], sample.text.encode()
 
 
 @pytest.mark.parametrize("name", NAMED)
 def test_a_pack_has_enough_samples_including_one_without_findings(name: str) -> None:
     samples = NAMED[name].samples
     assert len(samples) >= 6
-    assert any(sample == PackSample(sample.text) for sample in samples)
+    assert any(not sample.gives for sample in samples)
 
 
 @pytest.mark.parametrize("name", NAMED)
@@ -105,10 +119,14 @@ def test_every_pattern_of_a_pack_matches_in_some_sample(name: str) -> None:
     records = [
         re.sub(rb"\x1b\[[0-9;]*[A-Za-z]", b"", record)
         for sample in pack.samples
-        for record in re.split(rb"[\r\n]+", sample.text)
+        for record in re.split(rb"[\r\n]+", sample.text.encode())
     ]
     idle = [f"{p.kind} {p.name}" for p in own if not any(p.regex.search(record) for record in records)]
     assert not idle
+
+
+COUNTS = {"done", "total", "epoch", "epochs", "percent", "rank"}
+GROUPS = {PatternKind.POSITION: COUNTS, PatternKind.RESUME: COUNTS, PatternKind.PAIRS: {"rank", "skip"}}
 
 
 @pytest.mark.parametrize(("name", "pattern"), PATTERNS, ids=[f"{name}-{p.kind}-{p.name}" for name, p in PATTERNS])
@@ -123,6 +141,10 @@ def test_a_pattern_is_cheap_and_has_a_safe_name(name: str, pattern: Pattern) -> 
     assert pattern.kind is not PatternKind.MARK or pattern.name in MARKS
     assert pattern.kind is not PatternKind.POSITION or pattern.unit in UNITS
     assert pattern.kind is not PatternKind.ERROR or pattern.error_class
+    assert pattern.severity in (None, "critical", "warning", "info")
+    assert pattern.epoch_base in (0, 1)
+    if pattern.kind is not PatternKind.VALUE:  # whose groups are names of values
+        assert GROUPS.get(pattern.kind, set()) >= set(pattern.regex.groupindex)
 
 
 def test_the_table_of_values_lists_exactly_those_of_the_packs() -> None:
@@ -153,11 +175,11 @@ def test_a_pack_finds_no_position_in_the_lines_of_others(name: str) -> None:
         [pattern for pattern in NAMED[name].patterns if pattern.kind in (PatternKind.POSITION, PatternKind.RESUME)]
     )
     found = {
-        (other.name, sample.text)
+        (other.name, sample.text.encode())
         for other in EVERY
         if other.name != name and other.name not in SHARED.get(name, ())
         for sample in other.samples
-        if engine.scan(sample.text).positions
+        if engine.scan(sample.text.encode()).positions
     }
     assert not found
 
@@ -249,7 +271,7 @@ def choice(*pieces: bytes) -> str | None:
 
 @pytest.mark.parametrize("name", [pack.name for pack in ALL])
 def test_the_lines_of_a_program_choose_its_pack(name: str) -> None:
-    samples = [sample.text + b"\n" for sample in NAMED[name].samples]
+    samples = [sample.text.encode() + b"\n" for sample in NAMED[name].samples]
     assert choice(b"".join(samples)) == name
     assert choice(*samples) == name
     assert choice(*(NOISE + sample for sample in reversed(samples))) == name
@@ -257,14 +279,14 @@ def test_the_lines_of_a_program_choose_its_pack(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "index"), [case for case in SAMPLES if case[0] != ERRORS])
 def test_one_sample_chooses_its_pack_or_a_more_general_one(name: str, index: int) -> None:
-    chosen = choice(NAMED[name].samples[index].text + b"\n")
+    chosen = choice(NAMED[name].samples[index].text.encode() + b"\n")
     if chosen is not None and chosen not in (name, *NAMED[name].also):
         assert NAMED[chosen].level < NAMED[name].level
 
 
 @pytest.mark.parametrize("name", [pack.name for pack in ALL])
 def test_at_least_one_sample_alone_chooses_its_pack(name: str) -> None:
-    assert sum(choice(sample.text) == name for sample in NAMED[name].samples) >= 2
+    assert sum(choice(sample.text.encode()) == name for sample in NAMED[name].samples) >= 2
 
 
 def test_the_more_specific_evidence_decides() -> None:
@@ -288,7 +310,7 @@ def test_a_line_with_an_epoch_is_no_evidence_of_a_framework(line: bytes) -> None
 
 def test_an_epoch_line_and_a_bar_together_mean_keras() -> None:
     for sample in NAMED["keras"].samples[1:6]:
-        assert choice(b"Epoch 1/10\n", sample.text + b"\n") == "keras"
+        assert choice(b"Epoch 1/10\n", sample.text.encode() + b"\n") == "keras"
 
 
 def test_the_variety_of_evidence_counts_more_than_the_number_of_records() -> None:
@@ -299,12 +321,12 @@ def test_the_variety_of_evidence_counts_more_than_the_number_of_records() -> Non
 
 def test_a_choice_is_final_only_after_much_text() -> None:
     auto = PackDetector(ALL)
-    line = NAMED["sglang"].samples[1].text + b"\n"
+    line = NAMED["sglang"].samples[1].text.encode() + b"\n"
     auto.feed(line * 3)
     assert (auto.choice, auto.is_final) == ("sglang", False)
     auto.feed(line * (SPREAD_BYTES // len(line)))
     assert auto.is_final
-    auto.feed(NAMED["vllm"].samples[0].text * 9)
+    auto.feed(NAMED["vllm"].samples[0].text.encode() * 9)
     assert auto.choice == "sglang"
 
 
@@ -318,7 +340,7 @@ def test_evidence_after_a_long_compilation_still_counts() -> None:
     auto = PackDetector(ALL)
     auto.feed((b"gcc -c file.c -o file.o\n" * 1000) * (FULL_READ_BYTES // 24000 + 1))
     assert (auto.choice, auto.is_final) == (None, False)
-    auto.feed(b"-" * END_BYTES + b"\n" + NAMED["megatron"].samples[0].text + b"\n")
+    auto.feed(b"-" * END_BYTES + b"\n" + NAMED["megatron"].samples[0].text.encode() + b"\n")
     assert auto.choice == "megatron"
 
 
@@ -358,7 +380,10 @@ def test_other_numbers_do_not(record: str) -> None:
 
 @settings(max_examples=60)
 @given(
-    st.lists(st.one_of(st.binary(max_size=80), st.sampled_from([s.text for p in ALL for s in p.samples])), max_size=5)
+    st.lists(
+        st.one_of(st.binary(max_size=80), st.sampled_from([s.text.encode() for p in ALL for s in p.samples])),
+        max_size=5,
+    )
 )
 @example([b"\x1b[", b"\r\n\xff"])
 def test_any_bytes_can_be_fed(pieces: list[bytes]) -> None:
@@ -379,56 +404,21 @@ HEAD = 'name = "mine"\ntitle = "t"\nabout = "a"\n'
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("name = ", "mine.toml: is not TOML: "),
-        ('title = "t"\nabout = "a"\n', "name: is missing"),
-        ('name = "other"\ntitle = "t"\nabout = "a"\n', 'name: is "other", but the file is mine.toml'),
+        ("name = ", "mine.toml: "),
+        ('title = "t"\nabout = "a"\n', "name is missing"),
         (HEAD + "colour = 3\n", "colour: unknown key"),
-        (HEAD + "level = 9\n", "level: must be one of 0, 1, 2, 3"),
-        (HEAD + 'also_unit = "miles"\n', "also_unit: unknown unit"),
-        (HEAD + "detect = 'x'\n", "detect: must be a list"),
-        (HEAD + "detect = ['(']\n", "detect[0].regex: "),
-        (HEAD + "detect = [3]\n", "detect[0].regex: must be a string"),
-        (HEAD + "position = 3\n", "position: must be written as [[position]]"),
-        (HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'a(?P<done>'\n", "position[0].regex: "),
+        (HEAD + "detect = ['(']\n", "detect[0]: "),
         (HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregexp = 'a'\n", "position[0].regexp: unknown key"),
         (HEAD + "[[position]]\nname = 'n'\nunit = 'miles'\nregex = 'a(1)'\n", 'unknown unit "miles"'),
-        (HEAD + "[[position]]\nname = 'a b'\nunit = 'items'\nregex = 'a(1)'\n", "position[0].name: 'a b'"),
-        (
-            HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'a(1)'\nepoch_base = 2\n",
-            "epoch_base: must be 0 or 1",
-        ),
-        (HEAD + "[[position]]\nname = 'n'\nunit = 'items'\nregex = 'a(?P<don>1)'\n", 'regex: unknown group "don"'),
-        (HEAD + "[[value]]\nname = 'n'\nregex = 'a(?P<Loss>1)'\n", 'value[0].regex: unknown group "Loss"'),
         (HEAD + "[[value]]\nname = 'n'\n", "value[0].regex: is missing"),
-        (HEAD + "[[value]]\nname = 'n'\nregex = 'a'\nsets = { n = '0' }\n", "value[0].sets: must map names"),
-        (HEAD + "[[value]]\nname = 'n'\nregex = 'a'\nsets = { N = 0 }\n", "value[0].sets: must map names"),
+        (HEAD + "[[value]]\nname = 'n'\nregex = 'a'\nsets = { n = '0' }\n", "sets.n: expected a number"),
         (HEAD + "[[mark]]\nname = 'loading'\nregex = 'a'\nbegins = true\nsets = {}\n", "mark[0].sets: unknown key"),
-        (HEAD + "[[pairs]]\nname = 'n'\nline = 'a'\nkeys = { a = 'A b' }\n", "pairs[0].keys: must map each key"),
-        (HEAD + "[[pairs]]\nname = 'n'\nline = '['\nkeys = { a = 'b' }\n", "pairs[0].line: "),
-        (HEAD + "[[mark]]\nname = 'sleeping'\nregex = 'a'\nbegins = true\n", 'mark[0].name: unknown mark "sleeping"'),
-        (HEAD + "[[mark]]\nname = 'loading'\nregex = 'a'\nbegins = 'yes'\n", "mark[0].begins: must be true or false"),
-        (HEAD + "[[error]]\nname = 'n'\nregex = 'a'\nseverity = 'bad'\nclass = 'c'\n", 'error[0].severity: is "bad"'),
-        (HEAD + "[[sample]]\ntext = 'a'\n", "sample[0]: needs text and gives"),
-        (HEAD + "[[sample]]\ntext = 'a'\ngives = { value = 1 }\n", "sample[0].gives.value: unknown key"),
-        (HEAD + "[[sample]]\ntext = 'a'\ngives = { position = 1 }\n", "sample[0].gives.position: must be a table"),
-        (
-            HEAD + "[[sample]]\ntext = 'a'\ngives = { position = { did = 1 } }\n",
-            "sample[0].gives.position.did: unknown",
-        ),
-        (HEAD + "[[sample]]\ntext = 'a'\ngives = { begins = 'loading' }\n", "sample[0].gives: values must be a table"),
+        (HEAD + "[[sample]]\ntext = 'a'\n", "gives is missing"),
     ],
 )
 def test_an_invalid_pack_is_refused_with_the_location(text: str, problem: str) -> None:
-    with pytest.raises(PackError) as refusal:
+    with pytest.raises(PackError, match=re.escape(problem)):
         parse_pack(text, "mine")
-    assert problem in str(refusal.value)
-
-
-def test_all_problems_of_a_file_are_reported_at_once() -> None:
-    text = HEAD + "colour = 3\n[[value]]\nname = 'N'\n[[mark]]\nname = 'x'\nregex = 'a'\nbegins = true\n"
-    with pytest.raises(PackError) as refusal:
-        parse_pack(text, "mine")
-    assert str(refusal.value).startswith("mine.toml: 4 problems\n  ")
 
 
 def pack(text: str, name: str = "mine") -> Pack:
@@ -461,3 +451,4 @@ def test_a_pack_cannot_inherit_from_an_unknown_pack_or_itself(also: str) -> None
 def test_every_file_in_the_packs_folder_is_a_pack() -> None:
     assert set(pack_names()) == {path.stem for path in PACKS.glob("*.toml")} - {ERRORS}
     assert [found.name for found in ALL] == list(pack_names())
+    assert {found.level for found in ALL} <= set(LEVELS)

@@ -1,6 +1,5 @@
 """A log that is written, rotated, truncated and deleted while its reader restarts again and again."""
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -98,9 +97,9 @@ class Log:
         self.read(1)  # no name links a deleted file to its successor
 
     def restart(self) -> None:
-        state = json.loads(json.dumps(self.tail.state()))
+        position = self.tail.position()
         self.tail.close()
-        self.tail = LogTail.restore(str(self.path), state)
+        self.tail = LogTail.restore(str(self.path), position)
 
     def close(self) -> None:
         self.tail.close()

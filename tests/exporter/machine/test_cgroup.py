@@ -134,8 +134,7 @@ def test_a_memory_cgroup_is_found_in_every_layout(
     memory_cgroup = read_memory_cgroup("self", str(tmp_path))
     assert memory_cgroup == MemoryCgroup(version, f"{tmp_path}{mount}", path)
     assert oom_kills.read_oom_kills(str(tmp_path)) == 3
-    facts = MemoryCgroupReader(memory_cgroup).read()
-    assert facts is not None
+    facts = read_facts(MemoryCgroupReader(memory_cgroup))
     assert facts.oom_kills == 3
 
 
@@ -174,9 +173,9 @@ def test_memory_counts_in_the_nearest_cgroup_with_the_memory_controller(tmp_path
     machine.process("self", f"0::{V2_STEP}\n")
     machine.v2("/system.slice/slurmstepd.scope/job_7", oom_kills=2)
     machine.v2_without_memory(V2_STEP)
-    memory_cgroup = read_memory_cgroup("self", str(tmp_path))
-    assert memory_cgroup is not None
-    assert memory_cgroup.path == "/system.slice/slurmstepd.scope/job_7"
+    assert read_memory_cgroup("self", str(tmp_path)) == MemoryCgroup(
+        2, f"{tmp_path}/sys/fs/cgroup", "/system.slice/slurmstepd.scope/job_7"
+    )
     assert oom_kills.read_oom_kills(str(tmp_path)) == 2
 
 
@@ -184,9 +183,7 @@ def test_a_removed_v2_cgroup_counts_in_its_parent(tmp_path: Path) -> None:
     machine = Machine(tmp_path, V2_MOUNT)
     machine.process(5, "0::/job_7/step_0 (deleted)\n", flags=0x4)
     machine.v2("/job_7")
-    memory_cgroup = read_memory_cgroup(5, str(tmp_path))
-    assert memory_cgroup is not None
-    assert memory_cgroup.path == "/job_7"
+    assert read_memory_cgroup(5, str(tmp_path)) == MemoryCgroup(2, f"{tmp_path}/sys/fs/cgroup", "/job_7")
 
 
 @pytest.mark.parametrize("version", [1, 2])
@@ -226,6 +223,13 @@ def test_another_process_with_the_same_pid_is_refused(tmp_path: Path) -> None:
     assert read_memory_cgroup(5, str(tmp_path)) is None
 
 
+def read_facts(reader: MemoryCgroupReader) -> CgroupMemory:
+    """The facts of a cgroup that is there."""
+    facts = reader.read()
+    assert facts is not None
+    return facts
+
+
 def v2_machine(root: Path) -> MemoryCgroupReader:
     machine = Machine(root, V2_MOUNT)
     machine.v2_without_memory("")
@@ -257,16 +261,14 @@ def test_facts_of_v1(tmp_path: Path) -> None:
 def test_the_throttling_limit_counts_as_a_limit(tmp_path: Path, high: int | str) -> None:
     machine = Machine(tmp_path, V2_MOUNT)
     machine.v2("/a", high=high)
-    facts = MemoryCgroupReader(MemoryCgroup(2, f"{tmp_path}/sys/fs/cgroup", "/a")).read()
-    assert facts is not None
+    facts = read_facts(MemoryCgroupReader(MemoryCgroup(2, f"{tmp_path}/sys/fs/cgroup", "/a")))
     assert facts.limit_bytes == (None if high == "max" else high)
 
 
 def test_the_unlimited_value_of_v1_is_not_a_limit(tmp_path: Path) -> None:
     reader = v1_machine(tmp_path)
     Machine(tmp_path, V1_MOUNT).v1("/a/b/c", limit=V1_UNLIMITED)
-    facts = reader.read()
-    assert facts is not None
+    facts = read_facts(reader)
     assert facts.limit_bytes is None
 
 
@@ -279,8 +281,7 @@ def test_values_of_garbled_files_are_unknown(
     for name in os.listdir(reader.cgroup.directory):
         if name not in ("memory.usage_in_bytes", "memory.current"):
             Path(reader.cgroup.directory, name).write_text(text, encoding="latin-1")
-    facts = reader.read()
-    assert facts is not None
+    facts = read_facts(reader)
     limit = 700 * MIB if reader.cgroup.version == 2 else None  # the limit of its parent
     assert facts == CgroupMemory(used_bytes=100 * MIB, limit_bytes=limit)
     for name in ("memory.usage_in_bytes", "memory.current"):
@@ -294,16 +295,14 @@ def test_values_of_missing_files_are_unknown(tmp_path: Path, make: Callable[[Pat
     for name in os.listdir(reader.cgroup.directory):
         if name not in ("memory.usage_in_bytes", "memory.current"):
             Path(reader.cgroup.directory, name).unlink()
-    facts = reader.read()
-    assert facts is not None
+    facts = read_facts(reader)
     assert facts.peak_bytes is facts.working_set_bytes is facts.oom_kills is facts.pressure_some_s is None
 
 
 def test_a_working_set_is_never_negative(tmp_path: Path) -> None:
     machine = Machine(tmp_path, V1_MOUNT)
     machine.v1("/a", used=1, total_active_file=MIB)
-    facts = MemoryCgroupReader(MemoryCgroup(1, f"{tmp_path}/sys/fs/cgroup/memory", "/a")).read()
-    assert facts is not None
+    facts = read_facts(MemoryCgroupReader(MemoryCgroup(1, f"{tmp_path}/sys/fs/cgroup/memory", "/a")))
     assert facts.working_set_bytes == 0
 
 

@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TypeVar
 
 import pytest
 
@@ -30,6 +30,7 @@ NOW = 1_700_000_000.0
 WAIT_S = 60.0  # time limit for results, enough for a slow machine
 BOTH = pytest.mark.parametrize("process", [False, True], ids=["threads", "process"])
 Make = Callable[[bool], FileWatchHost]
+T = TypeVar("T")
 
 
 @pytest.fixture
@@ -61,7 +62,7 @@ def long_start_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(file_host, "START_S", WAIT_S)
 
 
-def poll(watched: WatchHandle, wait_s: float = WAIT_S) -> Any:
+def poll(watched: WatchHandle[T], wait_s: float = WAIT_S) -> T:
     """Result of one poll."""
     watched.request(NOW)
     return watched.result(wait_s)
@@ -144,6 +145,7 @@ def test_an_error_affects_only_its_own_watch(process: bool, hosts: Make, tmp_pat
     ]
     for _ in range(2):
         echo, denied, wrong, not_created = host.poll(watches, NOW, WAIT_S)
+        assert isinstance(echo, tuple)
         assert echo[0] == ""
         assert isinstance(denied, PermissionError)
         assert (denied.errno, denied.filename) == (13, "odd\udcff\nname")
@@ -201,7 +203,7 @@ def test_a_node_without_remote_mounts_needs_no_helper(tmp_path: Path) -> None:
     ):
         (tmp_path / "self" / "mountinfo").write_text(text, encoding="ascii")
         host = FileWatchHost(SystemClock(), proc=str(tmp_path))
-        assert host.uses_helper is process
+        assert isinstance(host.readers, file_host._ProcessHost) is process
         host.close()
 
 
@@ -305,10 +307,10 @@ def test_a_killed_helper_is_restarted(hosts: Make, tmp_path: Path, caplog: pytes
     ]
     assert answer[1] == 1, "the watch was created again"
     assert answer[3] != pid
-    assert _try(second)[1] == 1
+    assert poll(second)[1] == 1
 
 
-def _try(watched: WatchHandle) -> Any:
+def _try(watched: WatchHandle[T]) -> T | None:
     try:
         return poll(watched)
     except FileHelperEnded:
@@ -351,7 +353,7 @@ def test_a_hanging_file_system_affects_only_its_own_watch(
 ) -> None:
     host = FileWatchHost(SystemClock())
     try:
-        assert host.uses_helper, "a FUSE mount requires it"
+        assert isinstance(host.readers, file_host._ProcessHost), "a FUSE mount requires it"
         there = host.watch("there", partial(Listing, str(fuse.point)))
         here = host.watch("here", partial(Echo, str(tmp_path)))
         assert host.poll([there, here], NOW, WAIT_S)[0] == ["a"]
@@ -363,6 +365,7 @@ def test_a_hanging_file_system_affects_only_its_own_watch(
             hanging, echo = host.poll([there, here], NOW, WAIT_S)  # the hanging watch costs no time
             assert isinstance(hanging, WatchHanging)
             assert hanging.mount == str(fuse.point)
+            assert isinstance(echo, tuple)
             assert echo[1] == count
         (fuse.folder / "b").touch()
         fuse.say("answer")

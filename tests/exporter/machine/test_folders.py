@@ -2,10 +2,12 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from exporter.machine.folders import FORCED_CHECK_EVERY, RECENT_S, FileFacts, FolderChangeCheck, list_files
+from tests.support.exporter import change_listings
 
 NOW = 1_700_000_000.0
 
@@ -65,26 +67,11 @@ def test_a_file_that_vanishes_during_the_listing_is_skipped(tmp_path: Path, monk
     (tmp_path / "a.pt").touch()
     (tmp_path / "b.pt").touch()
 
-    class Vanished:
-        name = "b.pt"
+    def without_b(entries: list[Any]) -> list[Any]:
+        (tmp_path / "b.pt").unlink()
+        return entries
 
-        def stat(self, *, follow_symlinks: bool) -> os.stat_result:
-            raise FileNotFoundError(2, "No such file or directory")
-
-    real_scandir = os.scandir
-
-    class Entries:
-        def __init__(self, place: Path) -> None:
-            with real_scandir(place) as entries:
-                self._entries: list[object] = [entry for entry in entries if entry.name != "b.pt"]
-
-        def __enter__(self) -> list[object]:
-            return [Vanished(), *self._entries]
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    monkeypatch.setattr(os, "scandir", Entries)
+    change_listings(monkeypatch, without_b)
     assert names(tmp_path, "*.pt") == ["a.pt"]
 
 

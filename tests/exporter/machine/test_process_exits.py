@@ -22,7 +22,7 @@ from exporter.machine.procfs import CLOCK_TICKS
 from tests.exporter.conftest import Start
 from tests.exporter.machine.test_procfs import another_user, spare_descriptors, start_with_pid
 from tests.realstack.waiting import readable
-from tests.support.exporter import FakeClock, open_files, until
+from tests.support.exporter import FakeClock, open_files, read_line, send_line, until
 
 
 @pytest.fixture
@@ -57,15 +57,10 @@ def reports_status_after_reaping() -> bool:
 needs_exit_info = pytest.mark.skipif(not reports_status_after_reaping(), reason="needs Linux 6.15")
 
 
-def start_shell(start: Start, program: str) -> "subprocess.Popen[str]":
-    """A shell that runs this program after a line of input."""
-    return start("sh", "-c", f"read line; {program}")
-
-
-def send_line(process: "subprocess.Popen[str]") -> None:
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+def start_shell(start: Start, program: str) -> "tuple[subprocess.Popen[str], int | None]":
+    """A shell that runs this program after a line of input, and its start time."""
+    process = start("sh", "-c", f"read line; {program}")
+    return process, read_start_ticks(process.pid)
 
 
 @pytest.mark.parametrize(
@@ -75,8 +70,7 @@ def send_line(process: "subprocess.Popen[str]") -> None:
 def test_the_status_of_an_unreaped_child_comes_from_proc(
     watch: ProcessExitWatch, start: Start, program: str, code: int
 ) -> None:
-    process = start_shell(start, program)
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, program)
     assert watch.watch(process.pid, ticks)
     assert watch.dispatch() == ()
     assert watch.find_end(process.pid, ticks) is None
@@ -96,12 +90,11 @@ def test_the_status_of_an_unreaped_child_comes_from_proc(
 def test_the_status_of_a_reaped_process_comes_from_its_pidfd(watch: ProcessExitWatch, start: Start, end: str) -> None:
     """The parent is another program, which reaps the process before the watch reads the status."""
     parent = start("sh", "-c", f"exec 3<&0; sh -c 'read line; {end}' <&3 & echo $!; wait $!; echo $?; read line")
-    assert parent.stdout is not None
-    pid = int(parent.stdout.readline())
+    pid = int(read_line(parent))
     ticks = read_start_ticks(pid)
     assert watch.watch(pid, ticks)
     send_line(parent)
-    reported = int(parent.stdout.readline())
+    reported = int(read_line(parent))
     until(lambda: not Path(f"/proc/{pid}").exists(), "its reaping")
     (end_event,) = wait_for_ends(watch, 1)
     assert end_event.source == "pidfd"
@@ -113,8 +106,7 @@ def test_the_status_of_a_reaped_process_comes_from_its_pidfd(watch: ProcessExitW
 @needs_exit_info
 def test_a_hidden_status_is_known_after_the_parent_has_reaped_the_process(start: Start) -> None:
     watch = ProcessExitWatch(FakeClock())
-    process = start_shell(start, "exit 3")
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
     with another_user():
         watch.watch(process.pid, ticks)
         send_line(process)
@@ -133,7 +125,7 @@ def test_a_hidden_status_is_known_after_the_parent_has_reaped_the_process(start:
 def test_the_status_of_a_process_reaped_during_the_read_is_known(
     watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = start_shell(start, "exit 3")
+    process, _ = start_shell(start, "exit 3")
     watch.watch(process.pid, None)
 
     def read_after_reaping(pid: int, start_ticks: int | None, proc: str) -> int | None:
@@ -148,8 +140,7 @@ def test_the_status_of_a_process_reaped_during_the_read_is_known(
 
 @needs_exit_info
 def test_the_status_can_be_read_before_the_event_loop_dispatches(watch: ProcessExitWatch, start: Start) -> None:
-    process = start_shell(start, "exit 3")
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
     watch.watch(process.pid, ticks)
     send_line(process)
     process.wait()
@@ -158,8 +149,7 @@ def test_the_status_can_be_read_before_the_event_loop_dispatches(watch: ProcessE
 
 
 def test_an_already_ended_process_is_reported_immediately(watch: ProcessExitWatch, start: Start) -> None:
-    process = start_shell(start, "exit 3")
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
     send_line(process)
     until(lambda: watch.status(process.pid, ticks) is not None, "its end")
     assert watch.watch(process.pid, None), "it has not been reaped"
@@ -171,8 +161,7 @@ def test_an_already_ended_process_is_reported_immediately(watch: ProcessExitWatc
 
 
 def test_a_missing_process_is_refused(watch: ProcessExitWatch, start: Start) -> None:
-    process = start_shell(start, "exit 3")
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
     with pytest.raises(ProcessLookupError, match=f"^pid {process.pid} now belongs to another process$"):
         watch.watch(process.pid, (ticks or 0) - 1)
     send_line(process)
@@ -187,8 +176,8 @@ def test_a_missing_process_is_refused(watch: ProcessExitWatch, start: Start) -> 
 def test_a_process_that_ends_while_it_is_being_watched_is_refused(
     watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    process = start_shell(start, "exit 3")
-    ticks, real = read_start_ticks(process.pid), read_start_ticks
+    process, ticks = start_shell(start, "exit 3")
+    real = read_start_ticks
 
     def read_after_reaping(pid: int, proc: str) -> int | None:
         send_line(process)
@@ -201,8 +190,8 @@ def test_a_process_that_ends_while_it_is_being_watched_is_refused(
 
 
 def test_a_recycled_pid_is_never_watched(watch: ProcessExitWatch, start: Start) -> None:
-    process = start_shell(start, "exit 3")
-    pid, ticks = process.pid, read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
+    pid = process.pid
     assert watch.watch(pid, ticks)
     send_line(process)
     process.wait()
@@ -245,7 +234,6 @@ def test_a_thousand_quick_exits_are_each_reported_once(watch: ProcessExitWatch) 
         [sys.executable, "-I", "-c", program], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
     assert parent.stdin is not None
-    assert parent.stdout is not None
     reported: list[ProcessEnd] = []
     watch.on_exit = reported.append
     expected: dict[tuple[int, int | None], set[int | None]] = {}
@@ -253,7 +241,7 @@ def test_a_thousand_quick_exits_are_each_reported_once(watch: ProcessExitWatch) 
         for _ in range(5):
             parent.stdin.write("200\n")
             parent.stdin.flush()
-            pids = [int(word) for word in parent.stdout.readline().split()]
+            pids = [int(word) for word in read_line(parent).split()]
             ticks = {pid: read_start_ticks(pid) for pid in pids}
             time.sleep(0.1)  # time to install the handlers
             assert all(watch.watch(pid, ticks[pid]) for pid in pids)
@@ -314,8 +302,7 @@ def test_a_loop_dispatches_while_other_threads_watch_and_drop_processes() -> Non
 
 
 def test_a_dropped_process_is_not_reported(watch: ProcessExitWatch, start: Start) -> None:
-    process = start_shell(start, "exit 3")
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
     before = len(os.listdir("/proc/self/fd"))
     assert watch.watch(process.pid, ticks)
     assert watch.watch(process.pid, ticks), "watching twice changes nothing"
@@ -333,7 +320,7 @@ def test_a_dropped_process_is_not_reported(watch: ProcessExitWatch, start: Start
 def test_descriptors_are_closed_when_the_status_is_known(start: Start) -> None:
     watch = ProcessExitWatch(FakeClock())
     before = len(open_files("anon_inode:[pidfd]"))
-    process = start_shell(start, "exit 3")
+    process, _ = start_shell(start, "exit 3")
     watch.watch(process.pid, None)
     assert len(open_files("anon_inode:[pidfd]")) == before + 1
     process.kill()
@@ -350,8 +337,7 @@ def test_watch_returns_false_without_pidfds(
     def refuse(pid: int, flags: int = 0) -> int:
         raise OSError(number, os.strerror(number))
 
-    process = start_shell(start, "exit 3")
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
     monkeypatch.setattr(os, "pidfd_open", refuse)
     assert not watch.watch(process.pid, ticks)
     assert watch.find_end(process.pid, ticks) is None
@@ -360,8 +346,7 @@ def test_watch_returns_false_without_pidfds(
 
 
 def test_watch_returns_false_without_free_descriptors(watch: ProcessExitWatch, start: Start) -> None:
-    process = start_shell(start, "exit 3")
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
     for spare, watched in ((0, False), (1, False), (2, True)):
         with spare_descriptors(spare):
             assert watch.watch(process.pid, ticks) is watched
@@ -372,8 +357,7 @@ def test_an_interpreter_without_pidfd_open_can_watch_too(
     watch: ProcessExitWatch, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delattr(os, "pidfd_open")
-    process = start_shell(start, "exit 3")
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
     assert watch.watch(process.pid, ticks)
     send_line(process)
     (end_event,) = wait_for_ends(watch, 1)
@@ -391,8 +375,7 @@ def test_an_older_kernel_reports_the_end_without_the_status(
         raise OSError(reason, os.strerror(reason))
 
     monkeypatch.setattr("fcntl.ioctl", refuse)
-    process = start_shell(start, "exit 3")
-    ticks = read_start_ticks(process.pid)
+    process, ticks = start_shell(start, "exit 3")
     watch.watch(process.pid, ticks)
     send_line(process)
     process.wait()
@@ -411,13 +394,12 @@ def test_ends_of_threads_are_not_reported(watch: ProcessExitWatch, start: Start)
         "sys.stdin.readline()\n"
     )
     process = start(sys.executable, "-I", "-c", program)
-    assert process.stdout is not None
-    thread = int(process.stdout.readline())
+    thread = int(read_line(process))
     with pytest.raises(ProcessLookupError):
         watch.watch(thread, None)
     watch.watch(process.pid, None)
     send_line(process)
-    process.stdout.readline()
+    read_line(process)
     assert watch.dispatch() == ()
 
 
@@ -432,8 +414,7 @@ def test_an_exec_in_another_thread_is_not_an_end(watch: ProcessExitWatch, start:
     ticks = read_start_ticks(process.pid)
     watch.watch(process.pid, ticks)
     send_line(process)
-    assert process.stdout is not None
-    assert process.stdout.readline() == "replaced\n"
+    assert read_line(process) == "replaced\n"
     assert watch.dispatch() == ()
     send_line(process)
     (end_event,) = wait_for_ends(watch, 1)
@@ -441,7 +422,7 @@ def test_an_exec_in_another_thread_is_not_an_end(watch: ProcessExitWatch, start:
 
 
 def test_one_epoll_call_returns_all_ends(watch: ProcessExitWatch, start: Start) -> None:
-    processes = [start_shell(start, "exit 3") for _ in range(20)]
+    processes = [start_shell(start, "exit 3")[0] for _ in range(20)]
     for process in processes:
         watch.watch(process.pid, None)
     calls = []

@@ -44,7 +44,7 @@ from exporter.machine.procfs import (
     read_zombie_status,
 )
 from tests.exporter.conftest import Start
-from tests.support.exporter import open_files, until
+from tests.support.exporter import open_files, read_line, send_line, until
 
 REST = b"1 25883 25883 0 -1 4194560 4675 58248 0 1 130 20 50 15 20 0 3 0 310563 5124096 911 18446744073709551615 0 0"
 IO_TEXT = b"rchar: 1\nwchar: 2\nsyscr: 3\nsyscw: 4\nread_bytes: 344064\nwrite_bytes: 966656\ncancelled_write_bytes: 7\n"
@@ -53,6 +53,20 @@ COMMANDS = st.binary(min_size=0, max_size=15).filter(lambda name: b"\0" not in n
 
 def stat_text(command: bytes, state: bytes = b"S", parent: int = 1) -> bytes:
     return b"25883 (" + command + b") " + state + b" %d" % parent + REST[1:] + b"\n"
+
+
+def show_process(
+    proc: Path, pid: int, parent: int = 1, *, children: str | None = None, io: bytes | None = None
+) -> Path:
+    """Make the files of one process in a directory like ``/proc``."""
+    folder = proc / str(pid)
+    (folder / "task" / str(pid)).mkdir(parents=True, exist_ok=True)
+    (folder / "stat").write_bytes(stat_text(b"sh", parent=parent))
+    if io is not None:
+        (folder / "io").write_bytes(io)
+    if children is not None:
+        (folder / "task" / str(pid) / "children").write_text(children, encoding="ascii")
+    return folder
 
 
 @given(COMMANDS)
@@ -133,8 +147,7 @@ def test_a_worker_that_renames_itself_is_still_recognized(start: Start) -> None:
     program = "open('/proc/self/comm', 'w').write('a) b (')\nprint('renamed', flush=True)\ninput()"
     process = start(sys.executable, "-I", "-c", program)
     tree = ProcessTree(process.pid)
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     assert Path(f"/proc/{process.pid}/comm").read_text("utf-8") == "a) b (\n"
     until(lambda: read(tree).state == "sleeping", "its wait")
     assert ProcessTree(process.pid, tree.start_ticks).start_ticks == tree.start_ticks
@@ -190,8 +203,7 @@ def test_a_worker_whose_first_thread_has_ended_is_alive(start: Start) -> None:
 
 def test_grandchildren_count(start: Start) -> None:
     process = start("sh", "-c", "sleep 60 & sh -c 'sleep 60 & echo up; wait' & wait")
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     tree = ProcessTree(process.pid)
     sample = read(tree)
     assert (sample.children, sample.threads) == (3, 4)
@@ -210,35 +222,28 @@ def test_children_of_any_thread_are_found(start: Start) -> None:
         "sys.stdin.readline()\n"
     )
     process = start(sys.executable, "-I", "-c", program)
-    assert process.stdin is not None
-    assert process.stdout is not None
     tree = ProcessTree(process.pid)
     assert read(tree).children == 0
-    process.stdin.write("\n")
-    process.stdin.flush()
-    process.stdout.readline()
+    send_line(process)
+    read_line(process)
     until(lambda: read(tree).children == 1, "the child of its thread")
     assert read(tree).threads == 3
 
 
 def test_the_next_read_includes_a_new_child(start: Start) -> None:
     process = start("sh", "-c", "sleep 60 & read line; sleep 60 & echo; wait")
-    assert process.stdin is not None
-    assert process.stdout is not None
     tree = ProcessTree(process.pid)
     until(lambda: read(tree).children == 1, "its first child")
     if tree._reads % ProcessTree.FULL_READ_EVERY == 0:
         read(tree)  # the next read would be a full one
-    process.stdin.write("\n")
-    process.stdin.flush()
-    process.stdout.readline()
+    send_line(process)
+    read_line(process)
     assert read(tree).children == 2
 
 
 def test_an_orphan_stays_watched_until_its_end(start: Start) -> None:
     process = start("sh", "-c", "sh -c 'sleep 60 & echo up; wait' & wait; read line")
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     tree = ProcessTree(process.pid)
     assert read(tree).children == 2
     (middle,) = read_children(process.pid)
@@ -262,11 +267,8 @@ PARENT_OF_ONE = (
 
 def reap(process: "subprocess.Popen[str]") -> None:
     """Let the parent reap its child, and wait for it."""
-    assert process.stdin is not None
-    assert process.stdout is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
-    assert process.stdout.readline() == "reaped\n"
+    send_line(process)
+    assert read_line(process) == "reaped\n"
 
 
 def test_cpu_seconds_of_an_ended_child_are_kept(start: Start) -> None:
@@ -277,9 +279,8 @@ def test_cpu_seconds_of_an_ended_child_are_kept(start: Start) -> None:
         "sys.stdin.read()\n"
     )  # fmt: skip
     process = start(sys.executable, "-I", "-c", PARENT_OF_ONE, burn)
-    assert process.stdout is not None
     tree = ProcessTree(process.pid)
-    process.stdout.readline()
+    read_line(process)
     before = read(tree)
     assert before.cpu_s >= 0.05
     assert before.children == 1
@@ -301,9 +302,8 @@ def test_io_bytes_of_a_reaped_child_count_once(start: Start, tmp_path: Path) -> 
         "sys.stdin.read()\n"
     )
     process = start(sys.executable, "-I", "-c", PARENT_OF_ONE, write, str(tmp_path / "file"))
-    assert process.stdout is not None
     tree = ProcessTree(process.pid)
-    process.stdout.readline()
+    read_line(process)
     before = read(tree).io_write_bytes
     if not before:
         pytest.skip("the file system of the tests counts no bytes")
@@ -316,11 +316,8 @@ def test_io_bytes_of_a_reaped_child_count_once(start: Start, tmp_path: Path) -> 
 
 def test_io_bytes_never_fall_while_a_child_is_being_reaped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The parent is read and then reaps its child, before the child is read. A fall would be a counter reset."""
-    for pid, parent, children in ((7, 1, "8 "), (8, 7, "")):
-        (tmp_path / str(pid) / "task" / str(pid)).mkdir(parents=True)
-        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
-        (tmp_path / str(pid) / "io").write_bytes(IO_TEXT)
-        (tmp_path / str(pid) / "task" / str(pid) / "children").write_text(children, encoding="ascii")
+    show_process(tmp_path, 7, children="8 ", io=IO_TEXT)
+    show_process(tmp_path, 8, parent=7, children="", io=IO_TEXT)
     tree = ProcessTree(7, proc=str(tmp_path))
     before = read(tree)
     assert (before.children, before.io_read_bytes, before.io_write_bytes) == (1, 2 * 344064, 2 * 966656)
@@ -331,7 +328,7 @@ def test_io_bytes_never_fall_while_a_child_is_being_reaped(tmp_path: Path, monke
             raise ProcessLookupError(3, "No such process")
         return pread(fd, size, offset)
 
-    (tmp_path / "7" / "task" / "7" / "children").write_text("", encoding="ascii")
+    show_process(tmp_path, 7, children="")
     with monkeypatch.context() as patch:
         patch.setattr(os, "pread", without_child)
         after = read(tree)
@@ -345,8 +342,7 @@ def test_io_bytes_agree_with_psutil(start: Start, tmp_path: Path) -> None:
     process = start(
         "sh", "-c", f"dd if=/dev/zero of={tmp_path / 'f'} bs=64k count=16 conv=fsync status=none; echo; read line"
     )
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     sample, counters = read(ProcessTree(process.pid)), psutil.Process(process.pid).io_counters()
     assert (sample.io_read_bytes, sample.io_write_bytes) == (counters.read_bytes, counters.write_bytes)
 
@@ -396,11 +392,8 @@ def test_a_process_that_ends_between_open_and_read_leaves_no_descriptor(tmp_path
 
 
 def test_a_process_with_unreadable_io_has_all_other_values(tmp_path: Path) -> None:
-    (tmp_path / "7" / "task" / "7").mkdir(parents=True)
-    (tmp_path / "7" / "stat").write_bytes(stat_text(b"python"))
-    (tmp_path / "7" / "task" / "7" / "children").write_text("8 9 ", encoding="ascii")
-    (tmp_path / "8").mkdir()
-    (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=7))
+    show_process(tmp_path, 7, children="8 9 ")
+    show_process(tmp_path, 8, parent=7)
     tree = ProcessTree(7, 310563, proc=str(tmp_path))
     cpu_s, rss = 2 * (150 + 65) / CLOCK_TICKS, 2 * 911 * PAGE_SIZE
     assert tree.read() == ProcessTreeSample("sleeping", cpu_s, rss, 6, 1, None, None), (
@@ -411,8 +404,7 @@ def test_a_process_with_unreadable_io_has_all_other_values(tmp_path: Path) -> No
 
 def test_closing_releases_all_descriptors(start: Start) -> None:
     process = start("sh", "-c", "sleep 60 & echo; wait")
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     (child,) = read_children(process.pid)
     tree = ProcessTree(process.pid)
     assert read(tree).children == 1
@@ -438,13 +430,10 @@ def test_cpu_time_of_children_between_two_reads_counts(start: Start) -> None:
         "sys.stdin.readline()\n"
     )
     process = start(sys.executable, "-I", "-c", program, BURN)
-    assert process.stdin is not None
-    assert process.stdout is not None
     tree = ProcessTree(process.pid)
     before = read(tree).cpu_s
-    process.stdin.write("\n")
-    process.stdin.flush()
-    process.stdout.readline()
+    send_line(process)
+    read_line(process)
     after = read(tree)
     assert after.children == 0
     assert after.cpu_s - before >= 0.36
@@ -461,7 +450,7 @@ def test_cpu_time_is_counted_once_whenever_it_is_read(start: Start) -> None:
     assert process.stdout is not None
     tree, cpu_times = ProcessTree(process.pid), [0.0]
     os.set_blocking(process.stdout.fileno(), False)
-    while not process.stdout.readline():
+    while not read_line(process):
         cpu_times.append(read(tree).cpu_s)
     cpu_times += [read(tree).cpu_s for _ in range(3)]
     assert cpu_times == sorted(cpu_times)
@@ -481,12 +470,10 @@ def test_cpu_time_of_children_is_kept_when_they_are_never_reaped(start: Start) -
         "sys.stdin.readline()\n"
     )
     process = start(sys.executable, "-I", "-c", program, BURN)
-    assert process.stdin is not None
     tree = ProcessTree(process.pid)
     until(lambda: read(tree).cpu_s >= 0.08, "its child's work")
     before = read(tree).cpu_s
-    process.stdin.write("\n")
-    process.stdin.flush()
+    send_line(process)
     until(lambda: read(tree).children == 0, "its child's end")
     assert [read(tree).cpu_s >= before for _ in range(7)] == [True] * 7
 
@@ -506,8 +493,7 @@ MANY = (
 
 def test_two_thousand_descendants_are_all_counted(start: Start) -> None:
     process = start(sys.executable, "-I", "-c", MANY, "2000")
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     tree = ProcessTree(process.pid)
     assert [read(tree).children for _ in range(6)] == [2000] * 6
     assert len(tree.pids) == 2001
@@ -520,8 +506,7 @@ def test_two_thousand_descendants_are_all_counted(start: Start) -> None:
 
 def test_all_descendants_are_counted_with_a_single_spare_descriptor(start: Start) -> None:
     process = start(sys.executable, "-I", "-c", MANY, "20")
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     directory = f"/proc/{process.pid}/"
     with spare_descriptors(2):
         tree = ProcessTree(process.pid)
@@ -537,8 +522,7 @@ def test_all_descendants_are_counted_with_a_single_spare_descriptor(start: Start
 
 def test_the_worker_is_read_without_a_spare_descriptor(start: Start) -> None:
     process = start(sys.executable, "-I", "-c", MANY, "20")
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     with spare_descriptors(1):
         tree = ProcessTree(process.pid)
         sample, details, survivors = read(tree), tree.read_details(), tree.survivors()
@@ -581,8 +565,7 @@ def start_with_pid(pid: int) -> "subprocess.Popen[bytes]":
 @pytest.mark.parametrize("descriptors", [None, 3], ids=["kept", "not kept"])
 def test_a_recycled_pid_is_not_mistaken_for_the_worker(start: Start, descriptors: int | None) -> None:
     parent = start("sh", "-c", "sleep 60 & echo $!; wait; read line")
-    assert parent.stdout is not None
-    child = int(parent.stdout.readline())
+    child = int(read_line(parent))
     with spare_descriptors(descriptors) if descriptors else contextlib.nullcontext():
         tree, own = ProcessTree(parent.pid), ProcessTree(child)
         before = read(tree)
@@ -606,8 +589,7 @@ def test_a_recycled_pid_is_not_mistaken_for_the_worker(start: Start, descriptors
 def test_descendants_that_outlive_the_worker_are_survivors(start: Start) -> None:
     program = "sh -c 'sleep 60 & echo $!; wait' & setsid sleep 60 & wait"
     process = start("sh", "-c", program)
-    assert process.stdout is not None
-    grandchild = int(process.stdout.readline())
+    grandchild = int(read_line(process))
     tree = ProcessTree(process.pid)
     until(lambda: read(tree).children == 3, "its descendants")
     watched = tree.pids - {process.pid}
@@ -641,8 +623,7 @@ def test_details_include_the_worker_and_its_child(start: Start, tmp_path: Path) 
         "sys.stdin.readline()\n"
     )
     process = start(sys.executable, "-I", "-c", program, str(tmp_path / "a file"))
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     tree, other = ProcessTree(process.pid), psutil.Process(process.pid)
     read(tree)
     (child,) = other.children()
@@ -669,8 +650,7 @@ def test_details_are_bounded(start: Start, tmp_path: Path) -> None:
         "sys.stdin.readline()\n"
     )
     process = start(sys.executable, "-I", "-c", program, str(tmp_path))
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     tree = ProcessTree(process.pid)
     with mock.patch.object(os, "readlink", side_effect=os.readlink) as readlink:
         details = tree.read_details()
@@ -685,10 +665,10 @@ def test_details_list_devices_of_any_process_and_no_sockets(tmp_path: Path) -> N
         8: ["/dev/nvidia1", "/dev/nvidiactl", "/data/other"],
     }
     for pid, targets in links.items():
-        (tmp_path / str(pid) / "fd").mkdir(parents=True)
-        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=1 if pid == 7 else 7))
+        folder = show_process(tmp_path, pid, parent=1 if pid == 7 else 7)
+        (folder / "fd").mkdir()
         for at, target in enumerate(targets):
-            (tmp_path / str(pid) / "fd" / str(at)).symlink_to(target)
+            (folder / "fd" / str(at)).symlink_to(target)
     tree = ProcessTree(7, proc=str(tmp_path))
     assert read(tree).children == 1
     details = tree.read_details()
@@ -738,9 +718,7 @@ def test_a_zombie_has_its_exit_status(start: Start, end: str) -> None:
     process = start("sh", "-c", f"read line; {end}")
     ticks = read_start_ticks(process.pid)
     assert read_zombie_status(process.pid, ticks) is None
-    assert process.stdin is not None
-    process.stdin.write("\n")
-    process.stdin.flush()
+    send_line(process)
     until(lambda: psutil.Process(process.pid).status() == "zombie", "its end")
     status = read_zombie_status(process.pid, ticks)
     assert status is not None
@@ -774,28 +752,25 @@ def test_an_endless_environment_is_cut_between_two_variables(tmp_path: Path) -> 
 
 def test_a_recycled_pid_may_become_a_child(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Its files then have other inodes. A later thread started it, so no list of children shows it."""
-    for pid, parent in ((7, 1), (8, 1)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
+    show_process(tmp_path, 7)
+    show_process(tmp_path, 8)
     monkeypatch.setattr(ProcessTree, "SHARED_S", 0)
     tree = ProcessTree(7, proc=str(tmp_path))
     assert read(tree).children == 0
     (tmp_path / "8").rename(tmp_path / "old")
-    (tmp_path / "8").mkdir()
-    (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=7))
+    show_process(tmp_path, 8, parent=7)
     assert max(read(tree).children for _ in range(ProcessTree.FULL_READ_EVERY)) == 1
     tree.close()
 
 
 def test_an_orphan_of_an_earlier_process_with_the_pid_is_not_a_child(tmp_path: Path) -> None:
     """It was a child of an earlier process 7 and has belonged to init since."""
-    for pid, parent in ((7, 1), (8, 7)):
-        (tmp_path / str(pid)).mkdir()
-        (tmp_path / str(pid) / "stat").write_bytes(stat_text(b"sh", parent=parent))
+    show_process(tmp_path, 7)
+    show_process(tmp_path, 8, parent=7)
     first = ProcessTree(7, proc=str(tmp_path))
     assert read(first).children == 1
     first.close()
-    (tmp_path / "8" / "stat").write_bytes(stat_text(b"sh", parent=1))
+    show_process(tmp_path, 8)
     second = ProcessTree(7, proc=str(tmp_path))
     assert read(second).children == 0
     second.close()

@@ -11,7 +11,7 @@ from exporter.machine import python_stacks
 from exporter.machine.python_stacks import MOST_BYTES, find_py_spy, python_processes, read_stacks
 from tests.exporter.conftest import Start
 from tests.realstack.waiting import readable
-from tests.support.exporter import SOON_S, until
+from tests.support.exporter import SOON_S, read_line, until
 
 Install = Callable[[str], Path]
 
@@ -35,10 +35,7 @@ def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def test_each_process_has_a_stack(install: Install) -> None:
     install('echo "$@"')
-    assert read_stacks([11, 12, 11]) == {
-        11: "dump --pid 11 --nonblocking",
-        12: "dump --pid 12 --nonblocking",
-    }
+    assert read_stacks([11, 12, 11]) == {11: "dump --pid 11 --nonblocking", 12: "dump --pid 12 --nonblocking"}
 
 
 def test_the_number_of_processes_is_limited(install: Install) -> None:
@@ -114,8 +111,7 @@ def test_endless_output_is_cut(install: Install) -> None:
 def test_python_processes_are_found_under_a_shell(start: Start) -> None:
     code = "import sys; print('there', flush=True); sys.stdin.read()"
     shell = start("sh", "-c", f'"{sys.executable}" -c "{code}"; true')
-    assert shell.stdout is not None
-    assert shell.stdout.readline() == "there\n"
+    assert read_line(shell) == "there\n"
     (found,) = python_processes(shell.pid, 4)
     assert found != shell.pid
     assert python_processes(os.getpid(), 1) == [os.getpid()]
@@ -132,6 +128,5 @@ def test_an_ended_process_has_no_python_processes() -> None:
 def test_the_real_py_spy_shows_where_a_program_waits(start: Start) -> None:
     code = "import sys, time\ndef waiting():\n    print('there', flush=True)\n    time.sleep(600)\nwaiting()"
     process = start(sys.executable, "-c", code)
-    assert process.stdout is not None
-    process.stdout.readline()
+    read_line(process)
     assert "waiting" in read_stacks([process.pid], timeout_s=60)[process.pid]

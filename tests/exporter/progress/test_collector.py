@@ -89,10 +89,14 @@ class Logs:
         with (self.run_dir / name).open("ab") as out:
             out.write(text.encode() if isinstance(text, str) else text)
 
-    def restart(self, restart: int, task: Task = TASK) -> None:
-        """Write the start record of a run."""
-        stem = run_files.record_name(task.worker, task.rank, 0, restart)
-        run_files.write_json(self.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", {"pid": 1})
+    def record(self, kind: str, restart: int = 0, attempt: int = 0, **facts: object) -> None:
+        """Write the start or exit record of a run."""
+        stem = run_files.record_name(TASK.worker, TASK.rank, attempt, restart)
+        run_files.write_json(self.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json", {"pid": 1, **facts})
+
+    def saved_file(self) -> Path:
+        (path,) = (self.run_dir / STATE_DIR).iterdir()
+        return path
 
     def facts(self) -> WorkerLogFacts:
         """The facts about the first worker after one read."""
@@ -162,8 +166,8 @@ def test_total_epochs_and_total_steps_are_used_if_the_log_has_no_total(tmp_path:
 def test_each_line_of_a_resumed_run_counts_once(logs: Logs) -> None:
     logs.append(items(*range(1, 31)))
     assert logs.facts().processed == 30
-    logs.restart(0)
-    logs.restart(1)
+    logs.record("start")
+    logs.record("start", 1)
     logs.append("Resuming at 20/100 items\n" + items(*range(21, 61)), f"{NODE}_worker_w0_r1.out")
     assert logs.facts().processed == 70, "lines that were there when the restart was seen"
     logs.append(items(*range(61, 101)), f"{NODE}_worker_w0_r1.out")
@@ -175,7 +179,7 @@ def test_each_line_of_a_run_that_starts_over_counts_once(logs: Logs) -> None:
     logs.append(items(*range(1, 31)))
     logs.facts()
     logs.append(items(31, 32))
-    logs.restart(1)
+    logs.record("start", 1)
     logs.append(items(1, 2, 3), f"{NODE}_worker_w0_r1.out")
     facts = logs.facts()
     assert (facts.position, facts.processed) == (3, 35), "the last lines of the first run count, too"
@@ -184,7 +188,7 @@ def test_each_line_of_a_run_that_starts_over_counts_once(logs: Logs) -> None:
 def test_a_sidecar_that_starts_late_counts_the_same_items(logs: Logs) -> None:
     logs.append(items(*range(1, 31)))
     for restart, text in ((1, "Resuming at 30/100 items\n" + items(*range(31, 41))), (2, items(*range(1, 6)))):
-        logs.restart(restart)
+        logs.record("start", restart)
         logs.append(text, f"{NODE}_worker_w0_r{restart}.out")
     facts = logs.facts()
     assert (facts.position, facts.processed) == (5, 45)
@@ -199,7 +203,7 @@ def test_processed_items_equal_the_lines_however_they_arrive(
     middle = rng.randrange(0, 100)
     texts = [items(*range(1, middle + 1)), f"Resuming at {middle}/100 items\n" + items(*range(middle + 1, 101))]
     for restart, text in enumerate(texts):
-        logs.restart(restart)
+        logs.record("start", restart)
         for piece in cut(text.encode(), places):
             logs.append(piece, f"{NODE}_worker_w0{'_r1' if restart else ''}.out")
             if rng.random() < 0.5:
@@ -221,11 +225,10 @@ def test_processed_items_do_not_fall_with_the_position(logs: Logs) -> None:
 
 
 def test_a_last_line_without_newline_counts_once_its_worker_has_ended(logs: Logs) -> None:
-    logs.restart(0)
+    logs.record("start")
     logs.append(items(99) + "Processed 100/100 items")
     logs.facts()
-    stem = run_files.record_name(TASK.worker, TASK.rank, 0, 0)
-    run_files.write_json(logs.run_dir / run_files.WORKERS_DIR / f"{stem}.exit.json", {"code": 0})
+    logs.record("exit")
     assert logs.facts().position == 100
 
 
@@ -235,6 +238,12 @@ def steady_work(logs: Logs, readings: int, every_s: float = 5.0) -> None:
         logs.append(items(int(reading * every_s), total=1000))
         logs.facts()
         logs.clock.advance(every_s)
+
+
+def save(logs: Logs) -> None:
+    """Let the time pass after which the state is saved."""
+    logs.clock.advance(SAVE_INTERVAL_S)
+    logs.facts()
 
 
 def test_steady_work_gives_throughput_and_eta(logs: Logs) -> None:
@@ -416,29 +425,29 @@ def test_the_eta_is_the_same_after_a_restart_of_the_sidecar(logs: Logs) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "{", "[]", '{"schema": 1}', '{"schema": 1, "job_id": "7", "attempt": 0, "logs": 3}']
+    "state", ["", "{", "[]", '{"schema": 1}', "3", '{"0": 5}', '{"0": {"restart": 0, "pack": "generic"}}']
 )
-def test_an_invalid_saved_state_is_ignored(logs: Logs, text: str) -> None:
+def test_an_invalid_or_older_saved_state_is_ignored(logs: Logs, state: str) -> None:
     steady_work(logs, 10)
-    logs.clock.advance(SAVE_INTERVAL_S)
-    logs.facts()
-    (path,) = (logs.run_dir / STATE_DIR).iterdir()
-    path.write_text(text)
+    save(logs)
+    identity = f'"job_id": "{logs.context.identity.job_id}", "attempt": 0'
+    is_whole = state.startswith(("3", '{"0"'))
+    logs.saved_file().write_text(f'{{"schema": 1, {identity}, "logs": {state}}}' if is_whole else state)
     logs.collector = logs.fresh()
     assert logs.facts().position == 50
 
 
 def test_every_part_of_the_saved_state_may_be_missing(logs: Logs) -> None:
     steady_work(logs, 10)
-    logs.clock.advance(SAVE_INTERVAL_S)
-    logs.facts()
-    (path,) = (logs.run_dir / STATE_DIR).iterdir()
+    save(logs)
+    path = logs.saved_file()
     body = json.loads(path.read_text())
-    for key in body["logs"]["0"]:
-        cut_short = {**body, "logs": {"0": {name: value for name, value in body["logs"]["0"].items() if name != key}}}
-        path.write_text(json.dumps(cut_short))
+    state = body["logs"]["0"]
+    for part in range(len(state)):
+        body["logs"]["0"] = state[:part] + state[part + 1 :]
+        path.write_text(json.dumps(body))
         logs.collector = logs.fresh()
-        assert logs.facts().position == 50, key
+        assert logs.facts().position == 50, part
 
 
 def test_the_pack_is_detected_from_the_lines(logs: Logs) -> None:
@@ -513,9 +522,7 @@ def test_a_restarted_engine_has_no_token_rate_until_it_logs_one(logs: Logs) -> N
     log_decode_batch(logs, 100.5)
     assert logs.facts().output_tokens_rate == 100.5
     logs.clock.advance(5)
-    stem = run_files.record_name(TASK.worker, TASK.rank, 0, 1)
-    body = {"pid": 1, "start": logs.clock.now - 2}
-    run_files.write_json(logs.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", body)
+    logs.record("start", 1, start=logs.clock.now - 2)
     logs.clock.advance(1)
     assert logs.facts().output_tokens_rate is None
     logs.clock.advance(1)
@@ -528,8 +535,7 @@ def test_a_restarted_engine_has_no_token_rate_until_it_logs_one(logs: Logs) -> N
 def test_ended_engines_and_benchmarks_have_no_token_rate(tmp_path: Path) -> None:
     logs = Logs(tmp_path)
     log_decode_batch(logs, 100.5)
-    stem = run_files.record_name(TASK.worker, TASK.rank, 0, 0)
-    run_files.write_json(tmp_path / run_files.WORKERS_DIR / f"{stem}.exit.json", {"code": 0})
+    logs.record("exit")
     assert logs.facts().output_tokens_rate is None
     measured = Logs(tmp_path / "b", dataclasses.replace(TASK, later=True))
     measured.append("Traffic request rate: inf\nOutput token throughput (tok/s):         6278.02\n")
@@ -614,7 +620,7 @@ def test_a_log_shared_by_all_runs_is_not_reread_after_a_restart(tmp_path: Path) 
     (tmp_path / "mylogs").mkdir()
     logs.append(items(*range(1, 31)) + "Connection refused\n", "mylogs/worker_0.log")
     before = logs.facts()
-    logs.restart(1)
+    logs.record("start", 1)
     logs.clock.advance(5)
     after = logs.facts()
     for facts in (before, after):
@@ -628,8 +634,8 @@ def test_a_log_shared_by_all_runs_is_not_reread_after_a_restart(tmp_path: Path) 
 def test_a_run_is_read_to_its_end_before_the_next_one(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(worker_logs_reader, "POLL_BYTES", CHUNK_BYTES)
     logs.append(("x" * 99 + "\n") * (3 * CHUNK_BYTES // 100) + items(50) + "Connection refused\n")
-    logs.restart(0)
-    logs.restart(1)
+    logs.record("start")
+    logs.record("start", 1)
     logs.append(items(1, 2), f"{NODE}_worker_w0_r1.out")
     for _ in range(5):
         facts = logs.facts()
@@ -688,29 +694,34 @@ def test_a_log_with_two_time_zones_causes_no_stall(logs: Logs) -> None:
 @pytest.mark.parametrize(
     ("place", "value"),
     [
+        (("version",), 1),
         (("lines",), math.inf),
-        (("values",), [["loss", None, 2.0, 0, "now"]]),
-        (("marks", "since"), "x"),
-        (("sources",), [[5, 0, False, None, {}]]),
-        (("track", "processed"), "many"),
-        (("sources", "0", "4", "offset"), "far"),
-        (("sources", "0", "4", "mark"), 7),
-        (("estimator",), {"version": 1}),
+        (("values",), {"loss": {"null": [2.0, 0, "now"]}}),
+        (("activities", 0), "x"),
+        (("sources",), [[5, 0, False, None, []]]),
+        (("track", 1), "many"),
+        (("sources", 0, 4, 2), "far"),
+        (("sources", 0, 4, 2), -1),
+        (("estimator",), []),
     ],
 )
-def test_a_saved_state_with_one_wrong_value_is_not_used(logs: Logs, place: tuple[str, ...], value: object) -> None:
+def test_a_saved_state_with_one_wrong_value_is_not_used(
+    logs: Logs, caplog: pytest.LogCaptureFixture, place: tuple[str | int, ...], value: object
+) -> None:
     steady_work(logs, 10)
-    logs.clock.advance(SAVE_INTERVAL_S)
-    logs.facts()
-    (path,) = (logs.run_dir / STATE_DIR).iterdir()
+    save(logs)
+    path = logs.saved_file()
     body = json.loads(path.read_text())
+    names = [field.name for field in dataclasses.fields(worker_logs_reader.WorkerLogsState)]
+    *above, last = (names.index(key) if isinstance(key, str) else key for key in place)
     at = body["logs"]["0"]
-    for key in place[:-1]:
-        at = at[int(key)] if isinstance(at, list) else at[key]
-    at[place[-1]] = value
+    for index in above:
+        at = at[index]
+    at[last] = value
     path.write_text(json.dumps(body))
     logs.collector = logs.fresh()
     assert (logs.facts().position, logs.facts().lines) == (50, 10)
+    assert f"the saved state of {TASK.worker} is not used" in caplog.text
 
 
 def test_the_number_of_kept_ranks_is_bounded(logs: Logs) -> None:
@@ -721,8 +732,7 @@ def test_the_number_of_kept_ranks_is_bounded(logs: Logs) -> None:
         logs.facts()
         logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
-    (path,) = (logs.run_dir / STATE_DIR).iterdir()
-    assert len(json.loads(path.read_text())["logs"]["0"]["values"]) == worker_logs_reader.MOST_RANKS
+    assert len(logs.collector._workers[0].state().values["loss"]) == worker_logs_reader.MOST_RANKS
 
 
 def test_an_unmatched_log_is_an_event_with_a_next_step(logs: Logs) -> None:
@@ -782,9 +792,7 @@ def test_a_failure_to_save_the_state_is_logged_once_and_so_is_its_end(
 
 def record_start(logs: Logs, restart: int = 0, attempt: int = 0, ago: float = 0.0) -> None:
     """Write the start record of a run that started `ago` seconds ago."""
-    stem = run_files.record_name(TASK.worker, TASK.rank, attempt, restart)
-    path = logs.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json"
-    run_files.write_json(path, {"pid": 1, "start": logs.clock.now - ago})
+    logs.record("start", restart, attempt, start=logs.clock.now - ago)
 
 
 def log_each_second(logs: Logs, numbers: Iterable[int], name: str, total: int = 400) -> None:
@@ -801,7 +809,7 @@ LOG = f"{NODE}_worker_w0.out"
 def test_a_silent_resume_after_a_restart_is_not_counted_as_work(logs: Logs) -> None:
     record_start(logs)
     log_each_second(logs, range(1, 142), LOG)
-    logs.restart(1)
+    logs.record("start", 1)
     record_start(logs, 1)
     logs.clock.advance(5)
     log_each_second(logs, range(121, 161), f"{NODE}_worker_w0_r1.out")
@@ -855,7 +863,7 @@ def test_start_records_are_read_only_after_a_change_of_the_workers_folder(
     assert opened.count("worker_w0_rank0_a0_r0.start.json") - before == 10
     record_start(logs)
     log_each_second(logs, [300], LOG)
-    assert logs.collector._workers[0].began is not None
+    assert logs.collector._workers[0].track.began is not None
 
 
 def test_the_first_items_of_a_fast_worker_count(logs: Logs) -> None:
@@ -870,8 +878,7 @@ def test_the_only_position_of_an_ended_worker_counts(logs: Logs) -> None:
     logs.clock.advance(5)
     log_each_second(logs, [200], LOG)
     assert logs.facts().processed == 0
-    stem = run_files.record_name(TASK.worker, TASK.rank, 0, 0)
-    run_files.write_json(logs.run_dir / run_files.WORKERS_DIR / f"{stem}.exit.json", {"code": 0})
+    logs.record("exit")
     logs.clock.advance(5)
     assert logs.facts().processed == 200
 
@@ -879,7 +886,7 @@ def test_the_only_position_of_an_ended_worker_counts(logs: Logs) -> None:
 def test_items_skipped_in_the_backlog_of_a_fast_writer_count(logs: Logs) -> None:
     record_start(logs)
     log_each_second(logs, range(1, 142), LOG, total=100_000)
-    logs.restart(1)
+    logs.record("start", 1)
     record_start(logs, 1)
     logs.append(items(*range(1, 30_000), total=100_000), f"{NODE}_worker_w0_r1.out")
     logs.clock.advance(5)

@@ -1,11 +1,10 @@
 """Activities of workers, and the phase of the job."""
 
-import json
-
 import pytest
 
 from exporter.logs.search.findings import ActivityMark
 from exporter.progress.phases import LEAST_ACTIVITY_S, MOST_ACTIVITY_S, WorkerActivities, job_phase
+from tests.support.exporter import saved_and_read
 
 
 def marks(*records: tuple[float, str, bool]) -> WorkerActivities:
@@ -76,9 +75,7 @@ def test_a_new_run_has_no_activity() -> None:
 
 def test_activities_continue_from_the_saved_state() -> None:
     worker = marks((1.0, "evaluating", True), (9.0, "evaluating", False), (10.0, "checkpointing", True))
-    assert WorkerActivities.from_state(json.loads(json.dumps(worker.state()))) == worker
-    with pytest.raises(KeyError):
-        WorkerActivities.from_state({})
+    assert saved_and_read(WorkerActivities, worker) == worker
 
 
 def test_the_phase_is_the_activity_of_more_than_half_of_the_workers() -> None:

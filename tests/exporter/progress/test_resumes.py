@@ -1,7 +1,6 @@
 """Whether the first position of a run is work or a resume."""
 
 import itertools
-import json
 import math
 from collections.abc import Iterator
 
@@ -15,12 +14,12 @@ from exporter.progress.resumes import (
     STAMP_S,
     EarlierProgress,
     UndecidedStart,
-    UndecidedStarts,
     earlier_positions,
     is_resume,
     may_be_resume,
 )
-from exporter.progress.track import ProgressTrack
+from exporter.progress.track import ProgressTrack, TrackState
+from tests.support.exporter import saved_and_read
 
 ITEMS = EarlierProgress("items", 141, 400, 1)
 
@@ -237,10 +236,9 @@ def test_ranks_in_step_start_together() -> None:
 def test_undecided_starts_are_saved_for_the_next_sidecar() -> None:
     track = track_of()
     track.update("log", at(500, 1000), BEGAN + 1)
-    restored = ProgressTrack.from_state(json.loads(json.dumps(track.state())))
+    restored = ProgressTrack(state=saved_and_read(TrackState, track))
     restored.update("log", at(900, 1000), BEGAN + 2)
     assert restored.processed == 900
-    assert UndecidedStarts.from_state(json.loads(json.dumps(UndecidedStarts().state()))).decide_all() == {}
 
 
 @given(

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.contract.status import EtaEstimate
-from exporter.progress.outlook import checkpoint_meets_deadline, next_checkpoint, time_limit_met_probability
+from exporter.progress.outlook import next_checkpoint, time_limit_met_probability
 
 ESTIMATES = st.tuples(st.floats(0, 1e7), st.floats(0, 1), st.floats(1, 100)).map(
     lambda parts: EtaEstimate(parts[0], parts[0] * parts[1], parts[0] * parts[2])
@@ -69,10 +69,3 @@ def test_the_next_checkpoint_is_never_in_the_past(starts: list[float], later: fl
     now = (starts[-1] if starts else 0.0) + later
     moment = next_checkpoint(starts, [], now)
     assert moment is None or moment >= now
-
-
-def test_whether_a_checkpoint_meets_the_deadline_may_be_unknown() -> None:
-    assert checkpoint_meets_deadline(100.0, 99.0) is True
-    assert checkpoint_meets_deadline(100.0, 101.0) is False
-    assert checkpoint_meets_deadline(None, 99.0) is None
-    assert checkpoint_meets_deadline(100.0, None) is None

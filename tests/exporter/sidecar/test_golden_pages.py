@@ -30,14 +30,12 @@ from exporter.files.disks.collector import DiskSnapshot, GroupSpace
 from exporter.files.disks.quota_reader import QuotaFacts
 from exporter.files.disks.space_reader import SpaceFacts
 from exporter.files.outputs.collector import OutputsSnapshot
-from exporter.gpus.analysis.hang_signatures import WorkerGpuCondition
-from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, ProcessOnGpu, WorkerPlacement
+from exporter.gpus.analysis.hang_signatures import Finding
+from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, WorkerPlacement
 from exporter.gpus.analysis.xid import KNOWN_XIDS
-from exporter.gpus.collectors.faults_reader import XidCount
 from exporter.gpus.collectors.gpus_collector import GpusSnapshot
-from exporter.gpus.collectors.page import GpuEntry
 from exporter.gpus.collectors.workers_collector import GpuWorkersSnapshot
-from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuState
+from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuEntry, GpuProcess, GpuState, XidCount
 from exporter.launch.readiness_reader import PublishedReadiness
 from exporter.machine.process_tree import ProcessTreeSample
 from exporter.progress.collector import LogsSnapshot
@@ -185,16 +183,16 @@ def gpu_workers() -> object:
             GpuUse(0, "GPU-5e1f", "0", "process", planned=True, memory_bytes=5 << 30, sm_ratio=0.75),
             GpuUse(1, "GPU-5e1f", "0", "inferred", planned=False),
         ),
-        gpus=(GpuUsers("GPU-5e1f", "0", (0, 1), (ProcessOnGpu(7),)), GpuUsers("GPU-77", "1", (), None)),
+        gpus=(GpuUsers("GPU-5e1f", "0", (0, 1), (GpuProcess(7),)), GpuUsers("GPU-77", "1", (), None)),
         workers=(WorkerPlacement(0, misplaced=False), WorkerPlacement(1, misplaced=True, text="uses GPU 0")),
     )
     conditions = {
-        0: (
-            WorkerGpuCondition("busy_without_progress", None),
-            WorkerGpuCondition("held_idle", state=False),
-            WorkerGpuCondition("memory_filling", state=True, text="soon", full_time=START + 7200.5),
-        ),
-        1: (WorkerGpuCondition("unused", state=True),),
+        0: {
+            "busy_without_progress": Finding(None),
+            "held_idle": Finding(state=False),
+            "memory_filling": Finding(state=True, text="soon", full_time=START + 7200.5),
+        },
+        1: {"unused": Finding(state=True)},
     }
     return GpuWorkersSnapshot(usage, conditions, planned={})
 

@@ -1,4 +1,4 @@
-/* Fields, violations, memory faults and link counters. */
+/* Fields, memory faults and PCIe throughput. */
 
 #include "fake.h"
 
@@ -51,35 +51,11 @@ NVML nvmlDeviceGetFieldValues(struct handle *handle, int count, struct field_val
     LEAVE(SUCCESS);
 }
 
-static int give_keyed(const struct visit *visit, enum kind kind, unsigned id, unsigned scope, unsigned long long *to) {
-    const struct keyed *keyed = find_keyed(visit->unit, kind, id, scope);
-    if (!keyed) return NOT_SUPPORTED;
-    if (keyed->code == SUCCESS) *to = (unsigned long long)now_of(&keyed->number, seconds_of_scenario());
-    return keyed->code;
-}
-
-struct violation {
-    unsigned long long reference_us, violation_ns;
-};
-
-NVML nvmlDeviceGetViolationStatus(struct handle *handle, unsigned policy, struct violation *violation) {
-    ENTER(handle);
-    violation->reference_us = epoch_us();
-    LEAVE(give_keyed(&visit, VIOLATION, policy, 0, &violation->violation_ns));
-}
-
 NVML nvmlDeviceGetTotalEccErrors(struct handle *handle, unsigned uncorrected, unsigned aggregate,
                                  unsigned long long *count) {
     ENTER(handle);
-    if (uncorrected > 1 || aggregate > 1) LEAVE(INVALID_ARGUMENT);
-    LEAVE(get_u64(visit.unit, (enum value_name)(V_ecc_corrected + uncorrected + 2 * aggregate), count));
-}
-
-NVML nvmlDeviceGetEccMode(struct handle *handle, unsigned *current, unsigned *pending) {
-    ENTER(handle);
-    int code = get_u32(visit.unit, V_ecc_mode, current);
-    if (code == SUCCESS) *pending = *current;
-    LEAVE(code);
+    if (uncorrected > 1 || aggregate) LEAVE(INVALID_ARGUMENT);
+    LEAVE(get_u64(visit.unit, (enum value_name)(V_ecc_corrected + uncorrected), count));
 }
 
 NVML nvmlDeviceGetRemappedRows(struct handle *handle, unsigned *corrected, unsigned *uncorrected, unsigned *pending,
@@ -94,31 +70,16 @@ NVML nvmlDeviceGetRemappedRows(struct handle *handle, unsigned *corrected, unsig
 }
 
 /* Only the number of addresses matters. */
-static int retired(const struct visit *visit, unsigned cause, unsigned *count, unsigned long long *addresses,
-                   unsigned long long *times) {
-    unsigned pages, room = *count;
-    if (cause > 1) return INVALID_ARGUMENT;
-    int code = get_u32(visit->unit, (enum value_name)(V_pages_single_bit + cause), &pages);
-    if (code != SUCCESS) return code;
-    *count = pages;
-    if (!pages) return SUCCESS;
-    if (room < pages || !addresses) return INSUFFICIENT_SIZE;
-    for (unsigned i = 0; i < pages; i++) {
-        addresses[i] = 0x1000ULL * (i + 1);
-        if (times) times[i] = epoch_us();
-    }
-    return SUCCESS;
-}
-
 NVML nvmlDeviceGetRetiredPages(struct handle *handle, unsigned cause, unsigned *count, unsigned long long *addresses) {
     ENTER(handle);
-    LEAVE(retired(&visit, cause, count, addresses, NULL));
-}
-
-NVML nvmlDeviceGetRetiredPages_v2(struct handle *handle, unsigned cause, unsigned *count,
-                                  unsigned long long *addresses, unsigned long long *times) {
-    ENTER(handle);
-    LEAVE(retired(&visit, cause, count, addresses, times));
+    unsigned pages, room = *count;
+    if (cause > 1) LEAVE(INVALID_ARGUMENT);
+    int code = get_u32(visit.unit, (enum value_name)(V_pages_single_bit + cause), &pages);
+    if (code != SUCCESS) LEAVE(code);
+    *count = pages;
+    if (pages && (room < pages || !addresses)) LEAVE(INSUFFICIENT_SIZE);
+    for (unsigned i = 0; i < pages; i++) addresses[i] = 0x1000ULL * (i + 1);
+    LEAVE(SUCCESS);
 }
 
 NVML nvmlDeviceGetPcieThroughput(struct handle *handle, unsigned counter, unsigned *kib_per_s) {
@@ -127,18 +88,4 @@ NVML nvmlDeviceGetPcieThroughput(struct handle *handle, unsigned counter, unsign
     pause_ms(&visit, PCIE_MS, 1); /* the driver measures for this time */
     if (visit.code != GO_ON) LEAVE(visit.code);
     LEAVE(get_u32(visit.unit, (enum value_name)(V_pcie_tx_kib_s + counter), kib_per_s));
-}
-
-NVML nvmlDeviceGetNvLinkState(struct handle *handle, unsigned link, unsigned *active) {
-    ENTER(handle);
-    unsigned long long state = 0;
-    int code = give_keyed(&visit, NVLINK_STATE, link, 0, &state);
-    *active = (unsigned)state;
-    LEAVE(code);
-}
-
-NVML nvmlDeviceGetNvLinkErrorCounter(struct handle *handle, unsigned link, unsigned counter,
-                                     unsigned long long *count) {
-    ENTER(handle);
-    LEAVE(give_keyed(&visit, NVLINK_ERROR, counter, link, count));
 }

@@ -51,18 +51,7 @@ NVML nvmlSystemGetDriverVersion(char *version, unsigned length) {
     LEAVE(put_text(version, length, scenario->driver));
 }
 
-NVML nvmlSystemGetNVMLVersion(char *version, unsigned length) {
-    ENTER_ANY();
-    LEAVE(put_text(version, length, scenario->nvml));
-}
-
 NVML nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    ENTER_ANY();
-    *version = scenario->cuda;
-    LEAVE(SUCCESS);
-}
-
-NVML nvmlSystemGetCudaDriverVersion(int *version) {
     ENTER_ANY();
     *version = scenario->cuda;
     LEAVE(SUCCESS);
@@ -76,48 +65,16 @@ NVML nvmlDeviceGetCount_v2(unsigned *count) {
 
 static const struct unit *visible(unsigned i) { return &scenario->units[scenario->visible[i]]; }
 
-/* Returns the handle unless the scenario makes the call fail. */
-static int give(struct visit *visit, const struct unit *unit, struct handle **handle) {
-    if (!unit || !handle) return leave(visit, handle ? NOT_FOUND : INVALID_ARGUMENT);
-    struct handle *found = handle_of(unit);
-    int code = about(visit, found);
-    if (code != GO_ON) return leave(visit, code);
-    *handle = found;
-    return leave(visit, SUCCESS);
-}
-
-#define ENTER_SEARCH()                                                                                                 \
-    static struct call self;                                                                                           \
-    struct visit visit = enter(&self, __func__);                                                                       \
-    const struct unit *unit = NULL;                                                                                    \
-    if (visit.code != GO_ON) return leave(&visit, visit.code)
-
 NVML nvmlDeviceGetHandleByIndex_v2(unsigned index, struct handle **handle) {
-    ENTER_SEARCH();
-    if (index >= scenario->visible_count) LEAVE(INVALID_ARGUMENT);
-    unit = visible(index);
-    return give(&visit, unit, handle);
-}
-
-NVML nvmlDeviceGetHandleByUUID(const char *uuid, struct handle **handle) {
-    ENTER_SEARCH();
-    int place = uuid ? find_unit(scenario, uuid) : -1;
-    if (place >= 0) {
-        const struct unit *found = &scenario->units[place];
-        const struct unit *gpu = found->parent >= 0 ? &scenario->units[found->parent] : found;
-        for (unsigned i = 0; i < scenario->visible_count; i++)
-            if (visible(i) == gpu) unit = found;
-    }
-    return give(&visit, unit, handle);
-}
-
-NVML nvmlDeviceGetHandleByPciBusId_v2(const char *id, struct handle **handle) {
-    ENTER_SEARCH();
-    unsigned domain, bus, device;
-    if (!id || sscanf(id, "%x:%x:%x", &domain, &bus, &device) != 3) LEAVE(INVALID_ARGUMENT);
-    for (unsigned i = 0; i < scenario->visible_count; i++)
-        if (visible(i)->domain == domain && visible(i)->bus == bus && visible(i)->device == device) unit = visible(i);
-    return give(&visit, unit, handle);
+    static struct call self;
+    struct visit visit = enter(&self, __func__);
+    if (visit.code != GO_ON) return leave(&visit, visit.code);
+    if (index >= scenario->visible_count || !handle) LEAVE(INVALID_ARGUMENT);
+    struct handle *found = handle_of(visible(index));
+    int code = about(&visit, found);
+    if (code != GO_ON) LEAVE(code);
+    *handle = found;
+    LEAVE(SUCCESS);
 }
 
 NVML nvmlDeviceGetName(struct handle *handle, char *name, unsigned length) {
@@ -132,19 +89,6 @@ NVML nvmlDeviceGetUUID(struct handle *handle, char *uuid, unsigned length) {
 
 static const struct unit *gpu_of(const struct unit *unit) {
     return unit->parent >= 0 ? &scenario->units[unit->parent] : unit;
-}
-
-NVML nvmlDeviceGetIndex(struct handle *handle, unsigned *index) {
-    ENTER(handle);
-    *index = visit.unit->slot;
-    for (unsigned i = 0; visit.unit->parent < 0 && i < scenario->visible_count; i++)
-        if (visible(i) == visit.unit) *index = i;
-    LEAVE(SUCCESS);
-}
-
-NVML nvmlDeviceGetMinorNumber(struct handle *handle, unsigned *minor) {
-    ENTER(handle);
-    LEAVE(get_u32(gpu_of(visit.unit), V_minor, minor));
 }
 
 struct pci_info {
@@ -222,15 +166,6 @@ NVML nvmlDeviceGetMemoryInfo_v2(struct handle *handle, struct memory_v2 *memory)
     LEAVE(memory_of(visit.unit, memory));
 }
 
-NVML nvmlDeviceGetBAR1MemoryInfo(struct handle *handle, struct memory *memory) {
-    ENTER(handle);
-    unsigned long long total, used;
-    int code = get_u64(visit.unit, V_bar1_total, &total);
-    if (code == SUCCESS) code = get_u64(visit.unit, V_bar1_used, &used);
-    if (code == SUCCESS) *memory = (struct memory){total, total - used, used};
-    LEAVE(code);
-}
-
 struct utilization {
     unsigned gpu, memory;
 };
@@ -268,12 +203,6 @@ NVML nvmlDeviceGetClockInfo(struct handle *handle, unsigned clock, unsigned *mhz
     LEAVE(get_u32(visit.unit, (enum value_name)(V_clock_graphics_mhz + clock), mhz));
 }
 
-NVML nvmlDeviceGetMaxClockInfo(struct handle *handle, unsigned clock, unsigned *mhz) {
-    ENTER(handle);
-    if (clock > 3) LEAVE(INVALID_ARGUMENT);
-    LEAVE(get_u32(visit.unit, (enum value_name)(V_max_clock_graphics_mhz + clock), mhz));
-}
-
 NVML nvmlDeviceGetCudaComputeCapability(struct handle *handle, int *major, int *minor) {
     ENTER(handle);
     unsigned both;
@@ -293,13 +222,11 @@ NVML nvmlDeviceGetCudaComputeCapability(struct handle *handle, int *major, int *
 
 GIVES_U32(nvmlDeviceGetPowerUsage, power_mw)
 GIVES_U32(nvmlDeviceGetEnforcedPowerLimit, power_limit_mw)
-GIVES_U32(nvmlDeviceGetPowerManagementLimit, power_management_limit_mw)
 GIVES_U64(nvmlDeviceGetTotalEnergyConsumption, energy_mj)
 GIVES_U64(nvmlDeviceGetCurrentClocksEventReasons, event_reasons)
 GIVES_U64(nvmlDeviceGetCurrentClocksThrottleReasons, event_reasons)
 GIVES_U64(nvmlDeviceGetSupportedEventTypes, event_types)
 GIVES_U32(nvmlDeviceGetFanSpeed, fan_percent)
-GIVES_U32(nvmlDeviceGetNumFans, fans)
 GIVES_U32(nvmlDeviceGetPersistenceMode, persistence)
 GIVES_U32(nvmlDeviceGetRetiredPagesPendingStatus, pages_pending)
 GIVES_U32(nvmlDeviceGetPcieReplayCounter, pcie_replays)

@@ -34,16 +34,13 @@ struct number {
 
 /* Names of plain values in the scenario. A missing value is not supported. */
 #define VALUES(X)                                                                                                      \
-    X(minor) X(pci_device_id) X(memory_total) X(memory_used) X(memory_reserved) X(bar1_total) X(bar1_used)             \
-    X(utilization) X(memory_utilization) X(temperature_c) X(clock_graphics_mhz) X(clock_sm_mhz) X(clock_memory_mhz)    \
-    X(clock_video_mhz) X(max_clock_graphics_mhz) X(max_clock_sm_mhz) X(max_clock_memory_mhz) X(max_clock_video_mhz)    \
-    X(power_mw) X(power_limit_mw) X(power_management_limit_mw) X(energy_mj) X(event_reasons) X(ecc_mode)               \
-    X(ecc_corrected) X(ecc_uncorrected) X(ecc_corrected_aggregate) X(ecc_uncorrected_aggregate) X(rows_corrected)      \
+    X(pci_device_id) X(memory_total) X(memory_used) X(memory_reserved) X(utilization) X(memory_utilization)            \
+    X(temperature_c) X(clock_graphics_mhz) X(clock_sm_mhz) X(clock_memory_mhz) X(clock_video_mhz) X(power_mw)          \
+    X(power_limit_mw) X(energy_mj) X(event_reasons) X(ecc_corrected) X(ecc_uncorrected) X(rows_corrected)              \
     X(rows_uncorrected) X(rows_pending) X(rows_failure) X(pages_single_bit) X(pages_double_bit) X(pages_pending)       \
     X(pcie_replays) X(pcie_generation) X(pcie_generation_max) X(pcie_width) X(pcie_width_max) X(pcie_tx_kib_s)         \
-    X(pcie_rx_kib_s) X(fan_percent) X(fans) X(persistence) X(mig_mode) X(mig_max) X(event_types) X(gpu_instance)       \
-    X(compute_instance) X(compute_capability) X(sm_count) X(gpu_slices)    \
-    X(compute_slices)
+    X(pcie_rx_kib_s) X(fan_percent) X(persistence) X(mig_mode) X(mig_max) X(event_types) X(gpu_instance)               \
+    X(compute_instance) X(compute_capability)
 
 enum value_name {
 #define X(name) V_##name,
@@ -52,8 +49,8 @@ enum value_name {
     VALUE_COUNT
 };
 
-/* Numbers with an id: fields, GPM metrics, performance policies, links. */
-enum kind { FIELD, GPM, VIOLATION, NVLINK_STATE, NVLINK_ERROR };
+/* Numbers with an id. */
+enum kind { FIELD, GPM };
 
 struct keyed {
     enum kind kind;
@@ -104,7 +101,7 @@ struct event {
 };
 
 struct scenario {
-    char driver[80], nvml[80];
+    char driver[80];
     int cuda, init, broken, global_lock, field_max;
     double start, sample_period;
     struct unit *units;

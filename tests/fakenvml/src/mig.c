@@ -33,42 +33,7 @@ NVML nvmlDeviceGetMigDeviceHandleByIndex(struct handle *handle, unsigned index, 
     LEAVE(SUCCESS);
 }
 
-NVML nvmlDeviceGetDeviceHandleFromMigDeviceHandle(struct handle *instance, struct handle **handle) {
-    ENTER(instance);
-    if (visit.unit->parent < 0) LEAVE(INVALID_ARGUMENT);
-    *handle = handle_of(&scenario->units[visit.unit->parent]);
-    LEAVE(SUCCESS);
-}
-
-NVML nvmlDeviceIsMigDeviceHandle(struct handle *handle, unsigned *is_mig) {
-    ENTER(handle);
-    *is_mig = visit.unit->parent >= 0;
-    LEAVE(SUCCESS);
-}
-
 NVML nvmlDeviceGetGpuInstanceId(struct handle *handle, unsigned *id) {
     ENTER(handle);
     LEAVE(get_u32(visit.unit, V_gpu_instance, id));
-}
-
-NVML nvmlDeviceGetComputeInstanceId(struct handle *handle, unsigned *id) {
-    ENTER(handle);
-    LEAVE(get_u32(visit.unit, V_compute_instance, id));
-}
-
-struct attributes {
-    unsigned multiprocessors, copy_engines, decoders, encoders, jpegs, ofas, gpu_slices, compute_slices;
-    unsigned long long memory_mib;
-};
-
-NVML nvmlDeviceGetAttributes_v2(struct handle *handle, struct attributes *attributes) {
-    ENTER(handle);
-    if (visit.unit->parent < 0) LEAVE(NOT_SUPPORTED);
-    *attributes = (struct attributes){0};
-    int code = get_u32(visit.unit, V_sm_count, &attributes->multiprocessors);
-    if (code == SUCCESS) code = get_u32(visit.unit, V_gpu_slices, &attributes->gpu_slices);
-    if (code == SUCCESS) code = get_u32(visit.unit, V_compute_slices, &attributes->compute_slices);
-    if (code == SUCCESS) code = get_u64(visit.unit, V_memory_total, &attributes->memory_mib);
-    attributes->memory_mib >>= 20;
-    LEAVE(code);
 }

@@ -174,32 +174,3 @@ NVML nvmlDeviceGetProcessUtilization(struct handle *handle, struct sample *sampl
     free(found);
     LEAVE(code);
 }
-
-struct detailed_sample {
-    unsigned long long time;
-    unsigned pid, sm, memory, encoder, decoder, jpeg, ofa;
-};
-
-struct samples_info {
-    unsigned version, count;
-    unsigned long long since;
-    struct detailed_sample *samples;
-};
-
-NVML nvmlDeviceGetProcessesUtilizationInfo(struct handle *handle, struct samples_info *info) {
-    ENTER(handle);
-    if (info->version != (sizeof *info | 1 << 24)) LEAVE(VERSION_MISMATCH);
-    if (!visit.unit->values[V_utilization].known) LEAVE(NOT_SUPPORTED);
-    struct process *found;
-    unsigned long long time;
-    unsigned all = (unsigned)samples_since(visit.unit, info->since, &found, &time);
-    unsigned room = info->samples ? info->count : 0;
-    int code = !all ? NOT_FOUND : all > room || race(&visit) ? INSUFFICIENT_SIZE : SUCCESS;
-    for (unsigned i = 0; code == SUCCESS && i < all; i++)
-        info->samples[i] = (struct detailed_sample){
-            time_of(&found[i], time), found[i].pid, found[i].sm, found[i].memory_util, 0, 0, 0, 0,
-        };
-    info->count = all;
-    free(found);
-    LEAVE(code);
-}

@@ -15,7 +15,7 @@ static const char *const value_names[] = {
     VALUES(X)
 #undef X
 };
-static const char *const kind_names[] = {"field", "gpm", "violation", "nvlink_state", "nvlink_error"};
+static const char *const kind_names[] = {"field", "gpm"};
 
 long long now_of(const struct number *number, double seconds) {
     return number->base + (long long)floor(number->fraction + number->rate * seconds);
@@ -115,7 +115,6 @@ static int unit_line(struct unit *unit, const char *key, char *rest) {
 
 static int global_line(struct scenario *scenario, const char *key, char *rest) {
     if (!strcmp(key, "driver")) return keep(scenario->driver, sizeof scenario->driver, rest), 1;
-    if (!strcmp(key, "nvml")) return keep(scenario->nvml, sizeof scenario->nvml, rest), 1;
     if (!strcmp(key, "cuda")) return scenario->cuda = (int)integer(&rest), 1;
     if (!strcmp(key, "init")) return scenario->init = (int)integer(&rest), 1;
     if (!strcmp(key, "broken")) return scenario->broken = (int)integer(&rest), 1;

@@ -10,6 +10,7 @@ from launcher.check.finding import CheckFinding
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.planner.planned_job import PlannedJob
 from launcher.planner.planner import make_plan
+from tests.support.launcher import invocation_in
 
 ENVIRON = {"PATH": f"{os.path.dirname(sys.executable)}:/usr/bin:/bin", "HOME": "/home/ana"}
 
@@ -25,16 +26,7 @@ def planned_job(
     """A planned job with one worker, with these keys of the job file."""
     job = JobSpec.model_validate({"name": "job", "workers": [{"command": "true"}], **spec})
     site = ClusterSpec.model_validate(cluster or {})
-    plan = make_plan(
-        job,
-        site,
-        job_dir=folder,
-        workdir=folder,
-        user="ana",
-        timestamp="20251122_041341",
-        python="/opt/gpujob/bin/python3",
-        local=local,
-    )
+    plan = make_plan(job, site, invocation_in(folder, local=local))
     return PlannedJob(job, site, plan, local, {**ENVIRON, **(environ or {})})
 
 

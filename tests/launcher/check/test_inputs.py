@@ -21,7 +21,7 @@ def check_patterns(tmp_path: Path) -> CheckPatterns:
 
     def check(*patterns: str, workers: int = 4, contents: bool = True) -> list[CheckFinding]:
         plan = planned_job(tmp_path, workers=[{"count": workers, "command": "true"}]).plan
-        return check_inputs(plan, patterns, check_contents=contents)
+        return list(check_inputs(plan, patterns, check_contents=contents))
 
     return check
 

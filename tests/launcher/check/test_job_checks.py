@@ -64,7 +64,7 @@ def test_no_cpu_warning_for_explicit_cpus_or_other_programs(
     over: dict[str, Any], cluster: dict[str, Any], local: bool, tmp_path: Path
 ) -> None:
     job = SERVING | {"model": {"path": "hf:a/b"}} | over
-    assert check_cpus(planned_job(tmp_path, local=local, cluster=cluster, **job)) == []
+    assert not list(check_cpus(planned_job(tmp_path, local=local, cluster=cluster, **job)))
 
 
 def test_engines_on_whole_nodes_have_all_cpus(tmp_path: Path) -> None:
@@ -139,7 +139,7 @@ def test_missing_and_duplicate_mounts_name_their_key(tmp_path: Path) -> None:
     container = {"image": "a:1", "mounts": ["{job_dir}:/x", "/no/such:/y", f"{tmp_path}:/x"]}
     cluster = {"mounts": ["/nor/this:/z"]}
     for local, status in ((True, "error"), (False, "warning")):
-        items = check_container(planned_job(tmp_path, local=local, cluster=cluster, container=container))
+        items = list(check_container(planned_job(tmp_path, local=local, cluster=cluster, container=container)))
         assert [entry for entry in summaries(items) if "mount" in entry[0]] == [
             ("no-mount", status, "mounts"),
             ("no-mount", status, "container.mounts"),
@@ -151,7 +151,7 @@ def test_missing_and_duplicate_mounts_name_their_key(tmp_path: Path) -> None:
 def test_a_job_directory_that_cannot_be_mounted_is_an_error(name: str, runtime: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
-    items = check_container(planned_job(folder, local=False, container={"image": "a:1", "runtime": runtime}))
+    items = list(check_container(planned_job(folder, local=False, container={"image": "a:1", "runtime": runtime})))
     assert ("mount-path", "error", "container.mounts") in summaries(items)
 
 
@@ -165,7 +165,7 @@ def test_programs_of_a_container_are_not_searched_on_the_host(tmp_path: Path) ->
 def test_a_setup_script_must_exist_and_is_not_used_locally(tmp_path: Path) -> None:
     (tmp_path / "env.sh").write_text("")
     for script, code in (("env.sh", "setup-script"), ("none.sh", "no-setup-script")):
-        items = check_setup(planned_job(tmp_path, local=False, setup={"script": script}))
+        items = list(check_setup(planned_job(tmp_path, local=False, setup={"script": script})))
         assert [item.code for item in items] == [code]
     assert summaries(check_setup(planned_job(tmp_path, setup={"modules": ["a"]}))) == [
         ("setup-local", "warning", "setup")
@@ -173,19 +173,19 @@ def test_a_setup_script_must_exist_and_is_not_used_locally(tmp_path: Path) -> No
     assert summaries(check_setup(planned_job(tmp_path, setup={"script": "none.sh"}))) == [
         ("setup-local", "warning", "setup")
     ]
-    assert check_setup(planned_job(tmp_path)) == []
+    assert not list(check_setup(planned_job(tmp_path)))
 
 
 @pytest.mark.parametrize(("local", "fix"), [(True, "or load its module in this shell"), (False, "`setup.modules`")])
 def test_the_fix_for_a_missing_runtime_depends_on_local_or_slurm(local: bool, fix: str, tmp_path: Path) -> None:
     container = {"image": "a:1", "runtime": "apptainer"}
-    items = check_container(planned_job(tmp_path, local=local, environ={"PATH": "/nowhere"}, container=container))
+    items = list(check_container(planned_job(tmp_path, local=local, environ={"PATH": "/nowhere"}, container=container)))
     (item,) = (item for item in items if item.code == "no-runtime")
     assert fix in item.message
 
 
 def test_secrets_must_be_set(tmp_path: Path) -> None:
-    items = check_secrets(planned_job(tmp_path, environ={"A": "a"}, secrets=["A", "B"]))
+    items = list(check_secrets(planned_job(tmp_path, environ={"A": "a"}, secrets=["A", "B"])))
     assert summaries(items) == [("secret", "ok", "secrets"), ("no-secret", "error", "secrets")]
 
 
@@ -209,7 +209,7 @@ def test_secrets_must_be_set(tmp_path: Path) -> None:
 def test_a_value_that_looks_like_a_secret_is_a_warning(
     spec: dict[str, Any], cluster: dict[str, Any], place: str | None, tmp_path: Path
 ) -> None:
-    items = check_secrets(planned_job(tmp_path, cluster=cluster, **spec))
+    items = list(check_secrets(planned_job(tmp_path, cluster=cluster, **spec)))
     assert summaries(items) == ([("secret-value", "warning", place)] if place else [])
     assert all("hf_abc" not in item.message for item in items)
 
@@ -237,7 +237,7 @@ def test_the_readiness_timeout_must_be_below_the_time_limit(tmp_path: Path) -> N
     for timeout, codes in ((600.0, ["readiness-timeout"]), (60.0, [])):
         spec = {**serving, "slurm": {"time_limit": "00:10:00"}, "readiness": {"timeout": timeout}}
         assert [item.code for item in check_readiness(planned_job(tmp_path, local=False, **spec))] == codes
-        assert check_readiness(planned_job(tmp_path, **spec)) == []
+        assert not list(check_readiness(planned_job(tmp_path, **spec)))
 
 
 def test_only_prefill_workers_are_a_warning(tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ def test_a_benchmark_may_use_the_only_vllm_worker(kind: str, tmp_path: Path) -> 
     sizes = {"isl": 1, "osl": 1, "concurrencies": [1]} if kind != "custom" else {}
     spec = {**SERVING, "backend": {"type": "vllm"}, "model": {"path": "hf:a/b"}, "frontend": {"type": "vllm"}}
     benchmark = {"type": kind, "command": "bench", **sizes}
-    assert check_benchmark(planned_job(tmp_path, local=False, benchmark=benchmark, **spec)) == []
+    assert not list(check_benchmark(planned_job(tmp_path, local=False, benchmark=benchmark, **spec)))
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_several_training_workers_are_separate_trainings(
     kind: str, per_node: int, worker: dict[str, int], message: str | None, tmp_path: Path
 ) -> None:
     spec: dict[str, Any] = {"backend": {"type": kind}, "resources": {"gpus_per_node": per_node}}
-    items = check_groups(planned_job(tmp_path, local=False, workers=[{"command": "x.py", **worker}], **spec))
+    items = list(check_groups(planned_job(tmp_path, local=False, workers=[{"command": "x.py", **worker}], **spec)))
     assert summaries(items) == ([("separate-workers", "warning", "workers (worker).count")] if message else [])
     count = worker["count"]
     for item in items:

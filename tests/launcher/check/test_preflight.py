@@ -66,12 +66,12 @@ def test_missing_engine_packages_are_reported_once(tmp_path: Path) -> None:
     python = shutil.which("python3", path=os.path.dirname(sys.executable))
     (router, engine) = (f"{python} does not find {name}" for name in ("sglang_router", "sglang"))
     fix = "activate the environment that has it"
-    here = check_modules(planned_job(tmp_path, **engines(tmp_path)))
+    here = list(check_modules(planned_job(tmp_path, **engines(tmp_path))))
     assert [(item.code, item.status, item.place, item.message) for item in here] == [
         ("no-module", "error", "backend.type", f"{engine}; {fix}, or install it"),
         ("no-module", "error", "frontend.type", f"{router}; {fix}, or install it"),
     ]
-    away = check_modules(planned_job(tmp_path, local=False, **engines(tmp_path)))
+    away = list(check_modules(planned_job(tmp_path, local=False, **engines(tmp_path))))
     assert [(item.status, item.message) for item in away] == [
         ("warning", f"{engine} here; unless the nodes have it, {fix}"),
         ("warning", f"{router} here; unless the nodes have it, {fix}"),
@@ -85,7 +85,7 @@ def test_engine_packages_are_found_without_import(tmp_path: Path) -> None:
     for name in ("sglang", "sglang_router"):
         (tmp_path / "site" / name).mkdir(parents=True)
         (tmp_path / "site" / name / "__init__.py").write_text("raise SystemExit('it must not be run')")
-    items = check_modules(planned_job(tmp_path, **engines(tmp_path / "site")))
+    items = list(check_modules(planned_job(tmp_path, **engines(tmp_path / "site"))))
     assert summaries(items) == [("module", "ok", "backend.type"), ("module", "ok", "frontend.type")]
     assert items[0].message.endswith("/python3 finds sglang")
 
@@ -107,7 +107,7 @@ def test_a_broken_python_leaves_modules_unchecked(tmp_path: Path) -> None:
     (item,) = check_modules(planned_job(tmp_path, **worker("./python -m mine")))
     assert (item.code, item.status) == ("module", "not checked")
     assert item.message.endswith("/python ended with 3: broken")
-    assert check_modules(planned_job(tmp_path, **worker("no-such-python -m mine"))) == []
+    assert not list(check_modules(planned_job(tmp_path, **worker("no-such-python -m mine"))))
 
 
 def make_package(folder: Path, name: str = "mine") -> None:
@@ -161,7 +161,7 @@ def test_output_of_python_start_up_files_is_ignored(tmp_path: Path) -> None:
     make_package(tmp_path)
     (tmp_path / "sitecustomize.py").write_text("print('site 2 of 3: mine loaded', end='')\n")
     workers = [{"role": role, "command": f"python3 -m {name}"} for role, name in (("a", "mine"), ("b", "other"))]
-    found = check_modules(planned_job(tmp_path, workers=workers, env={"PYTHONPATH": str(tmp_path)}))
+    found = list(check_modules(planned_job(tmp_path, workers=workers, env={"PYTHONPATH": str(tmp_path)})))
     assert [(item.status, item.message.partition("/python3 ")[2]) for item in found] == [
         ("ok", "finds mine"),
         ("error", "does not find other; activate the environment that has it, or install it"),
@@ -180,9 +180,9 @@ def test_modules_are_not_checked_when_python_prints_no_result(text: str, tmp_pat
     ["bash -lc 'python3 -m mine'", "conda run -n x python3 -m mine", "env PYTHONPATH=x python3 -m mine", "uv run mine"],
 )
 def test_modules_are_not_checked_behind_shells_and_environment_wrappers(command: str, tmp_path: Path) -> None:
-    assert check_modules(planned_job(tmp_path, **worker(command))) == []
+    assert not list(check_modules(planned_job(tmp_path, **worker(command))))
     shell_worker = {"command": "python3 -m mine", "shell": True}
-    assert check_modules(planned_job(tmp_path, workers=[shell_worker])) == []
+    assert not list(check_modules(planned_job(tmp_path, workers=[shell_worker])))
 
 
 @pytest.mark.parametrize("kind", ["custom", "sa-bench", "router"])
@@ -218,7 +218,7 @@ def test_the_program_of_a_built_in_benchmark_is_checked(tmp_path: Path) -> None:
 
 def test_a_variable_in_the_command_of_a_benchmark_is_not_expanded(tmp_path: Path) -> None:
     benchmark = {"type": "sa-bench", "command": "b $DATA", "isl": 128, "osl": 8, "concurrencies": [1]}
-    items = check_variables(planned_job(tmp_path, **{**SERVED, "benchmark": benchmark}))
+    items = list(check_variables(planned_job(tmp_path, **{**SERVED, "benchmark": benchmark})))
     assert summaries(items, "warning") == [("not-expanded", "warning", "benchmark.command")]
 
 
@@ -234,7 +234,7 @@ def test_a_program_is_searched_on_the_path_of_the_worker(tmp_path: Path) -> None
 
 def test_a_program_missing_on_the_login_node_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
-    items = check_commands(planned_job(tmp_path, local=False, **worker("no-such-program")))
+    items = list(check_commands(planned_job(tmp_path, local=False, **worker("no-such-program"))))
     assert summaries(items) == [("no-slurm", "error", "sbatch"), ("no-program", "warning", "workers (worker).command")]
 
 
@@ -265,7 +265,7 @@ def test_a_required_variable_must_be_set(
 def test_a_variable_in_a_command_without_a_shell_is_not_expanded(
     command: str, warned: str | None, tmp_path: Path
 ) -> None:
-    items = check_variables(planned_job(tmp_path, environ={"DATA": "/d"}, **worker(command)))
+    items = list(check_variables(planned_job(tmp_path, environ={"DATA": "/d"}, **worker(command))))
     assert [item.status for item in items] == (["warning"] if warned else [])
     assert all(warned is not None and item.message.startswith(warned) for item in items)
 
@@ -302,24 +302,24 @@ def test_the_suggested_fix_for_a_variable_fits_its_command(
     ],
 )
 def test_a_variable_of_a_shell_command_should_be_set(text: str, unset: list[str], tmp_path: Path) -> None:
-    items = check_variables(planned_job(tmp_path, workers=[{"command": text, "shell": True}]))
+    items = list(check_variables(planned_job(tmp_path, workers=[{"command": text, "shell": True}])))
     assert [item.message.partition(" ")[0] for item in items] == unset
     assert all(item.status == "warning" for item in items)
 
 
 def test_requested_gpus_are_compared_with_those_of_this_machine(tmp_path: Path) -> None:
     gpus = {"resources": {"gpus_per_node": 4}, **worker("true", gpus=4)}
-    assert summaries(check_gpus_here(planned_job(tmp_path))) == [("gpus", "ok", "resources.gpus_per_node")]
+    assert check_gpus_here(planned_job(tmp_path)).status == "ok"
     for known, code in ((0, "few-gpus"), (3, "few-gpus"), (4, "gpus")):
-        assert [item.code for item in check_gpus_here(planned_job(tmp_path, **gpus), known)] == [code]
-    assert [item.status for item in check_gpus_here(planned_job(tmp_path, local=False, **gpus))] == ["not checked"]
+        assert check_gpus_here(planned_job(tmp_path, **gpus), known).code == code
+    assert check_gpus_here(planned_job(tmp_path, local=False, **gpus)).status == "not checked"
 
 
 def test_directories_must_exist_or_be_creatable(tmp_path: Path, locked: Path) -> None:
     (tmp_path / "file").write_text("")
     (tmp_path / "out").mkdir()
     paths = {"output_dir": "file/out", "checkpoint_dir": str(locked / "ckpt"), "log_dir": "out"}
-    items = check_directories(planned_job(tmp_path, paths=paths))
+    items = list(check_directories(planned_job(tmp_path, paths=paths)))
     assert summaries(items) == [
         ("writable", "ok", "logs_dir"),
         ("not-writable", "error", "paths.output_dir"),
@@ -342,13 +342,13 @@ def test_slurm_cannot_write_to_a_path_with_a_backslash(tmp_path: Path) -> None:
 def test_existing_output_is_a_warning_unless_the_job_resumes(tmp_path: Path) -> None:
     (tmp_path / "out").mkdir()
     out: dict[str, Any] = {"paths": {"output_dir": "out"}}
-    assert check_output_files(planned_job(tmp_path))[0].message == "a fresh run directory"
-    assert not summaries(check_output_files(planned_job(tmp_path, **out)), "warning")
+    assert check_output_files(planned_job(tmp_path)).message == "a fresh run directory"
+    assert check_output_files(planned_job(tmp_path, **out)).status == "ok"
     (tmp_path / "out/output_worker_0.json").write_text("{}")
-    (item,) = check_output_files(planned_job(tmp_path, **out))
+    item = check_output_files(planned_job(tmp_path, **out))
     assert (item.code, item.status) == ("output-exists", "warning")
     assert "already contains 1 file like output_worker_0.json" in item.message
-    (item,) = check_output_files(planned_job(tmp_path, resume=True, **out))
+    item = check_output_files(planned_job(tmp_path, resume=True, **out))
     assert (item.status, item.message) == ("ok", f'the job continues from 1 file in "{tmp_path}/out" (resume: true)')
 
 
@@ -359,11 +359,11 @@ def test_gpu_metrics_of_an_earlier_job_are_not_output(tmp_path: Path, pattern: s
     (tmp_path / "out/gpu_metrics_cn02.csv.1").write_text("time\n")
     out: dict[str, Any] = {"paths": {"output_dir": "out"}, "patterns": {"output": pattern}}
     with_gpu_metrics = {**out, "monitoring": {"gpu_metrics": True}}
-    assert not summaries(check_output_files(planned_job(tmp_path, **with_gpu_metrics)), "warning")
-    (item,) = check_output_files(planned_job(tmp_path, **out))
+    assert check_output_files(planned_job(tmp_path, **with_gpu_metrics)).status == "ok"
+    item = check_output_files(planned_job(tmp_path, **out))
     assert "like gpu_metrics.csv" in item.message
     (tmp_path / "out/results.csv").write_text("1\n")
-    (item,) = check_output_files(planned_job(tmp_path, **with_gpu_metrics))
+    item = check_output_files(planned_job(tmp_path, **with_gpu_metrics))
     assert "already contains 1 file like results.csv" in item.message
 
 
@@ -388,7 +388,7 @@ def test_a_misspelled_placeholder_is_an_error(word: str, suggestion: str | None,
         (worker("true", env={"A": word}), "workers (worker).env.A"),
         ({"inputs": [word]}, "inputs[0]"),
     ):
-        items = check_placeholders(planned_job(tmp_path, **spec))
+        items = list(check_placeholders(planned_job(tmp_path, **spec)))
         assert summaries(items) == ([("placeholder", "error", place)] if suggestion else [])
         assert all(f'did you mean "{suggestion}"?' in item.message for item in items)
 
@@ -440,7 +440,7 @@ SERVED: dict[str, Any] = {
 def test_an_unknown_placeholder_is_an_error_everywhere(
     over: dict[str, Any], place: str, text: str, tmp_path: Path
 ) -> None:
-    items = check_placeholders(planned_job(tmp_path, local=False, **over))
+    items = list(check_placeholders(planned_job(tmp_path, local=False, **over)))
     assert summaries(items) == [("placeholder", "error", place)]
     assert text in items[0].message
 
@@ -452,7 +452,7 @@ def test_known_placeholders_and_other_braces_are_accepted(tmp_path: Path) -> Non
     config = {"x": "{host_0} {port_1} {run_dir}", "y": {"{z}": 1}}
     spec = {**SERVED, "workers": [{"role": "agg", "command": f"serve {text}"}]}
     spec["backend"] = {"type": "sglang", "config": config}
-    assert check_placeholders(planned_job(tmp_path, local=False, env={"A": "{http_port}"}, **spec)) == []
+    assert not list(check_placeholders(planned_job(tmp_path, local=False, env={"A": "{http_port}"}, **spec)))
 
 
 @pytest.mark.parametrize(
@@ -484,7 +484,7 @@ def test_a_missing_program_of_a_backend_names_the_backend_key(
     over: dict[str, Any], place: str, message: str, tmp_path: Path
 ) -> None:
     spec = {"resources": {"gpus_per_node": 8}, **over}
-    items = check_commands(planned_job(tmp_path, environ={"PATH": "/nowhere"}, **spec))
+    items = list(check_commands(planned_job(tmp_path, environ={"PATH": "/nowhere"}, **spec)))
     assert (place, message) in [(item.place, item.message) for item in items]
 
 
@@ -525,7 +525,7 @@ def test_a_log_sample_is_read_with_the_pack_of_the_job(tmp_path: Path) -> None:
 
 def test_own_patterns_without_a_match_in_the_sample_are_a_warning(tmp_path: Path) -> None:
     progress = {"sample": "Processed 1/2 items, lr=0.5", "patterns": {"lr": r"lr=([\d.]+)", "gnorm": r"gnorm=(\d+)"}}
-    items = check_sample(planned_job(tmp_path, progress=progress))
+    items = list(check_sample(planned_job(tmp_path, progress=progress)))
     assert summaries(items) == [
         ("sample", "ok", "progress.sample"),
         ("no-match", "warning", "progress.patterns.gnorm"),
@@ -535,13 +535,13 @@ def test_own_patterns_without_a_match_in_the_sample_are_a_warning(tmp_path: Path
 
 def test_an_own_position_pattern_without_a_match_is_a_warning(tmp_path: Path) -> None:
     progress = {"sample": "Processed 1/2 items", "patterns": {"step": r"at (\d+) of (\d+)", "resume": r"from (\d+)"}}
-    items = check_sample(planned_job(tmp_path, progress=progress))
+    items = list(check_sample(planned_job(tmp_path, progress=progress)))
     assert summaries(items, "warning") == [("no-match", "warning", "progress.patterns.step")]
 
 
 def test_the_target_directory_must_be_writable(tmp_path: Path) -> None:
     for directory, status in ((None, "not checked"), (str(tmp_path), "ok"), ("/no/such", "warning")):
-        (item,) = check_target_directory(planned_job(tmp_path, cluster={"target_dir": directory}))
+        item = check_target_directory(planned_job(tmp_path, cluster={"target_dir": directory}))
         assert item.status == status
 
 

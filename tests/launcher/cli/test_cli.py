@@ -337,19 +337,6 @@ def test_a_removed_working_directory_is_reported(tmp_path: Path) -> None:
     assert "Traceback" not in done.stderr
 
 
-def test_a_closed_pipe_causes_no_traceback(tmp_path: Path) -> None:
-    done = subprocess.run(
-        ["bash", "-c", '"$0" schema | head -c 1; exit "${PIPESTATUS[0]}"', str(GPUJOB)],
-        cwd=tmp_path,
-        env=clean_environment(),
-        capture_output=True,
-        text=True,
-        timeout=20,
-        check=False,
-    )
-    assert (done.stdout, done.stderr) == ("{", "")
-
-
 def test_user_packages_with_our_names_are_not_imported(folder: Path) -> None:
     for name in ("launcher", "exporter", "yaml"):
         (folder / name).mkdir()

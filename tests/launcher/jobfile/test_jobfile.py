@@ -60,257 +60,19 @@ def test_all_mistakes_are_reported_with_key_value_and_fix(golden: Golden) -> Non
     golden("launcher/config-mistakes.txt", f"{caught.value}\n")
 
 
-LISTS = """name: a
-workers: [{command: "true"}]
-container: {image: i, mounts: [a, "/b:/b", "c:d", "/e:/f:zz", "/g:/h,i"]}
-setup: {modules: [x y, ok, "; rm"]}
-secrets: [a b, OK, c-d, BOTH, TWO]
-environment: {packages: [a-b, os, c-d], required: [1a, OK, 2b]}
-slurm: {directives: {--foo: 1, output: x, mem: 4, comment: hi}}
-env: {BOTH: x, TWO: x}
-"""
-
-
-def test_all_invalid_entries_of_a_list_are_reported() -> None:
-    starts = [
-        *("container.mounts[0]: 'a'", "container.mounts[2]: 'c:d'", "container.mounts[3]: '/e:/f:zz'"),
-        *("container.mounts[4]: '/g:/h,i'", "setup.modules[0]: 'x y'", "setup.modules[2]: '; rm'"),
-        *("secrets[0]: 'a b'", "secrets[2]: 'c-d'"),
-        *("environment.packages[0]: 'a-b'", "environment.packages[2]: 'c-d'"),
-        *("environment.required[0]: '1a'", "environment.required[2]: '2b'"),
-        *("slurm.directives: '--foo'", "slurm.directives: 'output'", "slurm.directives: 'mem'"),
-    ]
-    problems = problems_of(LISTS)
-    assert len(problems) == len(starts)
-    assert [start for start in starts if not any(problem.startswith(start) for problem in problems)] == []
-    valid = "name: a\nworkers: [{command: x}]\n"
-    assert problems_of(f"{valid}secrets: [BOTH, TWO]\nenv: {{BOTH: x, TWO: x}}\n") == (
-        "secrets: BOTH has a value in env; remove it there",
-        "secrets: TWO has a value in env; remove it there",
-    )
-
-
-def test_an_entry_that_is_not_text_does_not_hide_other_mistakes() -> None:
-    lists = "environment: {required: [5, A-B, OK], packages: [a b, null]}\nsecrets: [c-d, 1.5]\n"
-    container = "container: {image: i, mounts: [a, 3]}\nsetup: {modules: [1, x y]}\n"
-    assert {
-        problem.partition(":")[0] for problem in problems_of(f"name: a\nworkers: [{{command: x}}]\n{lists}{container}")
-    } == {
-        *("environment.required[0]", "environment.required[1]"),
-        *("environment.packages[0]", "environment.packages[1]"),
-        *("secrets[0]", "secrets[1]", "container.mounts[0]", "container.mounts[1]"),
-        *("setup.modules[0]", "setup.modules[1]"),
-    }
-
-
-def test_a_bad_name_and_a_bad_value_of_a_variable_are_both_reported() -> None:
-    assert problems_of("name: a\nworkers: [{command: x}]\nenv: {A B: 1, C: x}\n") == (
-        "env: 'A B' is not a name for an environment variable",
-        'env.A B: 1 is not a text; write it in quotes: "1"',
-    )
-
-
-def test_nodes_of_a_role_without_workers_are_reported_by_key() -> None:
-    assert problems_of("name: a\nresources: {gpus_per_node: 4, prefill_nodes: 1, decode_nodes: 2}\n") == (
-        "resources.prefill_workers: is missing, and prefill_nodes is 1; set how many workers run on them",
-        "resources.decode_workers: is missing, and decode_nodes is 2; set how many workers run on them",
-    )
-
-
-@pytest.mark.parametrize(
-    ("added", "problem"),
-    [
-        ("wokdir: a", 'wokdir: unknown key "wokdir"; did you mean "workdir"?'),
-        ("zzz: a", 'zzz: unknown key "zzz" (known: backend, benchmark, container, env, '),
-        ("monitoring: {check_intervall: 3}", 'monitoring.check_intervall: unknown key "check_intervall"; did you mean'),
-        (
-            "slurm: {parition: gpu}",
-            'did you mean "partition"? (known: account, dependency, directives, exclusive, ',
-        ),
-        ("monitoring: {enabled: 'yes'}", 'monitoring.enabled: "yes" is not true or false'),
-        ("resources: {nodes: '2'}", 'resources.nodes: "2" is not a whole number'),
-        ("resources: {nodes: 1.5}", "resources.nodes: 1.5 is not a whole number"),
-        ("resources: 4", "resources: 4 is not a mapping"),
-        ("resources: {memory_per_node: 64}", 'resources.memory_per_node: 64 is not a text; write it in quotes: "64"'),
-        ("workdir: no", 'workdir: no is not a text; write it in quotes: "no"'),
-        ("container: {image: On}", 'container.image: On is not a text; write it in quotes: "On"'),
-        ("env: {A: 5}", 'env.A: 5 is not a text; write it in quotes: "5"'),
-        ("env: {A: true}", 'env.A: true is not a text; write it in quotes: "true"'),
-        ("env: {A: null}", "env.A: null is not a text; leave the key out"),
-        ("env: {A=B: x}", "env: 'A=B' is not a name for an environment variable"),
-        ('env: {A: "a\\0b"}', "cannot contain a NUL character"),
-        ("slurm: {time_limit: 10:00:00}", "slurm.time_limit: 36000 is a number; write the time limit in quotes"),
-        ("slurm: {time_limit: soon}", "slurm.time_limit: 'soon' is not a time limit; write for example \"04:00:00\""),
-        (
-            "slurm: {time_limit: '0'}",
-            "slurm.time_limit: '0' is a time limit of zero, with which a job would wait forever; use a longer one",
-        ),
-        ("slurm: {directives: {nodes: 2}}", "slurm.directives: 'nodes' is set by resources.nodes; leave it out here"),
-        ("slurm: {directives: {--requeue: true}}", "'--requeue' is not a long option of sbatch; write it without --"),
-        ("patterns: {output: a/b}", "patterns.output: 'a/b' is not a pattern of file names; directories go into"),
-        (
-            "progress: {patterns: {items: 'a ('}}",
-            (
-                "progress.patterns.items: is not a regular expression: missing ), unterminated subpattern at position "
-                "2; to match such a character literally, put a backslash before it\n    a (\n      ^"
-            ),
-        ),
-        ("progress: {patterns: {loss: loss}}", "has no group for the number; put parentheses around it"),
-        ("progress: {patterns: {a.b: '(x*)'}}", "matches empty text and so every line"),
-        ("progress: {patterns: {a: 5}}", "progress.patterns.a: 5 is not a text"),
-        (
-            "progress: {patterns: {items: 'a (\\d)', items_processed: '(b)'}}",
-            'progress.patterns.items_processed: means the same as "items"; remove one of them',
-        ),
-        ("errors: [{pattern: ok}, {pattern: '[a'}]", "errors[1].pattern: is not a regular expression: unterminated"),
-        (
-            "errors: [{pattern: x}, {pattern: y, name: x}]",
-            "errors[1]: the pattern 'x' is listed twice; give each its own name",
-        ),
-        (
-            "verify: {complete_share: 99}",
-            "verify.complete_share: 99 is not a share; use a number above 0 and at most 1; for 99 %",
-        ),
-        ("verify: {complete_share: 0}", "verify.complete_share: 0 is not a share; use a number above 0 and at most 1"),
-        ("verify: {complete_share: .nan}", "verify.complete_share: nan is not a share"),
-        ("verify: {complete_share: most}", 'verify.complete_share: "most" is not a number'),
-        ("verify: {outputs: 0}", "verify.outputs: 0 must be greater than or equal to 1"),
-        ("verify: {outputs: all}", 'verify.outputs: "all" is not a whole number'),
-        ("verify: {records_per_item: 0}", "0 is not above 0 and below 1e9; write null to count no records"),
-        ("verify: {checksums: 1}", "verify.checksums: 1 is not true or false"),
-        ("verify: {checksum: true}", 'verify.checksum: unknown key "checksum"; did you mean "checksums"? (known: chec'),
-        ("progress: {total_items: 0}", "progress.total_items: 0 must be greater than or equal to 1"),
-        ("progress: {total_epochs: 0}", "progress.total_epochs: 0 must be greater than or equal to 1"),
-        ("progress: {total_steps: 1e3}", 'progress.total_steps: "1e3" is not a whole number'),
-        ("progress: {total_step: 5}", 'progress.total_step: unknown key "total_step"; did you mean "total_steps"?'),
-        ("progress: {pack: tqmd}", 'progress.pack: unknown pack "tqmd"; did you mean "tqdm"? (known: auto, '),
-        ("progress: {pack: [tqdm]}", "progress.pack: ['tqdm'] is not a text"),
-        ("errors: [{severity: info}]", "errors[0].pattern: is missing"),
-        ("monitoring: {check_interval: 0}", "monitoring.check_interval: 0 must be greater than 0"),
-        ("monitoring: {check_interval: .inf}", "monitoring.check_interval: inf must be "),
-        ("monitoring: {check_interval: .nan}", "monitoring.check_interval: nan must be "),
-        (
-            "environment: {packages: ['torch>=2']}",
-            "environment.packages[0]: 'torch>=2' is not the name of a module; write",
-        ),
-        ("environment: {required: [A-B]}", "environment.required[0]: 'A-B' is not a name for an environment variable"),
-        ("inputs: in/*.json", 'inputs: "in/*.json" is not a list'),
-        ("resume: yes please", 'resume: "yes please" is not true or false'),
-        ("progress: {sample: {a: b}}", "progress.sample: {'a': 'b'} is not a text or a list"),
-        ("monitoring: {linger: -1}", "monitoring.linger: -1 must be greater than or equal to 0"),
-        ("monitoring: {gpu_metrics: 1}", "monitoring.gpu_metrics: 1 is not true or false"),
-        ("monitoring: {gpu_metrics: out.csv}", 'monitoring.gpu_metrics: "out.csv" is not true or false'),
-        (
-            "monitoring: {gpu_metric: true}",
-            'monitoring.gpu_metric: unknown key "gpu_metric"; did you mean "gpu_metrics"?',
-        ),
-    ],
-)
-def test_a_mistake_is_reported_with_its_key(added: str, problem: str) -> None:
-    (found,) = problems_of(MINIMAL + added)
-    assert problem in found
-
-
-@pytest.mark.parametrize(
-    ("worker", "problem"),
-    [
-        ("{}", "workers[0].command: is missing"),
-        ("{command: ''}", "workers[0].command: the command is empty"),
-        ("{command: []}", "workers[0].command: the command is empty"),
-        ("{command: ['']}", "workers[0].command: the command is empty"),
-        ('{command: "a \'b"}', 'workers[0].command: "a \'b" cannot be split into words: No closing quotation'),
-        ('{command: ["a\\0"]}', "a NUL character"),
-        (
-            "{command: [x], shell: true}",
-            "workers[0].command: with `shell: true` the command must be one text, not a list",
-        ),
-        (
-            "{command: x, role: 'a b'}",
-            "workers[0].role: 'a b' is not a role name; use a letter and then letters, digits,",
-        ),
-        ("{command: x, role: ''}", "workers[0].role: '' is not a role"),
-        ("{command: x, role: ../x}", "workers[0].role: '../x' is not a role"),
-        ("{command: x, gpus: -1}", "workers[0].gpus: -1 must be greater than or equal to 0"),
-        ("{comand: x}", 'workers[0].comand: unknown key "comand"; did you mean "command"?'),
-        ("{command: x, comand: y}", 'workers[0].comand: unknown key "comand"; did you mean "command"?'),
-        ("{command: x, restart: {maxx: 2}}", 'workers[0].restart.maxx: unknown key "maxx"; did you mean "max"?'),
-    ],
-)
-def test_a_mistake_in_a_worker_is_reported_with_its_key(worker: str, problem: str) -> None:
-    (found,) = problems_of(f"name: x\nworkers: [{worker}]\n")
-    assert problem in found
-
-
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("nme: x\nworkers: [{command: a}]\n", 'nme: unknown key "nme"; did you mean "name"?'),
-        ("name: x\nworker: [{command: a}]\n", 'worker: unknown key "worker"; did you mean "workers"?'),
-        (MINIMAL + "model: {pth: /m}\n", 'model.pth: unknown key "pth"; did you mean "path"?'),
-        (MINIMAL + "errors: [{patern: a}]\n", 'errors[0].patern: unknown key "patern"; did you mean "pattern"?'),
-    ],
-)
-def test_a_misspelled_key_is_not_reported_as_missing_too(text: str, problem: str) -> None:
-    (found,) = problems_of(text)
-    assert found.startswith(problem)
-
-
-def test_a_key_without_a_misspelled_variant_is_missing() -> None:
-    found = problems_of("name: x\nworkers: [{qqq: x}, {comand: x, role: b}]\n")
-    assert [problem.partition(" (known")[0] for problem in found] == [
-        'workers[0].qqq: unknown key "qqq"',
-        'workers[1].comand: unknown key "comand"; did you mean "command"?',
-        "workers[0].command: is missing",
-    ]
-
-
-def test_all_mistakes_of_one_error_pattern_are_reported() -> None:
-    pattern, severity = problems_of(MINIMAL + "errors: [{pattern: '(', severity: bad}]\n")
-    assert pattern.startswith("errors[0].pattern: is not a regular expression: missing ), unterminated subpattern")
-    assert severity == 'errors[0].severity: "bad" is not one of "critical", "warning" or "info"'
-
-
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
         ("", "is empty; `gpujob init` writes a job file"),
-        ("# nothing\n", "is empty; `gpujob init` writes a job file"),
-        ("- a\n", "contains a list, not a mapping of keys to values"),
-        ("name: x\nworkers: []\n", "workers: is missing"),
-        ("name: ''\nworkers: [{command: a}]\n", "name: is empty"),
-        ("name: x\nname: y\nworkers: [{command: a}]\n", "line 2, column 1: not YAML: the key 'name' is duplicated"),
-        (MINIMAL + "env: {A: a, A: b}\n", "line 3, column 13: not YAML: the key 'A' is duplicated"),
-        ("a: b: c", "line 1, column 5: not YAML: mapping values are not allowed here"),
-        ("a: [", "line 1, column 5: not YAML: expected the node content, but found '<stream end>'"),
         ("\tname: x", "line 1, column 1: not YAML: found character '\\t' that cannot start any token"),
-        ("a: *x", "line 1, column 4: not YAML: found undefined alias 'x'"),
-        ("---\na: 1\n---\nb: 1", "line 3, column 1: not YAML: but found another document"),
         ("a: \x07", "not YAML: unacceptable character #x0007"),
-        (
-            "a: !!python/object/apply:os.system ['touch pwned']",
-            "not YAML: could not determine a constructor for the tag",
-        ),
-        (
-            "name: x\nworkers: [{command: a}, {command: b}]",
-            "the role 'worker' is listed twice; give each entry",
-        ),
+        (MINIMAL + "name: y\n", "line 3, column 1: not YAML: the key 'name' is duplicated"),
+        (MINIMAL + 'slurm: {time_limit: "04:00:00\\n"}', "is not a time limit"),
     ],
 )
 def test_a_file_that_is_not_a_job_is_reported(text: str, problem: str) -> None:
-    assert any(problem in found for found in problems_of(text)), problems_of(text)
-
-
-def test_a_duplicate_key_does_not_hide_other_mistakes() -> None:
-    job = "name: 5\nworkers: [{command: a, gpus: x, gpus: y}]\nenv: {A: a, A: b, A: c}\nnames: a\n"
-    assert [problem.partition("; ")[0].partition(" (")[0] for problem in problems_of(job)] == [
-        "line 2, column 33: not YAML: the key 'gpus' is duplicated",
-        "line 3, column 13: not YAML: the key 'A' is duplicated",
-        "line 3, column 19: not YAML: the key 'A' is duplicated",
-        "name: 5 is not a text",
-        'workers[0].gpus: "y" is not a whole number',
-        'names: unknown key "names"',
-    ]
-    assert len(problems_of(MINIMAL + "name: y\n")) == 1, "a file without other mistakes is refused, too"
+    (found,) = problems_of(text)
+    assert problem in found
 
 
 @pytest.mark.parametrize(
@@ -394,23 +156,6 @@ def test_hard_names_are_accepted(hard_name: str) -> None:
     assert (spec.name, spec.workers[0].command, spec.env["A"]) == (hard_name, [hard_name], hard_name)
 
 
-@pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("name: x\nworkers: [{command: 5}]", 'workers[0].command: 5 is not a text; write it in quotes: "5"'),
-        ("name: x\nworkers: [{command: [a, 5]}]", 'workers[0].command[1]: 5 is not a text; write it in quotes: "5"'),
-        (MINIMAL + "slurm: {directives: {x: [1]}}", "slurm.directives.x: [1] is not a text, a whole number or true"),
-    ],
-)
-def test_one_mistake_is_one_problem(text: str, problem: str) -> None:
-    (found,) = problems_of(text)
-    assert problem in found
-
-
-def test_a_problem_names_a_key_called_like_a_type() -> None:
-    assert problems_of(MINIMAL + "env: {int: 5}") == ('env.int: 5 is not a text; write it in quotes: "5"',)
-
-
 def test_yaml_merges_may_be_nested() -> None:
     text = """\
 name: x
@@ -428,42 +173,9 @@ def test_memory_has_the_units_of_slurm(memory: str) -> None:
     assert job_spec(resources={"memory_per_node": memory}).resources.memory_per_node == memory
 
 
-@pytest.mark.parametrize("memory", ["64GB", "about 64G", "-1", "64 G"])
-def test_memory_in_another_form_is_a_mistake(memory: str) -> None:
-    (problem,) = problems_of(MINIMAL + f"resources: {{memory_per_node: '{memory}'}}")
-    assert problem.startswith("resources.memory_per_node: ")
-
-
-@pytest.mark.parametrize("address", ["nonsense", "host:port", ":70000", "a b:9410", ""])
-def test_an_invalid_listen_address_is_a_mistake(address: str) -> None:
-    (problem,) = problems_of(MINIMAL + f"monitoring: {{listen_address: '{address}'}}")
-    assert problem.startswith("monitoring.listen_address: ")
-
-
 @pytest.mark.parametrize("pattern", [r"(\d+)/(\d+)", "größer (?P<n>x)", "[а-я]+", r"\bloss=([0-9.]+)"])
 def test_a_pattern_may_be_any_regular_expression(pattern: str) -> None:
     assert job_spec(errors=[{"pattern": pattern}]).errors[0].pattern == pattern
-
-
-@pytest.mark.parametrize("pattern", [r"\u20ac", r"\N{EURO SIGN}", "(?u)x"])
-def test_a_pattern_that_the_sidecar_cannot_use_is_a_mistake(pattern: str) -> None:
-    assert problems_of(yaml.safe_dump({"name": "x", "workers": [{"command": "a"}], "errors": [{"pattern": pattern}]}))
-
-
-@pytest.mark.parametrize(
-    "added",
-    [
-        'paths: {output_dir: "a\\0b"}',
-        'workdir: "a\\0b"',
-        'paths: {output_dir: "\\ud800"}',
-        'env: {A: "\\ud800"}',
-        'patterns: {output: "a\\0"}',
-        'slurm: {account: "a\\0"}',
-    ],
-)
-def test_a_text_that_no_program_can_receive_is_a_mistake(added: str) -> None:
-    (problem,) = problems_of(MINIMAL + added)
-    assert problem.startswith(added.partition(":")[0])
 
 
 EXAMPLE = """
@@ -510,14 +222,6 @@ def test_a_time_limit_has_the_forms_of_sbatch(text: str, seconds: float) -> None
     assert parse_time_limit(text) == seconds
 
 
-@pytest.mark.parametrize(
-    "text", ["", "x", "1:2:3:4", "1-", "-1", "1.5", "1-1:1:1:1", "1h", "04:00:00\n", "1 00:00", "0:0"]
-)
-def test_an_invalid_time_limit_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a time limit|is a time limit of zero"):
-        parse_time_limit(text)
-
-
 @given(st.integers(0, 400), st.integers(0, 23), st.integers(0, 59), st.integers(0, 59))
 def test_a_time_limit_counts_days_hours_minutes_and_seconds(days: int, hours: int, minutes: int, seconds: int) -> None:
     total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
@@ -543,7 +247,7 @@ def test_a_shell_command_is_not_split(text: str) -> None:
 
 def test_values_of_secret_names_are_redacted_in_the_resolved_job() -> None:
     env = {"HF_TOKEN": "s1", "WANDB_API_KEY": "s2", "PGPASSWORD": "s3", "AWS_SECRET_ACCESS_KEY": "s4", "PATH": "/bin"}
-    body = redacted_job(job_spec(env=env, workers=[{"command": "a", "env": {"client_secret": "s5", "B": "b"}}]))
+    body: Any = redacted_job(job_spec(env=env, workers=[{"command": "a", "env": {"client_secret": "s5", "B": "b"}}]))
     assert body["env"] == dict.fromkeys(list(env)[:4], "<redacted>") | {"PATH": "/bin"}
     assert body["workers"][0]["env"] == {"client_secret": "<redacted>", "B": "b"}
     assert not re.search(r"\bs[1-5]\b", str(body))
@@ -574,11 +278,6 @@ def test_a_relative_directory_is_relative_to_the_working_directory(monkeypatch: 
     assert resolve_directory("/abs", work) == "/abs"
     assert resolve_directory("~/out", work) == "/home/ana/out"
     assert resolve_directory(None, work) is None
-
-
-def test_the_home_of_an_unknown_user_is_a_mistake() -> None:
-    (problem,) = problems_of(MINIMAL + "workdir: ~nobody-of-that-name/x")
-    assert problem.startswith("workdir: ")
 
 
 # The cluster file

@@ -222,7 +222,7 @@ def test_checkpoints_are_in_the_output_directory_by_default() -> None:
 def test_the_job_file_has_precedence_over_the_cluster_file() -> None:
     cluster = {"partition": "batch", "account": "acc", "qos": "low", "time_limit": "10", "directives": {"a": 1, "b": 2}}
     plan = plan_of(job_spec(slurm={"partition": "gpu", "directives": {"b": 3}}), cluster)
-    options = {name: plan.slurm[name] for name in ("partition", "account", "qos", "time_limit", "directives")}
+    options = {name: getattr(plan.slurm, name) for name in ("partition", "account", "qos", "time_limit", "directives")}
     assert options == {
         "partition": "gpu",
         "account": "acc",

@@ -3,12 +3,12 @@
 from typing import Any
 
 import pytest
-from pydantic import ValidationError
+import yaml
 
-from launcher.errors import TopologyError
-from launcher.jobfile.slurm import ContainerSpec, SetupSpec, SlurmSpec, check_dependency, parse_signal
+from launcher.jobfile.slurm import SlurmSpec, check_dependency, parse_signal
 from launcher.plan.plan import dump_plan, parse_plan
 from launcher.planner.slurm_options import with_dependency
+from launcher.rundir.files import plan_files
 from launcher.steps.batch_script import job_directives
 from tests.support.launcher import job_spec, plan_of
 
@@ -16,9 +16,6 @@ SERVING: dict[str, Any] = {
     "resources": {"gpus_per_node": 8, "prefill_workers": 1, "decode_workers": 1},
     "workers": [{"role": "prefill", "command": "p"}, {"role": "decode", "command": "d"}],
 }
-
-
-UNSUITABLE_SIGNALS = ("NONE", "KILL", "SIGTERM", "INT", "HUP", "XCPU", "ALRM", "CONT")
 
 
 @pytest.mark.parametrize(
@@ -31,22 +28,6 @@ def test_a_signal_has_a_name_and_seconds(text: str, expected: tuple[str, int]) -
 
 
 @pytest.mark.parametrize(
-    ("text", "problem"),
-    [
-        ("USR1", "not a signal and its seconds"),
-        ("usr1@9", "not a signal and its seconds"),
-        ("USR1@65536", "not within 1 to 65535"),
-        ("USR1@0", "not within 1 to 65535"),
-        *((f"{name}@9", "does not reach the workers as a warning; use USR1 or USR2") for name in UNSUITABLE_SIGNALS),
-        ("USR1@1 --x", "not a signal and its seconds"),
-    ],
-)
-def test_an_invalid_signal_is_refused(text: str, problem: str) -> None:
-    with pytest.raises(ValueError, match=problem):
-        parse_signal(text)
-
-
-@pytest.mark.parametrize(
     "text",
     ["afterok:1", "afterany:1:2_3:4_*", "after:7+5,afternotok:8", "afterok:1?afterany:2", "singleton", "aftercorr:5"],
 )
@@ -54,18 +35,12 @@ def test_a_dependency_of_sbatch_is_accepted(text: str) -> None:
     assert check_dependency(text) == text
 
 
-@pytest.mark.parametrize("text", ["", "4459", "afterok", "afterok:", "afterok:x", "afterok:1,", "afterok:1 2", "a,b?c"])
-def test_an_invalid_dependency_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match=r"is not a dependency|mixes"):
-        check_dependency(text)
-
-
 def test_a_dependency_of_the_command_replaces_that_of_the_job_file() -> None:
     plan = plan_of(job_spec(slurm={"dependency": "afterok:1"}))
     assert dict(job_directives(plan))["dependency"] == "afterok:1"
     plan = with_dependency(plan, "singleton")
     assert dict(job_directives(plan))["dependency"] == "singleton"
-    assert plan.resolved["slurm"]["dependency"] == "singleton"
+    assert yaml.safe_load(plan_files(plan, "")["config.yaml"])["slurm"]["dependency"] == "singleton"
 
 
 @pytest.mark.parametrize(
@@ -90,26 +65,6 @@ def test_requeue_of_the_job_file_has_precedence_over_the_cluster_file() -> None:
     assert "no-requeue" in dict(job_directives(plan_of(job_spec(), site)))
 
 
-@pytest.mark.parametrize(
-    ("slurm", "key"),
-    [
-        ({"directives": {"array": "0-3"}}, "sweep"),
-        ({"directives": {"signal": "USR1@1"}}, "slurm.signal"),
-        ({"directives": {"dependency": "afterok:1"}}, "slurm.dependency"),
-        ({"directives": {"segment": 2}}, "slurm.segment"),
-        ({"directives": {"qos": "high"}}, "slurm.qos"),
-        ({"directives": {"mem": "1G"}}, "resources.memory_per_node"),
-        ({"directives": {"cpus-per-task": 2}}, "resources.cpus_per_node"),
-        ({"directives": {"wait": True}}, "gpujob watch"),
-        ({"exclusive": True, "directives": {"exclusive": "user"}}, "slurm.exclusive"),
-        ({"requeue": {}, "directives": {"requeue": True}}, "slurm.requeue"),
-    ],
-)
-def test_a_directive_with_its_own_key_is_refused(slurm: dict[str, Any], key: str) -> None:
-    with pytest.raises(ValidationError, match=rf"is set by `?{key}"):
-        SlurmSpec.model_validate(slurm)
-
-
 def test_exclusive_and_segment_are_requested_once() -> None:
     plan = plan_of(job_spec(slurm={"exclusive": True, "segment": 4}), {"directives": {"exclusive": "user"}})
     options = job_directives(plan)
@@ -119,32 +74,6 @@ def test_exclusive_and_segment_are_requested_once() -> None:
     ]
 
 
-@pytest.mark.parametrize(
-    ("spec", "problem"),
-    [
-        ({"slurm": {"het": True}}, "this job has worker"),
-        (
-            {"resources": {"gpus_per_node": 8, "prefill_workers": 1}, "workers": [SERVING["workers"][0]]},
-            "not have both",
-        ),
-        (
-            {
-                "resources": {"gpus_per_node": 8, "prefill_workers": 1, "decode_workers": 1, "nodes": 1}
-                | {"gpus_per_prefill": 4, "gpus_per_decode": 4}
-            },
-            "prefill goes up to node 0 and decode starts at node 0",
-        ),
-    ],
-)
-def test_a_job_that_cannot_be_heterogeneous_is_refused(spec: dict[str, Any], problem: str) -> None:
-    with pytest.raises(TopologyError, match=problem):
-        plan_of(
-            job_spec(
-                **{**({"workers": SERVING["workers"]} if "resources" in spec else {}), **spec, "slurm": {"het": True}}
-            )
-        )
-
-
 def test_components_of_a_heterogeneous_job_have_all_nodes() -> None:
     spec = {
         **SERVING,
@@ -152,8 +81,8 @@ def test_components_of_a_heterogeneous_job_have_all_nodes() -> None:
         "resources": {**SERVING["resources"], "client_node": True, "prefill_workers": 3},
     }
     plan = plan_of(job_spec(**spec))
-    assert plan.slurm["het"] == [3, 2]
-    assert sum(plan.slurm["het"]) == plan.nodes
+    assert plan.slurm.het == (3, 2)
+    assert sum(plan.slurm.het) == plan.nodes
 
 
 @pytest.mark.parametrize(
@@ -196,25 +125,3 @@ def test_slurm_options_survive_writing_and_reading_a_plan() -> None:
     again = parse_plan(dump_plan(plan), plan.manifest)
     assert (again.slurm, again.setup, again.container) == (plan.slurm, plan.setup, plan.container)
     assert (again.secrets, again.network_interface) == (("A",), "ib0")
-
-
-@pytest.mark.parametrize("name", ["a b", "$(x)", "-x", "", "a;b"])
-def test_an_invalid_module_name_is_refused(name: str) -> None:
-    with pytest.raises(ValidationError, match="is not the name of a module"):
-        SetupSpec.model_validate({"modules": [name]})
-
-
-@pytest.mark.parametrize(
-    ("mount", "problem"),
-    [
-        ("/a", "is not a mount"),
-        (":/a", "is not a mount"),
-        ("a:/b", "absolute"),
-        ("/a:b", "absolute"),
-        ("/a:/b:rx", "neither ro nor rw"),
-        ("/a,b:/c", "must not contain a comma"),
-    ],
-)
-def test_an_invalid_mount_is_refused(mount: str, problem: str) -> None:
-    with pytest.raises(ValidationError, match=problem):
-        ContainerSpec.model_validate({"image": "i", "mounts": [mount]})

@@ -1,7 +1,7 @@
 """Roles counted in `resources`: prefill, decode and agg, and reserved nodes."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import pytest
@@ -12,6 +12,8 @@ from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
 from launcher.planner.topology import Topology, place_workers
+from tests.launcher.conftest import Golden
+from tests.support.cases import answered
 from tests.support.launcher import job_spec
 
 KEYS = {
@@ -46,8 +48,14 @@ def resources_of(text: str) -> dict[str, Any]:
     return found
 
 
-def spec_of(text: str, workers: list[dict[str, Any]] | None = None) -> JobSpec:
-    return job_spec(resources=resources_of(text), workers=workers or [])
+def spec_of(text: str, workers: Sequence[dict[str, Any]] = ()) -> JobSpec:
+    """The job; ``w=2x4`` are two workers of 4 GPUs of the next of the roles a, b, c, ..."""
+    sizes = re.findall(r"w=(\d+)x(\d+)", text)
+    own = [
+        {"role": role, "count": int(count), "gpus": int(gpus), "command": "x"}
+        for role, (count, gpus) in zip("abcdef", sizes, strict=False)
+    ]
+    return job_spec(resources=resources_of(re.sub(r"w=\S+", "", text)), workers=[*workers, *own])
 
 
 def placement_text(layout: Topology) -> str:
@@ -62,274 +70,15 @@ def placement_text(layout: Topology) -> str:
     return " ".join([f"{layout.nodes}n", *texts])
 
 
-CASES = [
-    # one role, whole nodes
-    ("n=8 A=1", None, "1n A0@0:0-7"),
-    ("n=8 A=2", None, "2n A0@0:0-7 A1@1:0-7"),
-    ("n=4 A=2 a=4", 2, "2n A0@0:0-3 A1@1:0-3"),
-    ("n=8 A=1 a=16", None, "2n A0@0:0-7+1:0-7"),
-    ("n=4 A=2 a=8", 4, "4n A0@0:0-3+1:0-3 A1@2:0-3+3:0-3"),
-    ("n=1 P=2 p=2", None, "4n P0@0:0+1:0 P1@2:0+3:0"),
-    # one role, parts of a node
-    ("n=8 D=2 d=4", None, "1n D0@0:0-3 D1@0:4-7"),
-    ("n=4 D=2 d=2", 2, "2n D0@0:0-1 D1@0:2-3"),
-    ("n=4 P=1 p=1", 1, "1n P0@0:0"),
-    ("n=4 D=4 d=1", None, "1n D0@0:0 D1@0:1 D2@0:2 D3@0:3"),
-    ("n=8 A=5 a=2", None, "2n A0@0:0-1 A1@0:2-3 A2@0:4-5 A3@0:6-7 A4@1:0-1"),
-    # what does not fit goes to the next node, the rest idles
-    ("n=8 D=3 d=3", None, "2n D0@0:0-2 D1@0:3-5 D2@1:0-2"),
-    ("n=4 A=2 a=3", None, "2n A0@0:0-2 A1@1:0-2"),
-    ("n=8 A=3 a=5", None, "3n A0@0:0-4 A1@1:0-4 A2@2:0-4"),
-    # prefill fills its nodes, decode starts on the next one
-    ("n=8 P=4 D=1 Pn=4 Dn=8", None, "12n P0@0:0-7 P1@1:0-7 P2@2:0-7 P3@3:0-7 D0@4:0-7" + "".join(
-        f"+{node}:0-7" for node in range(5, 12))),
-    ("n=4 P=2 D=2 p=2 d=2", 2, "2n P0@0:0-1 P1@0:2-3 D0@1:0-1 D1@1:2-3"),
-    ("n=4 P=2 D=2", None, "4n P0@0:0-3 P1@1:0-3 D0@2:0-3 D1@3:0-3"),
-    ("n=4 P=1 D=1 p=8 d=8", 4, "4n P0@0:0-3+1:0-3 D0@2:0-3+3:0-3"),
-    ("n=8 P=2 D=4 p=8 d=4", 4, "4n P0@0:0-7 P1@1:0-7 D0@2:0-3 D1@2:4-7 D2@3:0-3 D3@3:4-7"),
-    # decode starts on an empty node if one exists and prefill only partly uses its last one
-    ("n=4 P=1 D=1 p=2 d=4", 2, "2n P0@0:0-1 D0@1:0-3"),
-    ("n=8 P=1 D=1 p=4 d=4", 2, "2n P0@0:0-3 D0@1:0-3"),
-    ("n=8 P=1 D=1 p=4 d=4 nodes=5", None, "5n P0@0:0-3 D0@1:0-3"),
-    ("n=4 P=3 D=1 p=2 d=16", 11, "11n P0@0:0-1 P1@0:2-3 P2@1:0-1 D0@2:0-3+3:0-3+4:0-3+5:0-3"),
-    ("n=8 P=1 D=3 p=4 d=4", None, "3n P0@0:0-3 D0@1:0-3 D1@1:4-7 D2@2:0-3"),
-    ("n=8 P=1 D=1 p=2 d=2 Pn=1 Dn=1", None, "2n P0@0:0-1 D0@1:0-1"),
-    # otherwise it shares the node
-    ("n=8 P=1 D=1 p=4 d=4", 1, "1n P0@0:0-3 D0@0:4-7"),
-    ("n=8 P=1 D=1 p=4 d=4", None, "1n P0@0:0-3 D0@0:4-7"),
-    ("n=8 P=3 D=2 p=2 d=1", 1, "1n P0@0:0-1 P1@0:2-3 P2@0:4-5 D0@0:6 D1@0:7"),
-    ("n=8 P=3 D=1 p=4 d=4 nodes=2", None, "2n P0@0:0-3 P1@0:4-7 P2@1:0-3 D0@1:4-7"),
-    # or when the job file colocates them
-    ("n=8 P=1 D=1 p=4 d=4 together", 2, "2n P0@0:0-3 D0@0:4-7"),
-    ("n=8 P=1 D=3 p=4 d=4 together", 2, "2n P0@0:0-3 D0@0:4-7 D1@1:0-3 D2@1:4-7"),
-    ("n=8 P=1 D=1 p=4 d=8 together", 2, "2n P0@0:0-3 D0@1:0-7"),
-    ("n=8 P=1 D=1 p=4 d=4 together Pn=1 Dn=1", None, "1n P0@0:0-3 D0@0:4-7"),
-    ("n=8 P=1 D=1 p=4 d=4 together Pn=1 Dn=1 nodes=2", None, "2n P0@0:0-3 D0@0:4-7"),
-    ("n=8 P=1 D=3 p=4 d=4 together Pn=1 Dn=1", None, "2n P0@0:0-3 D0@0:4-7 D1@1:0-3 D2@1:4-7"),
-    # spread: a small worker has a whole node
-    ("n=4 P=1 D=2 p=1 d=2 spread", 3, "3n P0@0:0 D0@1:0-1 D1@2:0-1"),
-    ("n=4 D=2 d=2 spread", None, "2n D0@0:0-1 D1@1:0-1"),
-    ("n=8 A=3 a=8 spread", None, "3n A0@0:0-7 A1@1:0-7 A2@2:0-7"),
-    ("n=8 P=1 D=1 p=4 d=4 spread together", None, "2n P0@0:0-3 D0@1:0-3"),
-    # sizes from the nodes of a role
-    ("n=8 A=2 An=4", None, "4n A0@0:0-7+1:0-7 A1@2:0-7+3:0-7"),
-    ("n=8 A=4 An=1", None, "1n A0@0:0-1 A1@0:2-3 A2@0:4-5 A3@0:6-7"),
-    ("n=8 P=2 Pn=1 D=1 Dn=2", None, "3n P0@0:0-3 P1@0:4-7 D0@1:0-7+2:0-7"),
-    ("n=4 P=6 Pn=3 D=1 Dn=1", None, "4n P0@0:0-1 P1@0:2-3 P2@1:0-1 P3@1:2-3 P4@2:0-1 P5@2:2-3 D0@3:0-3"),
-    # decode without its own nodes uses those of prefill, and its size
-    ("n=8 P=1 D=1 Pn=1 Dn=0 p=4", None, "1n P0@0:0-3 D0@0:4-7"),
-    ("n=8 P=1 D=1 Pn=2 Dn=0 p=4", None, "2n P0@0:0-3 D0@1:0-3"),
-    ("n=8 P=1 D=2 Pn=1 Dn=0 p=4 d=2", None, "1n P0@0:0-3 D0@0:4-5 D1@0:6-7"),
-    ("n=8 P=6 D=2 Pn=2 Dn=0", None, "2n P0@0:0-1 P1@0:2-3 P2@0:4-5 P3@0:6-7 P4@1:0-1 P5@1:2-3 D0@1:4-5 D1@1:6-7"),
-    ("n=8 P=1 D=1 Pn=1 Dn=0", None, "1n P0@0:0-3 D0@0:4-7"),
-    ("n=8 P=1 D=1 Pn=4 Dn=0", None, "4n P0@0:0-7+1:0-7 D0@2:0-7+3:0-7"),
-    ("n=8 P=3 D=1 d=2 Pn=1 Dn=0", None, "1n P0@0:0-1 P1@0:2-3 P2@0:4-5 D0@0:6-7"),
-    # and starts on an empty one of them only if there is room
-    ("n=8 P=2 D=4 Pn=2 Dn=0 p=2", None, "2n P0@0:0-1 P1@0:2-3 D0@1:0-1 D1@1:2-3 D2@1:4-5 D3@1:6-7"),
-    (
-        "n=8 P=2 D=6 Pn=2 Dn=0",
-        None,
-        "2n P0@0:0-1 P1@0:2-3 D0@0:4-5 D1@0:6-7 D2@1:0-1 D3@1:2-3 D4@1:4-5 D5@1:6-7",
-    ),
-    # agg comes after both
-    ("n=8 P=1 D=1 A=1", None, "3n P0@0:0-7 D0@1:0-7 A0@2:0-7"),
-    ("n=8 P=1 A=2 p=4 a=4", None, "2n P0@0:0-3 A0@0:4-7 A1@1:0-3"),
-    ("n=8 P=1 A=1 p=4 a=8", 2, "2n P0@0:0-3 A0@1:0-7"),
-    # nodes of the job file have precedence over available nodes
-    ("n=8 A=1 nodes=1", 4, "1n A0@0:0-7"),
-    ("n=8 P=1 D=1 p=4 d=4 Pn=1 Dn=0", 4, "1n P0@0:0-3 D0@0:4-7"),
-    ("n=8 A=1", 3, "3n A0@0:0-7"),
-    # a role with 0 workers does not exist
-    ("n=4 P=0 D=2 A=0 p=0 d=2 a=0", 2, "2n D0@0:0-1 D1@0:2-3"),
-    ("n=8 P=0 D=1 A=0", None, "1n D0@0:0-7"),
-    ("n=8 P=0 D=1 Pn=0 Dn=1", None, "1n D0@0:0-7"),
-    # one task per GPU
-    ("n=4 A=1 a=2 gpu", None, "1n A0@0:0+0:1"),
-    ("n=2 P=1 D=1 p=4 d=1 gpu", None, "3n P0@0:0+0:1+1:0+1:1 D0@2:0"),
-    ("n=0 A=2 gpu", None, "1n A0@0:- A1@0:-"),
-    # reserved nodes: the first for infra and front ends, the last for the client
-    ("n=8 A=2 infra", None, "3n A0@1:0-7 A1@2:0-7"),
-    ("n=8 A=1 frontend client", None, "3n A0@1:0-7"),
-    ("n=8 P=1 D=1 p=4 d=4 infra frontend client", None, "4n P0@2:0-3 D0@2:4-7"),
-    ("n=8 P=1 D=1 p=4 d=4 client nodes=3", None, "3n P0@0:0-3 D0@1:0-3"),
-    ("n=8 P=1 D=1 p=4 d=4 client nodes=2", None, "2n P0@0:0-3 D0@0:4-7"),
-    ("n=8 P=2 Pn=1 D=1 Dn=1 infra", None, "3n P0@1:0-3 P1@1:4-7 D0@2:0-7"),
-    # without GPUs
-    ("n=0 P=1 D=3 Pn=1 Dn=1", None, "2n P0@0:- D0@0:- D1@0:- D2@1:-"),
-]  # fmt: skip
+def test_workers_are_placed_or_a_problem_names_a_fix(golden: Golden) -> None:
+    def placement(case: str) -> Sequence[str]:
+        text, _, have = case.strip().partition(" on ")
+        try:
+            return [placement_text(place_workers(spec_of(text), int(have) if have else None))]
+        except TopologyError as error:
+            return error.problems
 
-
-@pytest.mark.parametrize(("text", "available", "expected"), CASES, ids=[f"{text} on {have}" for text, have, _ in CASES])
-def test_workers_counted_in_resources_are_placed(text: str, available: int | None, expected: str) -> None:
-    assert placement_text(place_workers(spec_of(text), available)) == expected
-
-
-PROBLEMS = [
-    # sizes
-    (
-        "n=8 P=1 p=12",
-        None,
-        ("resources.gpus_per_prefill: 12 is neither at most gpus_per_node = 8 nor a multiple of it; use 8 or 16"),
-    ),
-    (
-        "n=4 P=2 p=6 D=1 d=8",
-        6,
-        ("resources.gpus_per_prefill: 6 is neither at most gpus_per_node = 4 nor a multiple of it; use 4 or 8"),
-    ),
-    ("n=4 A=1 a=5", 2, "resources.gpus_per_agg: 5 is neither at most gpus_per_node = 4 nor a multiple of it; use 4 or"),
-    ("n=0 A=1 a=2", None, "resources.gpus_per_agg: 2 GPUs for each agg and resources.gpus_per_node is 0; set"),
-    (
-        "P=1 D=1",
-        None,
-        (
-            "resources.gpus_per_node: is missing, and the workers counted in `resources` "
-            "use GPUs; set it to the GPUs of a node, here or in the cluster file, or to 0"
-        ),
-    ),
-    # shares
-    (
-        "n=8 P=3 Pn=1 D=1 Dn=1",
-        None,
-        (
-            "resources.prefill_workers: the 8 GPUs of prefill_nodes: 1 cannot be divided into "
-            "3 equal workers of whole nodes or parts of one; use 2 or 4 workers, or set gpus_per_prefill: 2"
-        ),
-    ),
-    (
-        "n=8 A=2 An=3",
-        None,
-        (
-            "resources.agg_workers: the 24 GPUs of agg_nodes: 3 cannot be divided into 2 equal workers of "
-            "whole nodes or parts of one; use 1 or 3 workers, or set gpus_per_agg: 8"
-        ),
-    ),
-    ("n=8 A=4 An=3", None, "use 3 or 6 workers, or set gpus_per_agg: 4"),
-    (
-        "n=2 A=9 An=2",
-        None,
-        (
-            "resources.agg_workers: the 4 GPUs of agg_nodes: 2 cannot be divided into 9 equal workers of "
-            "whole nodes or parts of one; use 4 workers"
-        ),
-    ),
-    ("n=8 A=4 An=2 spread", None, "into 4 equal workers of whole nodes or parts of one; use 2 workers"),
-    # nodes that would be used twice
-    (
-        "n=8 P=1 D=1 p=4 d=8",
-        1,
-        (
-            "resources.nodes: 1 prefill x 4 GPUs, 1 decode x 8 GPUs need 2 nodes of 8 GPUs and the "
-            "job has 1; name 1 more, or fewer or smaller workers"
-        ),
-    ),
-    ("n=8 P=1 D=1 p=4 d=8 nodes=1 together", None, "need 2 nodes of 8 GPUs and the job has 1; set nodes: 2, or fewer"),
-    # too few nodes
-    (
-        "n=4 P=2 D=2 p=8 d=8",
-        2,
-        ("2 prefill x 8 GPUs, 2 decode x 8 GPUs need 8 nodes of 4 GPUs and the job has 2; name 6 more"),
-    ),
-    (
-        "n=8 P=1 D=3 p=4 d=4 nodes=2",
-        None,
-        (
-            "need 3 nodes of 8 GPUs and the job has 2; set nodes: 3, or "
-            "colocate_prefill_decode: true, or fewer or smaller workers"
-        ),
-    ),
-    ("n=4 D=2 d=2 spread nodes=1", None, "2 decode x 2 GPUs need 2 nodes of 4 GPUs and the job has 1; set nodes: 2"),
-    (
-        "n=8 P=1 D=1 Pn=1 Dn=0 p=8",
-        None,
-        ("1 prefill x 8 GPUs, 1 decode x 8 GPUs need 2 nodes of 8 GPUs and the job has 1; set nodes: 2"),
-    ),
-    (
-        "n=8 P=5 D=2 Pn=2 Dn=0",
-        None,
-        (
-            "the 16 GPUs of prefill_nodes: 2, which 5 prefill and 2 decode workers share, cannot be divided "
-            "into 7 equal workers of whole nodes or parts of one; use 4 or 8 workers in all, or set gpus_per_prefill: 2"
-        ),
-    ),
-    (
-        "n=8 P=2 D=1 d=3 Pn=1 Dn=0",
-        None,
-        (
-            "resources.gpus_per_prefill: is missing, and the 5 GPUs that decode leaves of prefill_nodes: 1 cannot be "
-            "divided into 2 equal workers of whole nodes or parts of one; set it to 2"
-        ),
-    ),
-    (
-        "n=1 P=1 D=1 Pn=1 Dn=0",
-        None,
-        (
-            "the 1 GPUs of prefill_nodes: 1, which 1 prefill and 1 decode workers share, cannot be divided "
-            "into 2 equal workers of whole nodes or parts of one; set prefill_nodes: 2"
-        ),
-    ),
-    ("n=8 P=1 D=1 d=8 Pn=1 Dn=0", None, "leaves of prefill_nodes: 1 cannot be divided into 1 equal workers"),
-    ("n=8 P=1 D=1 d=16 Pn=2 Dn=0", None, "of whole nodes or parts of one; set prefill_nodes: 3 or more"),
-    ("n=8 P=1 D=3 d=2 Pn=3 Dn=0 spread", None, "the 0 GPUs that decode leaves of prefill_nodes: 3"),
-    (
-        "n=8 A=1 infra client nodes=2",
-        None,
-        ("1 agg x 8 GPUs need 1 nodes of 8 GPUs and 2 for infra and client alone and the job has 2; set nodes: 3"),
-    ),
-    (
-        "n=8 P=2 Pn=1 p=8 D=1 Dn=2 d=8",
-        None,
-        (
-            "resources.prefill_nodes: 2 prefill x 8 GPUs need 2 nodes of 8 GPUs and "
-            "prefill_nodes is 1; set prefill_nodes: 2, or fewer or smaller workers"
-        ),
-    ),
-    ("n=8 A=3 An=1 a=2 spread", None, "resources.agg_nodes: 3 agg x 2 GPUs need 3 nodes of 8 GPUs and agg_nodes is 1"),
-    (
-        "n=8 P=1 Pn=2 D=1 Dn=2 client nodes=4",
-        None,
-        (
-            "resources.nodes: 4, and prefill_nodes + decode_nodes, and 1 for "
-            "client alone, are 5; set nodes: 5, or leave it out"
-        ),
-    ),
-    ("n=8 A=4 nodes=4", 3, "resources.nodes: 4 nodes for 4 agg x 8 GPUs, and there are 3; name 1 more, or ask for"),
-    (
-        "n=8 P=2 D=2 Pn=2 Dn=2 infra",
-        4,
-        (
-            "resources.prefill_nodes + resources.decode_nodes: 4 nodes and 1 for infra alone for 2 prefill x 8 GPUs, "
-            "2 decode x 8 GPUs, and there are 4; name 1 more"
-        ),
-    ),
-    (
-        "n=8 A=2 An=2",
-        1,
-        "resources.agg_nodes: 2 nodes for 2 agg x 8 GPUs, and there are 1; name 1 more, or ask for fewer",
-    ),
-    ("n=1 A=100000 a=5", None, "the workers need 500000 nodes; a job has at most 100000"),
-    ("n=1 A=100000 a=5 nodes=9", None, "a job has at most 100000 nodes: use fewer or smaller workers"),
-    # missing workers and nodes
-    ("n=8", None, "workers: the job has none; set resources.agg_workers: 1, or name a role under `workers`"),
-    ("n=8 A=1 a=0", None, "resources.gpus_per_agg: 0 GPUs for 1 agg workers; set it to 1 or more, or resources.agg"),
-    ("n=8 P=0 D=0", None, "workers: all counts are 0; set resources.agg_workers: 1, or name a role under `workers`"),
-    ("n=8 Pn=2 D=1", None, "resources.prefill_nodes: 2 nodes and no prefill worker on them; set prefill_workers, or"),
-    ("n=8 P=2 Pn=0 D=1 Dn=1", None, "resources.prefill_nodes: 0 nodes for 2 prefill workers; set prefill_nodes: 1 or"),
-    (
-        "n=8 D=2 Dn=0",
-        None,
-        "resources.decode_nodes: 0 nodes for 2 decode workers, and no prefill nodes that they could share; ",
-    ),
-]
-
-
-@pytest.mark.parametrize(
-    ("text", "available", "problem"), PROBLEMS, ids=[f"{text} on {have}" for text, have, _ in PROBLEMS]
-)
-def test_a_problem_names_required_and_available_nodes_and_a_fix(text: str, available: int | None, problem: str) -> None:
-    with pytest.raises(TopologyError) as caught:
-        place_workers(spec_of(text), available)
-    assert len(caught.value.problems) == 1
-    assert problem in caught.value.problems[0]
+    golden("launcher/placements.txt", answered("launcher/placements.txt", placement))
 
 
 def test_all_problems_of_sizes_are_reported_together() -> None:

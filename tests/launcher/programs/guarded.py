@@ -17,6 +17,7 @@ from launcher.steps.batch_script import render_sbatch
 from launcher.steps.steps import PYTHON_FLAGS
 from tests.support.launcher import (
     clean_environment,
+    invocation_in,
     job_spec,
     kill_all_with,
     poll,
@@ -63,17 +64,10 @@ class Guarded:
     ) -> None:
         (folder / "server.py").write_text(SERVER)
         self.folder = folder
-        plan = make_plan(
-            job_spec(name="serving", workers=[dict(entry) for entry in workers], monitoring={"enabled": False}, **spec),
-            ClusterSpec(),
-            job_dir=folder,
-            workdir=folder,
-            user="ana",
-            timestamp="20251122_041341",
-            python=sys.executable,
-            local=True,
-            kill_wait_s=60.0,  # long enough that no slow process is killed
-        )
+        # long enough that no slow process is killed
+        here = invocation_in(folder, local=True)._replace(python=sys.executable, kill_wait_s=60.0)
+        parts = {"name": "serving", "workers": list(map(dict, workers)), "monitoring": {"enabled": False}, **spec}
+        plan = make_plan(job_spec(**parts), ClusterSpec(), here)
         changed = tuple(
             dataclasses.replace(planned, **tasks.get(planned.task.worker, tasks.get(planned.task.role, {})))
             for planned in plan.tasks
@@ -82,7 +76,7 @@ class Guarded:
             plan,
             tasks=changed,
             readiness=ReadinessPlan(tuple(rules), timeout_s, 0.2) if rules else None,
-            slurm={**plan.slurm, **(slurm or {})},
+            slurm=plan.slurm._replace(**(slurm or {})),
             templates=templates or {},
         )
         self.plan = plan

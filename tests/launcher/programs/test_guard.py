@@ -85,23 +85,6 @@ def test_an_orchestrator_killed_at_its_start_leaves_a_report(tmp_path: Path) -> 
     assert job.report["state"] == "FAILED"
 
 
-def test_the_orchestrator_ends_the_job_when_its_guard_is_killed(tmp_path: Path) -> None:
-    with job_of(tmp_path) as job:
-        job.await_phase("running")
-        assert kill_and_wait(job, job.guard.pid) == -signal.SIGKILL
-        poll(lambda: job.report, "the report")
-    assert (job.report["state"], job.report["cause"]["worker"]) == ("FAILED", "guard")
-    assert job.report["stopped"]["cause"] == "the guard of the orchestrator was killed"
-    assert len(job.events("signal")) == 1
-
-
-def test_a_killed_wrapper_ends_the_job(tmp_path: Path) -> None:
-    with job_of(tmp_path) as job:
-        job.await_phase("running")
-        assert kill_and_wait(job, job.pid("worker_w1", of="wrapper_pid")) == 1
-    assert (job.report["cause"]["worker"], job.report["state"]) == ("worker_w1", "FAILED")
-
-
 def test_a_signal_reaches_the_job_once(tmp_path: Path) -> None:
     with job_of(tmp_path, "sh -c 'trap \"echo told; exit 7\" TERM; echo up; while :; do sleep 0.05; done'") as job:
         await_both_workers(job)

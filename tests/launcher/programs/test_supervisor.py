@@ -73,33 +73,21 @@ def test_a_deliberate_end_is_final(code: int, start: Start, tmp_path: Path) -> N
     assert len(starts(tmp_path)) == 1
 
 
-def test_a_failed_program_is_restarted(start: Start, tmp_path: Path) -> None:
-    child = start("echo $$ >> pids; [ $(wc -l < pids) -gt 1 ] || exit 1")
+@pytest.mark.parametrize(
+    ("code", "delays"), [(1, ["0.5"]), (75, ["0"]), (75, ["0", "1", "2"])], ids=["failure", "request", "requests"]
+)
+def test_a_failed_program_is_restarted(code: int, delays: list[str], start: Start, tmp_path: Path) -> None:
+    """Status 75 requests a restart, which is immediate for the first time."""
+    child = start(f"echo $$ >> pids; [ $(wc -l < pids) -gt {len(delays)} ] || exit {code}")
     output, _ = child.communicate(timeout=60)
-    assert child.returncode == 0
-    assert len(starts(tmp_path)) == 2
-    assert "ended by exit status 1; restarting it in " in output
-
-
-def test_the_first_restart_has_the_shortest_delay(start: Start, tmp_path: Path) -> None:
-    output, _ = start("echo $$ >> pids; [ $(wc -l < pids) -gt 1 ] || exit 1").communicate(timeout=60)
-    assert "restarting it in 0.5 s" in output
+    assert (child.returncode, len(starts(tmp_path))) == (0, len(delays) + 1)
+    ended = f"gpujob: the sidecar ended by exit status {code}; restarting it in"
+    assert output.splitlines() == [f"{ended} {delay} s" for delay in delays]
 
 
 def test_sidecar_and_supervisor_share_the_restart_status() -> None:
     assert supervisor.RESTART_STATUS == cli.RESTART_STATUS
     assert cli.RESTART_STATUS not in (0, 1, cli.USAGE, 130)
-
-
-def test_a_requested_restart_is_immediate(start: Start, tmp_path: Path) -> None:
-    output, _ = start("echo $$ >> pids; [ $(wc -l < pids) -gt 1 ] || exit 75").communicate(timeout=60)
-    assert len(starts(tmp_path)) == 2
-    assert output == "gpujob: the sidecar ended by exit status 75; restarting it in 0 s\n"
-
-
-def test_repeated_restart_requests_are_delayed(start: Start, tmp_path: Path) -> None:
-    output, _ = start("echo $$ >> pids; [ $(wc -l < pids) -gt 3 ] || exit 75").communicate(timeout=60)
-    assert [line.rpartition(" in ")[2] for line in output.splitlines()] == ["0 s", "1 s", "2 s"]
 
 
 def test_a_signal_before_an_immediate_restart_is_not_lost(start: Start, tmp_path: Path) -> None:

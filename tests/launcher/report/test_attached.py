@@ -11,7 +11,7 @@ from exporter.contract.report import WorkerReport
 from exporter.contract.status import NodeStatus, WorkerEnd
 from exporter.progress.work import job_work
 from launcher.report.attached import has_unknown_end, judge_ends, launch_report, missing_text
-from launcher.verify.verify import verify_results
+from launcher.verify.verify import FinishedJob, verify_results
 from tests.support.exporter import make_manifest
 
 
@@ -114,7 +114,7 @@ def test_the_launch_checks_of_all_nodes_are_one() -> None:
 def test_the_verification_of_an_attached_job_knows_less(tmp_path: Path) -> None:
     def items(total: int | None, *, attached: bool) -> tuple[bool | None, str]:
         manifest = make_manifest(tmp_path, total_items=total, attached=attached, groups=())
-        found = verify_results(manifest, work=job_work([]), exit_reasons=["completed"])
+        found = verify_results(FinishedJob(manifest, job_work([]), ["completed"]))
         return next((check.passed, check.detail) for check in found if check.name == "items")
 
     assert items(100, attached=False) == (False, "no log shows how many of 100 items were done")

@@ -15,7 +15,7 @@ from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, log_for_missing_report
 from launcher.report.workers import TaskRun, read_runs
-from launcher.verify.verify import VerificationCheck, verify_results
+from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 from launcher.words import clock_text, duration_text, names_text
 from tests.launcher.conftest import Golden
 from tests.support.builders import KILLED, START, TERM_SENT, RunDir, as_json, rendered, restartable
@@ -465,9 +465,8 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
         for rank, position in enumerate(given["positions"])
     ]
     reasons = values.get("reasons", ["completed"] * 2)
-    return {
-        check.name: check for check in verify_results(read_manifest(path), work=job_work(workers), exit_reasons=reasons)
-    }
+    job = FinishedJob(read_manifest(path), job_work(workers), reasons)
+    return {check.name: check for check in verify_results(job)}
 
 
 @pytest.mark.parametrize(

@@ -109,17 +109,6 @@ def completed(folder: Path) -> Batch:
 
 
 @scenario
-def signalled(folder: Path) -> Batch:
-    job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'")
-
-    def end(step: subprocess.Popen[bytes]) -> None:
-        await_workers(job, 4)
-        step.terminate()
-
-    return job.run(end)
-
-
-@scenario
 def refused_step(folder: Path) -> Batch:
     job = Submitted(folder, "true")
     job.slurm.say("srun", "status", 1)
@@ -127,30 +116,13 @@ def refused_step(folder: Path) -> Batch:
     return job.run()
 
 
-def run_with_a_requeue(folder: Path, *, refused: bool) -> Batch:
-    over = {"slurm": {"time_limit": "01:00:00", "requeue": {"time_limit": True, "max": 2}}}
-    job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'", **over)
-    if refused:
-        job.slurm.say("scontrol", "status", 1)
-        job.slurm.say("scontrol", "err", "scontrol: error: Requeue is disabled for the job\n")
-
-    def end_as_slurm_does(step: subprocess.Popen[bytes]) -> None:
-        poll(lambda: [call for call in job.slurm.calls("scontrol") if "requeue" in call["argv"]], "a requeue")
-        if not refused:
-            step.terminate()
-
-    end = time.time() + REQUEUE_MARGIN_S + 1.0
-    return job.run(end_as_slurm_does, SLURM_JOB_END_TIME=str(int(end)), SLURM_RESTART_COUNT="1")
-
-
-@scenario
-def requeued(folder: Path) -> Batch:
-    return run_with_a_requeue(folder, refused=False)
-
-
 @scenario
 def refused(folder: Path) -> Batch:
-    return run_with_a_requeue(folder, refused=True)
+    over = {"slurm": {"time_limit": "01:00:00", "requeue": {"time_limit": True, "max": 2}}}
+    job = Submitted(folder, "sh -c 'trap \"exit 143\" TERM; echo up; while :; do sleep 0.05; done'", **over)
+    job.slurm.say("scontrol", "status", 1)
+    job.slurm.say("scontrol", "err", "scontrol: error: Requeue is disabled for the job\n")
+    return job.run(SLURM_JOB_END_TIME=str(int(time.time() + REQUEUE_MARGIN_S + 1.0)), SLURM_RESTART_COUNT="1")
 
 
 def run_with_an_end_after_the_warning(folder: Path, *, total: int) -> Batch:
@@ -289,28 +261,11 @@ def test_each_worker_is_a_named_step(completed: Batch) -> None:
     assert not (completed.run_dir / "targets.json").exists()
 
 
-def test_a_signal_ends_the_steps_with_scancel(signalled: Batch) -> None:
-    assert signalled.outcome == 5, signalled.logs()
-    report = signalled.report
-    assert (report["state"], report["cause"]) == ("CANCELLED", None)
-    assert {worker["exit"]["reason"] for worker in report["workers"]} == {"cancelled"}
-    ended = signalled.slurm.calls("scancel")[0]["argv"]
-    assert (ended[0], len(ended)) == ("--signal=TERM", 5), (signalled.slurm.calls("scancel"), signalled.log())
-    assert all(word.startswith("4459.") for word in ended[1:])
-
-
 def test_a_step_that_does_not_start_is_reported(refused_step: Batch) -> None:
     assert refused_step.outcome == 1
     assert refused_step.report["cause"]["reason"] == "launch_failed"
     assert "Invalid credential" in refused_step.log("log.err")
     assert "could not run on cn01, cn02; the job runs without monitoring there" in refused_step.log()
-
-
-def test_a_requeued_job_has_its_report_first(requeued: Batch) -> None:
-    assert (requeued.report["state"], requeued.report["requeued"], requeued.outcome) == ("TIMEOUT", True, 3)
-    assert {worker["exit"]["reason"] for worker in requeued.report["workers"]} == {"time_limit"}
-    assert [call["argv"] for call in requeued.slurm.calls("scontrol")][-1] == ["requeue", "4459"]
-    assert "- requeued: the job continues in its next attempt" in requeued.log("report.md")
 
 
 def test_a_refused_requeue_is_logged(refused: Batch) -> None:
@@ -328,6 +283,7 @@ def test_a_job_that_completes_after_the_warning_is_not_requeued(finished: Batch)
 
 def test_a_job_with_saved_state_is_requeued_after_the_warning(unfinished: Batch) -> None:
     assert (unfinished.report["state"], unfinished.report["requeued"]) == ("TIMEOUT", True), unfinished.log()
+    assert "- requeued: the job continues in its next attempt" in unfinished.log("report.md")
     assert [call for call in unfinished.slurm.calls("scontrol") if "requeue" in call["argv"]]
 
 

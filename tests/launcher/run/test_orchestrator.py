@@ -14,7 +14,7 @@ from launcher.plan.plan import RunFacts
 from launcher.report.report import build_report
 from launcher.run import end_of_job
 from launcher.run.end_of_job import LEAST_VERIFY_S, REPORT_MARGIN_S, VERIFY_S, EndOfJob, verification_s
-from launcher.run.job_state import JobState
+from launcher.run.job_state import JobRun, JobState
 from launcher.run.orchestrator import load_plan
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.tasks import JobTasks
@@ -26,9 +26,8 @@ def end_of(folder: Path, signals: OrchestratorSignals, sidecars: Any = None, lim
     """The end of a job with one worker."""
     run_dir = settled_run_dir(folder, {"name": "job", "workers": [{"command": "true"}]})
     facts, plan, steps = RunFacts("1", run_dir, ("cn01",)), load_plan(run_dir), Mock(spec=Steps)
-    job_state = JobState(facts, 30.0, signals)
-    job_tasks = JobTasks(plan, facts, steps, job_state, signals, limit)
-    return EndOfJob(plan, facts, steps, job_state, signals, job_tasks, sidecars or Mock(), limit)
+    job = JobRun(plan, facts, steps, JobState(facts, 30.0, signals), signals, limit)
+    return EndOfJob(job, JobTasks(job), sidecars or Mock())
 
 
 @pytest.mark.parametrize(

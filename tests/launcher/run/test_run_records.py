@@ -33,9 +33,8 @@ def test_a_step_on_a_lost_node_gives_no_exit_status(tmp_path: Path, code: int, s
 
 def test_a_step_on_a_working_node_gives_the_exit_status_of_its_task(tmp_path: Path) -> None:
     records, running_task = run_of(tmp_path)
-    assert (
-        "did not start (status 1)" in records.derive_exit(running_task, 1, is_exact=False, is_node_lost=False)["error"]
-    )
+    error = records.derive_exit(running_task, 1, is_exact=False, is_node_lost=False)["error"]
+    assert "did not start (status 1)" in str(error)
     run_files.write_json(records.path(running_task.planned, 0, "start"), {"schema": run_files.RECORD_SCHEMA})
     assert records.derive_exit(running_task, 1, is_exact=False, is_node_lost=False)["code"] == 1
 

@@ -10,6 +10,7 @@ from unittest.mock import Mock
 import pytest
 
 from exporter.contract import run_files
+from exporter.contract.records import to_json
 from launcher.plan.plan import Plan, ReadinessPlan, ReadyRule, RunFacts
 from launcher.report.verification import EndedJob, result_logs
 from launcher.run.before.nodes_survey import needs_survey
@@ -18,7 +19,7 @@ from launcher.run.job_log import access_lines, launch_lines, place_lines
 from launcher.run.orchestrator import locate_job
 from launcher.run.stages import ReadinessState, Stages, unready_workers
 from launcher.steps.steps import Steps
-from tests.support.launcher import job_spec, plan_of
+from tests.support.launcher import job_readiness, job_spec, plan_of
 
 RULES = (
     ReadyRule("etcd", "tcp", 0, 2379, before="workers"),
@@ -69,11 +70,16 @@ class ServingJob:
             RuleStatus(is_ready, rule.expected if is_ready else {}) for is_ready, rule in zip(ready, rules, strict=True)
         ]
         seen, expected = worker_totals(rules, statuses)
-        body = {"attempt": attempt, "ready": all(ready), "waiting": missing_text(rules, statuses, seen, expected)}
-        body |= {"seen": seen, "expected": expected, "rules": [{"ready": is_ready} for is_ready in ready]}
-        run_files.write_json(self.folder / "readiness.json", body)
+        waiting = missing_text(rules, statuses, seen, expected)
+        found = job_readiness(*({"ready": is_ready} for is_ready in ready), attempt=attempt, ready=all(ready))
+        found = found._replace(waiting=waiting, seen=seen, expected=expected)
+        run_files.write_json(self.folder / "readiness.json", to_json(found))
         self.readiness._next_read_at = 0.0
         self.readiness.poll()
+
+    def missing(self) -> tuple[str, dict[str, Any], list[str]]:
+        """What a job that is not ready in time reports."""
+        return self.stages.describe_missing_services(dict)
 
     def start_stages(self) -> list[str]:
         """Start and return the stages that may begin now."""
@@ -127,7 +133,7 @@ def test_a_job_that_is_not_ready_in_time_names_the_missing_service(
     assert not job.stages.is_overdue()
     monkeypatch.setattr("launcher.run.stages.time.monotonic", lambda: float("inf"))
     assert job.stages.is_overdue()
-    cause, failed, lines = job.stages.describe_missing_services(dict)
+    cause, failed, lines = job.missing()
     assert cause == "not ready after 60 s: missing decode_w0"
     assert (failed["worker"], failed["reason"]) == ("decode_w0", "launch_failed")
     assert any("decode_w0" in line for line in lines)
@@ -148,7 +154,7 @@ def test_other_awaited_workers_are_named_after_the_missing_services(
     rules = (*RULES[:2], dataclasses.replace(RULES[2], expected={"decode": expected}))
     job = ServingJob(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
     job.set_ready(ready)
-    cause, failed, _ = job.stages.describe_missing_services(dict)
+    cause, failed, _ = job.missing()
     assert cause == f"not ready after 60 s: missing {missing_text}"
     assert failed["evidence"][0] == cause.replace(f": missing {missing_text.partition(' (')[0]}", "")
 
@@ -157,10 +163,7 @@ def test_a_front_end_without_counts_is_named_as_the_model(tmp_path: Path) -> Non
     rules = (*RULES[:2], ReadyRule("", "vllm", 0, 8000, "/health"))
     job = ServingJob(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
     job.set_ready((True, False, False))
-    assert (
-        job.stages.describe_missing_services(dict)[0]
-        == "not ready after 60 s: missing decode_w0 (waiting for the model)"
-    )
+    assert job.missing()[0] == "not ready after 60 s: missing decode_w0 (waiting for the model)"
 
 
 def missing_services(
@@ -183,8 +186,9 @@ def missing_services(
     job = ServingJob(folder, changed)
     if has_readiness_file:
         job.set_ready([False] * count)
-        assert (job.readiness.content or {})["waiting"].startswith("decode_w0")
-    return job.stages.describe_missing_services(dict)
+        assert job.readiness.found is not None
+        assert job.readiness.found.waiting.startswith("decode_w0")
+    return job.missing()
 
 
 def test_all_missing_workers_are_in_the_cause(tmp_path: Path) -> None:
@@ -224,7 +228,7 @@ def test_the_model_is_missing_if_only_front_ends_have_rules(tmp_path: Path) -> N
     rules = (ReadyRule("", "dynamo", 0, 8000, "/health", {"decode": 1}),)
     job = ServingJob(tmp_path, dataclasses.replace(serving_plan(), readiness=ReadinessPlan(rules, 60.0)))
     job.set_ready([False])
-    cause, failed, _ = job.stages.describe_missing_services(dict)
+    cause, failed, _ = job.missing()
     assert (cause, failed["evidence"][0]) == ("not ready after 60 s: missing 0 prefills and 1 decodes", cause)
     assert failed["missing"] == [{"worker": "the model", "rank": None, "node": "cn00"}]
 
@@ -240,10 +244,9 @@ def test_a_job_that_was_ready_is_never_overdue(tmp_path: Path, monkeypatch: pyte
 
 
 def test_only_services_with_their_own_rule_are_named_as_unready() -> None:
-    assert unready_workers(serving_plan(), {}) == ["etcd", "decode_w0"]
-    assert unready_workers(serving_plan(), {"rules": [{"ready": True}, {"ready": False}, {"ready": False}]}) == [
-        "decode_w0"
-    ]
+    assert unready_workers(serving_plan(), None) == ["etcd", "decode_w0"]
+    found = job_readiness({"ready": True}, {"ready": False}, {"ready": False})
+    assert unready_workers(serving_plan(), found) == ["decode_w0"]
 
 
 def test_nodes_and_addresses_of_all_services_are_logged(tmp_path: Path) -> None:

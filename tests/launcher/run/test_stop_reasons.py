@@ -5,13 +5,13 @@ import signal
 import time
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import pytest
 
 from exporter.contract import run_files
 from launcher.plan.plan import RunFacts
-from launcher.run.job_state import QUERY_MARGIN_S, JobState
+from launcher.run.job_state import QUERY_MARGIN_S, JobRun, JobState, StopOrigin
 from launcher.run.orchestrator import load_plan
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.stages import ReadinessState, Stages
@@ -31,14 +31,15 @@ class SignalledJob:
         self.steps.query_end.return_value = ExternalEnd(**ending)
         self.signals.end_signal, self.signals.end_signal_at = signal.SIGTERM, time.monotonic()
         self.job_state = JobState(facts, 30.0, self.signals)
-        self.job_tasks = JobTasks(plan, facts, self.steps, self.job_state, self.signals, None)
+        job = JobRun(plan, facts, self.steps, self.job_state, self.signals)
+        self.job_tasks = JobTasks(job)
         stages = Stages(plan, facts, ReadinessState(plan, facts, self.steps))
-        self.stop_reasons = StopReasons(plan, facts, self.job_state, self.signals, self.job_tasks, stages, None)
-        self._events = run_dir / run_files.EVENTS_FILE
+        self.stop_reasons = StopReasons(job, self.job_tasks, stages)
+        self.events = run_dir / run_files.EVENTS_FILE
 
     def count_signal_events(self) -> int:
         """Number of events about signals."""
-        return [json.loads(line)["event"] for line in self._events.read_text().splitlines()].count("signal")
+        return [json.loads(line)["event"] for line in self.events.read_text().splitlines()].count("signal")
 
 
 def test_workers_are_terminated_if_slurm_is_not_ending_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,9 +71,20 @@ def test_a_late_answer_of_slurm_gives_the_reason(tmp_path: Path, monkeypatch: py
     job = SignalledJob(tmp_path, is_unanswered=True)
     job.stop_reasons.handle_end_signal()
     assert job.job_state.stop is not None
-    assert job.job_state.stop["reason"] == "cancelled"
+    assert job.job_state.stop.reason == "cancelled"
     query_again(job, ExternalEnd(True, "time_limit", "Slurm: the time limit was reached"), monkeypatch)
-    assert (job.job_state.stop["reason"], job.job_state.is_sigterm_due) == ("time_limit", False)
+    assert (job.job_state.stop.reason, job.job_state.is_sigterm_due) == ("time_limit", False)
+
+
+@pytest.mark.parametrize(
+    "origin", [{}, {"rank": 0, "restart": 0}, {"nodes": ("cn01",)}, {"requeue": True}, {"failed": {"worker": "guard"}}]
+)
+def test_the_published_stop_has_what_caused_it(origin: StopOrigin, tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    job.job_state.begin_stop("time_limit", "the time limit is near", origin)
+    stop = (run_files.read_json(job.events.with_name(run_files.STATE_FILE)) or {})["stop"]
+    why = {"reason": "time_limit", "cause": "the time limit is near", "time": ANY}
+    assert stop == why | json.loads(json.dumps(origin))
 
 
 def test_workers_are_terminated_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,7 +117,7 @@ def test_a_signal_ends_the_time_to_save_before_a_requeue(signalled: bool, tmp_pa
         job.job_state.mark_signalled()
     job.stop_reasons.handle_end_signal()
     assert job.job_state.stop is not None
-    assert job.job_state.stop["reason"] == ("time_limit" if signalled else "cancelled")
+    assert job.job_state.stop.reason == ("time_limit" if signalled else "cancelled")
     if not signalled:
         assert job.job_state.deadline == pytest.approx(job.signals.end_signal_at + 27.0)
 

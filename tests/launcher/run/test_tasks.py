@@ -21,10 +21,10 @@ from exporter.contract.manifest import Task, read_manifest
 from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import PEER_WINDOW_S, JobStop
 from launcher.errors import SlurmError
-from launcher.plan.plan import Plan, RunFacts
+from launcher.plan.plan import Plan, RunFacts, SlurmOptions
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures, task_failures
 from launcher.report.report import build_report
-from launcher.run.job_state import OWN_TEARDOWN_S, JobState
+from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, JobState
 from launcher.run.run_records import RunRecords, have_all_runs_ended
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.slurm_end import ANNOUNCED_GRACE_S, NOTICE_GRACE_S, QUERY_AFTER_S, QUERY_INTERVAL_S, SIGNAL_LATE_S
@@ -90,7 +90,7 @@ def facts_in(folder: Path, **over: Any) -> RunFacts:
 
 def test_each_task_of_a_step_has_its_rank_and_command(tmp_path: Path) -> None:
     plan = mpi_plan(["solve", "--rank", "{rank}"])
-    entries = step_entries(plan, plan.tasks, facts_in(tmp_path), 0)
+    entries: list[dict[str, Any]] = step_entries(plan, plan.tasks, facts_in(tmp_path), 0)
     assert [(entry["worker"], entry["rank"], entry["argv"][-1]) for entry in entries] == [
         ("solver_w0", 0, "0"),
         ("solver_w0", 1, "1"),
@@ -136,7 +136,7 @@ def test_one_srun_starts_all_tasks_of_a_step(tmp_path: Path, monkeypatch: pytest
         mpi_plan([sys.executable, "-c", program]),
         python=sys.executable,
         workdir=str(tmp_path),
-        slurm={"mpi": "pmi2"},
+        slurm=SlurmOptions(mpi="pmi2"),
     )
     (tmp_path / "workers").mkdir()
     monkeypatch.setenv("ODD", "a 'b'\n")
@@ -261,7 +261,7 @@ class SimulatedJob:
         self.steps.start_tasks.side_effect = self._start
         self.steps.query_end.return_value = ExternalEnd()
         self.job_state = JobState(self.facts, 30.0, self.signals)
-        self.job_tasks = JobTasks(plan, self.facts, self.steps, self.job_state, self.signals, None)
+        self.job_tasks = JobTasks(JobRun(plan, self.facts, self.steps, self.job_state, self.signals))
         self.processes: list[Mock] = []
 
     def _start(self, tasks: tuple[Any, ...], restart: int) -> list[RunningTask]:
@@ -289,7 +289,7 @@ def test_a_service_that_ends_in_a_running_step_fails_immediately(tmp_path: Path)
     job.job_tasks._next_steps_poll_at = 0.0
     job.job_tasks.reap()
     assert job.job_state.stop is not None
-    assert job.job_state.stop["cause"] == "solver_w0 rank 1 on cn01 ended by app_error"
+    assert job.job_state.stop.cause == "solver_w0 rank 1 on cn01 ended by app_error"
     assert job.job_tasks.busy
     job.record_end(0, 143, service=True)
     job.processes[0].poll.return_value = 143
@@ -386,7 +386,7 @@ def test_slurm_is_queried_for_the_reason_of_a_sigterm_until_it_answers(
     job.job_tasks.reap()
     assert {end.reason for end in job.job_tasks.ends.values()} == {"time_limit"}
     assert job.job_state.stop is not None
-    assert job.job_state.stop["time"] == ended_at, "ends before the answer belong to the stop"
+    assert job.job_state.stop.time == ended_at, "ends before the answer belong to the stop"
 
 
 def test_a_pending_signal_decides_the_reason_before_the_ends_are_read(tmp_path: Path) -> None:
@@ -466,13 +466,13 @@ def test_the_failed_node_is_queried_until_its_tasks_have_a_reason(tmp_path: Path
     job.steps.query_end.return_value = ExternalEnd(True, "node_failure", "Slurm: a node has failed")
     job.job_tasks.slurm_end_query.stop_job(job.steps.query_end(), "")
     assert job.job_state.stop is not None
-    assert "nodes" not in job.job_state.stop
+    assert not job.job_state.stop.nodes
     job.steps.query_end.return_value = ExternalEnd(True, "node_failure", "Slurm: node cn01 has failed", ("cn01",))
     job.record_end(0, 143, **terminated())
     job.processes[0].poll.return_value = 137
     job.job_tasks._killed_at = time.monotonic()  # tasks without a record by now leave none
     job.job_tasks.reap()
-    assert job.job_state.stop["nodes"] == ["cn01"]
+    assert job.job_state.stop.nodes == ("cn01",)
     assert {rank: end.reason for rank, end in job.job_tasks.ends.items()} == {
         0: "terminated_peer",
         1: "node_failure",

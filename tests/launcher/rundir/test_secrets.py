@@ -11,9 +11,8 @@ from pydantic import ValidationError
 from launcher.errors import LauncherError
 from launcher.jobfile.redaction import redacted_job
 from launcher.rundir.secrets_file import SECRETS_FILE, read_secrets, write_secrets
-from launcher.steps.steps import run_environment
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.launcher import HARD_NAMES, LocalJob, clean_environment, facts_of, gpujob, job_spec, plan_of
+from tests.support.launcher import HARD_NAMES, LocalJob, clean_environment, gpujob, job_spec
 
 SECRET = "hunter2-of-nobody-else"
 JOB = {
@@ -77,14 +76,6 @@ def test_a_secret_that_is_not_set_stops_the_submission(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["job.yaml"]
 
 
-def test_a_task_has_the_secrets_of_the_file_in_its_environment(tmp_path: Path) -> None:
-    plan = plan_of(job_spec(secrets=["HF_TOKEN"]), workdir=str(tmp_path))
-    facts = facts_of(plan)
-    facts.run_dir.mkdir(parents=True)
-    write_secrets(facts.run_dir, plan.secrets, {"HF_TOKEN": SECRET})
-    assert run_environment(plan, plan.tasks[0], facts, 0)["HF_TOKEN"] == SECRET
-
-
 def test_workers_of_a_local_job_have_its_secrets(tmp_path: Path) -> None:
     command = 'test "$HF_TOKEN" = "$EXPECTED" && test "$WANDB_API_KEY" = "$EXPECTED"'
     job = {**JOB, "workers": [{"command": command, "shell": True}], "env": {"EXPECTED": "{role}"}}
@@ -117,7 +108,7 @@ def test_values_of_secret_names_are_redacted_in_readable_files() -> None:
         },
         sweep={"grid": {"env.HF_TOKEN": [SECRET, SECRET], "resources.nodes": [1, 2]}},
     )
-    body = redacted_job(spec)
+    body: Any = redacted_job(spec)
     assert SECRET not in json.dumps(body)
     assert body["env"] == {"HF_TOKEN": "<redacted>", "PLAIN": "p"}
     args = {"api-key": "<redacted>", "max-total-tokens": 8192, "tokenizer-path": "/models/t"}

@@ -6,7 +6,7 @@ import signal
 import subprocess
 import time
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 from unittest.mock import Mock
 
 import pytest
@@ -17,11 +17,19 @@ from exporter.machine.procfs import is_zombie
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.run import sidecars
 from launcher.run.sidecars import Sidecars
-from launcher.rundir.targets import TargetFiles, engine_target_groups, read_sidecars, sidecar_target_groups
+from launcher.rundir.targets import (
+    SidecarRecord,
+    TargetFiles,
+    TargetGroup,
+    engine_target_groups,
+    read_sidecars,
+    sidecar_target_groups,
+)
 from launcher.steps.steps import Steps
 from tests.support.launcher import HARD_NAMES, plan_of, poll
 
-GROUPS = [{"targets": ["cn01:9410"], "labels": {"job_id": "4459"}}]
+GROUPS = [TargetGroup(("cn01:9410",), {"job_id": "4459"})]
+WRITTEN = [{"targets": ["cn01:9410"], "labels": {"job_id": "4459"}}]
 
 
 @pytest.fixture
@@ -46,10 +54,9 @@ def test_sidecars_of_this_attempt_are_found(run_dir: Path) -> None:
 
 
 def test_a_target_has_the_labels_of_its_series() -> None:
-    record = {"address": "cn01:9410", "labels": {"job_id": "4459", "node": "cn01"}}
-    assert sidecar_target_groups([record]) == [
-        {"targets": ["cn01:9410"], "labels": {"job_id": "4459", "node": "cn01", "job": "gpujob-sidecar"}}
-    ]
+    record = SidecarRecord(attempt=0, address="cn01:9410", labels={"job_id": "4459", "node": "cn01"})
+    labels = {"job_id": "4459", "node": "cn01", "job": "gpujob-sidecar"}
+    assert sidecar_target_groups([record]) == [TargetGroup(("cn01:9410",), labels)]
 
 
 def test_target_files_are_published_and_removed(run_dir: Path, tmp_path: Path) -> None:
@@ -58,11 +65,11 @@ def test_target_files_are_published_and_removed(run_dir: Path, tmp_path: Path) -
     files = [run_dir / "targets.json", tmp_path / "site/gpujob-4459_job_20251122_041341.json"]
     assert targets.publish([]) is False
     assert targets.publish(GROUPS) is True
-    assert [json.loads(path.read_text()) for path in files] == [GROUPS, GROUPS]
+    assert [json.loads(path.read_text()) for path in files] == [WRITTEN, WRITTEN]
     assert {path.stat().st_mode & 0o777 for path in files} == {0o644}
     assert targets.publish(GROUPS) is False
     assert targets.publish(GROUPS * 2) is True
-    assert json.loads(files[1].read_text()) == GROUPS * 2
+    assert json.loads(files[1].read_text()) == WRITTEN * 2
     targets.remove()
     targets.remove()
     assert not [path for path in files if path.exists()]
@@ -75,7 +82,7 @@ def test_a_missing_target_directory_is_reported_and_the_other_file_written(run_d
     (problem,) = targets.problems
     assert problem.startswith(f"cannot write targets to {tmp_path}/none/gpujob-")
     assert problem.endswith(": No such file or directory")
-    assert json.loads((run_dir / "targets.json").read_text()) == GROUPS
+    assert json.loads((run_dir / "targets.json").read_text()) == WRITTEN
 
 
 def test_hard_names_become_a_plain_file_name(tmp_path: Path) -> None:
@@ -105,9 +112,9 @@ def serving_plan() -> Plan:
     return dataclasses.replace(plan_of(), nodes=2, tasks=tuple(tasks))
 
 
-def engine(address: str, path: str, **labels: str) -> dict[str, Any]:
+def engine(address: str, path: str, **labels: str) -> TargetGroup:
     job = {"cluster": "c1", "job_id": "4459", "job_name": "serve", "job": "gpujob-engine", "__metrics_path__": path}
-    return {"targets": [address], "labels": job | labels}
+    return TargetGroup((address,), job | labels)
 
 
 DECODE = {"node": "cn01", "worker": "decode_w0", "role": "decode", "rank": "0"}

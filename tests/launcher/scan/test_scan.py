@@ -24,11 +24,13 @@ from launcher.cli.main import commands
 from launcher.scan import scan
 from launcher.scan.log_file import os_error_text, read_chunks
 from launcher.scan.position import ExpectedTotals
+from launcher.scan.records import ScanResults
 from launcher.scan.scan import LogScan, PatternResult, ScanRecord, scan_log, scan_logs
 from launcher.scan.suggestions import ProgressCandidate, progress_lines, suggest_pattern
-from launcher.scan.text import render_scan, scan_to_json
+from launcher.scan.text import render_scan, scan_results
 from tests.launcher.conftest import Golden
 from tests.support.launcher import gpujob
+from tests.support.record_schema import problems, published_schema
 
 LOG = (
     b"2026-03-01 12:00:00 [INFO] worker 3: Processed 12/400 items (3.5 items/s)\n"
@@ -208,7 +210,7 @@ def test_a_log_with_a_read_error_is_reported(folder: Path, monkeypatch: pytest.M
     assert (reports, error.problem) == ([], "cannot be read (Input/output error); is its file system mounted?")
     _, (error,) = scan_logs(["/dev/null"], build_lexicon())
     assert error.problem.startswith("is not a regular file; ")
-    assert scan_to_json([], [error])["errors"] == [{"path": "/dev/null", "problem": error.problem}]
+    assert scan_results([], [error]).to_json()["errors"] == [{"path": "/dev/null", "problem": error.problem}]
 
 
 @pytest.mark.parametrize(
@@ -292,8 +294,11 @@ def test_an_unfinished_last_record_is_marked_and_not_in_the_position(tmp_path: P
     assert half.position.done == 14
     found = next(found for found in half.pattern_results if found.name == "items")
     assert (found.done, found.last) == (15, half.unfinished)
-    body = scan_to_json([half])["logs"][0]
-    assert body["unfinished"]["unfinished"] is True
+    results = scan_results([half])
+    assert results.logs[0].unfinished is not None
+    assert results.logs[0].unfinished.unfinished is True
+    assert ScanResults.from_json(json.loads(json.dumps(results.to_json()))) == results
+    assert not list(problems(results.to_json(), published_schema("scan")))
     shown = render_scan([half])
     assert any(line.endswith("Processed 15/400 items (unfinished)") for line in shown)
     assert any(line.startswith("  note: line 2 ends in an unfinished record, ") for line in shown)
@@ -372,7 +377,7 @@ def test_an_empty_log_is_reported_as_empty(tmp_path: Path) -> None:
 
 def test_terminal_escapes_are_not_shown(tmp_path: Path) -> None:
     report = report_of(tmp_path / "a.log", b"v=\x1b]0;title\x07\x1b[2J\x08 3\n", own={"v": "v=(?:.*) (.*)"})
-    shown = json.dumps(scan_to_json([report]))
+    shown = json.dumps(scan_results([report]).to_json())
     assert not re.search(r"\\u00[01]|\\b", shown)
     assert by_name(report)["v"].values == {"v": 3.0}
 

@@ -4,23 +4,31 @@ import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import yaml
 
+from exporter.contract.records import Record
 from launcher.plan.plan import Plan
 from launcher.rundir.files import plan_files
 from launcher.show.json_view import ENTRIES_PER_CHUNK, describe_plan, dump_json_chunks, planned_facts
+from launcher.show.records import PlannedWorker, PlanRecord
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import render_sbatch
 from tests.support.launcher import gpujob, job_spec, plan_of
+from tests.support.record_schema import problems, published_schema
+
+
+def described(*args: Any) -> dict[str, Any]:
+    """The JSON view of a plan, with this script, on these hosts."""
+    return describe_plan(*args).to_json()
 
 
 def view_of(resources: Mapping[str, Any], *hosts: str, **over: Any) -> dict[str, Any]:
     """The JSON view of a job with workers counted in `resources`."""
     plan = plan_of(job_spec(resources=dict(resources), workers=over.pop("workers", []), **over))
-    return describe_plan(plan, render_sbatch(plan), hosts)
+    return described(plan, render_sbatch(plan), hosts)
 
 
 def two_roles() -> Plan:
@@ -32,8 +40,9 @@ def two_roles() -> Plan:
 
 
 def test_the_json_view_has_all_workers_tasks_and_files() -> None:
-    found = describe_plan(two_roles(), "#!script\n", ("n1", "n2"))
-    assert json.loads(json.dumps(found)) == found
+    found = described(two_roles(), "#!script\n", ("n1", "n2"))
+    assert PlanRecord.from_json(json.loads(json.dumps(found))).to_json() == found
+    assert not list(problems(found, published_schema("plan")))
     assert set(found) == {
         *("schema", "job_name", "sbatch_nodes", "gpus_per_node", "cpus_per_node"),
         *("workers", "processes", "run_dir", "files", "targets", "script", "srun"),
@@ -109,17 +118,29 @@ def test_tasks_of_one_worker_on_one_node_share_a_gpu_list() -> None:
 def test_the_command_of_a_task_is_shown_without_its_container(runtime: str) -> None:
     container = {"image": "/images/i.sqsh", "runtime": runtime}
     spec = job_spec(workers=[{"count": 2, "command": "serve -- {rank}"}], container=container)
-    found = describe_plan(plan_of(spec), "")
+    found = described(plan_of(spec), "")
     assert [process["command"] for process in found["processes"]] == [["serve", "--", "0"], ["serve", "--", "1"]]
+
+
+class Entry(NamedTuple):
+    rank: int
+    texts: tuple[str, ...]
+
+
+class Chunked(Record):
+    SCHEMA = 1
+
+    text: str
+    none: str | None
+    entries: tuple[Entry, ...]
+    workers: tuple[PlannedWorker, ...] = (PlannedWorker(worker="a", role="b", index=0, nodes=("n",), gpus={"n": (1,)}),)
+    lines: tuple[tuple[str, ...], ...] = (("srun", "a b"),)
 
 
 @pytest.mark.parametrize("count", [0, 1, ENTRIES_PER_CHUNK, ENTRIES_PER_CHUNK + 1, 3 * ENTRIES_PER_CHUNK])
 def test_json_in_chunks_equals_json_as_a_whole(count: int, hard_name: str) -> None:
-    body = {hard_name: hard_name, "none": None, "entries": [{"rank": rank, "of": [hard_name]} for rank in range(count)]}
-    assert "".join(dump_json_chunks(body)) == json.dumps(body, ensure_ascii=False)
-    assert "".join(dump_json_chunks({**body, "last": [count]})) == json.dumps(
-        {**body, "last": [count]}, ensure_ascii=False
-    )
+    record = Chunked(text=hard_name, none=None, entries=tuple(Entry(rank, (hard_name,)) for rank in range(count)))
+    assert "".join(dump_json_chunks(record)) == json.dumps(record.to_json(), ensure_ascii=False)
 
 
 def test_hosts_are_used_in_the_order_given_and_no_more_than_needed() -> None:
@@ -132,14 +153,14 @@ def test_hosts_are_used_in_the_order_given_and_no_more_than_needed() -> None:
 def test_ports_are_those_of_the_plan() -> None:
     plan = two_roles()
     first = dataclasses.replace(plan.tasks[0], ports={"http": 6100})
-    found = describe_plan(dataclasses.replace(plan, tasks=(first, *plan.tasks[1:])), "")
+    found = described(dataclasses.replace(plan, tasks=(first, *plan.tasks[1:])), "")
     assert [process["ports"] for process in found["processes"]] == [{"http": 6100}, {}, {}]
 
 
 def test_services_are_tasks_but_not_workers() -> None:
     plan = two_roles()
     service = dataclasses.replace(plan.tasks[2], stage="balancer", service=True)
-    found = describe_plan(dataclasses.replace(plan, tasks=(*plan.tasks[:2], service)), "")
+    found = described(dataclasses.replace(plan, tasks=(*plan.tasks[:2], service)), "")
     assert [worker["worker"] for worker in found["workers"]] == ["pre_w0"]
     assert [(process["stage"], process["service"]) for process in found["processes"]][1:] == [
         ("workers", False),
@@ -149,14 +170,14 @@ def test_services_are_tasks_but_not_workers() -> None:
 
 def test_the_json_view_has_no_values_of_variables() -> None:
     plan = plan_of(job_spec(env={"HF_TOKEN": "hunter2"}))
-    text = json.dumps(describe_plan(plan, render_sbatch(plan)))
+    text = json.dumps(described(plan, render_sbatch(plan)))
     assert "hunter2" not in text
     assert "HF_TOKEN" in text
 
 
 def test_the_listed_files_are_those_that_are_written() -> None:
     plan = dataclasses.replace(two_roles(), templates={"nginx.conf": "x"})
-    assert set(describe_plan(plan, "")["files"]) == {*plan_files(plan, ""), "nginx.conf"}
+    assert set(described(plan, "")["files"]) == {*plan_files(plan, ""), "nginx.conf"}
 
 
 def option_value(line: list[str], option: str) -> str:
@@ -165,7 +186,7 @@ def option_value(line: list[str], option: str) -> str:
 
 
 def test_each_step_has_its_srun_line() -> None:
-    lines = describe_plan(two_roles(), "", ("n1", "n2"))["srun"]
+    lines = described(two_roles(), "", ("n1", "n2"))["srun"]
     assert [(option_value(line, "--job-name"), option_value(line, "--nodelist")) for line in lines] == [
         ("sidecar", "n1,n2"),
         ("pre_w0-0", "n1"),
@@ -190,7 +211,7 @@ def test_the_srun_lines_equal_those_of_the_real_steps(
     tasks = tuple(
         dataclasses.replace(planned, step=step if planned.task.role == "agg" else "") for planned in plan.tasks
     )
-    plan = dataclasses.replace(plan, tasks=tasks, slurm={**plan.slurm, "mpi": "pmi2"})
+    plan = dataclasses.replace(plan, tasks=tasks, slurm=plan.slurm._replace(mpi="pmi2"))
     facts = planned_facts(plan)
     (facts.run_dir / "workers").mkdir(parents=True)
     started: list[list[str]] = []
@@ -201,7 +222,7 @@ def test_the_srun_lines_equal_those_of_the_real_steps(
     task_groups = [list(tasks[:-1])] if step else [[planned] for planned in tasks[:-1]]
     for task_group in [*task_groups, [tasks[-1]]]:
         steps.start_tasks(task_group, 0)
-    assert describe_plan(plan, "")["srun"] == started
+    assert described(plan, "")["srun"] == started
     modes = [path.stat().st_mode & 0o777 for path in (facts.run_dir / "workers").glob("*.step.json")]
     assert modes == ([0o600] if step else []), "it holds the words and variables of the tasks"
     assert len(started) == (3 if step else 10)

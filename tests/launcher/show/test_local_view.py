@@ -23,12 +23,11 @@ def two_nodes(**over: Any) -> Plan:
 def test_one_machine_stands_for_all_nodes_and_their_gpus() -> None:
     plan = two_nodes()
     found = describe_local(plan, local_facts(plan, "lab.example.org"))
-    assert json.loads(json.dumps(found)) == found
-    assert (found["script"], found["srun"]) == (None, [])
-    assert [(process["node"], process["cuda_visible_devices"]) for process in found["processes"]] == [
+    assert (found.script, found.srun) == (None, ())
+    assert [(process.node, process.cuda_visible_devices) for process in found.processes] == [
         *(("lab-n0", "0"), ("lab-n0", "1"), ("lab-n1", "2"), ("lab-n1", "3"), ("lab-n0", ""))
     ]
-    assert found["processes"][2]["command"] == ["x", "2", "127.0.0.1"]
+    assert found.processes[2].command == ("x", "2", "127.0.0.1")
     named = local_facts(plan, "lab", ("p", "q", "r"))
     assert (named.hosts, named.address(1)) == (("p", "q"), "127.0.0.1")
 
@@ -53,11 +52,11 @@ def test_the_local_view_equals_the_started_processes(
     facts = local_facts(plan, "lab")
     local_steps.LocalSteps(plan, facts).start_tasks(plan.tasks, 0)
     body = describe_local(plan, facts)
-    for (argv, environment), process in zip(started, body["processes"], strict=True):
-        assert (process["command"][0] == runtime) == (runtime is not None)
-        assert argv[argv.index("--") + 1 :] == process["command"]
-        assert argv[argv.index("--gpus") + 1] == process["cuda_visible_devices"]
-        names = set(process["environment"]) - {"CUDA_VISIBLE_DEVICES"}
+    for (argv, environment), process in zip(started, body.processes, strict=True):
+        assert (process.command[0] == runtime) == (runtime is not None)
+        assert argv[argv.index("--") + 1 :] == list(process.command)
+        assert argv[argv.index("--gpus") + 1] == process.cuda_visible_devices
+        names = set(process.environment) - {"CUDA_VISIBLE_DEVICES"}
         assert names == {name for name, value in environment.items() if os.environ.get(name) != value}
 
 
@@ -65,7 +64,7 @@ def test_the_local_view_equals_the_started_processes(
 def test_visible_gpus_equal_those_of_the_wrappers(devices: str | None) -> None:
     plan = two_nodes()
     found = describe_local(plan, local_facts(plan, "lab"), devices)
-    visible = [process["cuda_visible_devices"] for process in found["processes"]]
+    visible = [process.cuda_visible_devices for process in found.processes]
     assert visible == [
         task_visible_devices(word, None if devices is None else devices.encode()).decode()
         for word in ("0", "1", "2", "3", "")
@@ -80,7 +79,7 @@ def test_visible_gpus_equal_those_of_the_wrappers(devices: str | None) -> None:
 def test_visible_devices_of_the_job_file_have_precedence() -> None:
     plan = two_nodes(env={"CUDA_VISIBLE_DEVICES": "7,6,5,4"})
     found = describe_local(plan, local_facts(plan, "lab"), "0,1,2,3")
-    assert [process["cuda_visible_devices"] for process in found["processes"]] == ["7", "6", "5", "4", ""]
+    assert [process.cuda_visible_devices for process in found.processes] == ["7", "6", "5", "4", ""]
 
 
 def test_gpus_of_parallel_points_depend_on_their_slot() -> None:
@@ -89,7 +88,7 @@ def test_gpus_of_parallel_points_depend_on_their_slot() -> None:
     expected = "2 points of the sweep run at once, each on its own GPUs; the GPUs shown are those of the first"
     assert expected in " ".join(render_local(body, 2).split())
     assert "slot" not in render_local(body)
-    assert "slot" not in render_local({**body, "gpus_per_node": 0}, 2)
+    assert "slot" not in render_local(body.replace(gpus_per_node=0), 2)
 
 
 def test_plan_local_uses_visible_devices_and_mentions_parallel_points(tmp_path: Path) -> None:

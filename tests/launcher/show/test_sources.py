@@ -61,7 +61,7 @@ def test_the_job_file_has_precedence(
     job = planned_job(tmp_path, local=False, cluster=cluster, slurm=slurm)
     (row,) = (row for row in explain_values(job, SOURCES) if row.key == "slurm.partition")
     assert (row.value, row.source) == (value, source)
-    assert job.plan.slurm["partition"] == value
+    assert job.plan.slurm.partition == value
 
 
 def test_the_cluster_file_is_named_with_how_it_was_found(tmp_path: Path) -> None:

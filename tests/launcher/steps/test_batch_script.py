@@ -12,6 +12,7 @@ import pytest
 
 from launcher.plan.plan import Plan
 from launcher.steps.batch_script import (
+    SrunStep,
     allocated_nodes,
     component_ids,
     component_index,
@@ -219,30 +220,20 @@ def lines_of(words: list[str]) -> str:
 def test_a_task_step_matches_the_golden_file(golden: Golden) -> None:
     plan = CASES["options"]
     out, err = Path("/scratch/logs/4459_x/cn01_worker_w0.out"), Path("/scratch/logs/4459_x/cn01_worker_w0.err")
-    argv = srun_argv(plan, name="worker_w0", hosts=["cn01"], output=out, error=err, command=["/py", "-I", "a b"])
+    argv = srun_argv(plan, SrunStep("worker_w0", ["cn01"], out, err, ["/py", "-I", "a b"]))
     golden("launcher/srun-task.txt", lines_of(argv))
 
 
 def test_a_step_on_all_nodes_has_one_task_on_each(golden: Golden) -> None:
     log = Path("/home/ana/100%/4459 'x'/sidecars.log")
-    argv = srun_argv(CASES["hostile"], name="sidecar", hosts=["cn01", "cn02"], output=log, error=log, command=["/py"])
+    argv = srun_argv(CASES["hostile"], SrunStep("sidecar", ["cn01", "cn02"], log, log, ["/py"]))
     golden("launcher/srun-sidecar.txt", lines_of(argv))
 
 
 def test_a_step_of_several_tasks_has_their_number_and_mpi_type() -> None:
     log = Path("/x.log")
-    argv = srun_argv(
-        plan_of(),
-        name="w",
-        hosts=["cn01", "cn02"],
-        output=log,
-        error=log,
-        command=["a"],
-        tasks_per_node=4,
-        mpi="pmix",
-        options=["--container-image=i"],
-        wait_s=0,
-    )
+    step = SrunStep("w", ["cn01", "cn02"], log, log, ["a"], 4, "pmix", ["--container-image=i"], wait_s=0)
+    argv = srun_argv(plan_of(), step)
     assert {"--nodes=2", "--ntasks=8", "--ntasks-per-node=4", "--mpi=pmix", "--wait=0"} <= set(argv)
     assert argv[-2:] == ["--container-image=i", "a"]
 
@@ -260,7 +251,7 @@ def test_a_step_of_several_tasks_has_their_number_and_mpi_type() -> None:
 def test_a_step_names_the_components_of_its_hosts(first: int, hosts: list[str], groups: dict[str, str]) -> None:
     """The plan has three nodes for infra and prefill, and one for decode."""
     log = Path("/x.log")
-    argv = srun_argv(CASES["het"], name="w", hosts=hosts, output=log, error=log, command=["a", "b"], first_node=first)
+    argv = srun_argv(CASES["het"], SrunStep("w", hosts, log, log, ["a", "b"], first_node=first))
     assert argv[0] == "srun"
     parts = " ".join(argv[1:]).split(" : ")
     found = {}

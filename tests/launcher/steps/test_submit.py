@@ -131,9 +131,10 @@ def test_a_refusal_names_all_requested_options(slurm: FakeSlurm, folder: Path) -
     )
 
 
-def test_a_job_of_another_cluster_is_queried_and_stopped_there(slurm: FakeSlurm, folder: Path) -> None:
-    slurm.say("sbatch", "out", "4459;other\n")
+def test_a_job_of_another_cluster_is_released_queried_and_stopped_there(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("sbatch", "out", "sbatch: lua: welcome\n4459;other\n")
     assert submit(slurm, folder).returncode == 0
+    assert slurm.calls("scontrol")[-1]["argv"] == ["--clusters=other", "release", "4459"]
     slurm.say("squeue", "out", "CLUSTER: other\nPENDING\n")
     seen = gpujob("watch", "4459", "--once", "--json", cwd=folder, env=slurm.environment())
     assert json.loads(seen.stdout)["state"] == "PENDING"
@@ -201,14 +202,6 @@ def test_a_job_that_cannot_work_is_not_submitted(slurm: FakeSlurm, folder: Path)
     assert os.listdir(folder) == ["job.yaml"]
 
 
-def test_a_job_on_another_cluster_is_released_there(slurm: FakeSlurm, folder: Path) -> None:
-    slurm.say("sbatch", "out", "sbatch: lua: welcome\n4459;hpc2\n")
-    assert json.loads(submit(slurm, folder, "--json").stdout)["job_id"] == "4459"
-    argv = slurm.calls("scontrol")[-1]["argv"]
-    assert "hpc2" in " ".join(argv)
-    assert argv[-2:] == ["release", "4459"]
-
-
 def test_an_sbatch_answer_without_a_job_id_is_reported(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("sbatch", "out", "what a nice day\n")
     done = submit(slurm, folder)
@@ -222,12 +215,6 @@ def test_sbatch_variables_of_the_environment_are_ignored(slurm: FakeSlurm, folde
     (call,) = slurm.calls("sbatch")
     assert not [name for name in call["env"] if name.startswith("SBATCH_")]
     assert call["stdin"] == ""
-
-
-def test_kill_wait_comes_from_the_cluster(slurm: FakeSlurm, folder: Path) -> None:
-    slurm.say("scontrol", "config", "KillOnBadExit = 0\nKillWait                = 77 sec\n")
-    printed = json.loads(submit(slurm, folder, "--json").stdout)
-    assert read_json(Path(printed["run_dir"], "plan.json"))["kill_wait_s"] == 77.0
 
 
 def test_a_job_that_cannot_be_released_is_cancelled_without_traces(slurm: FakeSlurm, folder: Path) -> None:
@@ -354,13 +341,6 @@ def test_a_queued_job_is_pending(slurm: FakeSlurm, folder: Path) -> None:
     assert (done.returncode, view["state"], view["run_dir"]) == (10, "PENDING", run_dir)
     assert [worker["state"] for worker in view["workers"]] == ["not_found", "not_found"]
     done = gpujob("report", "4459", "--json", cwd=folder, env=slurm.environment())
-    assert (done.returncode, json.loads(done.stdout)["state"]) == (10, "PENDING")
-
-
-def test_a_heterogeneous_job_has_the_state_of_its_first_component(slurm: FakeSlurm, folder: Path) -> None:
-    submit(slurm, folder)
-    slurm.say("squeue", "out", "PENDING\nPENDING\n")
-    done = gpujob("watch", "4459", "--once", "--json", cwd=folder, env=slurm.environment())
     assert (done.returncode, json.loads(done.stdout)["state"]) == (10, "PENDING")
 
 

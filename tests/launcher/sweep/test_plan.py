@@ -1,8 +1,6 @@
 """`gpujob plan` for a sweep, and how points become array jobs."""
 
 import json
-import shlex
-import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -15,10 +13,12 @@ from hypothesis import strategies as st
 from launcher.errors import ConfigError, LauncherError
 from launcher.jobfile.jobfile import ClusterSpec
 from launcher.rundir.job_ids import task_ranges
+from launcher.show.records import SweepPlanRecord
 from launcher.show.sources import SourceNames
 from launcher.sweep.plan import PlannedSweep, check_sweep, place_array, plan_arrays, plan_sweep
 from launcher.sweep.show import choose_point, describe_sweep, explain_point, render_point_sources, render_sweep
-from tests.support.launcher import gpujob
+from tests.support.launcher import gpujob, invocation_in
+from tests.support.record_schema import problems, published_schema
 
 BODY: dict[str, Any] = {
     "name": "embed v2",
@@ -34,20 +34,19 @@ def plan_of_sweep(cluster: Mapping[str, Any] | None = None, **over: Any) -> Plan
         {**BODY, **over},
         "job.yaml",
         ClusterSpec.model_validate(cluster or {}),
-        job_dir=Path("/home/ana/jobs"),
-        workdir=Path("/home/ana/work"),
-        timestamp="20251122_041341",
-        local=False,
+        invocation_in(Path("/home/ana/work")),
     )
 
 
 def sweep_text(sweep: PlannedSweep) -> str:
-    text = "\n".join(render_sweep(describe_sweep(sweep, local=False))) + "\n"
-    return text.replace(f"exec {shlex.quote(sys.executable)} ", "exec /opt/gpujob/bin/python3 ")
+    return "\n".join(render_sweep(describe_sweep(sweep, local=False))) + "\n"
 
 
 def test_a_sweep_is_shown_as_a_table_and_one_array(golden: Callable[[str, str], Path]) -> None:
     golden("launcher/sweep-plan.txt", sweep_text(plan_of_sweep()))
+    record = describe_sweep(plan_of_sweep(), local=False)
+    assert SweepPlanRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
+    assert not list(problems(record.to_json(), published_schema("sweep-plan")))
 
 
 def test_points_with_different_resources_have_their_own_arrays(golden: Callable[[str, str], Path]) -> None:

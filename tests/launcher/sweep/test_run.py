@@ -20,7 +20,7 @@ from launcher.steps.steps import ENDING_SIGNALS
 from launcher.sweep import run as sweep_run
 from launcher.sweep.plan import PlannedSweep, plan_sweep
 from launcher.sweep.run import LocalSweep, begin_sweep, gpu_slots
-from tests.support.launcher import LocalJob, gpujob, poll, read_json
+from tests.support.launcher import LocalJob, gpujob, invocation_in, poll, read_json
 
 PROGRAM = """\
 import os, sys, time
@@ -115,15 +115,13 @@ def test_ctrl_c_ends_running_points_and_the_rest_can_be_resumed(tmp_path: Path) 
 
 
 def planned(max_parallel: int | None, gpus: int, here: Path = Path("/")) -> PlannedSweep:
-    body = {
+    body: dict[str, Any] = {
         "name": "j",
         "resources": {"gpus_per_node": gpus},
         "workers": [{"gpus": gpus, "command": "true {x}"}],
         "sweep": {"grid": {"x": [1, 2, 3]}, "max_parallel": max_parallel},
     }
-    return plan_sweep(
-        body, "job.yaml", ClusterSpec(), job_dir=here, workdir=here, timestamp="20251122_041341", local=True
-    )
+    return plan_sweep(body, "job.yaml", ClusterSpec(), invocation_in(here, local=True))
 
 
 def test_parallel_points_have_their_own_gpus() -> None:

@@ -11,7 +11,7 @@ from launcher.errors import ConfigError
 from launcher.plan.placeholders import fill_placeholders, fill_template, task_argv, task_environment
 from launcher.plan.plan import Plan
 from launcher.sweep.points import check_points, expand_sweep
-from launcher.sweep.values import escape_value, format_place, join_literally
+from launcher.sweep.values import escape_text, escape_value, format_place, join_literally
 from tests.support.launcher import HARD_NAMES, facts_of, plan_of
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
@@ -166,8 +166,8 @@ def test_mounts_get_the_value() -> None:
 
 @given(values)
 def test_an_escaped_value_is_restored(value: str) -> None:
-    assert fill_placeholders(escape_value(value), {"rank": "0", "x": "1"}) == value
-    assert escape_value({"{rank}": [value, 1, None]}) == {"{{rank}}": [escape_value(value), 1, None]}
+    assert fill_placeholders(escape_text(value), {"rank": "0", "x": "1"}) == value
+    assert escape_value({"{rank}": [value, 1, None]}) == {"{{rank}}": [escape_text(value), 1, None]}
 
 
 def test_texts_without_values_are_unchanged() -> None:

@@ -115,7 +115,7 @@ def test_a_truncated_result_is_a_missing_result(tmp_path: Path) -> None:
     assert f"\n    - {cut}: is not complete JSON: was it cut off?\n" in rendered(job.report())
     entry = {"file": cut, "concurrency": 4, "problem": "is not complete JSON: was it cut off?"}
     assert job.report()["benchmark"][-2:] == [
-        *(entry, {"file": "", "missing": [4], "problem": "no result for concurrency 4"}),
+        *(entry, {"file": "", "missing": [4], "problem": "no result for concurrency 4"})
     ]
 
 

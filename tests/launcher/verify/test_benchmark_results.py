@@ -194,7 +194,7 @@ def test_each_line_of_json_lines_is_a_result(tmp_path: Path) -> None:
     assert (job.path / name).stat().st_size > FULL_READ_BYTES
     found = job.results()
     assert [(entry["file"], entry["concurrency"], entry["requests"]) for entry in found] == [
-        *((name, 4, 16), (name, 8, 32), (name, 16, 64)),
+        *((name, 4, 16), (name, 8, 32), (name, 16, 64))
     ]
     assert found[1]["total_tokens_per_second"] == 9.5
     assert found[2] == {"file": name, **parse_benchmark_result(json.dumps(large).encode())}
@@ -220,11 +220,7 @@ def test_the_end_of_a_long_line_is_read_at_every_part_boundary(tmp_path: Path) -
         ("\n\n", 0, "is empty"),
         (lines_of(sa_bench(4)) + json.dumps(sa_bench(8))[:-9], 1, "line 2 is not complete JSON: was it cut off?"),
         (lines_of(sa_bench(4), {"output_len": 3}), 1, None),
-        (
-            lines_of({"output_len": 3}),
-            0,
-            "contains no result of a known benchmark (sa-bench, vLLM, SGLang, AIPerf)",
-        ),
+        (lines_of({"output_len": 3}), 0, "contains no result of a known benchmark (sa-bench, vLLM, SGLang, AIPerf)"),
         (
             lines_of(*(sa_bench(n + 1) for n in range(MOST_FILES + 1))),
             MOST_FILES,
@@ -467,7 +463,7 @@ def test_a_result_without_requests_does_not_change_the_count(tmp_path: Path) -> 
 
 
 def test_the_benchmark_section_matches_the_golden_page(golden: Golden) -> None:
-    results = [
+    results: list[dict[str, object]] = [
         {"file": "a", "concurrency": 4, **parse_benchmark_result(json.dumps(sa_bench(4)).encode())},
         {"file": "b", **parse_benchmark_result(json.dumps(sa_bench(512, completed=2000, request_rate=2.5)).encode())},
         {"file": "c", "concurrency": 1024, **parse_benchmark_result(json.dumps(AIPERF).encode())},

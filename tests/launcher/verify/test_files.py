@@ -4,15 +4,14 @@ import errno
 import json
 import os
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from exporter.contract.manifest import read_manifest
-from exporter.files.formats import NotRegularFile, open_source
 from exporter.files.formats.record_count import LineCounter
+from exporter.files.formats.source import NotRegularFile, open_source
 from launcher.verify import files as verify_files
 from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes, torch_bytes
 from tests.launcher.verify.verify_job import SAMPLES, START, Job, out_of_time_after, shortest_slices
@@ -45,7 +44,7 @@ def test_a_damaged_file_is_named_with_format_and_reason(name: str, content: byte
     check = job.lines(0, 100).write(name, content).checks()["valid"]
     assert (check.passed, check.files_total) == (False, 1)
     assert check.detail == f"1 of 2 files damaged: {name}"
-    (flaw,) = check.result().files
+    (flaw,) = check.files
     assert flaw.file == name
     assert reason in f"{flaw.format}: {flaw.reason}"
 
@@ -92,7 +91,7 @@ def test_many_damaged_files_are_all_counted_and_some_named(job: Job) -> None:
     check = job.checks()["valid"]
     assert check.detail.startswith("30 of 30 files damaged: ")
     assert check.detail.endswith(" and 25 more")
-    assert (len(check.result().files), check.files_total) == (30, 30)
+    assert (len(check.files), check.files_total) == (30, 30)
 
 
 def test_the_list_of_damaged_files_is_bounded(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -288,8 +287,8 @@ def test_an_unreadable_directory_is_a_failure(job: Job, monkeypatch: pytest.Monk
     assert job.result("outputs") == (False, f"{job.path} cannot be read: Permission denied")
 
 
-def open_with_errors(name: str, *errors: Exception) -> Callable[[str, str], Any]:
-    """An `open_source` that raises `errors` for the file `name` before it opens it."""
+def fail_opening(monkeypatch: pytest.MonkeyPatch, name: str, *errors: Exception) -> None:
+    """Let the first attempts to open a file fail with these errors; a missing file is removed."""
     pending = list(errors)
 
     def opens(folder: str, path: str) -> Any:
@@ -300,14 +299,12 @@ def open_with_errors(name: str, *errors: Exception) -> Callable[[str, str], Any]
             raise NotRegularFile(str(error)) from error
         return open_source(folder, path)
 
-    return opens
+    monkeypatch.setattr(verify_files, "open_source", opens)
 
 
 def test_a_file_removed_after_listing_is_ignored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.lines(0, 50).lines(1, 50).write("output_0.dat", "abc")
-    monkeypatch.setattr(
-        verify_files, "open_source", open_with_errors("output_0.dat", FileNotFoundError(2, "No such file"))
-    )
+    fail_opening(monkeypatch, "output_0.dat", FileNotFoundError(2, "No such file"))
     checks = job.checks()
     assert (checks["outputs"].passed, checks["outputs"].detail) == (True, "2 files, 1080 bytes")
     assert (checks["valid"].passed, checks["valid"].detail) == (True, "2 files valid (jsonl)")
@@ -315,16 +312,14 @@ def test_a_file_removed_after_listing_is_ignored(job: Job, monkeypatch: pytest.M
 
 def test_the_only_file_of_a_worker_removed_after_listing_is_missing(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.lines(0, 50).lines(1, 50)
-    monkeypatch.setattr(
-        verify_files, "open_source", open_with_errors("output_worker_1.jsonl", FileNotFoundError(2, "gone"))
-    )
+    fail_opening(monkeypatch, "output_worker_1.jsonl", FileNotFoundError(2, "gone"))
     assert "none of worker_w1" in job.result("outputs")[1]
 
 
 def test_an_unreadable_file_is_neither_valid_nor_damaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.lines(0, 50).lines(1, 50)
     error = PermissionError(13, "Permission denied")
-    monkeypatch.setattr(verify_files, "open_source", open_with_errors("output_worker_1.jsonl", error))
+    fail_opening(monkeypatch, "output_worker_1.jsonl", error)
     checks = job.checks()
     expected = "1 file valid (jsonl); 1 file that could not be read ([Errno 13] Permission denied)"
     assert (checks["valid"].passed, checks["valid"].detail) == (None, expected)
@@ -336,7 +331,7 @@ def test_a_brief_file_server_error_is_retried(number: int, job: Job, monkeypatch
     monkeypatch.setattr(verify_files, "PAUSE_S", 0.0)
     job.lines(0, 50).lines(1, 50)
     errors = (OSError(number, "is not there"), OSError(number, "is not there"))
-    monkeypatch.setattr(verify_files, "open_source", open_with_errors("output_worker_1.jsonl", *errors))
+    fail_opening(monkeypatch, "output_worker_1.jsonl", *errors)
     assert job.result("valid") == (True, "2 files valid (jsonl)")
 
 
@@ -443,15 +438,13 @@ def test_a_missing_shard_is_undecided_when_an_earlier_job_began_the_checkpoint(j
 
 def test_a_checkpoint_removed_during_the_check_is_ignored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.write("checkpoint_30.pt", torch_bytes(), 200).write("checkpoint_40.pt", torch_bytes(), 100)
-    monkeypatch.setattr(verify_files, "open_source", open_with_errors("checkpoint_40.pt", FileNotFoundError(2, "gone")))
+    fail_opening(monkeypatch, "checkpoint_40.pt", FileNotFoundError(2, "gone"))
     assert job.result("checkpoint") == (True, f"checkpoint_30.pt is valid: 1 file, {len(torch_bytes())} bytes")
 
 
 def test_an_unreadable_checkpoint_is_neither_valid_nor_damaged(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.write("checkpoint_40.pt", torch_bytes(), 100)
-    monkeypatch.setattr(
-        verify_files, "open_source", open_with_errors("checkpoint_40.pt", PermissionError(13, "denied"))
-    )
+    fail_opening(monkeypatch, "checkpoint_40.pt", PermissionError(13, "denied"))
     passed, detail = job.result("checkpoint")
     assert (passed, detail.partition(", 1 file ")[2]) == (None, "whose check was inconclusive ([Errno 13] denied)")
 

@@ -4,6 +4,7 @@ import errno
 import os
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from launcher.verify.timed_reads import FileWorkResult, run_file_work
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.launcher.verify.verify_job import Job, out_of_time_after, shortest_slices
-from tests.support.exporter import SOON_S
+from tests.support.exporter import SOON_S, change_listings
 
 
 @pytest.fixture
@@ -149,28 +150,13 @@ def test_a_slow_checkpoint_directory_is_read_to_the_end(job: Job, monkeypatch: p
     for step in range(30):
         for rank in range(10):
             job.write(f"checkpoint_{step}/model_rank{rank}.pt", torch_bytes(8), age_s=1000 - step)
-    scandir = os.scandir
 
-    class Slow:
-        def __init__(self, entries: Any) -> None:
-            self.entries = entries
+    def slowly(entries: list[Any]) -> Iterator[Any]:
+        for entry in entries:
+            time.sleep(0.005)
+            yield entry
 
-        def __enter__(self) -> Any:
-            self.entries.__enter__()
-            return self
-
-        def __iter__(self) -> Any:
-            for entry in self.entries:
-                time.sleep(0.005)
-                yield entry
-
-        def __exit__(self, *why: object) -> Any:
-            return self.entries.__exit__(*why)
-
-    monkeypatch.setattr(
-        "exporter.files.checkpoints.checkpoints_reader.os.scandir",
-        lambda place: Slow(scandir(place)) if isinstance(place, int) else scandir(place),
-    )
+    change_listings(monkeypatch, slowly)
     monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 1.2)
     assert job.result("checkpoint")[0] is True
 

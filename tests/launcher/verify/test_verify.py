@@ -17,7 +17,7 @@ from exporter.machine.file_host import FileWatchHost
 from exporter.machine.mounts import MountPoint
 from exporter.progress.work import JobWork, job_work
 from launcher.verify.checksums import CHECKSUMS_FILE, read_checksums, write_checksums
-from launcher.verify.verify import VerificationCheck, verify_results
+from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.launcher.verify.verify_job import COMPLETED, SAMPLES, START, Job
 
@@ -53,7 +53,8 @@ def checks_of_nodes(
         for node, facts in over.items()
     }
     host = FileWatchHost(SystemClock(), use_helper=False)
-    found = verify_results(manifest, exit_reasons=COMPLETED, work=job.work, since=START, statuses=statuses, host=host)
+    finished = FinishedJob(manifest, job.work, COMPLETED, since=START, statuses=statuses)
+    found = verify_results(finished, host=host)
     return {check.name: check for check in found}
 
 
@@ -189,10 +190,7 @@ def test_empty_json_results_are_a_failure(content: str, tmp_path: Path) -> None:
 def test_checksums_are_written_for_sha256sum(tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"checksums": True, "outputs": 1})
     job.lines(0, 50).write("output_a\\b\nc.jsonl", "{}\n" * 50)
-    assert job.result("checksums") == (
-        True,
-        "SHA-256 of 2 of 2 files in checksums.txt",
-    )
+    assert job.result("checksums") == (True, "SHA-256 of 2 of 2 files in checksums.txt")
     done = subprocess.run(
         ["sha256sum", "-c", str(job.path / CHECKSUMS_FILE)], cwd=job.path, capture_output=True, text=True, check=False
     )

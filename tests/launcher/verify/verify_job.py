@@ -14,7 +14,7 @@ from exporter.contract.status import WorkerStatus
 from exporter.machine.file_host import FileWatchHost
 from exporter.progress.work import JobWork, job_work
 from launcher.verify import files
-from launcher.verify.verify import VerificationCheck, verify_results
+from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 from tests.support.launcher import settled_run_dir
 
 SAMPLES = Path(__file__).parents[2] / "exporter" / "files" / "formats" / "samples"
@@ -61,10 +61,10 @@ class Job:
     def checks(self, **over: Any) -> dict[str, VerificationCheck]:
         """All checks, by name."""
         given: dict[str, Any] = {"work": self.work, "idle_ranks": self.idle, "busy_ranks": self.busy, "since": START}
-        given |= {"logs": self.logs, **over}
-        if "host" not in given:
-            given["host"] = FileWatchHost(SystemClock(), use_helper=False)
-        found = verify_results(read_manifest(self.path), exit_reasons=COMPLETED, **given)
+        given |= {"logs": self.logs, "exit_reasons": COMPLETED, **over}
+        how: dict[str, Any] = {"host": FileWatchHost(SystemClock(), use_helper=False)}
+        how |= {name: given.pop(name) for name in ("host", "out_of_time", "progress") if name in given}
+        found = verify_results(FinishedJob(read_manifest(self.path), **given), **how)
         assert len({check.name for check in found}) == len(found)
         return {check.name: check for check in found}
 

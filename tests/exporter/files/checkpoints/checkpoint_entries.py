@@ -1,43 +1,10 @@
 """Entries of a checkpoint folder as values, including hostile ones."""
 
-from typing import NamedTuple
-
 from hypothesis import strategies as st
 
+from exporter.contract.status import DamagedFile
+from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointFile, CheckpointIndex
 from tests.exporter.files.checkpoints.checkpoint_trees import START
-
-
-class File(NamedTuple):
-    path: str
-    size: int
-    mtime: float
-    inode: int
-    temporary: bool = False
-
-
-class Damage(NamedTuple):
-    path: str
-    reason: str | None
-
-
-class Index(NamedTuple):
-    path: str
-    shards: tuple[str, ...]
-
-
-class Entry(NamedTuple):
-    name: str
-    bare: str
-    temporary: bool
-    is_directory: bool
-    inode: int
-    files: tuple[File, ...]
-    is_fully_read: bool = True
-    indexes: tuple[Index, ...] = ()
-    valid: int = 0
-    checked: int = 0
-    damaged: tuple[Damage, ...] = ()
-
 
 ANY_NAME = st.text(
     st.characters(codec="utf-8", exclude_characters="/\0") | st.characters(min_codepoint=0xDC80, max_codepoint=0xDCFF),
@@ -70,12 +37,12 @@ HOSTILE = st.lists(PIECES, min_size=1, max_size=8).map("".join) | ANY_NAME
 
 
 @st.composite
-def entries(draw: st.DrawFn) -> Entry:
+def entries(draw: st.DrawFn) -> CheckpointEntry:
     name, inode = draw(HOSTILE), draw(st.integers(1, 20))
     directory = draw(st.booleans())
     inner = draw(st.lists(HOSTILE, max_size=4)) if directory else [""]
     files = tuple(
-        File(
+        CheckpointFile(
             f"{name}/{path}" if path else name,
             draw(st.integers(0, 1 << 40)),
             draw(st.floats(START - 100, START + 4000)),
@@ -85,7 +52,7 @@ def entries(draw: st.DrawFn) -> Entry:
         for path in inner
     )
     bad = draw(st.booleans())
-    return Entry(
+    return CheckpointEntry(
         name,
         draw(st.just(name) | HOSTILE),
         draw(st.booleans()),
@@ -93,8 +60,8 @@ def entries(draw: st.DrawFn) -> Entry:
         inode,
         files,
         draw(st.booleans()),
-        tuple(Index(f"{name}/i.index.json", (shard,)) for shard in draw(st.lists(HOSTILE, max_size=3))),
+        tuple(CheckpointIndex(f"{name}/i.index.json", (shard,)) for shard in draw(st.lists(HOSTILE, max_size=3))),
         draw(st.integers(0, 3)),
         draw(st.integers(0, 3)),
-        tuple(Damage(file.path, "is cut") for file in files[:1] if bad),
+        tuple(DamagedFile(file.path, None, "is cut") for file in files[:1] if bad),
     )

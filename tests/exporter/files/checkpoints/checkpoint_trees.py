@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from exporter.files.checkpoints.checkpoints_reader import CheckpointWatch
+from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.checkpoints.tracker import CheckpointEvent, CheckpointTracker
 
 START = 1_700_000_000.0
@@ -45,6 +46,19 @@ class Folder:
         """Replace watch and tracker, as a new sidecar does."""
         self.watch = CheckpointWatch(str(self.path), self.pattern, self.start, verify=self.verify)
         self.checkpoints = CheckpointTracker(self.start)
+        self.history = self.checkpoints.history
+
+    @property
+    def last(self) -> Checkpoint:
+        """The newest checkpoint in any state, which must exist."""
+        assert self.checkpoints.last is not None
+        return self.checkpoints.last
+
+    @property
+    def last_complete(self) -> Checkpoint:
+        """The newest complete checkpoint, which must exist."""
+        assert self.checkpoints.last_complete is not None
+        return self.checkpoints.last_complete
 
     def write(self, name: str, content: bytes | str | int = b"x" * 100, mtime: float | None = None) -> Path:
         """Write a file with this mtime, by default now; an int is the size of a sparse file."""

@@ -202,8 +202,8 @@ def test_a_first_scan_of_many_files_takes_several_polls(tmp_path: Path, monkeypa
         folder.write(f"checkpoint_{step}.pt", mtime=START + step)
     assert folder.watch.poll(NOW).has_unread_names
     folder.restart()
-    assert [folder.poll(), folder.checkpoints.total, folder.poll(), folder.checkpoints.total] == [[], 0, [], 0]
-    assert [folder.poll(), folder.checkpoints.total] == [[], 25]
+    assert [folder.poll(), folder.history.total, folder.poll(), folder.history.total] == [[], 0, [], 0]
+    assert [folder.poll(), folder.history.total] == [[], 25]
 
 
 def test_a_settled_directory_is_not_walked_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -228,7 +228,7 @@ def test_files_of_old_directories_are_not_kept(tmp_path: Path) -> None:
     held = [name for name, unit in folder.watch._entry_watches.items() if unit.entry is not None and unit.entry.files]
     assert len(held) <= checkpoints_reader.MOST_HELD + 1
     assert "s_19" in held
-    assert folder.checkpoints.total == 20
+    assert folder.history.total == 20
     folder.write_all(f"s_3/{number}.pt" for number in range(3))
     assert folder.poll_for(60) == ["saved s_3"]
 
@@ -242,7 +242,7 @@ def test_very_many_names_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyP
         folder.poll(15)
         assert len(folder.watch._entry_watches) <= 40
     folder.poll_for(30)
-    assert folder.checkpoints.total == 100
+    assert folder.history.total == 100
 
 
 def test_a_directory_that_replaces_a_file_is_the_checkpoint(tmp_path: Path) -> None:
@@ -255,9 +255,7 @@ def test_a_directory_that_replaces_a_file_is_the_checkpoint(tmp_path: Path) -> N
     assert list(folder.checkpoints._keys_by_name) == ["model.ckpt"]
 
 
-def test_inodes_that_change_at_each_read_are_no_change(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_inodes_that_change_at_each_read_are_no_change(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
     folder.write("step_1/x.pt")
     folder.write("checkpoint_2.pt")
     real, numbers = CheckpointWatch._record_files, iter(range(10_000))
@@ -287,143 +285,113 @@ def test_a_huge_sparse_file_is_checked_quickly(tmp_path: Path) -> None:
     began = time.monotonic()
     folder.poll_for(60)
     assert time.monotonic() - began < SOON_S
-    assert folder.checkpoints.last is not None
-    assert folder.checkpoints.last.bytes == 1 << 40
-    assert folder.checkpoints.last.state == "invalid"
+    assert folder.last.bytes == 1 << 40
+    assert folder.last.state == "invalid"
 
 
 # Validity
 
 
-def test_whole_files_make_a_valid_checkpoint(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write("checkpoint-1/model.safetensors", safetensors_bytes())
-    folder.write("checkpoint-1/optimizer.pt", torch_bytes())
-    folder.write("checkpoint-1/unknown.dat", b"\x00\x01\x02")
-    assert folder.poll_for(60) == ["saved checkpoint-1"]
-    last = folder.checkpoints.last_complete
-    assert last is not None
+def test_whole_files_make_a_valid_checkpoint(verified: Folder) -> None:
+    verified.write("checkpoint-1/model.safetensors", safetensors_bytes())
+    verified.write("checkpoint-1/optimizer.pt", torch_bytes())
+    verified.write("checkpoint-1/unknown.dat", b"\x00\x01\x02")
+    assert verified.poll_for(60) == ["saved checkpoint-1"]
+    last = verified.last_complete
     assert (last.state, last.valid, last.reason) == ("complete", True, None)
 
 
-def test_a_checkpoint_of_unknown_files_is_neither_valid_nor_invalid(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write("checkpoint_1.dat", b"\x00\x01\x02")
-    folder.poll_for(60)
-    assert folder.checkpoints.last is not None
-    assert (folder.checkpoints.last.state, folder.checkpoints.last.valid) == ("complete", None)
+def test_a_checkpoint_of_unknown_files_is_neither_valid_nor_invalid(verified: Folder) -> None:
+    verified.write("checkpoint_1.dat", b"\x00\x01\x02")
+    verified.poll_for(60)
+    assert (verified.last.state, verified.last.valid) == ("complete", None)
 
 
 @pytest.mark.parametrize("content", [torch_bytes()[:-30], b"", torch_bytes()[:40]], ids=["cut", "empty", "top"])
-def test_a_damaged_shard_is_reported_once_after_two_checks(tmp_path: Path, content: bytes) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write("step_1/a.pt", torch_bytes())
-    folder.write("step_1/b.pt", content)
+def test_a_damaged_shard_is_reported_once_after_two_checks(verified: Folder, content: bytes) -> None:
+    verified.write("step_1/a.pt", torch_bytes())
+    verified.write("step_1/b.pt", content)
     happened = []
     for _ in range(24):
-        happened += [(folder.now - START - 1000, text) for text in folder.poll()]
+        happened += [(verified.now - START - 1000, text) for text in verified.poll()]
     assert [text for _, text in happened] == ["saved step_1", "damaged step_1"]
     assert happened[1][0] - happened[0][0] >= checkpoints_reader.RECHECK_S
-    last = folder.checkpoints.last_complete
-    assert last is not None
-    assert (last.state, last.valid, folder.checkpoints.total) == ("invalid", False, 1)
+    last = verified.last_complete
+    assert (last.state, last.valid, verified.history.total) == ("invalid", False, 1)
     assert last.reason is not None
     assert last.reason.startswith("step_1/b.pt: ")
 
 
-def test_a_damaged_file_that_is_rewritten_is_whole(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write("checkpoint.pt", torch_bytes()[:-30])
-    folder.poll_for(90)
-    folder.write("checkpoint.pt", torch_bytes())
-    folder.poll_for(60)
-    last = folder.checkpoints.last_complete
-    assert last is not None
-    assert (last.state, last.valid, folder.checkpoints.total) == ("complete", True, 2)
-    assert [event.kind for event in folder.happened] == ["saved", "damaged", "saved"]
+def test_a_damaged_file_that_is_rewritten_is_whole(verified: Folder) -> None:
+    verified.write("checkpoint.pt", torch_bytes()[:-30])
+    verified.poll_for(90)
+    verified.write("checkpoint.pt", torch_bytes())
+    verified.poll_for(60)
+    last = verified.last_complete
+    assert (last.state, last.valid, verified.history.total) == ("complete", True, 2)
+    assert [event.kind for event in verified.happened] == ["saved", "damaged", "saved"]
 
 
-def test_a_file_that_is_whole_at_the_second_check_is_not_damaged(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write("checkpoint_1.pt", torch_bytes()[:-30])
-    folder.poll_for(20)
-    folder.write("checkpoint_1.pt", torch_bytes())
-    folder.poll_for(60)
-    assert {event.kind for event in folder.happened} == {"saved"}
+def test_a_file_that_is_whole_at_the_second_check_is_not_damaged(verified: Folder) -> None:
+    verified.write("checkpoint_1.pt", torch_bytes()[:-30])
+    verified.poll_for(20)
+    verified.write("checkpoint_1.pt", torch_bytes())
+    verified.poll_for(60)
+    assert {event.kind for event in verified.happened} == {"saved"}
 
 
-def test_a_good_file_written_with_pauses_is_never_damaged(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
+def test_a_good_file_written_with_pauses_is_never_damaged(verified: Folder) -> None:
     for step in (1, 2, 3, 4):
         content = torch_bytes(step)
         for end in range(200, len(content), 100):
-            folder.write(f"checkpoint_{step}.pt", content[:end])
-            folder.poll_for(35)
-        folder.write(f"checkpoint_{step}.pt", content)
-        folder.poll_for(200)
-    assert [event.kind for event in folder.happened] == ["saved"] * 4
-    last = folder.checkpoints.last_complete
-    assert last is not None
-    assert (folder.checkpoints.total, last.valid) == (4, True)
+            verified.write(f"checkpoint_{step}.pt", content[:end])
+            verified.poll_for(35)
+        verified.write(f"checkpoint_{step}.pt", content)
+        verified.poll_for(200)
+    assert [event.kind for event in verified.happened] == ["saved"] * 4
+    last = verified.last_complete
+    assert (verified.history.total, last.valid) == (4, True)
 
 
-def test_a_truncated_file_is_damaged_as_soon_as_the_next_is_written(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write("checkpoint_1.pt", torch_bytes()[:-30])
-    assert folder.poll_for(30) == ["saved checkpoint_1.pt"]
-    folder.write("checkpoint_2.pt", torch_bytes())
-    assert folder.poll_for(30) == ["damaged checkpoint_1.pt", "saved checkpoint_2.pt"]
+def test_a_truncated_file_is_damaged_as_soon_as_the_next_is_written(verified: Folder) -> None:
+    verified.write("checkpoint_1.pt", torch_bytes()[:-30])
+    assert verified.poll_for(30) == ["saved checkpoint_1.pt"]
+    verified.write("checkpoint_2.pt", torch_bytes())
+    assert verified.poll_for(30) == ["damaged checkpoint_1.pt", "saved checkpoint_2.pt"]
 
 
 @pytest.mark.parametrize("name", ["a.ckpt", "a.bin", "__0_0.distcp", "a.pt", "a.safetensors"])
 @pytest.mark.parametrize("size", [1, 5000])
-def test_a_file_of_zeros_is_damaged(tmp_path: Path, name: str, size: int) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write(f"step_1/{name}", bytes(size))
-    folder.poll_for(120)
-    assert [event.kind for event in folder.happened] == ["saved", "damaged"]
+def test_a_file_of_zeros_is_damaged(verified: Folder, name: str, size: int) -> None:
+    verified.write(f"step_1/{name}", bytes(size))
+    verified.poll_for(120)
+    assert [event.kind for event in verified.happened] == ["saved", "damaged"]
 
 
-def test_numbers_that_begin_with_zeros_are_not_damaged(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write("step_1/weights.bin", bytes(5000) + b"\1\2\3\4")
-    folder.write("step_1/weights.dat", bytes(5000))
-    folder.poll_for(120)
-    assert [event.kind for event in folder.happened] == ["saved"]
+def test_numbers_that_begin_with_zeros_are_not_damaged(verified: Folder) -> None:
+    verified.write("step_1/weights.bin", bytes(5000) + b"\1\2\3\4")
+    verified.write("step_1/weights.dat", bytes(5000))
+    verified.poll_for(120)
+    assert [event.kind for event in verified.happened] == ["saved"]
 
 
-def test_half_written_text_files_do_not_damage_a_checkpoint(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write("step_1/model.pt", torch_bytes())
+def test_half_written_text_files_do_not_damage_a_checkpoint(verified: Folder) -> None:
+    verified.write("step_1/model.pt", torch_bytes())
     for name, text in (("a.jsonl", '{"a": 1}\n{"b"'), ("b.json", '{"a": '), ("c.csv", 'a,b\n1,"'), ("d.txt", "x")):
-        folder.write(f"step_1/{name}", text)
-    folder.poll_for(200)
-    last = folder.checkpoints.last_complete
-    assert last is not None
+        verified.write(f"step_1/{name}", text)
+    verified.poll_for(200)
+    last = verified.last_complete
     assert (last.state, last.valid) == ("complete", True)
-    folder.write("step_2/model.pt", torch_bytes())
-    folder.write("step_2/model.safetensors.index.json", '{"weight_map": ')
-    folder.poll_for(200)
-    assert folder.checkpoints.last_complete is not None
-    assert folder.checkpoints.last_complete.state == "invalid"
+    verified.write("step_2/model.pt", torch_bytes())
+    verified.write("step_2/model.safetensors.index.json", '{"weight_map": ')
+    verified.poll_for(200)
+    assert verified.last_complete.state == "invalid"
 
 
-def test_a_file_seen_to_appear_is_checked_despite_an_old_mtime(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.write("checkpoint_1.pt", torch_bytes()[:-30], mtime=START - 600)
-    folder.poll_for(120)
-    assert [event.kind for event in folder.happened] == ["saved", "damaged"]
+def test_a_file_seen_to_appear_is_checked_despite_an_old_mtime(verified: Folder) -> None:
+    verified.write("checkpoint_1.pt", torch_bytes()[:-30], mtime=START - 600)
+    verified.poll_for(120)
+    assert [event.kind for event in verified.happened] == ["saved", "damaged"]
 
 
 def test_a_poll_ends_in_time_and_the_next_continues(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -441,13 +409,13 @@ def test_a_poll_ends_in_time_and_the_next_continues(tmp_path: Path, monkeypatch:
     monkeypatch.setattr(time, "perf_counter", lambda: now)
     monkeypatch.setattr(os, "lstat", slow)
     durations = []
-    while not folder.checkpoints.total:
+    while not folder.history.total:
         began = now
         assert folder.poll() == []
         durations.append(now - began)
     assert len(durations) >= 6
     assert max(durations) < 0.2
-    assert folder.checkpoints.total == 60
+    assert folder.history.total == 60
 
 
 def test_a_walk_continues_at_the_next_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -523,9 +491,7 @@ def test_a_file_that_vanishes_during_a_poll_is_no_error(tmp_path: Path, monkeypa
     assert folder.watch.poll(NOW + 5).names == ()
 
 
-def test_a_clock_that_is_set_back_does_not_stop_the_watch(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt", verify=True)
-    folder.poll()
-    folder.now -= 900.0
-    folder.write("checkpoint_1.pt", torch_bytes())
-    assert folder.poll_for(60) == ["saved checkpoint_1.pt"]
+def test_a_clock_that_is_set_back_does_not_stop_the_watch(verified: Folder) -> None:
+    verified.now -= 900.0
+    verified.write("checkpoint_1.pt", torch_bytes())
+    assert verified.poll_for(60) == ["saved checkpoint_1.pt"]

@@ -79,15 +79,19 @@ class Node:
         return found
 
 
-def test_a_job_without_checkpoints_has_none(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+@pytest.fixture
+def node(tmp_path: Path) -> Node:
+    """A node without checkpoints so far."""
+    return Node(tmp_path)
+
+
+def test_a_job_without_checkpoints_has_none(node: Node) -> None:
     assert (node.value(TOTAL), node.value(WRITING)) == (0, 0)
     assert [node.value(family) for family in (LAST, LAST_BYTES, VALID, MISSING, INTERVAL)] == [None] * 5
     assert node.checkpoints().last is None
 
 
-def test_checkpoints_are_counted_measured_and_checked(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_checkpoints_are_counted_measured_and_checked(node: Node) -> None:
     content = torch_bytes(1000)
     for step in range(3):
         written = node.clock.now
@@ -104,8 +108,7 @@ def test_checkpoints_are_counted_measured_and_checked(tmp_path: Path) -> None:
     assert (found.last.name, found.last.state, found.last.step) == ("checkpoint_2.pt", "complete", 2)
 
 
-def test_events_report_saved_and_damaged_checkpoints(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_events_report_saved_and_damaged_checkpoints(node: Node) -> None:
     saved = node.clock.now
     node.write("checkpoint_1\n.pt", torch_bytes()[:-30])
     node.reads(90)
@@ -120,8 +123,7 @@ def test_events_report_saved_and_damaged_checkpoints(tmp_path: Path) -> None:
     json.dumps(node.checkpoints().to_json(), ensure_ascii=False).encode()
 
 
-def test_validity_is_unknown_while_a_file_is_in_doubt(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_validity_is_unknown_while_a_file_is_in_doubt(node: Node) -> None:
     node.write("ckpt_step5_rank0.pt", torch_bytes())
     node.write("ckpt_step5_rank1.pt", torch_bytes()[:-30])
     validity = []
@@ -133,8 +135,7 @@ def test_validity_is_unknown_while_a_file_is_in_doubt(tmp_path: Path) -> None:
     assert set(validity) == {None, 0}
 
 
-def test_checkpoints_are_complete_at_once_after_all_workers_ended(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_checkpoints_are_complete_at_once_after_all_workers_ended(tmp_path: Path, node: Node) -> None:
     node.write("checkpoint_1.pt", torch_bytes())
     node.write("checkpoint_2.pt.tmp", torch_bytes()[:-30])
     node.reads(5)
@@ -190,10 +191,7 @@ def test_files_of_an_earlier_job_do_not_affect_the_rhythm(tmp_path: Path) -> Non
     assert (node.value(TOTAL), node.value(LAST), node.times.value) == (0, None, ())
 
 
-def test_a_hanging_folder_has_no_series_and_nothing_counts_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    node = Node(tmp_path)
+def test_a_hanging_folder_has_no_series_and_nothing_counts_twice(node: Node, monkeypatch: pytest.MonkeyPatch) -> None:
     node.write("checkpoint_1.pt", torch_bytes())
     node.reads(60)
     assert node.value(TOTAL) == 1
@@ -263,8 +261,7 @@ def restart_sidecar(node: Node, run_dir: Path, **identity: Any) -> Node:
     return new
 
 
-def test_the_count_does_not_fall_with_a_new_sidecar(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_the_count_does_not_fall_with_a_new_sidecar(tmp_path: Path, node: Node) -> None:
     write_and_keep_two(node, *range(1, 7))
     assert node.value(TOTAL) == 6
     new = restart_sidecar(node, tmp_path)
@@ -277,9 +274,8 @@ def test_the_count_does_not_fall_with_a_new_sidecar(tmp_path: Path) -> None:
     assert restart_sidecar(new, tmp_path).value(TOTAL) == 7
 
 
-@pytest.mark.parametrize("change", [{"total": -1}, {"beats": 3}, {"counted": None}])
-def test_an_unusable_saved_state_is_ignored(tmp_path: Path, change: dict[str, object]) -> None:
-    node = Node(tmp_path)
+@pytest.mark.parametrize("change", [{"total": None}, {"beats": 3}, {"counted": None}])
+def test_an_unusable_saved_state_is_ignored(tmp_path: Path, node: Node, change: dict[str, object]) -> None:
     write_and_keep_two(node, *range(1, 7))
     path = tmp_path / "state" / f"{node.context.identity.node}.checkpoints.json"
     body = json.loads(path.read_text())
@@ -290,8 +286,7 @@ def test_an_unusable_saved_state_is_ignored(tmp_path: Path, change: dict[str, ob
         assert restart_sidecar(node, tmp_path).value(TOTAL) == 2
 
 
-def test_the_state_is_saved_only_after_a_new_checkpoint(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_the_state_is_saved_only_after_a_new_checkpoint(tmp_path: Path, node: Node) -> None:
     path = tmp_path / "state" / f"{node.context.identity.node}.checkpoints.json"
     node.reads(60)
     assert not path.exists()
@@ -308,16 +303,16 @@ def test_the_state_is_saved_only_after_a_new_checkpoint(tmp_path: Path) -> None:
     assert json.loads(path.read_text())["checkpoints"]["total"] == 3
 
 
-def test_a_read_only_run_directory_affects_nothing_else(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    node = Node(tmp_path)
+def test_a_read_only_run_directory_affects_nothing_else(
+    tmp_path: Path, node: Node, caplog: pytest.LogCaptureFixture
+) -> None:
     (tmp_path / "state").write_text("")
     write_and_keep_two(node, 1, 2)
     assert node.value(TOTAL) == 2
     assert sum("is not saved" in record.getMessage() for record in caplog.records) == 1
 
 
-def test_unusual_files_are_only_a_hint(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_unusual_files_are_only_a_hint(node: Node) -> None:
     for step, count in ((1, 4), (2, 2)):
         for rank in range(count):
             node.write(f"checkpoint_{step}_rank{rank}.pt", torch_bytes())
@@ -385,8 +380,7 @@ def unusual(node: Node) -> list[str]:
     return [event.detail for event in events if event.event == "checkpoint unusual" or event.level != "info"]
 
 
-def test_other_steps_of_a_restarted_worker_are_not_unusual(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_other_steps_of_a_restarted_worker_are_not_unusual(tmp_path: Path, node: Node) -> None:
     for step in (100, 200, 300, 400):
         save(node, step, 0, 1, 2)
     touch_workers_dir(node, tmp_path)  # rank 2 is killed
@@ -400,8 +394,7 @@ def test_other_steps_of_a_restarted_worker_are_not_unusual(tmp_path: Path) -> No
     assert unusual(node) == []
 
 
-def test_missing_ranks_at_the_end_of_a_failed_job_are_not_unusual(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_missing_ranks_at_the_end_of_a_failed_job_are_not_unusual(tmp_path: Path, node: Node) -> None:
     for step in (100, 200, 300):
         save(node, step, 0, 1, 2)
     touch_workers_dir(node, tmp_path)  # rank 1 is killed, and the others save during the teardown
@@ -412,8 +405,7 @@ def test_missing_ranks_at_the_end_of_a_failed_job_are_not_unusual(tmp_path: Path
     assert unusual(node) == []
 
 
-def test_missing_ranks_are_reported_again_once_there_are_checkpoints_to_compare(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_missing_ranks_are_reported_again_once_there_are_checkpoints_to_compare(tmp_path: Path, node: Node) -> None:
     save(node, 100, 0, 1)
     touch_workers_dir(node, tmp_path)
     for step in (200, 300, 400):
@@ -424,8 +416,7 @@ def test_missing_ranks_are_reported_again_once_there_are_checkpoints_to_compare(
     ]
 
 
-def test_a_size_is_compared_with_checkpoints_of_the_same_ranks(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_a_size_is_compared_with_checkpoints_of_the_same_ranks(tmp_path: Path, node: Node) -> None:
     for step in (1, 2, 3):
         save(node, step, 0, 1, 2)
     touch_workers_dir(node, tmp_path)  # a worker was restarted: the ranks may be out of step
@@ -454,8 +445,7 @@ def test_a_lone_shard_is_odd_if_no_worker_started_or_ended(tmp_path: Path) -> No
     assert odd_sizes(node) == ["checkpoint_worker_0_step_4.pt", "checkpoint_worker_*_step_5.pt"]
 
 
-def test_a_lone_shard_after_a_restart_is_odd_after_three_complete_checkpoints(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_a_lone_shard_after_a_restart_is_odd_after_three_complete_checkpoints(tmp_path: Path, node: Node) -> None:
     for step in (1, 2, 3):
         save(node, step, *range(8))
     touch_workers_dir(node, tmp_path)
@@ -468,8 +458,7 @@ def test_a_lone_shard_after_a_restart_is_odd_after_three_complete_checkpoints(tm
     assert odd_sizes(node) == ["checkpoint_worker_0_step_8.pt", "checkpoint_worker_3_step_9.pt"]
 
 
-def test_a_rank_out_of_step_after_a_restart_is_not_odd(tmp_path: Path) -> None:
-    node = Node(tmp_path)
+def test_a_rank_out_of_step_after_a_restart_is_not_odd(tmp_path: Path, node: Node) -> None:
     for step in (1, 2, 3):
         save(node, step, *range(8))
     touch_workers_dir(node, tmp_path)

@@ -2,7 +2,6 @@
 
 import json
 import os
-from pathlib import Path
 from typing import NamedTuple
 
 import pytest
@@ -19,54 +18,44 @@ from tests.exporter.files.checkpoints.checkpoint_layouts import (
 from tests.exporter.files.checkpoints.checkpoint_trees import Folder
 
 
-def test_a_marker_file_makes_a_checkpoint_complete(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_marker_file_makes_a_checkpoint_complete(folder: Folder) -> None:
     folder.write_all(f"step_1/__{rank}_0.distcp" for rank in range(2))
     assert folder.poll() == []
     folder.write("step_1/.metadata")
     assert folder.poll() == ["saved step_1"]
 
 
-def test_each_rewrite_of_the_same_name_counts(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_each_rewrite_of_the_same_name_counts(folder: Folder) -> None:
     for size in (100, 100, 90, 120):
         folder.write("checkpoint.pt", b"y" * size)
         assert folder.poll_for(100) == ["saved checkpoint.pt"]
-    assert folder.checkpoints.total == 4
-    assert folder.checkpoints.interval_s == 100.0
+    assert folder.history.total == 4
+    assert folder.history.interval_s == 100.0
 
 
-def test_a_replaced_file_counts_at_once(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_replaced_file_counts_at_once(folder: Folder) -> None:
     for _ in range(3):
         folder.write("checkpoint.pt.tmp")
         folder.poll()
         folder.rename("checkpoint.pt.tmp", "checkpoint.pt")
         assert folder.poll() == ["saved checkpoint.pt"]
-    assert folder.checkpoints.total == 3
+    assert folder.history.total == 3
 
 
-def test_a_pausing_writer_counts_once_and_later_pauses_are_waited_for(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_pausing_writer_counts_once_and_later_pauses_are_waited_for(folder: Folder) -> None:
     folder.write("checkpoint_1.pt", 100)
     assert folder.poll_for(25) == ["saved checkpoint_1.pt"]
     folder.write("checkpoint_1.pt", 200)
     assert folder.poll_for(100) == []
-    last = folder.checkpoints.last
-    assert (last.bytes, folder.checkpoints.total) == (200, 1)  # type: ignore[union-attr]
+    last = folder.last
+    assert (last.bytes, folder.history.total) == (200, 1)
     folder.write("checkpoint_2.pt", 100)
     assert folder.poll_for(25) == []
     folder.write("checkpoint_2.pt", 200)
     assert folder.poll_for(100) == ["saved checkpoint_2.pt"]
 
 
-def test_files_added_later_do_not_make_a_new_checkpoint(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_files_added_later_do_not_make_a_new_checkpoint(folder: Folder) -> None:
     hugging_face(folder, 10)
     folder.poll_for(300)
     folder.write("checkpoint-10/README.md")
@@ -76,18 +65,14 @@ def test_files_added_later_do_not_make_a_new_checkpoint(tmp_path: Path) -> None:
     assert folder.poll_for(30) != []  # nor does the time between them count as a pause of the writer
 
 
-def test_a_step_rewritten_after_a_resume_counts_again(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_step_rewritten_after_a_resume_counts_again(folder: Folder) -> None:
     for _ in range(2):
         ranks(folder, 10)
         folder.poll_for(100)
-    assert folder.checkpoints.total == 2
+    assert folder.history.total == 2
 
 
-def test_a_link_or_copy_named_last_is_no_separate_checkpoint(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_link_or_copy_named_last_is_no_separate_checkpoint(folder: Folder) -> None:
     for step in (1, 2, 3):
         path = folder.write(f"epoch={step}-step={step}00.ckpt")
         for name, make in (("last.ckpt", os.link), ("best.ckpt", os.symlink)):
@@ -96,19 +81,16 @@ def test_a_link_or_copy_named_last_is_no_separate_checkpoint(tmp_path: Path) -> 
         folder.poll()
         folder.write("latest.ckpt")
         folder.poll_for(200)
-        last = folder.checkpoints.last
-        assert last is not None
-        assert (last.step, folder.checkpoints.total) == (step * 100, step)
+        last = folder.last
+        assert (last.step, folder.history.total) == (step * 100, step)
 
 
-def test_a_last_file_that_is_written_more_often_counts(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_last_file_that_is_written_more_often_counts(folder: Folder) -> None:
     folder.write("step=1.ckpt")
     folder.poll_for(300)
     folder.write("last.ckpt")
     folder.poll_for(300)
-    assert folder.checkpoints.total == 2
+    assert folder.history.total == 2
 
 
 class Part(NamedTuple):
@@ -131,44 +113,35 @@ PARTS = {
 
 
 @pytest.mark.parametrize("part", PARTS.values(), ids=PARTS)
-def test_missing_files_are_reported_once(tmp_path: Path, part: Part) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_missing_files_are_reported_once(folder: Folder, part: Part) -> None:
     for step in range(1, part.before + 1):
         part.write(folder, step)
         folder.poll_for(60)
-    assert folder.checkpoints.total == part.before
+    assert folder.history.total == part.before
     part.write(folder, 100)
     gone = part.leave_out.format(100)
     folder.remove(gone)
     found = folder.poll_for(120)
     assert [event.split()[0] for event in found] == ["incomplete"]
-    last = folder.checkpoints.last
-    assert last is not None
+    last = folder.last
     assert (last.state, last.missing_count) == ("incomplete", part.missing)
     assert last.missing[0].rpartition("/")[2].replace("#", "100") == gone.rpartition("/")[2]
-    assert (folder.checkpoints.total, folder.checkpoints.writing) == (part.before, False)
+    assert (folder.history.total, folder.checkpoints.writing) == (part.before, False)
     folder.write(gone)
     assert [event.split()[0] for event in folder.poll_for(120)] == ["saved"]
-    assert folder.checkpoints.last is not None
-    assert (folder.checkpoints.last.missing_count, folder.checkpoints.total) == (0, part.before + 1)
+    assert (folder.last.missing_count, folder.history.total) == (0, part.before + 1)
 
 
-def test_a_shard_named_only_in_the_index_is_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_shard_named_only_in_the_index_is_missing(folder: Folder) -> None:
     folder.write("checkpoint-1/a.safetensors")
     folder.write(
         "checkpoint-1/model.safetensors.index.json", json.dumps({"weight_map": {"x": "a.safetensors", "y": "b"}})
     )
     assert folder.poll_for(120) == ["incomplete checkpoint-1"]
-    assert folder.checkpoints.last is not None
-    assert folder.checkpoints.last.missing == ("checkpoint-1/b",)
+    assert folder.last.missing == ("checkpoint-1/b",)
 
 
-def test_late_ranks_get_as_long_as_those_of_the_previous_checkpoint_took(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_late_ranks_get_as_long_as_those_of_the_previous_checkpoint_took(folder: Folder) -> None:
     for rank in range(8):
         folder.write(f"ckpt_step1_rank{rank}.pt")
         folder.poll()
@@ -180,9 +153,7 @@ def test_late_ranks_get_as_long_as_those_of_the_previous_checkpoint_took(tmp_pat
     assert folder.poll_for(20) == ["saved ckpt_step2_rank*.pt"]
 
 
-def test_ranks_out_of_step_are_not_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_ranks_out_of_step_are_not_missing(folder: Folder) -> None:
     for step in (500, 1000):
         folder.write_all(f"checkpoint_worker_{rank}_step_{step}.json" for rank in range(4))
         folder.poll_for(60)
@@ -191,7 +162,7 @@ def test_ranks_out_of_step_are_not_missing(tmp_path: Path) -> None:
         folder.poll(4)
     folder.poll_for(200)
     assert {event.kind for event in folder.happened} == {"saved"}
-    assert len(folder.checkpoints.save_times) == 3
+    assert len(folder.history.save_times) == 3
 
 
 HINTS = {
@@ -202,40 +173,32 @@ HINTS = {
 
 
 @pytest.mark.parametrize("part", HINTS.values(), ids=HINTS)
-def test_a_file_that_only_earlier_checkpoints_had_is_a_hint(tmp_path: Path, part: Part) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_file_that_only_earlier_checkpoints_had_is_a_hint(folder: Folder, part: Part) -> None:
     part.write(folder, 1)
     folder.poll_for(60)
     part.write(folder, 100)
     folder.remove(part.leave_out.format(100))
     assert [event.split()[0] for event in folder.poll_for(120)] == ["saved", "unusual"]
-    last = folder.checkpoints.last
-    assert last is not None
-    assert (last.state, last.missing_count, folder.checkpoints.total) == ("complete", 0, 2)
+    last = folder.last
+    assert (last.state, last.missing_count, folder.history.total) == ("complete", 0, 2)
     assert last.odd is not None
     assert part.leave_out.format(100).rpartition("/")[2] in last.odd
 
 
 @pytest.mark.parametrize("name", ["checkpoint_final/model.pt", "checkpoint_400/model.pt", "checkpoint_final.pt"])
-def test_one_file_instead_of_many_ranks_is_complete(tmp_path: Path, name: str) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_one_file_instead_of_many_ranks_is_complete(folder: Folder, name: str) -> None:
     for step in (100, 200, 300):
         folder.write_all(f"checkpoint_{step}/model_rank{rank}.pt" for rank in range(4))
         folder.poll_for(60)
     folder.write(name, b"x" * 90)
     assert "saved" in [event.split()[0] for event in folder.poll_for(200)]
-    last = folder.checkpoints.last
-    assert last is not None
-    assert (last.state, last.missing_count, folder.checkpoints.total) == ("complete", 0, 4)
+    last = folder.last
+    assert (last.state, last.missing_count, folder.history.total) == ("complete", 0, 4)
     assert {event.kind for event in folder.happened} <= {"saved", "unusual"}
     assert (last.odd, last.odd_size) == (None, None) or "final" not in name
 
 
-def test_fewer_ranks_are_complete(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_fewer_ranks_are_complete(folder: Folder) -> None:
     events = []
     for step, count in enumerate((8, 4, 4)):
         folder.write_all(f"checkpoint-{step}/rng_state_{rank}.pth" for rank in range(count))
@@ -243,20 +206,15 @@ def test_fewer_ranks_are_complete(tmp_path: Path) -> None:
     assert events == [["saved"], ["saved", "unusual"], ["saved"]]
 
 
-def test_a_gap_in_the_ranks_of_a_first_checkpoint_is_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_gap_in_the_ranks_of_a_first_checkpoint_is_missing(folder: Folder) -> None:
     folder.write_all(f"checkpoint_100/model_rank{rank}.pt" for rank in (0, 1, 2, 4, 5, 6, 7))
     assert folder.poll_for(55) == []
     assert folder.poll_for(60) == ["incomplete checkpoint_100"]
-    last = folder.checkpoints.last
-    assert last is not None
+    last = folder.last
     assert last.missing == ("checkpoint_100/model_rank3.pt",)
 
 
-def test_ranks_that_are_never_written_are_not_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_ranks_that_are_never_written_are_not_missing(folder: Folder) -> None:
     events = []
     for step in (1, 2, 3, 4):
         folder.write_all(f"step_{step}/model_rank{rank}.pt" for rank in (0, 1, 2, 4))
@@ -264,18 +222,14 @@ def test_ranks_that_are_never_written_are_not_missing(tmp_path: Path) -> None:
     assert events == [["incomplete"], ["incomplete"], ["saved"] * 3, ["saved"]]
 
 
-def test_ranks_out_of_step_are_no_gaps(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_ranks_out_of_step_are_no_gaps(folder: Folder) -> None:
     for rank, step in enumerate((1004, 1004, 1003, 1004)):
         folder.write(f"ckpt_rank{rank}_step{step}.pt")
     folder.poll_for(200)
     assert {event.kind for event in folder.happened} == {"saved"}
 
 
-def test_shards_in_an_index_of_other_weights_are_not_missing(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_shards_in_an_index_of_other_weights_are_not_missing(folder: Folder) -> None:
     index = json.dumps({"weight_map": {"x": "pytorch_model-1.bin", "y": "pytorch_model-2.bin"}})
     folder.write_all(["checkpoint_100/model.safetensors", "checkpoint_100/optimizer.pt"])
     folder.write("checkpoint_100/pytorch_model.bin.index.json", index)
@@ -285,13 +239,11 @@ def test_shards_in_an_index_of_other_weights_are_not_missing(tmp_path: Path) -> 
     assert folder.poll_for(120) == ["incomplete checkpoint_200"]
 
 
-def test_a_file_written_in_place_with_pauses_is_one_checkpoint(tmp_path: Path) -> None:
-    folder = Folder(tmp_path / "ckpt")
-    folder.poll()
+def test_a_file_written_in_place_with_pauses_is_one_checkpoint(folder: Folder) -> None:
     for step in (1, 2, 3, 4):
         for size in range(100, 800, 100):
             folder.write(f"checkpoint_{step}.pt", size)
             folder.poll_for(35 if size % 300 else 80)
         folder.poll_for(200)
-    assert folder.checkpoints.total == 4
+    assert folder.history.total == 4
     assert [event.kind for event in folder.happened] == ["saved"] * 4

@@ -62,6 +62,11 @@ def context(tmp_path: Path) -> Iterator[CollectorContext]:
     context.files.close()
 
 
+@pytest.fixture
+def collector(context: CollectorContext) -> DiskCollector:
+    return DiskCollector(context)
+
+
 def events(snapshot: DiskSnapshot, group: str = "output") -> list[str]:
     """The events of a group."""
     return [event.event for event in snapshot.events if event.group == group]
@@ -72,8 +77,7 @@ def entries(collector: DiskCollector, snapshot: DiskSnapshot) -> dict[str, FileS
     return {entry.group: entry for entry in described(collector, snapshot).filesystems}
 
 
-def test_space_is_reported_for_each_group_and_the_run_directory(context: CollectorContext, tmp_path: Path) -> None:
-    collector = DiskCollector(context)
+def test_space_is_reported_for_each_group_and_the_run_directory(collector: DiskCollector, tmp_path: Path) -> None:
     snapshot = collector.read()
     page, facts = page_of(collector, snapshot), os.statvfs(tmp_path)
     sizes = samples_of(page, SIZE)
@@ -94,8 +98,7 @@ def test_a_group_without_a_pattern_has_space_too(tmp_path: Path) -> None:
     context.files.close()
 
 
-def test_low_space_is_reported_once(context: CollectorContext, set_space: SetSpace) -> None:
-    collector = DiskCollector(context)
+def test_low_space_is_reported_once(collector: DiskCollector, set_space: SetSpace) -> None:
     assert samples_of(page_of(collector, collector.read()), LOW)[OUTPUT] == 1  # 50 of 2000 GB
     snapshot = collector.read()
     assert events(snapshot) == ["disk low"]
@@ -137,8 +140,9 @@ def test_inodes_fill_a_disk_as_well(context: CollectorContext, set_space: SetSpa
     assert samples_of(page, INODES_AVAILABLE)[OUTPUT] == 760
 
 
-def test_a_disk_that_fills_up_only_after_the_job_is_no_event(context: CollectorContext, set_space: SetSpace) -> None:
-    collector = DiskCollector(context)
+def test_a_disk_that_fills_up_only_after_the_job_is_no_event(
+    context: CollectorContext, collector: DiskCollector, set_space: SetSpace
+) -> None:
     snapshot = run_down(collector, context.clock, set_space, free=lambda t: 2000 - 0.3 * t, size=lambda _: 2000)
     assert OUTPUT in samples_of(page_of(collector, snapshot), FULL)
     assert events(snapshot) == []
@@ -196,8 +200,7 @@ def test_a_file_system_without_its_server_does_not_respond(
     assert entries(collector, snapshot)["output"].since is None
 
 
-def test_an_inaccessible_directory_has_no_space_but_responds(context: CollectorContext, set_space: SetSpace) -> None:
-    collector = DiskCollector(context)
+def test_an_inaccessible_directory_has_no_space_but_responds(collector: DiskCollector, set_space: SetSpace) -> None:
     set_space(fails=errno.EACCES)
     snapshot = collector.read()
     page = page_of(collector, snapshot)
@@ -206,8 +209,7 @@ def test_an_inaccessible_directory_has_no_space_but_responds(context: CollectorC
     assert entries(collector, snapshot)["output"].error == "Permission denied"
 
 
-def test_events_are_bounded(context: CollectorContext, set_space: SetSpace) -> None:
-    collector = DiskCollector(context)
+def test_events_are_bounded(collector: DiskCollector, set_space: SetSpace) -> None:
     for number in range(200):
         set_space(5 if number % 2 else 1500)
         snapshot = collector.read()

@@ -5,8 +5,8 @@ import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from exporter.files.formats import FileCheck, FileSource, check_file
-from exporter.files.formats.source import MOST_BYTES, MOST_READS
+from exporter.files.formats import FileCheck, check_file
+from exporter.files.formats.source import MOST_BYTES, MOST_READS, FileSource
 
 STATES = {"valid", "invalid", "empty", "unfinished", "unknown"}
 

@@ -3,8 +3,6 @@
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.sample_files import sample
@@ -116,11 +114,3 @@ def test_a_stream_with_too_many_batches_to_read_is_undecided() -> None:
     few, many = (STREAM[: begins[1]] + batch * count + END for count in (1000, 5000))
     assert check_bytes(few) == FileCheck("valid", "arrow-stream", None, 4000)
     assert check_bytes(many).state == "unknown"
-
-
-@given(place=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=8))
-def test_no_change_raises_an_error(place: int, junk: bytes) -> None:
-    for data in (*FILES.values(), STREAM, older(STREAM)):
-        at = place % len(data)
-        check_bytes(data[:at] + junk + data[at + len(junk) :], "a.arrow")
-        check_bytes(data[:8] + junk, "a.arrow")

@@ -21,12 +21,16 @@ from exporter.files.formats import (
     RAW_EXTENSIONS,
     TEXT_FORMATS,
     FileCheck,
-    FileDamaged,
-    FileSource,
-    ValidFile,
     check_file,
-    open_source,
 )
+from exporter.files.formats.source import FileDamaged, FileSource, ValidFile, open_source
+from tests.exporter.files.formats import test_arrow as arrow
+from tests.exporter.files.formats import test_gzip_file as gzip_file
+from tests.exporter.files.formats import test_parquet as parquet
+from tests.exporter.files.formats import test_tfrecord as tfrecord
+from tests.exporter.files.formats import test_zip_file as zip_file
+from tests.exporter.files.formats import test_zstd_file as zstd_file
+from tests.exporter.files.formats.sample_files import FOLDER
 from tests.exporter.files.formats.support import check_bytes, source
 from tests.exporter.files.formats.test_tfrecord import record
 
@@ -39,6 +43,12 @@ BEGINNINGS = [
 FILLERS = [
     *(b"\0", b"\xff", b"[", b'"', b"{", b",", b"\n", b"[],", b'"a":{},', b"\\", b'"\n', b'",\n', b"'\n,"),
     *(b"\x02\0\0a", gzip.compress(b""), record(b""), b"PK\1\2", b"\x50\x2a\x4d\x18\0\0\0\0"),
+]
+WHOLE = [
+    *((path.read_bytes(), path.name) for path in sorted(FOLDER.glob("*.*")) if path.suffix != ".md"),
+    *((arrow.older(arrow.STREAM), "older.arrow"), (parquet.parquet(parquet.encoded(parquet.WHOLE)[1]), "a.parquet")),
+    *((tfrecord.REAL, "a.tfrecord"), (gzip_file.SMALL, "a.gz"), (zstd_file.ALL, "a.zst")),
+    *((data, f"{name}.zip") for name, data in zip_file.WHOLE.items()),
 ]
 
 
@@ -217,6 +227,15 @@ def test_a_file_in_a_folder_is_checked(tmp_path: Path, hard_name: str) -> None:
 )
 def test_any_bytes_with_any_name_give_a_result(beginning: bytes, rest: bytes, end: bytes, extension: str) -> None:
     check_bytes(beginning + rest + end, f"a{extension}")
+
+
+@pytest.mark.parametrize(("data", "name"), WHOLE, ids=[name for _, name in WHOLE])
+@given(place=st.integers(0, 6000), junk=st.binary(min_size=1, max_size=80))
+def test_no_change_of_a_valid_file_raises_an_error(data: bytes, name: str, place: int, junk: bytes) -> None:
+    at = place % len(data)
+    check_bytes(data[:at] + junk + data[at + len(junk) :], name)
+    check_bytes(data[:at] + junk + data[at:], name)
+    check_bytes(data[:at] + junk, name)
 
 
 @pytest.mark.parametrize("beginning", BEGINNINGS, ids=range(len(BEGINNINGS)))

@@ -4,8 +4,6 @@ import struct
 from collections.abc import Mapping, Sequence
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.sample_files import sample
@@ -127,13 +125,3 @@ def test_only_the_first_part_of_a_long_footer_is_checked() -> None:
     assert check_bytes(parquet(wrong)).state == "invalid"
     noise = bytes((0x18,)) + varint(1 << 19) + bytes(1 << 19)
     assert check_bytes(parquet(noise)) == FileCheck("unknown", "parquet", f"has a footer of {len(noise)} bytes")
-
-
-@given(place=st.integers(0, 2000), junk=st.binary(min_size=1, max_size=8), footer=st.binary(max_size=80))
-def test_no_bytes_raise_an_error(place: int, junk: bytes, footer: bytes) -> None:
-    at = place % len(SAMPLE)
-    check_bytes(SAMPLE[:at] + junk + SAMPLE[at + len(junk) :], "a.parquet")
-    check_bytes(parquet(footer), "a.parquet")
-    text = encoded(WHOLE)[1]
-    at = place % len(text)
-    check_bytes(parquet(text[:at] + junk + text[at + len(junk) :]), "a.parquet")

@@ -5,8 +5,6 @@ import struct
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
 from exporter.files.formats.safetensors import ITEM_BITS
@@ -98,9 +96,3 @@ def test_a_header_longer_than_the_file_or_the_limit_is_damage() -> None:
     assert check_bytes(struct.pack("<Q", 100) + b"{}", NAMED) == FileCheck("invalid", "safetensors", reason)
     for length in (1 << 40, (1 << 64) - 1):
         assert check_bytes(struct.pack("<Q", length) + b"{}", NAMED).state == "invalid"
-
-
-@given(place=st.integers(0, 300), junk=st.binary(min_size=1, max_size=8), text=st.binary(max_size=60))
-def test_no_bytes_raise_an_error(place: int, junk: bytes, text: bytes) -> None:
-    check_bytes(SAMPLE[:place] + junk + SAMPLE[place + len(junk) :], NAMED)
-    check_bytes(tensors(b"{" + text), NAMED)

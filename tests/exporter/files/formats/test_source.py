@@ -8,8 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from exporter.files.formats import CheckUndecided, FileDamaged, FileSource, NotRegularFile, open_source
-from exporter.files.formats.source import FIRST_BYTES, MOST_BYTES, MOST_READS, printable
+from exporter.files.formats.source import (
+    FIRST_BYTES,
+    MOST_BYTES,
+    MOST_READS,
+    CheckUndecided,
+    FileDamaged,
+    FileSource,
+    NotRegularFile,
+    open_source,
+    printable,
+)
 from tests.exporter.files.formats.support import source
 from tests.support.exporter import open_files, without_rights
 

@@ -241,10 +241,3 @@ def test_a_walk_of_any_bytes_ends(data: bytes) -> None:
         pass
     check_bytes(legacy(None, []) + data, "a.pt")
     check_bytes(MAGIC_PICKLE + data, "a.pt")
-
-
-@given(place=st.integers(0, 5000), junk=st.binary(min_size=1, max_size=8))
-def test_no_change_raises_an_error(place: int, junk: bytes) -> None:
-    for data in (STATE, LEGACY, SCRIPT):
-        at = place % len(data)
-        check_bytes(data[:at] + junk + data[at + len(junk) :], "a.pt")

@@ -5,8 +5,6 @@ import struct
 import zipfile
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
@@ -142,11 +140,3 @@ def test_only_the_first_part_of_a_long_directory_is_checked() -> None:
     assert (found.state, found.format, found.records) == ("valid", "zip", None)
     assert (found.reason or "").endswith(" of its 7000 members were checked")
     assert check_bytes(many[:-1]).state == "invalid"
-
-
-@given(data=st.binary(max_size=200), place=st.integers(0, 600))
-def test_no_bytes_raise_an_error(data: bytes, place: int) -> None:
-    check_bytes(b"PK\x03\x04" + data)
-    check_bytes(b"PK\x03\x04" + data + WHOLE["stored"][-22:])
-    for whole in WHOLE.values():
-        check_bytes(whole[:place] + data + whole[place + len(data) :])

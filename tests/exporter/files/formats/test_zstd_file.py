@@ -4,8 +4,6 @@ import base64
 import struct
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from exporter.files.formats import FileCheck
 from tests.exporter.files.formats.support import check_bytes, flipped, states, truncated
@@ -107,9 +105,3 @@ def test_an_undecidable_file_is_unknown() -> None:
     assert check_bytes(skippable(b"note") + b"\x04\x22\x4d\x18" + bytes(9), "a.lz4").state == "unknown"
     blocks = b"\x28\xb5\x2f\xfd\x00\x58" + b"\x02\x00\x00a" * 400_000
     assert check_bytes(blocks, "a.zst") == FileCheck("unknown", "zstd", "cannot be checked by reading at most 1024 KiB")
-
-
-@given(st.binary(max_size=60), st.integers(0, len(ALL)), st.integers(0, 60))
-def test_any_bytes_can_be_checked(data: bytes, place: int, length: int) -> None:
-    check_bytes(b"\x28\xb5\x2f\xfd" + data, "a.zst")
-    check_bytes(ALL[:place] + data + ALL[place + length :], "a.zst")

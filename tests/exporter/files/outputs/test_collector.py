@@ -160,11 +160,6 @@ def test_each_node_counts_its_workers_files_and_the_first_the_unranked_ones(tmp_
     assert [collector_of(manifest, node).read().groups[0].files for node in range(4)] == [4, 1, 0, 1]
 
 
-def test_a_file_in_place_of_the_directory_counts_as_empty(tmp_path: Path) -> None:
-    (tmp_path / "out").write_text("a file", encoding="ascii")
-    assert collector_of(make_manifest(tmp_path)).read().groups[0].files == 0
-
-
 def test_the_status_lists_the_groups(tmp_path: Path) -> None:
     fill(tmp_path, "output_1.jsonl")
     collector = collector_of(make_manifest(tmp_path))
@@ -287,23 +282,6 @@ def test_numbers_beyond_the_number_of_ranks_are_no_ranks(tmp_path: Path) -> None
     assert samples_of(page, WORKER_STALLED) == {}
     assert samples_of(page, WORKER_RECORDS) == {WORKER_0: 1, WORKER_1: 1}
     assert [event.event for event in job.snapshot.events] == ["first output"]
-
-
-@pytest.mark.parametrize(
-    ("name", "rank"),
-    [
-        ("output_worker_3.jsonl", 3),
-        ("rank00002_a", 2),
-        ("decode-w1.jsonl", 5),
-        ("Worker1", 1),
-        ("part_00001", None),
-        ("shard1", None),
-        ("gpu0", None),
-        ("coworker_3", None),
-    ],
-)
-def test_only_words_for_a_worker_mark_a_rank(name: str, rank: int | None) -> None:
-    assert rank_in_file_name(name, {("decode", 1): 5}, sure=True) == rank
 
 
 def test_new_files_are_output_whatever_the_clock_of_the_file_server(tmp_path: Path) -> None:
@@ -469,9 +447,7 @@ def collector_and_host(tmp_path: Path) -> Iterator[tuple[OutputsCollector, FakeH
     host.close()
 
 
-def test_a_hanging_group_has_no_series_until_it_responds(
-    collector_and_host: tuple[OutputsCollector, FakeHost],
-) -> None:
+def test_a_hanging_group_has_no_series_until_it_responds(collector_and_host: tuple[OutputsCollector, FakeHost]) -> None:
     collector, host = collector_and_host
     assert [group.files for group in collector.read().groups] == [1, 0]
     host.answer = WatchHanging(host.clock.monotonic() - 1, "/mnt")

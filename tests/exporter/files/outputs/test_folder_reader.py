@@ -1,6 +1,7 @@
 """Files of a folder, followed over many polls."""
 
 import fnmatch
+import itertools
 import os
 import random
 import shutil
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from exporter.files.outputs import folder_reader
 from exporter.files.outputs.folder_reader import NOBODY, FolderWatch, NameTable
 from exporter.files.outputs.outputs_reader import FileOwnership
+from tests.support.exporter import change_listings
 
 START = 1_700_000_000.0
 
@@ -27,6 +29,13 @@ def rank_of(name: str) -> int | None:
 def watch_of(directory: Path, pattern: str = "*", ours: tuple[int, ...] = (), *, owns_rest: bool = True) -> FolderWatch:
     others = frozenset(range(10)) - frozenset(ours)
     return FolderWatch(str(directory), pattern, FileOwnership(rank_of, frozenset(ours), others, owns_rest))
+
+
+def polled(directory: Path, pattern: str = "*") -> FolderWatch:
+    """A watch after its first poll."""
+    watch = watch_of(directory, pattern)
+    watch.poll(START)
+    return watch
 
 
 def facts_of(watch: FolderWatch) -> dict[int, tuple[int, int, float | None]]:
@@ -60,16 +69,14 @@ def test_files_are_counted_with_size_and_mtime(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", 10)
     write(tmp_path / "b.jsonl", 20, START + 5)
     write(tmp_path / "notes.txt", 40, START + 9)
-    watch = watch_of(tmp_path, "*.jsonl")
-    watch.poll(START)
+    watch = polled(tmp_path, "*.jsonl")
     assert watch.complete
     assert facts_of(watch) == {NOBODY: (2, 30, START + 5)}
     assert watch.changes == []
 
 
 def test_files_of_a_folder_that_appears_later_are_new(tmp_path: Path) -> None:
-    watch = watch_of(tmp_path / "out")
-    watch.poll(START)
+    watch = polled(tmp_path / "out")
     assert (watch.complete, facts_of(watch)) == (True, {})
     (tmp_path / "out").mkdir()
     write(tmp_path / "out" / "a", 10)
@@ -83,8 +90,7 @@ def test_files_of_a_folder_that_appears_later_are_new(tmp_path: Path) -> None:
 
 def test_a_file_in_place_of_the_folder_counts_as_empty(tmp_path: Path) -> None:
     (tmp_path / "out").touch()
-    watch = watch_of(tmp_path / "out")
-    watch.poll(START)
+    watch = polled(tmp_path / "out")
     assert facts_of(watch) == {}
 
 
@@ -105,8 +111,7 @@ def test_entries_that_are_not_regular_files_are_skipped_and_reported(tmp_path: P
     (tmp_path / "link").symlink_to(tmp_path / "a")
     (tmp_path / "dangling").symlink_to(tmp_path / "gone")
     os.mkfifo(tmp_path / "fifo")
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     assert facts_of(watch) == {NOBODY: (1, 10, START)}
     assert watch.passed_over == {"folder": "directory", "link": "link", "dangling": "link", "fifo": "FIFO"}
 
@@ -114,8 +119,7 @@ def test_entries_that_are_not_regular_files_are_skipped_and_reported(tmp_path: P
 def test_a_fifo_that_becomes_a_file_counts_and_vice_versa(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "a")
     write(tmp_path / "b", 10)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     (tmp_path / "a").unlink()
     (tmp_path / "b").unlink()
     write(tmp_path / "a", 7)
@@ -128,25 +132,14 @@ def test_a_fifo_that_becomes_a_file_counts_and_vice_versa(tmp_path: Path) -> Non
 def test_only_the_first_names_of_skipped_entries_are_kept(tmp_path: Path) -> None:
     for number in range(folder_reader.MOST_PASSED_OVER + 5):
         (tmp_path / str(number)).mkdir()
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     assert len(watch.passed_over) == folder_reader.MOST_PASSED_OVER
-
-
-def test_hidden_names_match_only_a_pattern_that_begins_with_a_dot(tmp_path: Path) -> None:
-    write(tmp_path / ".a.tmp", 1)
-    write(tmp_path / "a", 2)
-    for pattern, size in (("*", 2), (".*", 1)):
-        watch = watch_of(tmp_path, pattern)
-        watch.poll(START)
-        assert facts_of(watch)[NOBODY][1] == size
 
 
 def test_hard_names_and_names_that_are_not_utf8_count(tmp_path: Path, hard_name: str) -> None:
     write(tmp_path / f"out_{hard_name}", 3)
     write(Path(os.fsdecode(os.fsencode(tmp_path) + b"/out_\xff")), 4)
-    watch = watch_of(tmp_path, "out_*")
-    watch.poll(START)
+    watch = polled(tmp_path, "out_*")
     assert facts_of(watch) == {NOBODY: (2, 7, START)}
 
 
@@ -160,8 +153,7 @@ def test_a_folder_is_rescanned_only_after_a_change(tmp_path: Path, monkeypatch: 
         return real(place)
 
     monkeypatch.setattr(os, "scandir", scandir)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     watch.poll(START + 5)  # names may have appeared at the moment of the first scan
     for number in range(2, 10):
         watch.poll(START + 5 * number)
@@ -186,8 +178,7 @@ def test_a_folder_is_rescanned_after_a_minute_in_any_case(tmp_path: Path) -> Non
 
 def test_a_change_in_the_same_tick_as_the_scan_is_found_soon(tmp_path: Path) -> None:
     os.utime(tmp_path, (START, START))
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     write(tmp_path / "a", 1)
     os.utime(tmp_path, (START, START))
     watch.poll(START + 1)
@@ -215,8 +206,7 @@ def test_scans_take_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytes
 
 def test_a_change_is_reported_with_the_previous_state(tmp_path: Path) -> None:
     write(tmp_path / "a", 10)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     write(tmp_path / "a", 30, START + 7)
     watch.poll(START + 10)
     (change,) = watch.changes
@@ -228,8 +218,7 @@ def test_a_change_is_reported_with_the_previous_state(tmp_path: Path) -> None:
 
 def test_a_renamed_file_is_not_new(tmp_path: Path) -> None:
     write(tmp_path / "a", 10)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     write(tmp_path / "a", 20, START + 5)
     watch.poll(START + 5)
     number = watch.changes[0].file
@@ -245,8 +234,7 @@ def test_a_renamed_file_is_not_new(tmp_path: Path) -> None:
 
 def test_after_a_rotation_only_the_new_file_is_new(tmp_path: Path) -> None:
     write(tmp_path / "a", 100)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     (tmp_path / "a").rename(tmp_path / "a.1")
     write(tmp_path / "a", 3, START + 8)
     watch.poll(START + 10)
@@ -255,8 +243,7 @@ def test_after_a_rotation_only_the_new_file_is_new(tmp_path: Path) -> None:
 
 
 def test_a_file_renamed_into_place_is_new_with_all_its_bytes(tmp_path: Path) -> None:
-    watch = watch_of(tmp_path, "*.json")
-    watch.poll(START)
+    watch = polled(tmp_path, "*.json")
     write(tmp_path / "a.json.tmp", 50)
     watch.poll(START + 5)
     (tmp_path / "a.json.tmp").rename(tmp_path / "a.json")
@@ -287,8 +274,7 @@ def test_a_deleted_file_is_noticed_despite_an_old_mtime_of_the_folder(tmp_path: 
     write(tmp_path / "a", 1)
     write(tmp_path / "b", 2, START + 9)
     os.utime(tmp_path, (START, START))
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     watch.poll(START + 5)
     (tmp_path / "b").unlink()
     os.utime(tmp_path, (START, START))
@@ -300,8 +286,7 @@ def test_a_deleted_file_is_noticed_despite_an_old_mtime_of_the_folder(tmp_path: 
 def test_the_newest_mtime_may_go_back(tmp_path: Path) -> None:
     write(tmp_path / "a", 1)
     write(tmp_path / "b", 2, START + 9)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     os.utime(tmp_path / "b", (START, START + 3))
     watch.poll(START + 5)
     assert facts_of(watch) == {NOBODY: (2, 3, START + 3)}
@@ -320,8 +305,7 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_count(
         return real(path, **facts)  # type: ignore[arg-type]
 
     monkeypatch.setattr(os, "stat", refuse)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     assert facts_of(watch) == {NOBODY: (1, 1, START)}
     assert watch.unreadable == "Permission denied"
 
@@ -354,8 +338,7 @@ def test_cold_files_are_polled_in_turn(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.setattr(folder_reader, "OTHERS_POLLED", 8)
     for number in range(64):
         write(tmp_path / f"{number:02d}", 1, START + number)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     assert sorted(watch.names[slot] or "" for slot in watch.hot) == ["62", "63"]
     write(tmp_path / "05", 100, START + 100)
     for poll in range(1, 10):
@@ -370,8 +353,7 @@ def test_cold_files_are_polled_in_turn(tmp_path: Path, monkeypatch: pytest.Monke
 def test_the_number_of_hot_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(folder_reader, "HOT_LEAST", 2)
     monkeypatch.setattr(folder_reader, "HOT_MOST", 5)
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     for number in range(30):
         write(tmp_path / str(number), 1)
     watch.poll(START + 5)
@@ -382,31 +364,16 @@ def test_the_number_of_hot_files_is_bounded(tmp_path: Path, monkeypatch: pytest.
 def test_inodes_that_change_with_each_scan_are_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(1200):
         (tmp_path / str(number)).touch()
-    real, last_inode = os.scandir, [0]
+    inodes = itertools.count()
 
     class Entry:
-        def __init__(self, name: str) -> None:
-            self.name = name
+        def __init__(self, entry: "os.DirEntry[str]") -> None:
+            self.name = entry.name
 
         def inode(self) -> int:
-            last_inode[0] += 1
-            return last_inode[0]
+            return next(inodes)
 
-    class Entries:
-        def __init__(self, place: int) -> None:
-            with real(place) as found:
-                self._names = iter([Entry(entry.name) for entry in found])
-
-        def __next__(self) -> Entry:
-            return next(self._names)
-
-        def __iter__(self) -> "Entries":
-            return self
-
-        def close(self) -> None:
-            pass
-
-    monkeypatch.setattr(os, "scandir", Entries)
+    change_listings(monkeypatch, lambda entries: map(Entry, entries))
     watch = watch_of(tmp_path)
     for poll in range(4):
         write(tmp_path / f"new{poll}", 1)
@@ -420,26 +387,7 @@ def test_names_are_recognized_in_another_order_and_after_deletions(
 ) -> None:
     for number in range(200):
         write(tmp_path / str(number), 1)
-    real, rng = os.scandir, random.Random(keep)
-
-    class Entries:
-        def __init__(self, place: int) -> None:
-            with real(place) as found:
-                entries = list(found)
-            rng.shuffle(entries)
-            self._entries = iter(entries)
-
-        def __next__(self) -> "os.DirEntry[str]":
-            return next(self._entries)
-
-        def __iter__(self) -> "Entries":
-            return self
-
-        def close(self) -> None:
-            pass
-
-    watch = watch_of(tmp_path)
-    watch.poll(START)
+    watch = polled(tmp_path)
     for number in range(200):
         if number % 200 >= keep:
             (tmp_path / str(number)).unlink()
@@ -448,7 +396,7 @@ def test_names_are_recognized_in_another_order_and_after_deletions(
     for number in range(300, 350):
         write(tmp_path / str(number), 1)
     watch.poll(START + 200)
-    monkeypatch.setattr(os, "scandir", Entries)
+    change_listings(monkeypatch, lambda entries: random.Random(keep).sample(entries, len(entries)))
     watch.poll(START + 300)
     watch.poll(START + 400)
     assert facts_of(watch)[NOBODY][:2] == (keep + 50, keep + 50)

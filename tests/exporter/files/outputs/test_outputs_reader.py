@@ -12,7 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.contract.worker_names import rank_in_file_name
-from exporter.files.formats import FileCheck, FileSource, check_file
+from exporter.files.formats import FileCheck, check_file
+from exporter.files.formats.source import FileSource
 from exporter.files.outputs import outputs_reader
 from exporter.files.outputs.folder_reader import NOBODY
 from exporter.files.outputs.outputs_reader import FileOwnership, OutputReading, OutputWatch
@@ -40,6 +41,14 @@ class PolledWatch:
         for _ in range(int(seconds / 5) - 1):
             self.poll()
         return self.poll()
+
+
+@pytest.fixture
+def polled(tmp_path: Path) -> PolledWatch:
+    """A watch whose folder was empty at the first poll."""
+    watch = PolledWatch(tmp_path)
+    watch.poll()
+    return watch
 
 
 def records_of(poll: OutputReading) -> int | None:
@@ -103,11 +112,7 @@ def test_files_are_counted_by_owner(tmp_path: Path) -> None:
     assert poll.complete
     assert {
         owner: (found.files, found.bytes, found.newest_mtime, found.records) for owner, found in poll.owners.items()
-    } == {
-        0: (1, 9, START + 1, 3),
-        1: (1, 15, START + 2, 5),
-        NOBODY: (1, 3, START + 3, 1),
-    }
+    } == {0: (1, 9, START + 1, 3), 1: (1, 15, START + 2, 5), NOBODY: (1, 3, START + 3, 1)}
 
 
 def test_records_follow_files_that_grow_move_shrink_and_vanish(tmp_path: Path) -> None:
@@ -127,9 +132,7 @@ def test_records_follow_files_that_grow_move_shrink_and_vanish(tmp_path: Path) -
     assert records_of(polled.poll()) == 2
 
 
-def test_a_last_line_without_newline_counts_once_the_file_is_done(tmp_path: Path) -> None:
-    polled = PolledWatch(tmp_path)
-    polled.poll()
+def test_a_last_line_without_newline_counts_once_the_file_is_done(tmp_path: Path, polled: PolledWatch) -> None:
     write(tmp_path / "a.jsonl", '{"a": 1}\n{"a": 2}')
     assert records_of(polled.poll()) == 1
     assert records_of(polled.after(20)) == 2
@@ -152,10 +155,8 @@ def test_records_are_unknown_until_all_have_been_counted(tmp_path: Path, monkeyp
 
 
 def test_one_large_file_does_not_keep_the_others_from_being_counted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, polled: PolledWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    polled = PolledWatch(tmp_path)
-    polled.poll()
     monkeypatch.setattr(outputs_reader, "COUNT_BYTES", 100)
     write(tmp_path / "large.jsonl", "{}\n" * 5000)
     polled.poll()
@@ -165,9 +166,7 @@ def test_one_large_file_does_not_keep_the_others_from_being_counted(
     assert polled.watch._records[2] == 1
 
 
-def test_items_of_an_array_are_counted_once_the_file_is_done(tmp_path: Path) -> None:
-    polled = PolledWatch(tmp_path)
-    polled.poll()
+def test_items_of_an_array_are_counted_once_the_file_is_done(tmp_path: Path, polled: PolledWatch) -> None:
     write(tmp_path / "a.json", json.dumps([{"x": "y" * 100}] * 20_000))
     write(tmp_path / "b.json", "[1, 2, 3]")
     write(tmp_path / "c.json", '{"a": [1, 2]}')
@@ -239,9 +238,7 @@ def test_a_hole_is_counted_once_it_is_filled(tmp_path: Path) -> None:
     assert records_of(polled.poll()) == 2000
 
 
-def test_a_hole_that_stays_is_skipped_after_a_while(tmp_path: Path) -> None:
-    polled = PolledWatch(tmp_path)
-    polled.poll()
+def test_a_hole_that_stays_is_skipped_after_a_while(tmp_path: Path, polled: PolledWatch) -> None:
     path = write(tmp_path / "a.jsonl", b"{}\n" * 100 + bytes(4096) + b"\n" + b"{}\n" * 50)
     assert records_of(polled.poll()) == 100
     for _ in range(10):
@@ -257,9 +254,7 @@ def test_a_header_without_a_newline_is_no_record(tmp_path: Path) -> None:
     assert records_of(PolledWatch(tmp_path).after(40)) == 2
 
 
-def test_files_seen_to_appear_belong_to_this_job_whatever_their_mtimes(tmp_path: Path) -> None:
-    polled = PolledWatch(tmp_path)
-    polled.poll()
+def test_files_seen_to_appear_belong_to_this_job_whatever_their_mtimes(tmp_path: Path, polled: PolledWatch) -> None:
     write(tmp_path / "new", "x", START - 200)
     assert polled.poll().first_file == (START, "new")
 
@@ -296,9 +291,7 @@ def test_a_node_counts_all_files_of_a_local_directory() -> None:
     ]
 
 
-def test_a_damaged_file_is_reported_after_a_second_check(tmp_path: Path) -> None:
-    polled = PolledWatch(tmp_path)
-    polled.poll()
+def test_a_damaged_file_is_reported_after_a_second_check(tmp_path: Path, polled: PolledWatch) -> None:
     write(tmp_path / "a.gz", DAMAGED)
     write(tmp_path / "b.gz", WHOLE)
     found = {seconds: polled.poll().invalid_files for seconds in range(5, 45, 5)}
@@ -427,9 +420,7 @@ def test_a_file_that_is_valid_or_renamed_into_place_is_complete(tmp_path: Path) 
     assert polled.after(60).finished == poll.finished
 
 
-def test_completion_is_not_reported_for_many_files(tmp_path: Path) -> None:
-    polled = PolledWatch(tmp_path)
-    polled.poll()
+def test_completion_is_not_reported_for_many_files(tmp_path: Path, polled: PolledWatch) -> None:
     for number in range(outputs_reader.FEW_FILES + 1):
         write(tmp_path / f"{number}.gz", WHOLE)
     assert polled.after(120).finished == ()

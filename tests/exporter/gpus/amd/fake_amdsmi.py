@@ -61,32 +61,21 @@ class AmdSmiParameterException(AmdSmiException):
 
 class AmdSmiMemoryType(IntEnum):
     VRAM = 0
-    VIS_VRAM = 1
-    GTT = 2
 
 
 class AmdSmiTemperatureType(IntEnum):
     EDGE = 0
     HOTSPOT = 1
     VRAM = 2
-    HBM_0 = 3
 
 
 class AmdSmiTemperatureMetric(IntEnum):
     CURRENT = 0
-    MAX = 1
 
 
 class AmdSmiClkType(IntEnum):
     GFX = 0
-    DF = 1
     MEM = 4
-
-
-class AmdSmiMemoryPageStatus(IntEnum):
-    RESERVED = 0
-    PENDING = 1
-    UNRESERVABLE = 2
 
 
 class Handle:
@@ -124,14 +113,8 @@ NO_BAD_PAGES = "No bad pages found."
 
 def process(pid: int, vram: int, name: str = "python3") -> dict[str, Any]:
     """An entry of ``amdsmi_get_gpu_process_list``."""
-    return {
-        "name": name,
-        "pid": pid,
-        "mem": vram,
-        "engine_usage": {"gfx": 0, "enc": 0},
-        "memory_usage": {"gtt_mem": 2 * MIB, "cpu_mem": 0, "vram_mem": vram},
-        "cu_occupancy": 304,
-    }
+    memory = {"gtt_mem": 2 * MIB, "cpu_mem": 0, "vram_mem": vram}
+    return {"name": name, "pid": pid, "mem": vram, "memory_usage": memory}
 
 
 def metrics(ticks: int | str, **held: int) -> dict[str, Any]:
@@ -166,16 +149,8 @@ def mi300x(position: int, hip_id: int | str) -> dict[str, Any]:
             "hip_id": hip_id,
             "hip_uuid": f"GPU-4b2c1a9f8d3e{position:04x}",
         },
-        "amdsmi_get_gpu_asic_info": {
-            "market_name": "AMD Instinct MI300X",
-            "num_compute_units": 304,
-            "oam_id": position,
-        },
-        "amdsmi_get_gpu_driver_info": {
-            "driver_name": "amdgpu",
-            "driver_version": "6.14.14",
-            "driver_date": "2015/01/01 00:00",
-        },
+        "amdsmi_get_gpu_asic_info": {"market_name": "AMD Instinct MI300X", "num_compute_units": 304},
+        "amdsmi_get_gpu_driver_info": {"driver_name": "amdgpu", "driver_version": "6.14.14"},
         "amdsmi_get_gpu_activity": {"gfx_activity": 0, "umc_activity": 0, "mm_activity": "N/A"},
         "amdsmi_get_gpu_memory_total": 192 * GIB,
         "amdsmi_get_gpu_memory_usage": 283 * MIB,
@@ -183,55 +158,24 @@ def mi300x(position: int, hip_id: int | str) -> dict[str, Any]:
             "socket_power": 142,
             "current_socket_power": 142,
             "average_socket_power": "N/A",
-            "gfx_voltage": "N/A",
-            "soc_voltage": "N/A",
-            "mem_voltage": "N/A",
             "power_limit": 750,
         },
         "amdsmi_get_energy_count": {
             "energy_accumulator": 1_000_000_000,
             "counter_resolution": 15.25899982452392578,
-            "timestamp": 1_700_000_000_000_000_000,
         },
         "amdsmi_get_temp_metric EDGE": NOT_SUPPORTED,
         "amdsmi_get_temp_metric HOTSPOT": 41,
         "amdsmi_get_temp_metric VRAM": 33,
-        "amdsmi_get_clock_info GFX": {
-            "clk": 132,
-            "min_clk": 132,
-            "max_clk": 2100,
-            "clk_locked": False,
-            "clk_deep_sleep": 0,
-        },
-        "amdsmi_get_clock_info MEM": {
-            "clk": 900,
-            "min_clk": 900,
-            "max_clk": 1300,
-            "clk_locked": "N/A",
-            "clk_deep_sleep": 0,
-        },
+        "amdsmi_get_clock_info GFX": {"clk": 132, "min_clk": 132, "max_clk": 2100},
+        "amdsmi_get_clock_info MEM": {"clk": 900, "min_clk": 900, "max_clk": 1300},
         "amdsmi_get_gpu_metrics_info": metrics(1000),
         "amdsmi_get_gpu_process_list": [],
         "amdsmi_get_gpu_total_ecc_count": {"correctable_count": 0, "uncorrectable_count": 0, "deferred_count": 0},
         "amdsmi_get_gpu_bad_page_info": [],
         "amdsmi_get_pcie_info": {
-            "pcie_static": {
-                "max_pcie_width": 16,
-                "max_pcie_speed": 32,
-                "pcie_interface_version": 5,
-                "slot_type": "OAM",
-            },
-            "pcie_metric": {
-                "pcie_width": 16,
-                "pcie_speed": 32000,
-                "pcie_bandwidth": 0,
-                "pcie_replay_count": 0,
-                "pcie_l0_to_recovery_count": 13,
-                "pcie_replay_roll_over_count": 0,
-                "pcie_nak_sent_count": 0,
-                "pcie_nak_received_count": 0,
-                "pcie_lc_perf_other_end_recovery_count": "N/A",
-            },
+            "pcie_static": {"max_pcie_width": 16, "max_pcie_speed": 32},
+            "pcie_metric": {"pcie_width": 16, "pcie_speed": 32000, "pcie_replay_count": 0},
         },
         "amdsmi_get_gpu_pci_replay_counter": NOT_SUPPORTED,
         "amdsmi_get_link_metrics": links(1000, 2000),
@@ -280,7 +224,6 @@ class FakeAmdSmi(types.ModuleType):
         for enum in (AmdSmiMemoryType, AmdSmiTemperatureType, AmdSmiTemperatureMetric, AmdSmiClkType):
             own[enum.__name__] = enum
         own |= {
-            "AmdSmiMemoryPageStatus": AmdSmiMemoryPageStatus,
             "amdsmi_init": self._init,
             "amdsmi_shut_down": self._shut_down,
             "amdsmi_get_processor_handles": self._handles,

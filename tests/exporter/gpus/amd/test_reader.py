@@ -13,6 +13,7 @@ from exporter.gpus.amd import values
 from exporter.gpus.amd.reader import METRICS_INTERVAL_S, TRIES, AmdReader
 from exporter.gpus.records import (
     DriverState,
+    Gpu,
     GpuActivity,
     GpuCondition,
     GpuDriver,
@@ -30,6 +31,8 @@ from tests.exporter.gpus.gpu_reader_contract import GpuReaderContract, Make
 from tests.support.exporter import FakeClock
 
 Install = Callable[..., FakeAmdSmi]
+StartedReader = tuple[AmdReader, Gpu]
+Start = Callable[..., StartedReader]
 
 
 @pytest.fixture
@@ -49,6 +52,18 @@ def open_reader(clock: FakeClock | None = None) -> AmdReader:
     reader = AmdReader(FakeClock() if clock is None else clock)
     reader.open()
     return reader
+
+
+@pytest.fixture
+def start(install: Install) -> Start:
+    """Opens a reader of these GPUs; returns it with its first GPU."""
+
+    def open_with(*gpus: FakeAmdGpu, clock: FakeClock | None = None, without: tuple[str, ...] = ()) -> StartedReader:
+        install(*gpus, without=without)
+        reader = open_reader(clock)
+        return reader, reader.gpus()[0]
+
+    return open_with
 
 
 class TestKeepsTheContract(GpuReaderContract):
@@ -147,8 +162,8 @@ def test_a_gpu_without_identifiers_is_named_by_its_bus_address(install: Install)
     assert (gpu.uuid, gpu.name) == ("GPU-0000:05:00.0", "")
 
 
-def test_an_mi300x_is_read_in_base_units(install: Install) -> None:
-    install(
+def test_an_mi300x_is_read_in_base_units(start: Start) -> None:
+    reader, gpu = start(
         FakeAmdGpu(
             answers={
                 "amdsmi_get_gpu_activity": {"gfx_activity": 87, "umc_activity": 31, "mm_activity": "N/A"},
@@ -164,8 +179,6 @@ def test_an_mi300x_is_read_in_base_units(install: Install) -> None:
             }
         )
     )
-    reader = open_reader()
-    gpu = reader.gpus()[0]
     assert (gpu.name, gpu.index, gpu.vendor) == ("AMD Instinct MI300X", "0", "amd")
     assert reader.activity(gpu) == GpuActivity(
         utilization_ratio=0.87,
@@ -196,10 +209,8 @@ def test_an_mi300x_is_read_in_base_units(install: Install) -> None:
     )
 
 
-def test_an_older_card_reports_average_power_fan_and_edge_temperature(install: Install) -> None:
-    install(FakeAmdGpu(answers=fake_amdsmi.MI210))
-    reader = open_reader()
-    gpu = reader.gpus()[0]
+def test_an_older_card_reports_average_power_fan_and_edge_temperature(start: Start) -> None:
+    reader, gpu = start(FakeAmdGpu(answers=fake_amdsmi.MI210))
     activity = reader.activity(gpu)
     assert (activity.power_average_w, activity.power_instant_w, activity.power_limit_w) == (39.0, None, 300.0)
     assert (activity.temperature_c, activity.throttle_s) == (38.0, {})
@@ -208,8 +219,8 @@ def test_an_older_card_reports_average_power_fan_and_edge_temperature(install: I
     assert reader.condition(gpu).nvlink_rx_bytes is None
 
 
-def test_placeholders_are_not_values(install: Install) -> None:
-    install(
+def test_placeholders_are_not_values(start: Start) -> None:
+    reader, gpu = start(
         FakeAmdGpu(
             answers={
                 "amdsmi_get_gpu_activity": {"gfx_activity": 0xFFFF, "umc_activity": "N/A", "mm_activity": 0xFFFF},
@@ -243,8 +254,6 @@ def test_placeholders_are_not_values(install: Install) -> None:
             }
         )
     )
-    reader = open_reader()
-    gpu = reader.gpus()[0]
     assert gpu.name == ""
     assert reader.activity(gpu) == GpuActivity(memory_total_bytes=192 * GIB)
     assert reader.condition(gpu) == GpuCondition()
@@ -273,11 +282,9 @@ def test_an_unsupported_process_list_is_unknown(install: Install) -> None:
     assert "amdsmi_get_gpu_process_list" in reader.unsupported_calls()
 
 
-def test_a_process_list_that_fails_once_keeps_the_previous_one(install: Install) -> None:
+def test_a_process_list_that_fails_once_keeps_the_previous_one(start: Start) -> None:
     gpu = FakeAmdGpu(answers={"amdsmi_get_gpu_process_list": [process(100, GIB)]})
-    install(gpu)
-    reader = open_reader()
-    listed_gpu = reader.gpus()[0]
+    reader, listed_gpu = start(gpu)
     assert reader.processes(listed_gpu) == (GpuProcess(100, GIB),)
     gpu.answers["amdsmi_get_gpu_process_list"] = fake_amdsmi.NO_PERM
     assert reader.processes(listed_gpu) == (GpuProcess(100, GIB),)
@@ -286,11 +293,9 @@ def test_a_process_list_that_fails_once_keeps_the_previous_one(install: Install)
     assert "amdsmi_get_gpu_process_list" not in reader.unsupported_calls()
 
 
-def test_a_process_list_that_keeps_failing_is_unknown(install: Install) -> None:
+def test_a_process_list_that_keeps_failing_is_unknown(start: Start) -> None:
     gpu = FakeAmdGpu(answers={"amdsmi_get_gpu_process_list": [process(100, GIB)]})
-    install(gpu)
-    reader = open_reader()
-    listed_gpu = reader.gpus()[0]
+    reader, listed_gpu = start(gpu)
     reader.processes(listed_gpu)
     for _ in range(2):
         gpu.answers["amdsmi_get_gpu_process_list"] = fake_amdsmi.NO_PERM
@@ -337,11 +342,9 @@ def test_a_busy_device_is_read_again(install: Install) -> None:
     assert "amdsmi_get_power_info" not in reader.unsupported_calls()
 
 
-def test_a_call_that_fails_for_a_while_recovers(install: Install) -> None:
+def test_a_call_that_fails_for_a_while_recovers(start: Start) -> None:
     gpu = FakeAmdGpu()
-    install(gpu)
-    reader = open_reader()
-    listed_gpu = reader.gpus()[0]
+    reader, listed_gpu = start(gpu)
     known = reader.activity(listed_gpu)
     power, gpu.answers["amdsmi_get_power_info"] = gpu.answers["amdsmi_get_power_info"], fake_amdsmi.NOT_SUPPORTED
     for _ in range(TRIES + 1):
@@ -351,10 +354,8 @@ def test_a_call_that_fails_for_a_while_recovers(install: Install) -> None:
 
 
 @pytest.mark.parametrize("name", ["amdsmi_get_link_metrics", "AmdSmiClkType", "amdsmi_get_gpu_enumeration_info"])
-def test_functions_missing_from_the_package_are_unsupported(install: Install, name: str) -> None:
-    install(FakeAmdGpu(), without=(name,))
-    reader = open_reader()
-    gpu = reader.gpus()[0]
+def test_functions_missing_from_the_package_are_unsupported(start: Start, name: str) -> None:
+    reader, gpu = start(FakeAmdGpu(), without=(name,))
     assert reader.activity(gpu).utilization_ratio == 0.0
     assert reader.condition(gpu).ecc_corrected == 0
     assert any(name in call for call in reader.unsupported_calls())
@@ -383,11 +384,9 @@ def test_a_gpu_that_stops_answering_is_lost(install: Install, part: str) -> None
     assert reader.activity(second).temperature_c == 41.0
 
 
-def test_a_recovered_gpu_is_read_in_full(install: Install) -> None:
+def test_a_recovered_gpu_is_read_in_full(start: Start) -> None:
     gpu = FakeAmdGpu()
-    install(gpu)
-    reader = open_reader()
-    listed_gpu = reader.gpus()[0]
+    reader, listed_gpu = start(gpu)
     known = reader.activity(listed_gpu)
     condition = reader.condition(listed_gpu)
     unsupported = dict(reader.unsupported_calls())
@@ -402,11 +401,9 @@ def test_a_recovered_gpu_is_read_in_full(install: Install) -> None:
     assert reader.unsupported_calls() == unsupported
 
 
-def test_a_gpu_that_is_in_reset_at_the_start_is_read_later(install: Install) -> None:
+def test_a_gpu_that_is_in_reset_at_the_start_is_read_later(start: Start) -> None:
     gpu = FakeAmdGpu(lost=True)
-    install(gpu)
-    reader = open_reader()
-    listed_gpu = reader.gpus()[0]
+    reader, listed_gpu = start(gpu)
     reader.activity(listed_gpu)
     gpu.lost = False
     assert reader.activity(listed_gpu).power_instant_w == 142.0
@@ -423,13 +420,9 @@ def test_an_unusable_library_means_a_replaced_driver(install: Install, status: f
 
 
 @pytest.mark.parametrize("status", [fake_amdsmi.NOT_INIT, fake_amdsmi.DRIVER_NOT_LOADED])
-def test_a_single_unexpected_status_does_not_mean_a_replaced_driver(
-    install: Install, status: fake_amdsmi.Refusal
-) -> None:
+def test_a_single_unexpected_status_does_not_mean_a_replaced_driver(start: Start, status: fake_amdsmi.Refusal) -> None:
     gpu = FakeAmdGpu()
-    install(gpu)
-    reader = open_reader()
-    listed_gpu = reader.gpus()[0]
+    reader, listed_gpu = start(gpu)
     known = reader.activity(listed_gpu)
     gpu.answers["amdsmi_get_gpu_activity"] = status
     assert reader.activity(listed_gpu) == dataclasses.replace(
@@ -446,10 +439,8 @@ def test_the_no_bad_pages_message_means_zero_bad_pages(install: Install) -> None
 
 @pytest.mark.parametrize("form", ["N/A", "words", 7, None, [], ["N/A"], [None], {"links": "N/A"}, {"links": [7]}])
 @pytest.mark.parametrize("name", sorted(fake_amdsmi.mi300x(0, 0)))
-def test_an_answer_in_an_unexpected_form_affects_only_its_own_values(install: Install, name: str, form: object) -> None:
-    install(FakeAmdGpu(answers={name: form}))
-    reader = open_reader()
-    gpu = reader.gpus()[0]
+def test_an_answer_in_an_unexpected_form_affects_only_its_own_values(start: Start, name: str, form: object) -> None:
+    reader, gpu = start(FakeAmdGpu(answers={name: form}))
     activity, condition = reader.activity(gpu), reader.condition(gpu)
     reader.processes(gpu)
     reported = [activity.temperature_c, activity.sm_clock_hz, condition.ecc_corrected, condition.pcie_width]
@@ -462,11 +453,9 @@ def test_the_reader_does_not_report_events(install: Install) -> None:
     assert not open_reader().reports_events()
 
 
-def test_throttle_time_is_the_firmware_share_of_the_elapsed_time(install: Install) -> None:
+def test_throttle_time_is_the_firmware_share_of_the_elapsed_time(start: Start) -> None:
     gpu, clock = FakeAmdGpu(), FakeClock()
-    install(gpu)
-    reader = open_reader(clock)
-    listed_gpu = reader.gpus()[0]
+    reader, listed_gpu = start(gpu, clock=clock)
 
     def after(seconds: float, answer: Mapping[str, object]) -> Mapping[ThrottleReason, float]:
         clock.advance(seconds)

@@ -1,18 +1,25 @@
 """Assignment of GPU errors to workers."""
 
+from typing import Any
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.gpus.analysis.attribution import FaultAttribution, GpuError, WorkerGpuRelation, normal_pci_address
+from exporter.gpus.records import Gpu
 
-GPU = WorkerGpuRelation("GPU-a", "0", pci="0000:3b:00.0", is_own=True, is_exclusive=True)
+
+def relation(uuid: str, index: str, pci: str | None = None, *, is_own: bool = False, **more: Any) -> WorkerGpuRelation:
+    """A GPU or instance. If it is the worker's own, it is so alone."""
+    return WorkerGpuRelation(Gpu(uuid, index, "nvidia", pci_bus_id=pci, **more), is_own, is_exclusive=is_own)
+
+
+GPU = relation("GPU-a", "0", "0000:3b:00.0", is_own=True)
 MIG_GPUS = (
-    WorkerGpuRelation("GPU-b", "1", pci="0000:5e:00.0"),
-    WorkerGpuRelation(
-        "MIG-5", "1:0", pci="0000:5e:00.0", parent="GPU-b", gpu_instance=5, is_own=True, is_exclusive=True
-    ),
-    WorkerGpuRelation("MIG-6", "1:1", pci="0000:5e:00.0", parent="GPU-b", gpu_instance=6),
+    relation("GPU-b", "1", "0000:5e:00.0"),
+    relation("MIG-5", "1:0", "0000:5e:00.0", is_own=True, parent="GPU-b", gpu_instance=5),
+    relation("MIG-6", "1:1", "0000:5e:00.0", parent="GPU-b", gpu_instance=6),
 )
 
 
@@ -81,12 +88,8 @@ def test_the_loss_of_a_mig_gpu_counts_once_for_its_instances() -> None:
 
 
 def test_the_loss_of_a_foreign_gpu_does_not_concern_the_worker() -> None:
-    assert (
-        FaultAttribution((WorkerGpuRelation("GPU-c", "2", is_exclusive=True),), {7}, {8}).losses(
-            {"GPU-c": (9.0, "lost")}
-        )
-        == []
-    )
+    foreign = WorkerGpuRelation(Gpu("GPU-c", "2", "nvidia"), is_exclusive=True)
+    assert FaultAttribution((foreign,), {7}, {8}).losses({"GPU-c": (9.0, "lost")}) == []
 
 
 ERRORS = st.builds(

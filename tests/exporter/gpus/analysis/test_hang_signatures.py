@@ -10,15 +10,18 @@ from hypothesis import strategies as st
 
 from exporter.gpus.analysis.activity_history import GAP_S
 from exporter.gpus.analysis.hang_signatures import (
-    CONDITIONS,
     LOADING_S,
     ConditionDetector,
+    Finding,
     GpuSample,
-    WorkerGpuCondition,
     WorkerSample,
 )
 
 START = 1_700_000_000.0
+CONDITIONS = (
+    *("busy_without_progress", "busy_without_progress_low_power", "held_idle", "unused", "idle_beside_peers"),
+    *("throttled", "slow_clock", "memory_filling"),
+)
 GIB = 2**30
 STALL_S, LAUNCH_S, EVERY_S = 300.0, 60.0, 5.0
 BUSY = GpuSample(
@@ -59,15 +62,14 @@ class Simulation:
         self.detector = ConditionDetector(stall_timeout_s=STALL_S, launch_timeout_s=LAUNCH_S)
         self.behaviours = behaviours
         self.second = 0.0
-        self.found: dict[int, dict[str, WorkerGpuCondition]] = {}
+        self.found: dict[int, dict[str, Finding]] = {}
 
     def until(self, second: float) -> "Simulation":
         while self.second <= second:
             now = START + self.second
             for behaviour in self.behaviours:
                 self.detector.update(now, behaviour(self.second))
-            conditions = self.detector.conditions(now)
-            self.found = {rank: {each.name: each for each in found} for rank, found in conditions.items()}
+            self.found = self.detector.conditions(now)
             self.second += EVERY_S
         return self
 
@@ -78,7 +80,7 @@ class Simulation:
         return self.detector.is_busy(rank, START + self.second - EVERY_S)
 
 
-def after(behaviour: Behaviour, seconds: float, name: str, rank: int = 0) -> WorkerGpuCondition:
+def after(behaviour: Behaviour, seconds: float, name: str, rank: int = 0) -> Finding:
     return Simulation(behaviour).until(seconds).found[rank][name]
 
 
@@ -112,11 +114,10 @@ def test_a_hung_collective_is_busy_without_progress_at_low_power() -> None:
     for name in ("busy_without_progress", "busy_without_progress_low_power"):
         assert simulation.until(600 + STALL_S).state(name) is False
     simulation.until(600 + STALL_S + 10)
-    assert simulation.found[0]["busy_without_progress"] == WorkerGpuCondition(
-        "busy_without_progress", True, "GPU 0 at 95% and more for 5 min, no progress for 5 min"
+    assert simulation.found[0]["busy_without_progress"] == Finding(
+        True, "GPU 0 at 95% and more for 5 min, no progress for 5 min"
     )
-    assert simulation.found[0]["busy_without_progress_low_power"] == WorkerGpuCondition(
-        "busy_without_progress_low_power",
+    assert simulation.found[0]["busy_without_progress_low_power"] == Finding(
         True,
         "GPU 0 at 95% and more for 5 min, no progress for 5 min, GPU 0 at 132 W, 24% of its usual power under load",
     )
@@ -125,9 +126,7 @@ def test_a_hung_collective_is_busy_without_progress_at_low_power() -> None:
 def test_a_long_step_at_full_power_is_not_at_low_power() -> None:
     simulation = Simulation(hangs(like={"utilization": 1.0, "power_w": 580.0})).until(1200)
     assert simulation.state("busy_without_progress") is True
-    assert simulation.found[0]["busy_without_progress_low_power"] == WorkerGpuCondition(
-        "busy_without_progress_low_power", False
-    )
+    assert simulation.found[0]["busy_without_progress_low_power"] == Finding(False)
 
 
 def test_progress_ends_busy_without_progress() -> None:
@@ -171,7 +170,7 @@ def test_work_with_short_idle_times_is_not_busy_without_progress() -> None:
 
 def test_a_hang_is_unknown_without_progress_in_the_log() -> None:
     found = after(hangs(stalled=None), 1500, "busy_without_progress")
-    assert found == WorkerGpuCondition("busy_without_progress", None, "its log shows no progress")
+    assert found == Finding(None, "its log shows no progress")
     assert after(hangs(last_rise=None), 1500, "busy_without_progress_low_power").state is None
 
 
@@ -228,14 +227,14 @@ def test_a_single_missing_reading_changes_nothing() -> None:
 def test_held_memory_on_an_idle_gpu_is_held_idle() -> None:
     simulation = Simulation(hangs(like=IDLE))
     assert simulation.until(895).state("held_idle") is False
-    assert simulation.until(910).found[0]["held_idle"] == WorkerGpuCondition(
-        "held_idle", True, "holds memory, GPU idle for 5 min, no progress for 5 min"
+    assert simulation.until(910).found[0]["held_idle"] == Finding(
+        True, "holds memory, GPU idle for 5 min, no progress for 5 min"
     )
 
 
 def test_held_idle_does_not_need_progress_in_the_log() -> None:
     found = after(hangs(like=IDLE, stalled=None, last_rise=None), 910, "held_idle")
-    assert found == WorkerGpuCondition("held_idle", True, "holds memory, GPU idle for 5 min, its log shows no progress")
+    assert found == Finding(True, "holds memory, GPU idle for 5 min, its log shows no progress")
 
 
 def test_progress_without_the_gpu_is_not_held_idle() -> None:
@@ -245,7 +244,7 @@ def test_progress_without_the_gpu_is_not_held_idle() -> None:
 
 def test_a_server_without_requests_is_not_held_idle() -> None:
     found = after(hangs(like=IDLE, waits_for_requests=True, stalled=None, last_rise=None), 2000, "held_idle")
-    assert found == WorkerGpuCondition("held_idle", False, "it waits for requests")
+    assert found == Finding(False, "it waits for requests")
 
 
 def test_a_worker_that_is_done_has_no_condition() -> None:
@@ -284,9 +283,7 @@ def test_a_gpu_without_a_process_of_its_worker_is_unused() -> None:
     absent = worker(0, gpu(0, used=False), gpu(1, used=True), gpu(2, used=False), start=START, last_rise=None)
     simulation = Simulation(lambda _: absent)
     assert simulation.until(55).state("unused") is False
-    assert simulation.until(60).found[0]["unused"] == WorkerGpuCondition(
-        "unused", True, "none of its processes on GPU 0, 2 for 60 s"
-    )
+    assert simulation.until(60).found[0]["unused"] == Finding(True, "none of its processes on GPU 0, 2 for 60 s")
 
 
 def test_an_abandoned_gpu_is_unused_after_a_while() -> None:
@@ -307,8 +304,8 @@ def test_unused_is_unknown_without_a_process_list() -> None:
 def test_a_worker_that_idles_while_its_peers_work_is_idle_beside_peers() -> None:
     simulation = Simulation(hangs(like=IDLE), works(1), works(2), works(3))
     assert simulation.until(600 + 175).state("idle_beside_peers") is False
-    assert simulation.until(600 + 190).found[0]["idle_beside_peers"] == WorkerGpuCondition(
-        "idle_beside_peers", True, "GPUs idle for 3 min while 3 of 3 peers on this node work, at 99%"
+    assert simulation.until(600 + 190).found[0]["idle_beside_peers"] == Finding(
+        True, "GPUs idle for 3 min while 3 of 3 peers on this node work, at 99%"
     )
     assert simulation.state("idle_beside_peers", 1) is False
 
@@ -342,8 +339,8 @@ def throttled(**rates: float) -> Behaviour:
 def test_thermal_limits_for_more_than_a_fifth_of_the_time_are_throttling() -> None:
     simulation = Simulation(throttled(thermal=0.34, power_cap=0.8, sync_boost=0.0))
     assert simulation.until(200).state("throttled") is None
-    assert simulation.until(320).found[0]["throttled"] == WorkerGpuCondition(
-        "throttled", True, "GPU 0 at reduced clocks in the last 5 min: power_cap 80%, thermal 34%"
+    assert simulation.until(320).found[0]["throttled"] == Finding(
+        True, "GPU 0 at reduced clocks in the last 5 min: power_cap 80%, thermal 34%"
     )
 
 
@@ -354,7 +351,7 @@ def test_each_hardware_reason_counts_as_throttling(reason: str) -> None:
 
 
 def test_the_power_cap_alone_is_not_throttling() -> None:
-    assert after(throttled(power_cap=1.0, sync_boost=1.0), 400, "throttled") == WorkerGpuCondition("throttled", False)
+    assert after(throttled(power_cap=1.0, sync_boost=1.0), 400, "throttled") == Finding(False)
 
 
 def clocked(*megahertz: float, **changes: Any) -> Iterable[Behaviour]:
@@ -367,9 +364,7 @@ def test_a_lower_clock_at_the_same_work_is_a_slow_clock() -> None:
     simulation = Simulation(*clocked(1800, 1810, 1790, 1200))
     assert simulation.until(100).state("slow_clock", 3) is None
     simulation.until(300)
-    assert simulation.found[3]["slow_clock"] == WorkerGpuCondition(
-        "slow_clock", True, "GPU 3 at 1200 MHz, 33% below its peers (1800)"
-    )
+    assert simulation.found[3]["slow_clock"] == Finding(True, "GPU 3 at 1200 MHz, 33% below its peers (1800)")
     assert [simulation.state("slow_clock", rank) for rank in range(3)] == [False] * 3
 
 
@@ -401,7 +396,7 @@ def test_growing_memory_has_a_time_of_being_full() -> None:
 
 def test_constant_memory_is_not_filling() -> None:
     simulation = Simulation(works())
-    assert simulation.until(1000).found[0]["memory_filling"] == WorkerGpuCondition("memory_filling", False)
+    assert simulation.until(1000).found[0]["memory_filling"] == Finding(False)
 
 
 def test_an_ended_worker_has_no_conditions() -> None:
@@ -484,13 +479,12 @@ def test_every_true_condition_has_a_text(steps: list[tuple[float, list[WorkerSam
             detector.update(now, sample)
             assert detector.is_busy(sample.rank, now) in (True, False, None)
         for found in detector.conditions(now).values():
-            assert tuple(each.name for each in found) == CONDITIONS
-            for each in found:
-                assert each.state is not True or each.text
-                assert (each.full_time is not None) == (each.name == "memory_filling" and each.state is True)
-            by_name = {each.name: each.state for each in found}
-            if by_name["busy_without_progress_low_power"]:
-                assert by_name["busy_without_progress"]
+            assert tuple(found) == CONDITIONS
+            for name, condition in found.items():
+                assert condition.state is not True or condition.text
+                assert (condition.full_time is not None) == (name == "memory_filling" and condition.state is True)
+            if found["busy_without_progress_low_power"].state:
+                assert found["busy_without_progress"].state
 
 
 @given(st.lists(st.tuples(st.sampled_from([0.0, 0.02, 0.5, 0.99, 1.0]), st.booleans()), min_size=80, max_size=300))
@@ -502,6 +496,6 @@ def test_a_worker_with_progress_within_the_timeout_never_hangs(
         now = START + 5 * step
         rise = now if rises or now - rise >= STALL_S - 10 else rise
         detector.update(now, worker(0, gpu(utilization=utilization), last_rise=rise, stalled=True))
-        states = {each.name: each.state for each in detector.conditions(now)[0]}
-        assert not states["busy_without_progress"]
-        assert not states["held_idle"]
+        found = detector.conditions(now)[0]
+        assert not found["busy_without_progress"].state
+        assert not found["held_idle"].state

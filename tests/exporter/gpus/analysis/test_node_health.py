@@ -1,6 +1,5 @@
 """Health of the GPUs of a node."""
 
-import dataclasses
 from typing import Any
 
 import pytest
@@ -11,19 +10,17 @@ from exporter.gpus.analysis.node_health import (
     ACTION_TEXT,
     DRIVER_REASONS,
     HEALTHS,
-    GpuHealthFacts,
     HealthReason,
     HealthResult,
     NodeHealthTracker,
     counter_offset,
 )
 from exporter.gpus.analysis.xid import XIDS
+from exporter.gpus.records import STATE_TEXT, Gpu, GpuActivity, GpuCondition, GpuEntry, GpuState, XidCount
+from tests.exporter.gpus.fake_gpus import changed
 
 START = 1_700_000_000.0
-HEALTHY = GpuHealthFacts(
-    "0",
-    ecc_corrected=3,
-    ecc_uncorrected=0,
+CONDITION = GpuCondition(
     row_remap_pending=False,
     row_remap_failure=False,
     recovery_action="none",
@@ -33,43 +30,48 @@ HEALTHY = GpuHealthFacts(
     pcie_generation=5,
     pcie_generation_max=5,
     nvlink_errors=0,
-    utilization=1.0,
-    condition_time=START,
-    xids={31: (2, START), 45: (5, START), 63: (1, START)},
 )
 
 
-def facts(**changes: Any) -> GpuHealthFacts:
-    return dataclasses.replace(HEALTHY, **changes)
+def facts(index: Any = "0", **changes: Any) -> GpuEntry:
+    """A healthy GPU with these changes. Memory errors are those since the start of the job."""
+    errors = {"corrected": changes.pop("ecc_corrected", 3), "uncorrected": changes.pop("ecc_uncorrected", 0)}
+    xids = changes.pop("xids", {31: (2, START), 45: (5, START), 63: (1, START)})
+    healthy = GpuState(
+        Gpu(f"GPU-{index}", index, "nvidia"),
+        activity=GpuActivity(utilization_ratio=1.0),
+        condition=CONDITION,
+        condition_time=START,
+    )
+    return GpuEntry(
+        changed(healthy, **changes),
+        {kind: count for kind, count in errors.items() if count is not None},
+        {code: XidCount(*found) for code, found in xids.items()},
+    )
 
 
-def health_of(*gpus: GpuHealthFacts, driver: str = "ok", message: str | None = None) -> HealthResult:
+def health_of(*gpus: GpuEntry, driver: str = "ok", message: str | None = None) -> HealthResult:
     return NodeHealthTracker().update(START, driver, gpus, message)
 
 
 def test_gpus_without_problems_are_healthy() -> None:
-    assert health_of(HEALTHY, facts(index="1")) == HealthResult("healthy")
+    assert health_of(facts(), facts(index="1")) == HealthResult("healthy")
 
 
 def test_a_gpu_without_known_values_is_healthy() -> None:
-    assert health_of(GpuHealthFacts("0")) == HealthResult("healthy")
+    assert health_of(GpuEntry(GpuState(Gpu("GPU-0", "0", "nvidia")))) == HealthResult("healthy")
 
 
 @pytest.mark.parametrize(
     ("changes", "severity", "text"),
     [
-        (
-            {"state": "lost", "message": "GPU is lost"},
-            "failure",
-            "it is lost: GPU is lost",
-        ),
+        ({"state": "lost", "message": "GPU is lost"}, "failure", "it is lost: GPU is lost"),
         ({"state": "reset_required"}, "failure", "it needs a reset"),
         ({"state": "hanging"}, "failure", "it does not answer"),
         ({"ecc_uncorrected": 1}, "failure", "1 uncorrectable memory error since the job's start"),
         ({"ecc_uncorrected": 2}, "failure", "2 uncorrectable memory errors since the job's start"),
         ({"row_remap_failure": True}, "failure", "a row of its memory could not be remapped"),
         ({"recovery_action": "reboot"}, "failure", "the driver asks for a reboot of the node"),
-        ({"recovery_action": "pray"}, "failure", "the driver asks for pray"),
         ({"xids": {79: (1, START - 9e5)}}, "failure", "Xid 79 since the job's start: fallen off the bus"),
         (
             {"xids": {119: (3, START)}},
@@ -88,7 +90,7 @@ def test_a_gpu_without_known_values_is_healthy() -> None:
             "a page of its memory will be retired when the driver is reloaded",
         ),
         ({"pcie_width": 8}, "warning", "PCIe uses 8 of 16 lanes"),
-        ({"pcie_width": 8, "utilization": 0.0}, "warning", "PCIe uses 8 of 16 lanes"),
+        ({"pcie_width": 8, "utilization_ratio": 0.0}, "warning", "PCIe uses 8 of 16 lanes"),
         (
             {"xids": {109: (1, START - 3600)}},
             "warning",
@@ -136,7 +138,7 @@ def test_every_recovery_action_is_a_failure(action: str) -> None:
 def test_a_hanging_driver_is_a_failure_with_and_without_gpus() -> None:
     reason = HealthReason(None, "failure", "the driver does not answer: nvmlDeviceGetCount for 12 s")
     assert health_of(driver="hanging", message="nvmlDeviceGetCount for 12 s") == HealthResult("failure", (reason,))
-    assert health_of(HEALTHY, driver="hanging").reasons[0].text == "the driver does not answer"
+    assert health_of(facts(), driver="hanging").reasons[0].text == "the driver does not answer"
     assert health_of(driver="version_mismatch").health == "warning"
 
 
@@ -152,7 +154,7 @@ def test_a_recovery_action_is_the_only_reason_after_an_old_recoverable_error() -
 
 
 SLOW = {"pcie_generation": 3}
-IDLE = {"pcie_generation": 1, "utilization": 0.1}
+IDLE = {"pcie_generation": 1, "utilization_ratio": 0.1}
 
 
 @pytest.mark.parametrize(
@@ -164,7 +166,7 @@ IDLE = {"pcie_generation": 1, "utilization": 0.1}
         ([SLOW, SLOW, {}], False),
         ([SLOW, {}, SLOW], False),
         ([SLOW, IDLE, SLOW], False),
-        ([SLOW, {**SLOW, "utilization": None}], False),
+        ([SLOW, {**SLOW, "utilization_ratio": None}], False),
         ([SLOW, {**SLOW, "condition_time": None}, SLOW], False),
         ([{**SLOW, "condition_time": None}] * 3, False),
     ],
@@ -282,24 +284,26 @@ def test_the_count_since_the_start_is_the_sum_of_all_rises(first: int, steps: li
         assert count - offset == total
 
 
+COUNTS = st.none() | st.integers(0, 10**9)
+FLAGS = st.none() | st.booleans()
 FACTS = st.builds(
-    GpuHealthFacts,
+    facts,
     index=st.sampled_from(["0", "1", "0:1"]),
-    state=st.sampled_from(["ok", "lost", "reset_required", "hanging", "odd"]),
+    state=st.sampled_from(["ok", *STATE_TEXT]),
     message=st.none() | st.just("words"),
-    ecc_corrected=st.none() | st.integers(0, 10**9),
-    ecc_uncorrected=st.none() | st.integers(0, 3),
-    row_remap_pending=st.none() | st.booleans(),
-    row_remap_failure=st.none() | st.booleans(),
-    pages_pending=st.none() | st.booleans(),
+    ecc_corrected=COUNTS,
+    ecc_uncorrected=st.integers(0, 3),
+    row_remap_pending=FLAGS,
+    row_remap_failure=FLAGS,
+    pages_pending=FLAGS,
     recovery_action=st.none() | st.sampled_from(["none", *ACTION_TEXT]),
-    pcie_replays=st.none() | st.integers(0, 10**9),
+    pcie_replays=COUNTS,
     pcie_width=st.none() | st.integers(0, 16),
     pcie_width_max=st.none() | st.integers(0, 16),
     pcie_generation=st.none() | st.integers(0, 6),
     pcie_generation_max=st.none() | st.integers(0, 6),
-    nvlink_errors=st.none() | st.integers(0, 10**9),
-    utilization=st.none() | st.floats(0, 1),
+    nvlink_errors=COUNTS,
+    utilization_ratio=st.none() | st.floats(0, 1),
     condition_time=st.none() | st.floats(0, 100),
     xids=st.dictionaries(
         st.sampled_from([*XIDS, 999]), st.tuples(st.integers(0, 3), st.floats(START - 1e4, START + 1e3)), max_size=3
@@ -312,12 +316,12 @@ FACTS = st.builds(
         st.tuples(
             st.floats(-1e3, 1e3),
             st.sampled_from(["ok", "no_driver", *DRIVER_REASONS]),
-            st.lists(FACTS, max_size=3, unique_by=lambda gpu: gpu.index),
+            st.lists(FACTS, max_size=3, unique_by=lambda gpu: gpu.state.gpu.index),
         ),
         max_size=6,
     )
 )
-def test_health_is_the_worst_of_the_reasons(steps: list[tuple[float, str, list[GpuHealthFacts]]]) -> None:
+def test_health_is_the_worst_of_the_reasons(steps: list[tuple[float, str, list[GpuEntry]]]) -> None:
     node, now = NodeHealthTracker(), START
     for elapsed_s, driver, gpus in steps:
         now += elapsed_s
@@ -328,5 +332,5 @@ def test_health_is_the_worst_of_the_reasons(steps: list[tuple[float, str, list[G
         else:
             assert health_result.health in ("healthy", None)
         assert all(reason.text for reason in health_result.reasons)
-        if any(gpu.state != "ok" for gpu in gpus):
+        if any(gpu.state.state != "ok" for gpu in gpus):
             assert health_result.health == "failure"

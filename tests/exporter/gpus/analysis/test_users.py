@@ -12,14 +12,13 @@ from exporter.gpus.analysis.users import (
     GpuUse,
     GpuUsers,
     NodeGpuUsage,
-    ProcessOnGpu,
-    VisibleGpu,
     WorkerAssignment,
     WorkerPlacement,
     gpu_usage,
     parse_visible_devices,
     visible_gpu_positions,
 )
+from exporter.gpus.records import Gpu, GpuProcess, GpuState
 
 GIB = 2**30
 UUIDS = ("GPU-a0", "GPU-b1", "GPU-b2", "GPU-c3")
@@ -98,10 +97,10 @@ def test_uuids_and_indices_select_the_same_gpus(positions: list[int]) -> None:
     assert visible_gpu_positions(numbers, UUIDS) == visible_gpu_positions(names, UUIDS) == tuple(positions)
 
 
-def gpu(index: int, *processes: ProcessOnGpu | int, **changes: Any) -> VisibleGpu:
+def gpu(index: int, *processes: GpuProcess | int, **changes: Any) -> GpuState:
     """A GPU with these processes. A bare pid uses 1 GiB."""
-    listed = tuple(ProcessOnGpu(each, GIB, 0.25) if isinstance(each, int) else each for each in processes)
-    return dataclasses.replace(VisibleGpu(UUIDS[index], str(index), processes=listed), **changes)
+    listed = tuple(GpuProcess(each, GIB, 0.25) if isinstance(each, int) else each for each in processes)
+    return GpuState(Gpu(UUIDS[index], str(index), "nvidia"), **{"processes": listed, **changes})
 
 
 def worker(rank: int, *pids: int, **changes: Any) -> WorkerAssignment:
@@ -110,7 +109,7 @@ def worker(rank: int, *pids: int, **changes: Any) -> WorkerAssignment:
 
 
 def usage(
-    gpus: Sequence[VisibleGpu], *workers: WorkerAssignment, own_gpus: Sequence[str] = UUIDS, **changes: Any
+    gpus: Sequence[GpuState], *workers: WorkerAssignment, own_gpus: Sequence[str] = UUIDS, **changes: Any
 ) -> NodeGpuUsage:
     """Usage with all pids of the workers visible, and others only if given."""
     own = {pid for each in workers for pid in each.pids}
@@ -137,23 +136,23 @@ def test_child_processes_count_for_their_worker() -> None:
 
 
 def test_values_that_no_process_reports_are_unknown() -> None:
-    (use,) = usage([gpu(0, ProcessOnGpu(100), ProcessOnGpu(101))], worker(0, 100, 101)).uses
+    (use,) = usage([gpu(0, GpuProcess(100), GpuProcess(101))], worker(0, 100, 101)).uses
     assert (use.memory_bytes, use.sm_ratio) == (None, None)
-    (use,) = usage([gpu(0, ProcessOnGpu(100, GIB), ProcessOnGpu(101, None, 0.5))], worker(0, 100, 101)).uses
+    (use,) = usage([gpu(0, GpuProcess(100, GIB), GpuProcess(101, None, 0.5))], worker(0, 100, 101)).uses
     assert (use.memory_bytes, use.sm_ratio) == (GIB, 0.5)
 
 
 def test_the_utilization_of_a_worker_is_at_most_one() -> None:
-    (use,) = usage([gpu(0, ProcessOnGpu(100, 0, 0.75), ProcessOnGpu(101, 0, 0.5))], worker(0, 100, 101)).uses
+    (use,) = usage([gpu(0, GpuProcess(100, 0, 0.75), GpuProcess(101, 0, 0.5))], worker(0, 100, 101)).uses
     assert (use.memory_bytes, use.sm_ratio) == (0, 1.0)
 
 
 def test_a_process_on_two_lists_of_the_driver_counts_once() -> None:
-    both = gpu(0, ProcessOnGpu(100, GIB, None, "graphics"), ProcessOnGpu(100, GIB, 0.5))
+    both = gpu(0, GpuProcess(100, GIB, None, "graphics"), GpuProcess(100, GIB, 0.5))
     (use,) = usage([both], worker(0, 100)).uses
     assert (use.memory_bytes, use.sm_ratio) == (GIB, 0.5)
-    both = gpu(0, ProcessOnGpu(7, GIB, None, "graphics"), ProcessOnGpu(7, GIB, 0.5))
-    assert users_of(usage([both], worker(0), visible_pids=[7]), 0).foreign == (ProcessOnGpu(7, GIB, 0.5),)
+    both = gpu(0, GpuProcess(7, GIB, None, "graphics"), GpuProcess(7, GIB, 0.5))
+    assert users_of(usage([both], worker(0), visible_pids=[7]), 0).foreign == (GpuProcess(7, GIB, 0.5),)
 
 
 def test_several_workers_on_one_gpu_are_listed() -> None:
@@ -206,20 +205,20 @@ def test_planned_gpus_without_a_process_are_unused() -> None:
 
 
 def test_a_foreign_process_is_listed_with_its_memory() -> None:
-    result = users_of(usage([gpu(0, 100, ProcessOnGpu(7, 3 * GIB))], worker(0, 100), visible_pids=[7]), 0)
-    assert result.foreign == (ProcessOnGpu(7, 3 * GIB),)
+    result = users_of(usage([gpu(0, 100, GpuProcess(7, 3 * GIB))], worker(0, 100), visible_pids=[7]), 0)
+    assert result.foreign == (GpuProcess(7, 3 * GIB),)
     assert result.workers == (0,)
 
 
 def test_a_graphics_process_is_not_foreign() -> None:
-    shown = gpu(0, ProcessOnGpu(7, GIB, None, "graphics"))
+    shown = gpu(0, GpuProcess(7, GIB, None, "graphics"))
     assert users_of(usage([shown], worker(0), visible_pids=[7]), 0) == GpuUsers("GPU-a0", "0", (), ())
 
 
 def test_the_mps_server_is_ignored_but_its_clients_count() -> None:
-    shared = gpu(0, ProcessOnGpu(50, GIB), ProcessOnGpu(100, GIB, None, "mps"), ProcessOnGpu(7, GIB, None, "mps"))
+    shared = gpu(0, GpuProcess(50, GIB), GpuProcess(100, GIB, None, "mps"), GpuProcess(7, GIB, None, "mps"))
     result = usage([shared], worker(0, 100), visible_pids=[50, 7], ignored=[50])
-    assert users_of(result, 0) == GpuUsers("GPU-a0", "0", (0,), (ProcessOnGpu(7, GIB, None, "mps"),))
+    assert users_of(result, 0) == GpuUsers("GPU-a0", "0", (0,), (GpuProcess(7, GIB, None, "mps"),))
     assert users_of(usage([gpu(0, 50)], worker(0), visible_pids=[50], ignored=[50]), 0) == GpuUsers("GPU-a0", "0")
 
 
@@ -293,13 +292,16 @@ def test_without_gpus_nothing_is_known() -> None:
     assert usage([], worker(0, 100)) == NodeGpuUsage(workers=(WorkerPlacement(0, None, "", None),))
 
 
-PARENT = VisibleGpu("GPU-p", "0")
-MIGS = (VisibleGpu("MIG-x", "0:0", "GPU-p"), VisibleGpu("MIG-y", "0:1", "GPU-p"))
+MIG_GPU = (
+    Gpu("GPU-p", "0", "nvidia", mig=True),
+    *(Gpu(f"MIG-{name}", f"0:{at}", "nvidia", parent="GPU-p") for at, name in enumerate("xy")),
+)
 
 
-def mig_gpu(parent: Sequence[int] | None, *instances: Sequence[int] | None) -> list[VisibleGpu]:
-    lists = [None if pids is None else tuple(ProcessOnGpu(pid, GIB) for pid in pids) for pids in (parent, *instances)]
-    return [dataclasses.replace(each, processes=on) for each, on in zip((PARENT, *MIGS), lists, strict=True)]
+def mig_gpu(*pids: Sequence[int] | None) -> list[GpuState]:
+    """A divided GPU and its instances with these processes."""
+    lists = [None if listed is None else tuple(GpuProcess(pid, GIB) for pid in listed) for listed in pids]
+    return [GpuState(each, processes=on) for each, on in zip(MIG_GPU, lists, strict=True)]
 
 
 def test_a_process_in_a_mig_instance_counts_only_there() -> None:
@@ -345,7 +347,7 @@ def test_workers_are_inferred_per_instance_in_another_namespace() -> None:
 PIDS = st.integers(1, 12)
 PROCESSES = st.lists(
     st.builds(
-        ProcessOnGpu,
+        GpuProcess,
         PIDS,
         st.none() | st.integers(0, GIB),
         st.none() | st.floats(0, 1),
@@ -376,14 +378,14 @@ WORKERS = st.lists(
     st.permutations(UUIDS).map(lambda uuids: uuids[:3]),
 )
 def test_every_worker_has_one_placement_and_every_process_one_owner(
-    lists: tuple[tuple[ProcessOnGpu, ...] | None, ...],
+    lists: tuple[tuple[GpuProcess, ...] | None, ...],
     workers: list[WorkerAssignment],
     visible: frozenset[int],
     pid_here: dict[int, int],
     ignored: frozenset[int],
     own_gpus: list[str],
 ) -> None:
-    gpus = [VisibleGpu(uuid, str(at), processes=on) for at, (uuid, on) in enumerate(zip(UUIDS, lists, strict=True))]
+    gpus = [gpu(at, processes=on) for at, on in enumerate(lists)]
     result = gpu_usage(gpus, own_gpus, workers, visible_pids=visible, local_pids=pid_here, ignored=ignored)
     assert [each.uuid for each in result.gpus] == own_gpus
     assert {each.rank for each in result.workers} == {each.rank for each in workers}

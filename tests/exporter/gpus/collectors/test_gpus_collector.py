@@ -45,14 +45,9 @@ def four_gpus(run_dir: Path, **more: Any) -> Node:
         ("2,3", ["2", "3"]),
         ("3, 0", ["0", "3"]),
         (f"{uuid(1)},{uuid(3)}", ["1", "3"]),
-        ("GPU-2a,GPU-0a", ["0", "2"]),
         ("1,7,2", ["1"]),
-        ("1,GPU-2a", ["1"]),
-        ("GPU-", []),
         ("", ["0", "1", "2", "3"]),
-        ("-1", []),
         ("NoDevFiles", []),
-        ("1,1", []),
     ],
 )
 def test_cuda_visible_devices_selects_the_gpus_of_the_job(
@@ -388,16 +383,7 @@ def test_health_is_reported_on_change_and_not_after_a_gap(tmp_path: Path) -> Non
     [
         ({}, "healthy", None),
         ({"row_remap_failure": True}, "failure", "a row of its memory could not be remapped"),
-        ({"recovery_action": "reset"}, "failure", "the driver asks for a reset of the GPU"),
-        ({"recovery_action": "none"}, "healthy", None),
-        ({"pages_pending": True}, "warning", "a page of its memory will be retired when the driver is reloaded"),
         ({"pcie_width": 8, "pcie_width_max": 16}, "warning", "PCIe uses 8 of 16 lanes"),
-        (
-            {"pcie_generation": 3, "pcie_generation_max": 5, "utilization_ratio": 0.9},
-            "warning",
-            "PCIe runs at generation 3 of 5 while the GPU works",
-        ),
-        ({"pcie_generation": 3, "pcie_generation_max": 5, "utilization_ratio": 0.0}, "healthy", None),
     ],
 )
 def test_health_follows_from_the_condition_of_the_gpus(

@@ -27,15 +27,13 @@ from exporter.gpus.collectors.workers_collector import (
     WORKERS,
 )
 from exporter.gpus.records import GpuProcess
-from exporter.machine.process_tree import ProcessTree
 from tests.exporter.gpus.fake_gpus import DEVICE_LISTS, GIB, Node, gpu, instance, mig_gpu, uuid
-from tests.support.exporter import page_of, samples_of, until
+from tests.support.exporter import page_of, samples_of
 from tests.support.statuses import described, worker_of
 
 FIRST, SECOND = 'worker="worker_w0",role="worker",rank="0"', 'worker="worker_w1",role="worker",rank="1"'
 NO_SUCH_PID = 1 << 22  # pids are smaller
 
-Start = Callable[..., "subprocess.Popen[str]"]
 Child = Callable[..., int]
 
 
@@ -102,16 +100,6 @@ def test_a_worker_uses_the_gpus_of_its_processes(tmp_path: Path) -> None:
     assert node.gpu_use.value.workers == {uuid(0): {0}, uuid(1): set()}
 
 
-def test_descendants_count_for_their_worker(tmp_path: Path) -> None:
-    node = two_gpus(tmp_path)
-    node.run(0, 100, 200, 300)
-    node.use(0, GpuProcess(200, 2 * GIB, 0.5), GpuProcess(300, 3 * GIB, 0.25))
-    page = node.page()
-    assert samples_of(page, MEMORY) == {f'{FIRST},gpu="0"': 5 * GIB}
-    assert samples_of(page, SM) == {f'{FIRST},gpu="0"': 0.75}
-    assert samples_of(page, WORKERS)['gpu="0"'] == 1
-
-
 def test_unknown_process_values_have_no_series(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
     node.use(0, GpuProcess(100))
@@ -122,15 +110,6 @@ def test_unknown_process_values_have_no_series(tmp_path: Path) -> None:
     page = node.page(1)
     assert samples_of(page, USE) == {}
     assert samples_of(page, FOREIGN) == {'gpu="1"': 0}
-
-
-def test_several_workers_may_share_a_gpu(tmp_path: Path) -> None:
-    node = two_gpus(tmp_path, plan=((0,), (0,)))
-    node.use(0, 100, 101)
-    page = node.page()
-    assert samples_of(page, WORKERS) == {'gpu="0"': 2, 'gpu="1"': 0}
-    assert samples_of(page, MISPLACED) == {FIRST: 0, SECOND: 0}
-    assert node.node_gpus().gpus[0].workers == ("worker_w0", "worker_w1")
 
 
 def test_a_worker_on_the_wrong_gpu_is_misplaced_and_reported_once(tmp_path: Path) -> None:
@@ -308,15 +287,6 @@ def test_pids_of_another_namespace_are_inferred_from_the_plan(tmp_path: Path) ->
     assert FIRST not in samples_of(page, MISPLACED)
 
 
-def test_pids_of_another_namespace_on_a_shared_gpu_are_not_attributed(tmp_path: Path) -> None:
-    node = two_gpus(tmp_path, plan=((0,), (0,)))
-    node.use(0, NO_SUCH_PID, NO_SUCH_PID + 1)
-    page = node.page()
-    assert samples_of(page, USE) == {}
-    assert samples_of(page, FOREIGN) == {'gpu="1"': 0}
-    assert node.node_gpus().gpus[0].foreign == ()
-
-
 def test_a_worker_in_its_own_pid_namespace_is_found_by_its_inner_pid(tmp_path: Path) -> None:
     node = two_gpus(tmp_path)
     for pid, pids in ((100, "100"), (200, "200\t17")):
@@ -335,26 +305,6 @@ def test_an_inner_pid_of_two_namespaces_is_not_attributed(tmp_path: Path) -> Non
         (folder / "status").write_text(f"NSpid:\t{100 + rank}\t17\n", encoding="ascii")
     node.use(0, 17)
     assert samples_of(node.page(), USE) == {}
-
-
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can create a pid namespace")
-def test_a_real_worker_in_a_pid_namespace_is_found_by_its_inner_pid(tmp_path: Path, start: Start) -> None:
-    pid_max = int(Path("/proc/sys/kernel/pid_max").read_text("ascii"))
-    inner_pid = next(pid for pid in range(pid_max - 100, 0, -1) if not Path(f"/proc/{pid}").exists())
-    script = f"echo {inner_pid - 1} > /proc/sys/kernel/ns_last_pid; sh -c 'echo $$; read x'"
-    process = start("unshare", "--pid", "--fork", "--kill-child", "sh", "-c", script)
-    assert process.stdout is not None
-    if process.stdout.readline() != f"{inner_pid}\n":
-        pytest.skip("cannot create a pid namespace or choose a pid here")
-    tree = ProcessTree(process.pid)
-    until(lambda: tree.read() and len(tree.pids) == 3, "the inner shell")
-    node = two_gpus(tmp_path, proc="/proc")
-    node.run(0, *tree.pids)
-    tree.close()
-    node.use(0, inner_pid)
-    page = node.page()
-    assert samples_of(page, USE) == {f'{FIRST},gpu="0",attribution="process"': 1}
-    assert samples_of(page, FOREIGN)['gpu="0"'] == 0
 
 
 def test_gpu_use_is_inferred_from_the_device_list_of_the_worker(tmp_path: Path, child: Child) -> None:

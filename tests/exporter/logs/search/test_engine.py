@@ -540,7 +540,7 @@ def time_out_searches(monkeypatch: pytest.MonkeyPatch, clock: StepClock) -> list
             clock.now += timeout
             raise TimeoutError
 
-    monkeypatch.setattr(SearchEngine, "compile_with_timeout", lambda *_: NeverMatching())
+    monkeypatch.setattr(time_budget.TimeBudget, "compile_with_timeout", lambda *_: NeverMatching())
     return starts
 
 

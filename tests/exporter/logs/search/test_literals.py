@@ -7,19 +7,15 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exporter.logs.search.literals import (
-    bytes_before_literal,
     find_literals,
-    is_literal_only,
+    literal_context,
     needs_line_end,
-    patterns_after_literals,
-    prefix_byte_mask,
-    required_literals,
     safe_length,
 )
 
 
 def literals(pattern: str) -> set[str]:
-    return {text.decode("latin-1") for text in required_literals(re.compile(pattern.encode(), re.MULTILINE))}
+    return {text.decode("latin-1") for text in find_literals(re.compile(pattern.encode(), re.MULTILINE)).texts}
 
 
 @pytest.mark.parametrize(
@@ -43,7 +39,7 @@ def literals(pattern: str) -> set[str]:
         (r"(\d+)/(\d+)", set()),
         (r".*", set()),
         ("", set()),
-        (r"(QUEUE)?(?(1)abcde|vwxyz)", {"abcde", "vwxyz"}),
+        (r"(QUEUE)?(?(1)abcde|vwxyz)", set()),
         (r"(?i)q7#", {"q7#", "Q7#"}),
         (r"(?i:Q)UE7#", {"QUE7#", "qUE7#"}),
         (r"[^x]Z9\sZ99", {"Z99"}),
@@ -56,7 +52,7 @@ def test_literals_of_known_patterns(pattern: str, expected: set[str]) -> None:
 
 
 def test_a_case_insensitive_text_is_found_in_every_spelling() -> None:
-    texts = required_literals(re.compile(rb"(?i)cuda error"))
+    texts = find_literals(re.compile(rb"(?i)cuda error")).texts
     assert texts
     for line in (b"CUDA error", b"cuda error", b"CUDA ERROR", b"cUdA eRrOr"):
         assert any(text in line for text in texts)
@@ -81,7 +77,7 @@ def test_a_case_insensitive_text_is_found_in_every_spelling() -> None:
     ],
 )
 def test_literals_alone_decide_only_without_further_conditions(pattern: str, only: bool) -> None:
-    assert is_literal_only(re.compile(pattern.encode(), re.MULTILINE)) == only
+    assert find_literals(re.compile(pattern.encode(), re.MULTILINE)).is_sufficient == only
 
 
 def test_a_second_text_distinguishes_patterns_with_the_same_beginning() -> None:
@@ -222,8 +218,8 @@ def test_a_pattern_across_a_line_end_is_recognized(pattern: str, needs: bool) ->
 )
 def test_what_follows_a_literal_in_a_match_is_known(pattern: str, yes: list[bytes], no: list[bytes]) -> None:
     regex = re.compile(pattern.encode(), re.MULTILINE)
-    (text,) = required_literals(regex)
-    behind = patterns_after_literals(regex)[text]
+    (text,) = find_literals(regex).texts
+    behind = literal_context(regex).after[text]
     tails = {tail: behind.match(text + tail, len(text)) is not None for tail in (*yes, *no)}
     assert tails == {**dict.fromkeys(yes, True), **dict.fromkeys(no, False)}
 
@@ -232,7 +228,7 @@ def test_what_follows_a_literal_in_a_match_is_known(pattern: str, yes: list[byte
     "pattern", ["QUEUE", r"QUEUE.*x", r"(\d+)/", r"QUEUE|STACK \d", r"Q\d+U", r"QUEUE(?=\d)", r"(?:QUEUE)+"]
 )
 def test_a_literal_with_an_uncertain_successor_has_no_condition(pattern: str) -> None:
-    assert not patterns_after_literals(re.compile(pattern.encode()))
+    assert not literal_context(re.compile(pattern.encode())).after
 
 
 PARTS = st.sampled_from(
@@ -267,7 +263,7 @@ RECORDS = st.lists(
 @settings(max_examples=600, deadline=None)
 def test_the_condition_after_a_literal_holds_in_every_match(pattern: str, text: str) -> None:
     regex, log = re.compile(pattern.encode(), re.MULTILINE), text.encode()
-    behind, texts = patterns_after_literals(regex), required_literals(regex)
+    behind, texts = literal_context(regex).after, find_literals(regex).texts
     for record in re.finditer(rb"[^\n]+", log) if texts else ():
         if regex.search(record[0]):
             places = [
@@ -296,7 +292,7 @@ def test_the_condition_after_a_literal_holds_in_every_match(pattern: str, text: 
     ],
 )
 def test_the_byte_before_a_literal_is_known_if_it_is_one_of_a_few(pattern: str, expected: bytes) -> None:
-    assert bytes_before_literal(re.compile(pattern.encode())) == expected
+    assert literal_context(re.compile(pattern.encode())).previous == expected
 
 
 @pytest.mark.parametrize(
@@ -310,7 +306,7 @@ def test_the_byte_before_a_literal_is_known_if_it_is_one_of_a_few(pattern: str, 
     ],
 )
 def test_the_text_before_a_literal_is_known_if_it_consists_of_few_bytes(pattern: str, expected: bytes) -> None:
-    assert prefix_byte_mask(re.compile(pattern.encode())) == expected
+    assert literal_context(re.compile(pattern.encode())).before == expected
 
 
 @settings(max_examples=300)
@@ -322,9 +318,9 @@ def test_the_text_before_a_literal_is_known_if_it_consists_of_few_bytes(pattern:
 )
 def test_a_search_from_before_the_first_literal_finds_the_same(pattern: str, text: str) -> None:
     regex, record = re.compile(pattern.encode(), re.MULTILINE), text.encode()
-    before = prefix_byte_mask(regex)
+    before = literal_context(regex).before
     assert before
-    places = [place for literal in required_literals(regex) if (place := record.find(literal)) >= 0]
+    places = [place for literal in find_literals(regex).texts if (place := record.find(literal)) >= 0]
     if places:
         found = regex.search(record, len(record[: min(places)].rstrip(before)))
         whole = regex.search(record)

@@ -27,8 +27,13 @@ from exporter.progress.eta.backtest import (
     segment_between,
 )
 from exporter.progress.eta.experts import EXPERTS, ExpertSpeeds, expert_forecasts
+from tests.support.exporter import saved_and_read
 
 SAME = ExpertSpeeds(1.0, 1.0, 1.0, 1.0, 1.0, 0.0, 1.0, 0.0)
+
+
+def points(history: BacktestHistory) -> list[BacktestPoint]:
+    return [BacktestPoint._make((*row[:5], ExpertSpeeds(*row[5:]))) for row in zip(*history.columns, strict=True)]
 
 
 def steady(count: int, outlook: ExpertSpeeds = SAME, eta_factor: float = 1.0) -> BacktestHistory:
@@ -89,16 +94,16 @@ def test_forecasts_are_averaged_by_their_logarithms() -> None:
 
 def test_checkpoints_are_bounded_and_the_first_one_stays() -> None:
     history = steady(1000)
-    assert len(history.checkpoints) <= MOST_CHECKPOINTS
-    assert history.checkpoints[0].items == 5.0
-    assert history.checkpoints[-1].items > 4900
+    assert len(points(history)) <= MOST_CHECKPOINTS
+    assert points(history)[0].items == 5.0
+    assert points(history)[-1].items > 4900
 
 
 def test_segments_connect_adjacent_checkpoints_of_the_last_part_of_the_work() -> None:
     history = steady(100)
     parts = history.segments(0.0)
-    points = history.checkpoints
-    late = [(a, b) for a, b in pairwise(points) if a.seconds >= 0.4 * points[-1].seconds]
+    all_points = points(history)
+    late = [(a, b) for a, b in pairwise(all_points) if a.seconds >= 0.4 * all_points[-1].seconds]
     assert parts == [segment_between(a.items, a.seconds, b.items, b.seconds) for a, b in late]
 
 
@@ -113,7 +118,7 @@ def plain_ratings(history: BacktestHistory, now: BacktestPoint, speed_items: flo
     """The result of ``rate_experts``, calculated plainly from the forecasts."""
     losses = [loss * PRIOR_WEIGHT for loss in PRIOR_LOSSES]
     weights, error, error_weight = PRIOR_WEIGHT, PRIOR_ERROR * PRIOR_ERROR_WEIGHT, PRIOR_ERROR_WEIGHT
-    for point in history.checkpoints:
+    for point in points(history):
         since, truth = now.items - point.items, now.seconds - point.seconds
         if since <= 0 or truth <= 0:
             continue
@@ -159,11 +164,9 @@ def test_experts_are_rated_by_their_forecasts(
         reference = plain_ratings(history, now, speed_items)
         assert found.weights == pytest.approx(reference.weights, rel=1e-6)
         assert found.error == pytest.approx(reference.error)
-    restored = BacktestHistory.from_state(history.state())
+    restored = saved_and_read(BacktestHistory, history)
     assert restored.rate_experts(now.items, now.seconds, now.elapsed, now.items_left, speed_items) == found
 
 
 def test_checkpoints_take_little_memory() -> None:
-    points = steady(50)._points
-    columns = (points.items, points.seconds, points.elapsed, points.items_left, points.eta, *points.speeds)
-    assert sum(map(sys.getsizeof, columns)) < 10_000
+    assert sum(map(sys.getsizeof, steady(50).columns)) < 10_000

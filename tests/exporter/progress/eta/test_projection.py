@@ -10,7 +10,6 @@ FORECAST = EtaForecast(seconds=100.0, least_seconds=5.0, credit=30.0, width=1.25
 OUTLOOK = EtaOutlook(
     unfinished=True,
     stall_limit=StallLimit(idle_s=20.0, usual_s=80.0),
-    is_slow=False,
     slowdown=None,
     rate=2.0,
     rate_valid_s=60.0,

@@ -82,20 +82,6 @@ def test_running_and_waiting_counts_halve_the_error_of_a_batch(share: float) -> 
     assert statistics.fmean(errors[True]) < 0.6 * statistics.fmean(errors[False])
 
 
-def test_a_rate_that_falls_in_the_tail_is_not_slow_work() -> None:
-    slowdowns = slow = 0
-    for seed in range(4):
-        lines = batch(seed, slots=150)
-        with_counts, without_counts = EtaEstimator(), EtaEstimator()
-        for t, done, running, waiting in lines:
-            with_counts.update(t, done, len(lines))
-            with_counts.update_requests(running, waiting)
-            without_counts.update(t, done, len(lines))
-            slowdowns += with_counts.alarms(t)["slowdown"]
-            slow += without_counts.alarms(t)["slowdown"]
-    assert slowdowns == 0 < slow
-
-
 def test_the_last_requests_of_a_batch_may_take_long() -> None:
     with_counts, without_counts = EtaEstimator(), EtaEstimator()
     for done in range(1, 599):
@@ -103,6 +89,6 @@ def test_the_last_requests_of_a_batch_may_take_long() -> None:
             estimator.update(2.0 * done, done, 600)
         with_counts.update_requests(min(100, 600 - done), max(0, 500 - done))
     at = 2.0 * 598 + 500
-    assert without_counts.alarms(at)["stalled"]
-    assert not with_counts.alarms(at)["stalled"]
-    assert with_counts.alarms(at + 500)["stalled"]
+    assert without_counts.is_stalled(at)
+    assert not with_counts.is_stalled(at)
+    assert with_counts.is_stalled(at + 500)

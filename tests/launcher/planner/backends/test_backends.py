@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.contract.manifest import Task
-from launcher.errors import ConfigError
+from launcher.jobfile.backend_kinds import BACKEND_KINDS
 from launcher.jobfile.jobfile import parse_job
 from launcher.jobfile.serving import Arguments
 from launcher.plan.plan import dump_plan, parse_plan
@@ -175,92 +175,6 @@ def test_a_plan_uses_each_gpu_of_a_worker_or_has_a_problem(
     for name in own:
         product *= int(option(argv, name) or 1)
     assert product == gpus
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            engine("sglang", 8, {"tp-size": 4}),
-            "tensor parallel 4 is 4 GPUs and each agg worker has 8; set tensor parallel to 8, or give it 4 GPUs",
-        ),
-        (engine("sglang", 8, {"dp-size": 3}), "use sizes that multiply to it"),
-        (engine("sglang", 8, {"dp-size": 3, "enable-dp-attention": True}), "use 1, 2, 4 or 8"),
-        (engine("sglang", 8, {"ep-size": 3}), "expert parallel 3 does not divide 8 GPUs"),
-        (engine("sglang", 8, {"tp-size": "all"}), "backend.args: 'all' is not a size"),
-        (engine("sglang", 8, {"tp-size": 0}), "backend.args: 0 is not a size"),
-        (engine("sglang", 8, {"tp-size": True}), "backend.args: True is not a size"),
-        (engine("sglang", 8, agg={"args": {"tp": 2}}), "backend.agg.args: tensor parallel 2 is 2 GPUs"),
-        (engine("sglang", 8, {"port": 30000}), "backend.args.port: the launcher sets it from the plan; leave it out"),
-        (engine("sglang", 8, agg={"args": {"dist_init_addr": "a:1"}}), "backend.agg.args.dist_init_addr: the launcher"),
-        (
-            engine("vllm", 32, {"data-parallel-size": 2}),
-            "cannot be divided over the 4 nodes of each agg worker; use a multiple of 4, or 1",
-        ),
-        (engine("vllm", 8, {"expert-parallel-size": 8}), "use enable-expert-parallel: true"),
-        (engine("trtllm", 8, {"dp_size": 2}), "enable_attention_dp"),
-        (engine("sglang", 8, decode={"args": {"x": 1}}), "backend.decode: the job has no decode workers, only agg"),
-        (
-            job(resources={"gpus_per_node": 8, "agg_workers": 1}, backend={"type": "vllm"}),
-            "model: is missing; vllm serves one",
-        ),
-        (
-            job(resources={"gpus_per_node": 8, "agg_workers": 1}, backend={"type": "torchrun"}),
-            "backend.type: torchrun runs the processes of one program, and agg is a serving role",
-        ),
-        (
-            job(workers=[{"command": "true"}], backend={"args": {"x": 1}}),
-            "backend.args: type command starts no program of its own that accepts options; put them into the command",
-        ),
-        (
-            job(
-                resources={"gpus_per_node": 8, "process_granularity": "gpu", "agg_workers": 1},
-                model=MODEL,
-                backend={"type": "sglang"},
-            ),
-            "resources.process_granularity: gpu, and sglang needs one process for each node of a worker; leave it out",
-        ),
-        (
-            job(
-                resources={"gpus_per_node": 8, "process_granularity": "gpu", "agg_workers": 1},
-                model=MODEL,
-                backend={"type": "vllm", "args": {"tensor-parallel-size": 2, "data-parallel-size": 4}},
-            ),
-            "one vLLM process of agg divides 2 GPUs; leave it out, or set data-parallel-size: 8",
-        ),
-        (
-            job(
-                resources={"gpus_per_node": 8},
-                workers=[{"role": "nginx", "command": "true"}, {"role": "agg", "command": "true", "gpus": 1}],
-                model=MODEL,
-                backend={"type": "sglang"},
-                frontend={"type": "sglang-router", "count": 2},
-            ),
-            "workers[0].role: the job already has a service called nginx; choose another name for the role",
-        ),
-    ],
-)
-def test_a_problem_has_its_key_and_a_fix(text: str, expected: str) -> None:
-    problems = problems_of(text)
-    assert len(problems) == 1
-    assert expected in problems[0]
-
-
-def test_all_problems_are_reported_together() -> None:
-    text = job(
-        resources={**PD, "process_granularity": "gpu"},
-        backend={"type": "sglang", "args": {"port": 1}, "agg": {"args": {"x": 1}}, "decode": {"args": {"tp-size": 3}}},
-        benchmark={"type": "router", "isl": 1, "osl": 1, "concurrencies": [1]},
-    )
-    assert [problem.partition(": ")[0] for problem in problems_of(text)] == [
-        "resources.process_granularity",
-        "backend.agg",
-        "backend.args.port",
-        "model",
-        "backend.decode.args",
-        "frontend",
-        "model",
-    ]
 
 
 def test_an_own_command_keeps_ports_and_readiness_of_the_backend() -> None:
@@ -555,23 +469,8 @@ def test_divisors_are_listed_as_text() -> None:
     assert [divisors_text(number) for number in (1, 2, 12)] == ["1", "1 or 2", "1, 2, 3, 4, 6 or 12"]
 
 
-@pytest.mark.parametrize(
-    ("backend", "expected"),
-    [
-        ({"args": {"--tp-size": 4}}, "backend.args: '--tp-size' is not the name of an option"),
-        ({"args": {"tp size": 4}}, "write tp"),
-        ({"decode": {"args": {"a=b": 4}}}, "backend.decode.args: 'a=b' is not the name of an option"),
-        ({"mpi": "p mix"}, "backend.mpi"),
-        ({"type": "sglangg"}, 'did you mean "sglang"?'),
-    ],
-)
-def test_invalid_keys_of_a_backend_are_reported(backend: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse_job(job(workers=[{"command": "true"}], backend=backend), "job.yaml")
-    assert expected in str(error.value)
-
-
 def test_each_type_of_the_file_is_a_backend() -> None:
+    assert list(BACKENDS) == list(BACKEND_KINDS)
     body = {"name": "n", "workers": [{"command": "true"}]}
     for kind, backend in BACKENDS.items():
         spec = parse_job(yaml.safe_dump({**body, "backend": {"type": kind}}), "job.yaml")

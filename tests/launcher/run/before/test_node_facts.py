@@ -24,6 +24,7 @@ from launcher.run.before import node_facts
 from launcher.run.before.node_facts import (
     DONE_LINE,
     NodeError,
+    SurveyRequest,
     busy_ports,
     interface_address,
     is_free,
@@ -31,7 +32,7 @@ from launcher.run.before.node_facts import (
     released_file,
 )
 from launcher.rundir.files import plan_files
-from tests.support.launcher import clean_environment, job_spec, plan_of
+from tests.support.launcher import clean_environment, plan_of
 
 
 @contextmanager
@@ -213,8 +214,8 @@ def test_a_node_does_not_read_the_plan(tmp_path: Path) -> None:
 
 
 def test_a_node_outside_the_plan_has_no_ports() -> None:
-    survey = {"ports": [[6100], []], "nodes": [0, 1, 0]}
-    assert [node_ports(survey, node, "a,b,c,d") for node in "abcde"] == [[6100], [], [6100], [], []]
+    survey = SurveyRequest(network_interface=None, ports=((6100,), ()), nodes=(0, 1, 0))
+    assert [node_ports(survey, node, "a,b,c,d") for node in "abcde"] == [(6100,), (), (6100,), (), ()]
 
 
 class PortSearch:
@@ -252,16 +253,6 @@ def search_ports(tmp_path: Path) -> Iterator[Callable[..., PortSearch]]:
     yield start_search
     for search in searches:
         search.end()
-
-
-def test_concurrent_jobs_get_different_ports(search_ports: Callable[..., PortSearch]) -> None:
-    """All try the same offsets for the same ports in the same order, without a random seed."""
-    port = free_port()
-    jobs = [search_ports(port, *OFFSETS[:6]) for _ in range(6)]
-    offsets = [job.offset() for job in jobs]
-    assert None not in offsets
-    assert sorted(offset for offset in offsets if offset is not None) == sorted(OFFSETS[:6])
-    assert search_ports(port, *OFFSETS[:6]).offset() is None
 
 
 def test_a_killed_job_holds_no_ports(search_ports: Callable[..., PortSearch]) -> None:
@@ -336,39 +327,7 @@ def test_ports_held_by_the_job_itself_are_not_busy(search_ports: Callable[..., P
     assert port not in json.loads((job.folder / "nodes/cn01.json").read_text())["busy"]
 
 
-def test_each_virtual_node_holds_its_own_ports(tmp_path: Path) -> None:
-    plan = plan_of(job_spec(resources={"nodes": 3}, workers=[{"command": "x", "count": 3}]), local=True)
-    first = free_port()
-    tasks = tuple(
-        dataclasses.replace(
-            planned, ports={"http": first + index}, task=dataclasses.replace(planned.task, node_index=index)
-        )
-        for index, planned in enumerate(plan.tasks)
-    )
-    write_plan(tmp_path, dataclasses.replace(plan, tasks=tasks))
-    environment = clean_environment(GPUJOB_NODES="n0,n1,n2", GPUJOB_PORT_OFFSETS=f"{OFFSETS[4]}")
-    searches = [
-        subprocess.Popen(survey_argv(tmp_path, f"n{index}"), env=environment, stdout=subprocess.PIPE)
-        for index in range(3)
-    ]
-    try:
-        assert all(process.stdout is not None and process.stdout.readline() == DONE_LINE for process in searches)
-        node_documents = [
-            run_files.read_json(tmp_path / run_files.NODES_DIR / f"n{index}.json") or {} for index in range(3)
-        ]
-        assert [facts["offset"] for facts in node_documents] == [OFFSETS[4]] * 3
-    finally:
-        for process in searches:
-            process.kill()
-            process.communicate(timeout=30)
-
-
 def test_port_probes_leave_no_socket_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     busy_ports(range(30000, 30010))
     assert len(os.listdir("/proc/self/fd")) == before
-
-
-def test_the_interface_is_not_read_if_none_is_configured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(node_facts, "interface_address", lambda name: pytest.fail(f"looked for {name}"))
-    assert node_facts.main(["--run-dir", str(run_dir_of(tmp_path, port=free_port())), "--node", "cn04"]) == 0

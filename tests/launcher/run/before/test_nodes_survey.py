@@ -6,7 +6,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from exporter.contract import run_files
 from launcher.plan.plan import Plan, RunFacts
 from launcher.plan.ports import OFFSETS
 from launcher.programs.port_claims import RESERVATION_PREFIX, read_claimed_ports, try_reserve_ports
+from launcher.run.before.node_facts import NodeAnswer
 from launcher.run.before.nodes_survey import (
     PortReservation,
     agreed_offset,
@@ -84,15 +85,6 @@ def jobs(tmp_path: Path) -> Iterator[Any]:
         job.reservation.release(30.0)
 
 
-def test_two_jobs_with_the_same_seed_have_no_common_port(jobs: Any) -> None:
-    port = free_port()
-    plan = plan_with(port, port + 1)
-    first, second = jobs(plan).survey(), jobs(plan).survey()
-    assert {first.port_offset, second.port_offset} == {0, OFFSETS[1]}
-    wanted = {port + first.port_offset + node for node in (0, 1)} | {port + OFFSETS[1] + node for node in (0, 1)}
-    assert wanted <= read_claimed_ports((RESERVATION_PREFIX,))
-
-
 def test_ports_are_released_at_the_end(jobs: Any) -> None:
     port = free_port()
     job = jobs(plan_with(port))
@@ -108,7 +100,7 @@ def test_a_second_round_finds_an_offset_that_is_free_on_all_nodes(jobs: Any) -> 
     held = try_reserve_ports([port + OFFSETS[0]]), try_reserve_ports([port + 1 + OFFSETS[1]])
     job = jobs(plan_with(port, port + 1))
     assert job.survey().port_offset == OFFSETS[2]  # the nodes first choose the second and the first offset
-    assert {answer["round"] for answer in read_node_answers(job.plan, job.facts, 1).values()} == {1}
+    assert {answer.round for answer in read_node_answers(job.plan, job.facts, 1).values()} == {1}
     assert port + OFFSETS[1] not in read_claimed_ports()
     assert all(held)
 
@@ -235,24 +227,18 @@ def test_busy_ports_exclude_their_offset(tmp_path: Path) -> None:
     assert needs_survey(plan)
     first = possible_offsets(plan, facts, {})
     assert sorted(first) == sorted(OFFSETS)
-    assert possible_offsets(plan, facts, {"cn01": {"busy": [6100 + first[0]]}}) == first[1:]
+    assert possible_offsets(plan, facts, {"cn01": NodeAnswer(attempt=0, round=0, busy=(6100 + first[0],))}) == first[1:]
     assert port_offset(plan, facts, {}) == first[0]
 
 
 @pytest.mark.parametrize(
-    ("answers", "offset"),
-    [
-        ({"cn00": {"offset": 17}, "cn01": {"offset": 17}}, 17),
-        ({"cn00": {"offset": 0}, "cn01": {"offset": 0}}, 0),
-        ({"cn00": {"offset": 17}, "cn01": {"offset": 0}}, None),
-        ({"cn00": {"offset": None}, "cn01": {"offset": None}}, None),
-        ({"cn00": {"offset": 17}}, 17),
-        ({}, None),
-    ],
+    ("held", "offset"),
+    [((17, 17), 17), ((0, 0), 0), ((17, 0), None), ((None, None), None), ((17,), 17), ((), None)],
 )
 def test_an_offset_is_agreed_if_all_nodes_hold_it(
-    answers: Mapping[str, Mapping[str, object]], offset: int | None, tmp_path: Path
+    held: tuple[int | None, ...], offset: int | None, tmp_path: Path
 ) -> None:
+    answers = {f"cn0{node}": NodeAnswer(attempt=0, round=0, offset=own) for node, own in enumerate(held)}
     assert agreed_offset(facts_in(tmp_path), (0, 1), answers) == offset
 
 

@@ -29,7 +29,8 @@ from launcher.run.before.poll_readiness import (
     intro_lines,
 )
 from launcher.run.before.readiness import RuleStatus
-from tests.support.launcher import clean_environment, poll
+from tests.support.builders import orchestrator_record
+from tests.support.launcher import clean_environment, poll, read_json
 
 OK = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\n\r\nOK"
 
@@ -388,24 +389,6 @@ def test_readiness_lines_have_the_format_of_benchmark_logs(tmp_path: Path, print
     ]
 
 
-def test_a_lost_worker_and_its_return_are_published_immediately(tmp_path: Path, printed: list[str]) -> None:
-    publisher = ReadinessPublisher(tmp_path, [FRONT], 0, PLAN)
-    publisher.publish(front_end_status(4, 1), 100.0, is_complete=True)
-    first = run_files.read_json(tmp_path / "readiness.json") or {}
-    publisher.publish(front_end_status(4, 0), 101.0, is_complete=True)
-    lost = run_files.read_json(tmp_path / "readiness.json") or {}
-    publisher.publish(front_end_status(5, 2), 102.0, is_complete=True)
-    assert printed == [
-        "Model is ready. Have 4 prefills and 1 decodes.",
-        "Model is not ready, waiting for 0 prefills and 1 decodes to spin up.",
-        "Model is ready. Have 5 prefills and 2 decodes.",
-    ]
-    assert (first["ready"], lost["ready"], lost["since"], lost["waiting"]) == (
-        *(True, False, None),
-        "0 prefills and 1 decodes",
-    )
-
-
 def test_many_small_changes_give_one_line_per_interval(tmp_path: Path, printed: list[str]) -> None:
     targets = [ReadinessTarget(rule(subject=f"agg_w{index}", expected={"agg": 1}), "cn01", 80) for index in range(64)]
     publisher = ReadinessPublisher(tmp_path, targets, 0, PLAN)
@@ -509,8 +492,8 @@ def test_the_intro_names_the_front_end_first() -> None:
 def write_job(run_dir: Path, *rules: dict[str, Any], interval_s: float = 0.05, offset: int = 0) -> None:
     plan = {"readiness": {"rules": list(rules), "timeout_s": 1800.0, "interval_s": interval_s}}
     run_files.write_json(run_dir / "plan.json", plan)
-    facts = {"hosts": ["cn01"], "addresses": ["127.0.0.1"], "port_offset": offset, "attempt": 1}
-    run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, facts)
+    record = orchestrator_record(addresses=["127.0.0.1"], port_offset=offset, attempt=1)
+    run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, record)
 
 
 @contextmanager
@@ -545,6 +528,8 @@ def test_a_job_becomes_ready_loses_a_worker_and_is_ready_again(tmp_path: Path) -
             assert (ready["ready"], ready["attempt"], ready["seen"]) == (True, 1, expected)
             router.respond = workers(1)
             poll(lambda: "not ready" in lines(tmp_path)[-1], "one lost", timeout=30)
+            lost = read_json(tmp_path / "readiness.json")
+            assert (lost["ready"], lost["since"], lost["waiting"]) == (False, None, "0 prefills and 1 decodes")
             router.respond = workers(2)
             poll(lambda: len(lines(tmp_path)) == 5, "ready again")
             process.terminate()

@@ -27,7 +27,7 @@ from launcher.run.before.readiness import (
     without_workers,
     worker_totals,
 )
-from tests.support.launcher import plan_of
+from tests.support.launcher import job_readiness, plan_of
 
 DISAGG = {"prefill": 4, "decode": 1}
 
@@ -315,7 +315,7 @@ def missing(
     tmp_path: Path, plan: Plan, *rule_documents: dict[str, Any], restarts: dict[int, int] | None = None
 ) -> list[str]:
     facts = RunFacts("4459", tmp_path, tuple(f"cn0{index + 1}" for index in range(plan.nodes)))
-    return describe_missing(plan, facts, {"rules": list(rule_documents)} if rule_documents else None, restarts)
+    return describe_missing(plan, facts, job_readiness(*rule_documents) if rule_documents else None, restarts)
 
 
 def test_unregistered_workers_are_named_with_the_ends_of_their_logs(tmp_path: Path) -> None:

@@ -1,19 +1,15 @@
-"""Jobs on a real Slurm with killed parts, signals and requeues."""
+"""Signals, steps and requeues of jobs on a real Slurm."""
 
-import json
-import time
 from typing import Any
 
 import pytest
 
 from tests.endtoend.jobs import Job, JobSpace
-from tests.realstack.cluster import ROOT, Cluster
+from tests.realstack.cluster import Cluster
 from tests.support.launcher import read_events
 
 pytestmark = pytest.mark.slurm
 
-SECONDS = 60.0
-"""Limit for the end of a job, usually 5 s: SIGTERM, grace time, SIGKILL, report and the end in Slurm."""
 WAIT_FOR_SIGNALS = "trap 'echo told; exit 7' TERM; trap 'echo saving' USR1; echo up; while :; do sleep 0.1; done"
 
 
@@ -41,46 +37,6 @@ def started(jobs: JobSpace, spec: dict[str, Any]) -> Job:
     job.wait_for_phase("running")
     jobs.cluster.wait_for(lambda: all("up" in text for text in outputs(job)), 60, "the workers")
     return job
-
-
-def job_processes(job: Job) -> list[str]:
-    """Processes of the job on any node."""
-    return [line for line in job.our_processes() if "sleep" not in line or str(job.run_dir) in line]
-
-
-def kill(cluster: Cluster, job: Job, text: str) -> float:
-    """Send SIGKILL to the process of the batch step with this text in its command line; return the time."""
-    node = job.json("orchestrator.json")["hosts"][0]
-    (pid,) = [pid for pid, command in cluster.node_processes(node) if text in command and str(job.run_dir) in command]
-    cluster.on(node, ["kill", "-9", str(pid)], user=ROOT, check=True)
-    return time.monotonic()
-
-
-def test_a_killed_orchestrator_ends_the_job_with_a_report(jobs: JobSpace, cluster: Cluster) -> None:
-    job = started(jobs, job_file("lost"))
-    killed_at = kill(cluster, job, "-m launcher.run.orchestrator ")
-    assert job.wait() == "FAILED"
-    cluster.wait_for(lambda: not job_processes(job), SECONDS, "no process left")
-    assert time.monotonic() - killed_at < SECONDS
-    report = job.report()
-    assert (report["state"], report["cause"]["worker"], report["cause"]["signal"]) == (
-        *("FAILED", "orchestrator", "SIGKILL"),
-    )
-    assert report["stopped"]["cause"] == "the orchestrator was killed by SIGKILL"
-    assert {worker["exit"]["reason"] for worker in report["workers"]} == {"terminated_peer"}
-    assert outputs(job) == ["up\ntold\n"] * 4
-    assert not (job.run_dir / "targets.json").exists()
-
-
-def test_a_killed_guard_ends_the_job(jobs: JobSpace, cluster: Cluster) -> None:
-    job = started(jobs, job_file("guardless"))
-    killed_at = kill(cluster, job, "-m launcher.guard ")
-    assert job.wait() == "FAILED"
-    cluster.wait_for(lambda: not job_processes(job), SECONDS, "no process left")
-    assert time.monotonic() - killed_at < SECONDS
-    report = json.loads(jobs.gpujob("report", job.job_id, "--json").stdout)
-    assert report["state"] != "RUNNING"
-    assert report["state"] != "COMPLETED"
 
 
 def test_each_signal_reaches_the_workers_once(jobs: JobSpace, cluster: Cluster) -> None:

@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from launcher.errors import ConfigError
 from launcher.jobfile.jobfile import parse_job
 from launcher.jobfile.serving import BenchmarkSpec, concurrency_list
 from tests.launcher.planner.backends.serving_jobs import (
@@ -18,7 +17,6 @@ from tests.launcher.planner.backends.serving_jobs import (
     option,
     plan_from,
     planned,
-    problems_of,
 )
 
 SIZES = {"isl": 1024, "osl": 128, "concurrencies": "4x8x16"}
@@ -82,20 +80,6 @@ def test_a_command_may_be_a_list_of_arguments(command: list[str]) -> None:
     assert argv_of(router, "benchmark")[4 : 4 + len(command)] == expected
 
 
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        (["x", 3, ["a"]], ['command[1]: 3 is not a text; write it in quotes: "3"', "command[2]: ['a'] is not a text"]),
-        ([], ["command: the command is empty"]),
-        ([""], ["command: the command is empty"]),
-    ],
-)
-def test_problems_of_a_command_list_name_its_entries(command: list[Any], expected: list[str]) -> None:
-    with pytest.raises(ConfigError) as raised:
-        parse_job(bench({"type": "custom", "command": command}), "job.yaml")
-    assert list(raised.value.problems) == [f"benchmark.{problem}" for problem in expected]
-
-
 def test_the_schema_accepts_a_command_as_text_and_as_list() -> None:
     kinds = BenchmarkSpec.model_json_schema()["properties"]["command"]["anyOf"]
     assert [kind["type"] for kind in kinds] == ["string", "array", "null"]
@@ -120,59 +104,6 @@ def test_a_job_without_a_benchmark_serves_until_it_is_stopped() -> None:
         plan = plan_from(bench(benchmark))
         assert [entry.service for entry in plan.tasks] == [True]
     assert [entry.service for entry in plan_from(job(workers=WORKERS)).tasks] == [False]
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (
-            bench({"type": "sa-bench", "command": "b", **SIZES}, workers=[{"command": "true"}]),
-            "benchmark.type: sa-bench sends requests and nothing receives them; add a frontend, or let the workers'",
-        ),
-        (
-            job(workers=WORKERS, benchmark={"type": "router", **SIZES}),
-            "model: is missing; the router benchmark names it in its requests",
-        ),
-        (
-            bench(
-                {"type": "custom", "command": "b"},
-                workers=[{"role": "t", "command": "t.py"}],
-                backend={"type": "torchrun"},
-            ),
-            "benchmark: it needs workers that serve, and torchrun runs a program to its end; leave it out",
-        ),
-    ],
-)
-def test_a_benchmark_without_anything_to_measure_is_a_problem(text: str, expected: str) -> None:
-    assert len(problems_of(text)) == 1
-    assert expected in problems_of(text)[0]
-
-
-@pytest.mark.parametrize(
-    ("benchmark", "expected"),
-    [
-        ({"type": "custom"}, "benchmark: type custom needs command; set it"),
-        ({"type": "sa-bench", "isl": 1}, "type sa-bench needs command, osl, concurrencies"),
-        ({"type": "router", **SIZES, "concurrencies": "4xx8"}, "benchmark.concurrencies: '4xx8' is not a list"),
-        ({"concurrencies": [0]}, "benchmark.concurrencies: [0] is not a list of numbers above 0"),
-        (
-            {"concurrencies": 0},
-            "benchmark.concurrencies: 0 is not a list of numbers above 0; write for example [4, 8, 16]",
-        ),
-        ({"concurrencies": []}, "benchmark.concurrencies: [] is not a list"),
-        ({"concurrencies": [True]}, "benchmark.concurrencies: [True] is not a list"),
-        ({"concurrencies": "4,8"}, "benchmark.concurrencies: '4,8' is not a list"),
-        ({"concurrencies": 4}, "benchmark.concurrencies: 4 is a number; write [4]"),
-        ({"concurrencies": [9999999]}, "is not a list of numbers"),
-        ({"req_rate": "fast"}, "benchmark.req_rate: 'fast' is not a rate"),
-        ({"req_rate": 0}, "benchmark.req_rate: 0 is not a rate"),
-        ({"type": "sa_bench"}, 'unknown benchmark "sa_bench"; did you mean "sa-bench"?'),
-    ],
-)
-def test_invalid_keys_of_a_benchmark_are_reported(benchmark: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse_job(bench(benchmark), "job.yaml")
-    assert expected in str(error.value)
 
 
 @given(st.lists(st.integers(1, 1_000_000), min_size=1, max_size=8))

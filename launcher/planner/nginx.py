@@ -7,14 +7,12 @@ upstream that does not answer is skipped.
 
 from collections.abc import Sequence
 
+from launcher.planner.frontends import Service
+
 FILE = "nginx.conf"
-NAME = "nginx"
+# in the foreground, with errors on stderr
+NGINX = Service("nginx", ("public",), ("nginx", "-p", "{run_dir}/", "-e", "stderr", "-c", FILE, "-g", "daemon off;"))
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
-
-
-def nginx_argv() -> list[str]:
-    """Command that runs in the foreground, with errors on stderr."""
-    return ["nginx", "-p", "{run_dir}/", "-e", "stderr", "-c", FILE, "-g", "daemon off;"]
 
 
 def render_nginx_config(port: str, upstreams: Sequence[str]) -> str:

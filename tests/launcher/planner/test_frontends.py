@@ -15,9 +15,7 @@ from typing import Any
 
 import pytest
 
-from launcher.errors import ConfigError
-from launcher.jobfile.jobfile import parse_job
-from launcher.planner.frontends import nginx
+from launcher.planner import nginx
 from tests.launcher.planner.backends.serving_jobs import (
     argv_of,
     ask,
@@ -26,7 +24,6 @@ from tests.launcher.planner.backends.serving_jobs import (
     option,
     plan_from,
     planned,
-    problems_of,
     rule_text,
 )
 from tests.support.launcher import poll
@@ -130,66 +127,6 @@ def test_without_a_front_end_clients_go_to_the_first_worker() -> None:
     assert planned(plan, "benchmark").env["GPUJOB_ENDPOINT"] == "http://{host_0}:{port_6100}"
 
 
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        (served(None), "frontend: is missing; decode and prefill workers of sglang need one: sglang-router or dynamo"),
-        (
-            served({"type": "sglang-router"}, resources={"gpus_per_node": 8, "prefill_workers": 1, "agg_workers": 1}),
-            "1 agg in addition to 1 prefill; an agg worker does the work of both; leave agg out, or prefill",
-        ),
-        (
-            served({"type": "sglang-router"}, "vllm"),
-            "cannot run in front of vllm workers; use dynamo or vllm or custom",
-        ),
-        (
-            job(workers=[{"role": "t", "command": "t.py"}], backend={"type": "torchrun"}, frontend={"type": "dynamo"}),
-            "frontend.type: dynamo cannot run in front of torchrun workers; leave it out",
-        ),
-        (
-            served({"type": "vllm"}, "vllm"),
-            "vllm needs exactly one agg worker, and the job has 2 prefill, 1 decode",
-        ),
-        (
-            served({"type": "vllm", "count": 2}, "vllm", resources={"gpus_per_node": 8, "agg_workers": 1}),
-            "frontend: count: 2, and type vllm is the worker itself; leave it out",
-        ),
-        (
-            served({"type": "vllm", "env": {"A": "1"}}, "vllm", resources={"gpus_per_node": 8, "agg_workers": 1}),
-            "put command, args and env into `backend`",
-        ),
-        (
-            served({"type": "sglang-router"}, resources={"gpus_per_node": 8, "prefill_workers": 1}),
-            "resources.decode_workers: prefill workers and none for decode",
-        ),
-        (
-            job(workers=[{"role": "agg", "command": "serve"}], frontend={"type": "sglang-router"}),
-            "workers[0].command: the router sends requests to the agg workers over HTTP; let the command listen",
-        ),
-    ],
-)
-def test_a_front_end_that_does_not_fit_is_a_problem(text: str, expected: str) -> None:
-    problems = problems_of(text)
-    assert len(problems) == 1
-    assert expected in problems[0]
-
-
-@pytest.mark.parametrize(
-    ("frontend", "expected"),
-    [
-        ({"type": "custom"}, "frontend.command: is missing"),
-        ({"type": "dynamo", "count": 2, "nginx": False}, "2 front ends need nginx"),
-        ({"type": "dynamo", "command": "a 'b"}, "cannot be split into words"),
-        ({"type": "dynamo", "command": " "}, "the command is empty"),
-        ({"type": "dynamoo"}, 'unknown front end "dynamoo"; did you mean "dynamo"?'),
-    ],
-)
-def test_invalid_keys_of_a_front_end_are_reported(frontend: dict[str, Any], expected: str) -> None:
-    with pytest.raises(ConfigError) as error:
-        parse_job(served(frontend), "job.yaml")
-    assert expected in str(error.value)
-
-
 class Server(http.server.ThreadingHTTPServer):
     """A front end that answers with its name and the size of the request."""
 
@@ -240,7 +177,7 @@ def balancer(run_dir: Path, upstreams: list[int]) -> Iterator[tuple[str, subproc
     (run_dir / nginx.FILE).write_text(
         nginx.render_nginx_config(str(port), [f"127.0.0.1:{upstream}" for upstream in upstreams])
     )
-    argv = [NGINX if word == "nginx" else word.replace("{run_dir}", str(run_dir)) for word in nginx.nginx_argv()]
+    argv = [NGINX if word == "nginx" else word.replace("{run_dir}", str(run_dir)) for word in nginx.NGINX.argv]
     user = {"user": NOBODY, "group": NOBODY, "extra_groups": []} if os.geteuid() == 0 else {}
     with (run_dir / "nginx.err").open("wb") as log:
         process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=log, stderr=log, **user)  # type: ignore[call-overload]
