@@ -54,10 +54,7 @@ def write_json(
     mode: int = 0o666,
     default: Callable[[object], object] | None = None,
 ) -> None:
-    """Replace ``path`` by the JSON of ``value``, as ``replace_file`` does.
-
-    ``default`` is that of ``json.dumps``.
-    """
+    """Replace ``path`` by the JSON of ``value``, as ``replace_file`` does. ``default`` is that of ``json.dumps``."""
     text = f"{json.dumps(value, ensure_ascii=False, default=default)}\n"
     replace_file(path, text.encode("utf-8", "surrogateescape"), durable=durable, mode=mode)
 

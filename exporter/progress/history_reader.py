@@ -166,4 +166,6 @@ def _parse_runs(text: bytes) -> tuple[RunHistory, ...]:
     numbers = [number for run in runs for number in (run.time, run.workers, run.seconds, run.total or 0)]
     if not all(math.isfinite(number) and number >= 0 for number in numbers):
         raise ValueError("an impossible number")
+    if not all(isinstance(number, int) for run in runs for number in (run.workers, run.total or 0)):
+        raise ValueError("a count with a fraction")
     return runs

@@ -93,7 +93,6 @@ def job_outlook(
 
 
 def render_outlook(outlook: NodeOutlook, workers: Sequence[WorkerLogFacts], out: Samples) -> None:
-    """Render the outlook."""
     job = outlook.job
     out.add(DEADLINE, job.deadline)
     if job.eta is not None:

@@ -94,6 +94,11 @@ class RunPrior(NamedTuple):
             return max(self.work_between(done, total), 0.01 * self.pace * (total - done))
         return self.pace * (total - done)
 
+    def to_json(self) -> dict[str, records.JsonValue]:
+        """The prior as JSON; its pauses and points are lists."""
+        pauses = [list(pause) for pause in self.pauses]
+        return {**self._asdict(), "pauses": pauses, "curve": [list(point) for point in self.curve]}
+
     @classmethod
     def from_json(cls, value: object) -> "RunPrior":
         """Read from JSON; ValueError if malformed or impossible."""

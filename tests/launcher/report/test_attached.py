@@ -114,7 +114,7 @@ def test_the_launch_checks_of_all_nodes_are_one() -> None:
 def test_the_verification_of_an_attached_job_knows_less(tmp_path: Path) -> None:
     def items(total: int | None, *, attached: bool) -> tuple[bool | None, str]:
         manifest = make_manifest(tmp_path, total_items=total, attached=attached, groups=())
-        found = verify_results(FinishedJob(manifest, job_work([]), ["completed"]))
+        found = verify_results(FinishedJob(manifest, job_work([]), exit_reasons=["completed"]))
         return next((check.passed, check.detail) for check in found if check.name == "items")
 
     assert items(100, attached=False) == (False, "no log shows how many of 100 items were done")

@@ -47,6 +47,9 @@ sweeps = st.builds(
 )
 
 
+ENDED = {"job_id": "4459_0", "job_name": "embed", "exit_status": 0, "attempt": 0}  # keys that every report has
+
+
 @given(sweeps)
 def test_a_record_survives_writing_and_reading(record: SweepRecord) -> None:
     assert SweepRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
@@ -80,7 +83,7 @@ def run_dir(home: Path, name: str, state: str | None = None, *, has_started: boo
     if state is not None:
         failed = {"worker": "worker_w0", "rank": 0, "node": "cn01", "reason": "app_error"}
         cause = {**failed, "evidence": ["exit status 3", "log: two\nlines"]} if state == "FAILED" else None
-        report: dict[str, Any] = {"state": state, "attempt": 0, "items": 1e6, "nodes": ["cn01"], "duration_s": 3.2}
+        report = {**ENDED, "state": state, "items": 1e6, "nodes": ["cn01"], "duration_s": 3.2}
         run_files.write_json(home / name / run_files.REPORT_FILE, {**report, "items_expected": None, "cause": cause})
 
 
@@ -136,9 +139,8 @@ def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
-        ({"state": "COMPLETED", "stopped": {"reason": "completed", "cause": "all critical workers have completed"}},
-         None),
-        ({"state": "CANCELLED", "stopped": {"reason": "cancelled", "cause": "SIGINT to the job"}},
+        ({"state": "COMPLETED", "stopped": {"reason": "completed", "cause": "all have completed", "time": 2.0}}, None),
+        ({"state": "CANCELLED", "stopped": {"reason": "cancelled", "cause": "SIGINT to the job", "time": 2.0}},
          "cancelled: SIGINT to the job"),
         ({"state": "INCOMPLETE", "verification": {"checks": [
             {"name": "items", "passed": True, "detail": "9 of 9"},
@@ -150,7 +152,7 @@ def test_a_point_without_a_failed_worker_has_its_stop_or_failed_check(
 ) -> None:
     name = "4459_0_p0_20251122_041341"
     run_dir(tmp_path / "s", name, "COMPLETED")
-    run_files.write_json(tmp_path / "s" / name / run_files.REPORT_FILE, {"attempt": 0, "cause": None, **report})
+    run_files.write_json(tmp_path / "s" / name / run_files.REPORT_FILE, {**ENDED, **report})
     (state,) = read_point_states(tmp_path / "s", record_of((name,)))
     assert state.cause == expected
 

@@ -15,6 +15,7 @@ from launcher.cli.sweep import resume_points
 from launcher.errors import LauncherError
 from launcher.sweep import submit
 from launcher.sweep.directory import SweepRecord
+from tests.launcher.sweep.test_directory import ENDED
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import gpujob, read_json
 
@@ -46,7 +47,7 @@ def end(run_dir: Path, state: str) -> None:
     job_id = "_".join(run_dir.name.split("_")[:2])
     facts = {"job_id": job_id, "attempt": 0, "hosts": ["cn01"], "start": 1.0, "pid": 1, "host": "x", "local": False}
     run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, facts)
-    run_files.write_json(run_dir / run_files.REPORT_FILE, {"state": state, "attempt": 0, "cause": None})
+    run_files.write_json(run_dir / run_files.REPORT_FILE, {**ENDED, "state": state})
 
 
 def names_in_logs(folder: Path) -> list[str]:
