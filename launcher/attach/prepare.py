@@ -31,12 +31,14 @@ from exporter.contract.manifest import (
     render_manifest,
 )
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.records import NOTHING, RecordError
 from exporter.machine.procfs import read_environment
 from launcher.errors import LauncherError
 from launcher.jobfile.monitor_config import MonitorConfig, load_monitor_config
 from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.plan.plan import safe_file_word
 from launcher.report.report import REPORT_TEXT_FILE, archive
+from launcher.rundir.job_records import OrchestratorRecord
 from launcher.rundir.rundir import user_name
 from launcher.steps.hostlist import parse_hostlist
 
@@ -59,6 +61,13 @@ class NodePlace:
     @property
     def name(self) -> str:
         return self.hosts[self.index]
+
+
+class AttachedRecord(OrchestratorRecord):
+    """``orchestrator.json`` of an attached job, whose sidecar takes the orchestrator's place."""
+
+    step: str | None = None  # Slurm step of the sidecars, if it has several nodes
+    slurm: Mapping[str, str] = NOTHING  # variables of the Slurm job
 
 
 def find_place(environ: Mapping[str, str], hostname: str, job: str | None) -> NodePlace:
@@ -179,17 +188,16 @@ class Preparation:
     def run(self, listen_address: str) -> tuple[Path, dict[str, str]]:
         """Create or find the run directory. Return it with the environment of the sidecar."""
         run_dir = self._prepare(listen_address) if self.is_first_node else self._await_run_dir()
-        record = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
-        facts = record.get("slurm")
+        record = AttachedRecord.read(run_dir / run_files.ORCHESTRATOR_FILE) or AttachedRecord()
         unwanted = (*_OF_ANOTHER_JOB, *_SLURM_FACTS)
         return run_dir, {
             **{name: value for name, value in self._environ.items() if name not in unwanted},
-            **(facts if isinstance(facts, dict) else {}),
-            "GPUJOB_JOB_ID": str(record["job_id"]),
+            **record.slurm,
+            "GPUJOB_JOB_ID": str(record.job_id),
             "GPUJOB_NODE": self._place.name,
             "GPUJOB_NODES": ",".join(self._place.hosts),
-            "GPUJOB_ATTEMPT": str(record["attempt"]),
-            "GPUJOB_START_TIME": repr(record["start"]),
+            "GPUJOB_ATTEMPT": str(record.attempt),
+            "GPUJOB_START_TIME": repr(record.start),
         }
 
     def _prepare(self, listen_address: str) -> Path:
@@ -202,32 +210,32 @@ class Preparation:
         workers = WorkerSearch(criteria, self._environ).find().candidates
         facts = self._slurm_facts(workers)
         start, attempt = min((worker.start for worker in workers), default=now), 0
-        if earlier:
-            attempt = int(str(earlier.get("attempt", 0)))
+        if earlier is not None:
+            attempt = earlier.attempt
             if (run_files.read_json(run_dir / run_files.STATE_FILE) or {}).get("phase") == "finished":
                 _archive(run_dir, attempt)
                 attempt += 1  # the recorded job is over, so this is its next launch
             else:
-                start = float(str(earlier.get("start", start)))
+                start = earlier.start if earlier.start is not None else start
         manifest = dataclasses.replace(
             manifest,
             user=_owner(workers) or manifest.user,
             cluster=facts.get("SLURM_CLUSTER_NAME") or manifest.cluster,
             partition=facts.get("SLURM_JOB_PARTITION") or manifest.partition,
         )
-        record = {
-            "schema": run_files.RECORD_SCHEMA,
-            "job_id": job or str(earlier.get("job_id") or (run_dir.name if self._state_dir else own_id)),
-            "pid": os.getpid(),  # stays that of the sidecar, and of the program that writes the report
-            "start_ticks": read_start_ticks(os.getpid()),
-            "host": socket.gethostname(),
-            "hosts": list(self._place.hosts),
-            "attempt": attempt,
-            "start": start,
-            "local": True,
-            "step": self._place.step,
-            "slurm": facts,
-        }
+        earlier_id = earlier.job_id if earlier is not None else None
+        record = AttachedRecord(
+            job_id=job or earlier_id or (run_dir.name if self._state_dir else own_id),
+            pid=os.getpid(),  # stays that of the sidecar, and of the program that writes the report
+            start_ticks=read_start_ticks(os.getpid()),
+            host=socket.gethostname(),
+            hosts=self._place.hosts,
+            attempt=attempt,
+            start=start,
+            local=True,
+            step=self._place.step,
+            slurm=facts,
+        )
         _write_run_dir(manifest, record)
         return run_dir
 
@@ -248,10 +256,10 @@ class Preparation:
             return fallback
         return path
 
-    def _read_earlier(self, run_dir: Path) -> Mapping[str, object]:
-        """Record of an earlier sidecar; empty for a new directory."""
+    def _read_earlier(self, run_dir: Path) -> AttachedRecord | None:
+        """Record of an earlier sidecar; None for a new directory."""
         if not (run_dir / run_files.MANIFEST_FILE).exists():
-            return {}
+            return None
         manifest = read_manifest(run_dir)
         if not manifest.attached:
             raise LauncherError(
@@ -261,11 +269,9 @@ class Preparation:
             raise LauncherError(
                 f"--state-dir: {run_dir} belongs to the job {manifest.job_name!r}; give another directory"
             )
-        earlier = run_files.read_json(run_dir / run_files.ORCHESTRATOR_FILE) or {}
-        pid, ticks = earlier.get("pid"), earlier.get("start_ticks")
-        here = isinstance(pid, int) and pid != os.getpid() and earlier.get("host") == socket.gethostname()
-        if here and ticks is not None and read_start_ticks(int(str(pid))) == ticks:
-            raise LauncherError(f"--state-dir: {run_dir} is in use: process {pid} already watches this job")
+        earlier = AttachedRecord.read(run_dir / run_files.ORCHESTRATOR_FILE)
+        if earlier is not None and earlier.pid != os.getpid() and earlier.is_running_here():
+            raise LauncherError(f"--state-dir: {run_dir} is in use: process {earlier.pid} already watches this job")
         return earlier
 
     def _await_run_dir(self) -> Path:
@@ -274,8 +280,8 @@ class Preparation:
         until = time.monotonic() + FIRST_NODE_S
         while time.monotonic() < until:
             for path in [self._state_dir] if self._state_dir is not None else Path.cwd().glob(f"logs/{name}"):
-                record = run_files.read_json(path / run_files.ORCHESTRATOR_FILE) or {}
-                if record.get("step") == self._place.step:
+                record = AttachedRecord.read(path / run_files.ORCHESTRATOR_FILE)
+                if record is not None and record.step == self._place.step:
                     return path
             time.sleep(POLL_S)
         raise LauncherError(
@@ -314,7 +320,7 @@ def _archive(run_dir: Path, attempt: int) -> None:
             raise LauncherError(f"{run_dir / name} cannot be archived: {error.strerror}") from error
 
 
-def _write_run_dir(manifest: Manifest, record: Mapping[str, object]) -> None:
+def _write_run_dir(manifest: Manifest, record: AttachedRecord) -> None:
     """Write the run directory's files; the record, for which other nodes wait, last."""
     run_dir = manifest.run_dir
     try:
@@ -323,7 +329,7 @@ def _write_run_dir(manifest: Manifest, record: Mapping[str, object]) -> None:
         (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of a watch that was stopped
         run_files.write_json(run_dir / run_files.MANIFEST_FILE, render_manifest(manifest))
         run_files.write_job_state(str(run_dir), "launching")
-        run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, record)
+        run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, record.to_json())
     except OSError as error:
         raise LauncherError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
 
@@ -353,7 +359,7 @@ def main(request: Mapping[str, object]) -> NoReturn:
         preparation = Preparation(flags if isinstance(flags, dict) else {}, os.environ)
         address, level = str(request["listen_address"]), str(request["log_level"])
         run_dir, environ = preparation.run(address)
-    except (LauncherError, ExporterError) as error:
+    except (LauncherError, ExporterError, RecordError) as error:
         _say(str(error))
         sys.exit(USAGE)
     if preparation.is_first_node:

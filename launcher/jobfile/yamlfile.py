@@ -11,7 +11,7 @@ from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
 from exporter.contract.records import JsonValue
-from launcher.errors import ConfigError, did_you_mean
+from launcher.errors import ConfigError
 
 Spec = typing.TypeVar("Spec", bound=BaseModel)
 Location = Sequence[int | str]
@@ -228,7 +228,9 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
     kind, value = error["type"], error["input"]
     if kind == "extra_forbidden":
         key, known = str(error["loc"][-1]), _known_names(model, error["loc"][:-1])
-        return f'{place}: unknown key "{key}"{did_you_mean(key, known)} (known: {", ".join(sorted(known))})'
+        near = _nearest(error["loc"], model)
+        hint = f'; did you mean "{near}"?' if near is not None else ""
+        return f'{place}: unknown key "{key}"{hint} (known: {", ".join(sorted(known))})'
     if kind == "missing":
         return f"{place}: is missing"
     if kind in _EXPECTED:
