@@ -783,9 +783,8 @@ def test_a_service_restarts_once_for_a_replaced_driver(tmp_path: Path, clock: Sh
 
     scenario(make_supervised_sidecar(tmp_path, clock, gpus), ends)
     scenario(make_supervised_sidecar(tmp_path, clock, gpus), stays)
-    gpus.publish(REPLACED)
     clock.shift += 1.1 * RESTART_PAUSE_S
-    scenario(make_supervised_sidecar(tmp_path, clock, gpus), ends)
+    scenario(make_supervised_sidecar(tmp_path, clock, publisher(REPLACED)), ends)
 
 
 def test_a_service_without_a_supervisor_does_not_end_for_a_driver(tmp_path: Path, clock: ShiftedClock) -> None:
