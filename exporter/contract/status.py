@@ -4,6 +4,8 @@ A worker's status is made of parts, each from one collector. Report and view of 
 None means unknown, unless a comment says otherwise. Times are epoch seconds.
 """
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 

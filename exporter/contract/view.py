@@ -3,6 +3,8 @@
 None means unknown, unless a comment says otherwise. Times are epoch seconds.
 """
 
+from __future__ import annotations
+
 from typing import ClassVar
 
 from exporter.contract.events import Event
