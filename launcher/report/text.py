@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from exporter.contract.report import CheckResult, EndCause, Report, Verification, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
 from exporter.progress.work import ITEMS, job_work, unit_word
-from launcher.report.benchmark import benchmark_section
 from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
 from launcher.words import clock_text, duration_text, end_line, names_text, plain_text, worker_text
@@ -28,7 +27,11 @@ def _flaw_lines(check: CheckResult) -> list[str]:
 
 def render_report(report: Report) -> str:
     """Render the report as Markdown."""
-    lines = [*_head(report), *benchmark_section(report.benchmark or ())]
+    lines = _head(report)
+    if report.benchmark:
+        from launcher.report.benchmark import benchmark_section  # lazy: few jobs have one, and it loads file formats
+
+        lines += benchmark_section(report.benchmark)
     lines += [*_verification(report.verification), *_workers(report.workers)]
     if report.gpus:
         lines += gpu_sections(report.gpus, report.workers)
