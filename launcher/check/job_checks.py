@@ -19,6 +19,8 @@ from launcher.plan.container import ENROOT, PYXIS, container_mounts, parse_mount
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan
 from launcher.planner.planned_job import PlannedJob
+from launcher.rundir.cluster_file import read_trusted_owners
+from launcher.rundir.trust import distrust
 
 _IMAGE_FILE = re.compile(r"[./~].*|.*\.(?:sqsh|squashfs|sif|img)")
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
@@ -166,8 +168,13 @@ def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:
 
 
 def check_setup(planned_job: PlannedJob) -> Iterator[CheckFinding]:
-    """Check that the setup script exists, and warn that a local run skips the setup."""
+    """Check that the setup script exists and is trusted, and warn that a local run skips the setup."""
     for part in planned_job.plan.setup.parts:
+        is_used = part.script is not None and not planned_job.local
+        if is_used and (problem := distrust(Path(str(part.script)), read_trusted_owners)):
+            message = f"is not used: {problem}; use a copy of your own"
+            yield finding.error("untrusted-script", "setup.script", message)
+            continue
         if part.script is not None and Path(part.script).is_file():
             yield finding.ok("setup-script", "setup.script", f'"{part.script}" exists')
         elif part.script is not None and not planned_job.local:

@@ -28,6 +28,7 @@ from launcher.cli.parts import (
     open_job,
     print_json,
     print_report,
+    show_files,
 )
 from launcher.cli.plan import plan_command
 from launcher.cli.run import run
@@ -187,6 +188,7 @@ def check(job: str, local: bool, as_json: bool) -> None:
     from launcher.errors import ConfigErrors, TopologyError
     from launcher.planner.planned_job import read_planned_job
 
+    show_files(job)
     subject = None
     try:
         swept = read_planned_sweep(job, local=local)
@@ -251,6 +253,7 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
     from launcher.steps import slurm_steps
     from launcher.steps.batch_script import render_sbatch
 
+    show_files(job)
     if (swept := cli_sweep.read_planned_sweep(job, local=False)) is not None:
         cli_sweep.submit_command(swept, dependency=dependency, resume=resume, as_json=as_json)
         return

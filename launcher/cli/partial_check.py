@@ -28,8 +28,8 @@ Made = TypeVar("Made")
 def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[str]] | None:
     """The job without the mistakes in its files, and the places removed; None if too little is left."""
     try:
-        source = find_cluster_file(os.environ, Path.cwd())
-        text = source.read_text(encoding="utf-8-sig") if source is not None else ""
+        found = find_cluster_file(os.environ, Path.cwd())
+        text = found.path.read_text(encoding="utf-8-sig") if found is not None else ""
         cluster, removed = (
             _remove_mistakes(yaml.safe_load(text), parse_cluster) if text else (ClusterSpec(), frozenset())
         )

@@ -39,6 +39,21 @@ def print_json(value: Mapping[str, object]) -> None:
     click.echo(json.dumps(value, ensure_ascii=False))
 
 
+def show_files(job: str) -> None:
+    """Print which cluster file counts and why, and whose the job file is if it is another user's.
+
+    Raises LauncherError if one of them must not be used.
+    """
+    from launcher.rundir.cluster_file import find_cluster_file
+    from launcher.rundir.trust import foreign_owner, read_facts
+
+    if (found := find_cluster_file(os.environ, Path.cwd())) is not None and found.path.exists():
+        owner = read_facts(found.path).owner_name
+        click.echo(f"gpujob: cluster file {found.path} ({found.found_by}; owner {owner})", err=True)
+    if other := foreign_owner(Path(job)):
+        click.echo(f"gpujob: notice: {job} belongs to {other}, whose commands will run as you", err=True)
+
+
 def checked_plan(job: str, *, local: bool, quiet: bool = False) -> "Plan":
     """The plan of a job file. Raises one error with all problems; writes nothing.
 

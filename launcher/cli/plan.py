@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import JOB, JSON
+from launcher.cli.parts import JOB, JSON, show_files
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -20,7 +20,12 @@ if TYPE_CHECKING:
     from launcher.sweep.plan import PlannedSweep
 
 ENVIRONMENT_CODES = ("no-slurm",)  # codes that refuse a start but do not matter to a plan
-SUBMIT_ONLY_CODES = ("backslash", "no-setup-script", "signal-early")  # codes that only `submit` refuses
+SUBMIT_ONLY_CODES = (
+    "backslash",
+    "no-setup-script",
+    "untrusted-script",
+    "signal-early",
+)  # codes that only `submit` refuses
 
 
 @click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
@@ -45,6 +50,7 @@ def plan_command(
     from launcher.steps.batch_script import render_sbatch
 
     hosts = _hosts(nodes)
+    show_files(job)
     swept = read_planned_sweep(job, local=local, available=len(hosts) or None)
     if swept is not None and point is None:
         _show_sweep(swept, hosts, local=local, explained=explained, as_json=as_json)

@@ -10,7 +10,18 @@ import click
 
 from exporter.contract import run_files
 from exporter.contract.report import Report
-from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, JOB, NO_COLOR, RESUME, checked_plan, fail, print_report
+from launcher.cli.parts import (
+    ASCII,
+    INTERRUPTED,
+    INTERVAL,
+    JOB,
+    NO_COLOR,
+    RESUME,
+    checked_plan,
+    fail,
+    print_report,
+    show_files,
+)
 from launcher.cli.watch import show_job
 
 
@@ -46,6 +57,7 @@ def run(
     from launcher.steps.local_steps import wait_for_guard
     from launcher.watch.view import JobClient
 
+    show_files(job)
     if (swept := sweep.read_planned_sweep(job, local=True)) is not None:
         sweep.run_command_for_sweep(swept, resume=resume, as_json=as_json, quiet=quiet)
         return

@@ -76,10 +76,12 @@ def _replan_sweep(sweep_dir: Path, record: "SweepRecord") -> "PlannedSweep":
     """Plan a sweep again from the job file in its directory."""
     from launcher.jobfile.jobfile import load_cluster, read_job
     from launcher.planner.planned_job import make_invocation
+    from launcher.rundir.cluster_file import require_trusted
     from launcher.sweep.directory import JOB_FILE
     from launcher.sweep.plan import plan_sweep
 
     workdir, job_dir = Path(str(record.submission["workdir"])), Path(str(record.submission["job_dir"]))
+    require_trusted(sweep_dir / JOB_FILE, "name a job file of your own: `gpujob submit JOB.YAML --resume SWEEP`")
     invocation = make_invocation(job_dir / JOB_FILE, workdir, local=record.local)
     job, cluster = read_job(sweep_dir / JOB_FILE), load_cluster(os.environ, workdir)
     return plan_sweep(job, str(sweep_dir / JOB_FILE), cluster, invocation)

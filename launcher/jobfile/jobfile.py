@@ -38,7 +38,7 @@ from launcher.jobfile.value_types import (
     combine_problems,
 )
 from launcher.jobfile.yamlfile import parse_yaml_model, read_mapping, validate_model
-from launcher.rundir.cluster_file import find_cluster_file, read_yaml_text
+from launcher.rundir.cluster_file import SYSTEM_FILE, find_cluster_file, read_yaml_text
 
 HUB = "hf:"  # prefix of a model that the engine fetches from a hub, such as ``hf:Qwen/Qwen3-32B``
 
@@ -163,6 +163,7 @@ class ClusterSpec(FileModel):
     listen_address: Address | None = None
     prometheus_url: Url | None = None
     alertmanager_url: Url | None = None
+    trusted_owners: list[str] = []
 
     def resolve_model(self, text: str) -> str:
         """Resolve an alias of a model; return any other text unchanged."""
@@ -223,8 +224,13 @@ def _missing_commands(body: Mapping[str, object]) -> list[str]:
 
 def load_cluster(environ: Mapping[str, str], workdir: Path) -> ClusterSpec:
     """Load the cluster file, or the defaults if there is none."""
-    path = find_cluster_file(environ, workdir)
-    return ClusterSpec() if path is None else parse_cluster(read_yaml_text(path), str(path))
+    found = find_cluster_file(environ, workdir)
+    if found is None:
+        return ClusterSpec()
+    cluster = parse_cluster(read_yaml_text(found.path), str(found.path))
+    if cluster.trusted_owners and found.path != SYSTEM_FILE:
+        raise ConfigError(str(found.path), [f"trusted_owners: only {SYSTEM_FILE} may have this key; leave it out"])
+    return cluster
 
 
 def parse_cluster(text: str, source: str) -> ClusterSpec:

@@ -1,27 +1,71 @@
 """Location of the cluster file, and the logs directory that it names: all that commands on a running job need."""
 
 import os
+import pwd
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import yaml
 
-from launcher.errors import ConfigError
+from launcher.errors import ConfigError, LauncherError
+from launcher.rundir.trust import ROOT, distrust, find_problem, foreign_owner, read_facts
 
 CLUSTER_FILE = "gpujob.yaml"
 CLUSTER_VARIABLE = "GPUJOB_CONFIG"
+SYSTEM_FILE = Path("/etc/gpujob/config.yaml")  # the last one searched, and the only one with trusted owners
 LOGS_DIR = "logs"  # default, below the working directory
 
 
-def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> Path | None:
-    """Find the cluster file: by ``GPUJOB_CONFIG``, in or above the working directory, or in the user's home."""
+class ClusterFile(NamedTuple):
+    """The cluster file that counts, and why."""
+
+    path: Path
+    found_by: str
+
+
+def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> ClusterFile | None:
+    """Find the cluster file: by ``GPUJOB_CONFIG``, in or above the working directory, in the user's home, or in /etc.
+
+    Raises LauncherError if others can write it, or if it belongs to another user whom nobody trusts.
+    """
     if named := environ.get(CLUSTER_VARIABLE):
-        return Path(named)
-    places = [folder / CLUSTER_FILE for folder in (workdir, *workdir.parents)]
+        foreign_owner(Path(named))  # any owner is right, since the user has named the file
+        return ClusterFile(Path(named), f"environment: {CLUSTER_VARIABLE}")
+    above = "in or above the working directory"
+    places = [ClusterFile(folder / CLUSTER_FILE, above) for folder in (workdir, *workdir.parents)]
     home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else None)
     if home:
-        places.append(Path(home, "gpujob", "config.yaml"))
-    return next((place for place in places if _is_file(place)), None)
+        places.append(ClusterFile(Path(home, "gpujob", "config.yaml"), "in the user's configuration directory"))
+    places.append(ClusterFile(SYSTEM_FILE, "of the system"))
+    found = next((place for place in places if _is_file(place.path)), None)
+    if found is not None:
+        require_trusted(found.path, f"set {CLUSTER_VARIABLE} to the cluster file that you want")
+    return found
+
+
+def require_trusted(path: Path, fix: str) -> None:
+    """Raise LauncherError if a file that nobody named, or its directory, is not this user's, root's or the site's."""
+    if problem := distrust(path, read_trusted_owners):
+        raise LauncherError(f"{path}: is not used: {problem}; {fix}")
+
+
+def read_trusted_owners() -> frozenset[int]:
+    """User ids in ``trusted_owners`` of the system file. Raises LauncherError if others than root can write it."""
+    if not _is_file(SYSTEM_FILE):
+        return frozenset()
+    for place in (SYSTEM_FILE, SYSTEM_FILE.parent):
+        if problem := find_problem(read_facts(place), (ROOT,)):
+            raise LauncherError(f"{SYSTEM_FILE}: is not used: {problem}; only root may be able to write it")
+    names = _read_mapping(SYSTEM_FILE).get("trusted_owners")
+    return frozenset(map(_user_id, names if isinstance(names, list) else ()))
+
+
+def _user_id(name: object) -> int:
+    try:
+        return pwd.getpwnam(str(name)).pw_uid
+    except KeyError:
+        raise ConfigError(str(SYSTEM_FILE), [f"trusted_owners: {name!r} is not the name of a user here"]) from None
 
 
 def read_yaml_text(path: Path) -> str:
@@ -40,17 +84,22 @@ def find_logs_dir(environ: Mapping[str, str], workdir: Path) -> Path:
     Only ``logs_dir`` is read; the rest of the cluster file is checked at launch. Raises ConfigError if the file
     cannot be read or names no directory.
     """
-    path = find_cluster_file(environ, workdir)
-    if path is None:
+    found = find_cluster_file(environ, workdir)
+    if found is None:
         return workdir / LOGS_DIR
+    named = _read_mapping(found.path).get("logs_dir")
+    if named is not None and not isinstance(named, str):
+        raise ConfigError(str(found.path), [f"logs_dir: {named!r} is not a directory; write a path"])
+    return Path(resolve_directory(named, workdir) or workdir / LOGS_DIR)
+
+
+def _read_mapping(path: Path) -> Mapping[str, object]:
+    """Content of a cluster file, unchecked. Raises ConfigError if it is not YAML."""
     try:
         body = yaml.safe_load(read_yaml_text(path))
     except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise ConfigError(str(path), [f"not YAML that can be used: {' '.join(str(error).split())}"]) from error
-    named = body.get("logs_dir") if isinstance(body, dict) else None
-    if named is not None and not isinstance(named, str):
-        raise ConfigError(str(path), [f"logs_dir: {named!r} is not a directory; write a path"])
-    return Path(resolve_directory(named, workdir) or workdir / LOGS_DIR)
+    return body if isinstance(body, dict) else {}
 
 
 def resolve_directory(text: str | None, workdir: Path) -> str | None:

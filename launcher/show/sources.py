@@ -11,7 +11,7 @@ from launcher.plan.container import container_mounts, parse_mount
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import Plan
 from launcher.planner.planned_job import PlannedJob
-from launcher.rundir.cluster_file import CLUSTER_FILE, CLUSTER_VARIABLE, find_cluster_file
+from launcher.rundir.cluster_file import find_cluster_file
 from launcher.show.records import ValueSource
 
 DEFAULT = "default"
@@ -30,12 +30,7 @@ def source_names(job: str, environ: Mapping[str, str], workdir: Path) -> SourceN
     found = find_cluster_file(environ, workdir)
     if found is None:
         return SourceNames(job, None, "not found")
-    if environ.get(CLUSTER_VARIABLE):
-        return SourceNames(job, str(found), f"environment: {CLUSTER_VARIABLE}")
-    near = found.name == CLUSTER_FILE
-    return SourceNames(
-        job, str(found), "in or above the working directory" if near else "in the user's configuration directory"
-    )
+    return SourceNames(job, str(found.path), found.found_by)
 
 
 def explain_values(planned_job: PlannedJob, sources: SourceNames) -> tuple[ValueSource, ...]:

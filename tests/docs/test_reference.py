@@ -65,6 +65,16 @@ gpujob takes the first file that it finds:
 1. the file that the environment variable `GPUJOB_CONFIG` names
 2. `gpujob.yaml` in the working directory or in a directory above it
 3. `gpujob/config.yaml` in `$XDG_CONFIG_HOME`, by default `~/.config/gpujob/config.yaml`
+4. `/etc/gpujob/config.yaml`, the file of the system
+
+`gpujob plan`, `check`, `submit` and `run` print which one counts, and why.
+
+A file that gpujob finds must belong to you, to root or to one of `trusted_owners`, and so must its directory.
+If anybody else can write one of them, gpujob stops before it does anything. `/tmp` is such a directory.
+Write access of a group counts too, unless it is the owner's own group with the owner's name.
+The same rules hold for `setup.script` and for the job file of a sweep that is resumed.
+A file that you name yourself, as job file or in `GPUJOB_CONFIG`, may belong to anyone.
+But only its owner may be able to write it.
 
 Files are not merged. An unknown key is an error.
 [Administration](../admin.md) says how to give all users the same file.

@@ -83,7 +83,8 @@ def test_plan_explain_prints_text_and_json(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump({"name": "job", "workers": [{"command": "true"}]}))
     environ = clean_environment()
     result = gpujob("plan", "job.yaml", "--explain", cwd=tmp_path, env=environ)
-    assert (result.returncode, result.stderr) == (0, "")
+    assert (result.returncode, len(result.stderr.splitlines())) == (0, 1)
+    assert result.stderr.startswith(f"gpujob: cluster file {tmp_path}/gpujob.yaml (in or above the working directory; ")
     assert [line.split() for line in result.stdout.splitlines() if line.startswith("slurm.partition")] == [
         ["slurm.partition", "gpu", f"{tmp_path}/gpujob.yaml:", "partition"]
     ]
