@@ -44,7 +44,7 @@ def save_state(
     path = _state_path(run_dir, node, kind)
     body = {"schema": STATE_SCHEMA, "job_id": job_id, "attempt": attempt, "time": time.time(), kind: state}
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        os.makedirs(os.path.dirname(path), run_files.FOLDER_MODE, exist_ok=True)
         # rewritten within seconds, so it need not survive a power cut
         run_files.write_json(path, body, durable=False, default=state_fields)
     except (OSError, ValueError) as error:  # ValueError: text that UTF-8 cannot encode

@@ -5,6 +5,7 @@ import time
 from pathlib import Path
 
 from exporter.contract.records import Record, to_json
+from exporter.contract.run_files import open_with_file_mode
 
 
 class Event(Record):
@@ -52,7 +53,7 @@ class EventLog:
             ensure_ascii=False,
         )
         try:
-            with self._path.open("a", encoding="utf-8", errors="replace") as out:
+            with open(self._path, "a", encoding="utf-8", errors="replace", opener=open_with_file_mode) as out:
                 out.write(line + "\n")
         except OSError:
             pass

@@ -21,6 +21,7 @@ Standard library only and no dataclasses: a wrapper runs next to every worker an
 """
 
 import errno
+import io
 import json
 import os
 import time
@@ -44,6 +45,8 @@ ABANDONED_FILE = "given_up.json"
 REPORT_FILE = "report.json"
 RESERVE_FILE = ".reserve"
 RESERVE_BYTES = 512 * 1024
+FOLDER_MODE = 0o755  # before the umask: a lax umask must not let others write
+FILE_MODE = 0o644  # likewise
 
 
 def write_json(
@@ -51,7 +54,7 @@ def write_json(
     value: object,
     *,
     durable: bool = True,
-    mode: int = 0o666,
+    mode: int | None = None,
     default: Callable[[object], object] | None = None,
 ) -> None:
     """Replace ``path`` by the JSON of ``value``, as ``replace_file`` does. ``default`` is that of ``json.dumps``."""
@@ -59,21 +62,26 @@ def write_json(
     replace_file(path, text.encode("utf-8", "surrogateescape"), durable=durable, mode=mode)
 
 
-def replace_file(path: str | os.PathLike[str], content: bytes, *, durable: bool = True, mode: int = 0o666) -> None:
-    """Replace ``path`` atomically.
+def replace_file(
+    path: str | os.PathLike[str], content: bytes, *, durable: bool = True, mode: int | None = None
+) -> None:
+    """Replace ``path`` atomically, also in a folder in which others may write.
 
-    ``durable`` makes it survive a power cut; files rewritten within seconds need not. ``mode`` applies to a new file,
-    before the umask.
+    ``durable`` makes it survive a power cut; files rewritten within seconds need not. ``mode`` applies whatever the
+    umask; None is `FILE_MODE` less the umask.
     """
 
     def opener(name: str, flags: int) -> int:
-        return os.open(name, flags, mode)
+        return os.open(name, flags | os.O_NOFOLLOW, FILE_MODE if mode is None else mode)
 
     target = os.fspath(path)
     folder, name = os.path.split(target)
-    temporary = os.path.join(folder, f".{name}.{os.getpid()}.tmp")
+    temporary = os.path.join(folder, f".{name}.{os.urandom(8).hex()}.tmp")
+    out = open(temporary, "xb", opener=opener)  # noqa: SIM115 - outside try: a file that exists is not ours to remove
     try:
-        with open(temporary, "wb", opener=opener) as out:
+        with out:
+            if mode is not None:
+                os.fchmod(out.fileno(), mode)
             out.write(content)
             out.flush()
             if durable:
@@ -83,7 +91,7 @@ def replace_file(path: str | os.PathLike[str], content: bytes, *, durable: bool 
         try:
             os.unlink(temporary)
         except OSError:
-            pass  # never created, or its directory was removed
+            pass  # its directory was removed
         raise
 
 
@@ -100,7 +108,7 @@ def write_json_with_reserve(run_dir: str | os.PathLike[str], path: str | os.Path
 def write_json_if_absent(path: str | os.PathLike[str], value: object) -> bool:
     """Call ``write_json`` unless the file exists. Return whether it was written."""
     target = os.fspath(path)
-    mine = f"{target}.{os.getpid()}.new"
+    mine = os.path.join(os.path.dirname(target), f".{os.urandom(8).hex()}.new")
     write_json(mine, value)
     try:
         os.link(mine, target)
@@ -111,9 +119,19 @@ def write_json_if_absent(path: str | os.PathLike[str], value: object) -> bool:
     return True
 
 
+def open_with_file_mode(path: str, flags: int) -> int:
+    """Open a file for ``open(..., opener=...)``; a new one has `FILE_MODE` less the umask."""
+    return os.open(path, flags, FILE_MODE)
+
+
+def append_to(path: str | os.PathLike[str]) -> io.BufferedWriter:
+    """Open a log for more lines."""
+    return open(path, "ab", opener=open_with_file_mode)
+
+
 def make_reserve(run_dir: str | os.PathLike[str]) -> None:
     """Reserve space for exit records and report, in case the job fills its disk."""
-    with open(os.path.join(run_dir, RESERVE_FILE), "wb") as out:
+    with open(os.path.join(run_dir, RESERVE_FILE), "wb", opener=open_with_file_mode) as out:
         out.write(b"\0" * RESERVE_BYTES)
 
 

@@ -5,7 +5,6 @@ Runs are in a small file of the user, in ``GPUJOB_HISTORY_DIR``; if that is empt
 other contents are not errors. Attempts are in the run directory.
 """
 
-import contextlib
 import hashlib
 import json
 import logging
@@ -13,7 +12,6 @@ import math
 import os
 import re
 import stat
-import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -99,7 +97,7 @@ def write_run_history(name: str, environ: Mapping[str, str], run: RunHistory) ->
             return False
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(path, text)
+        run_files.replace_file(path, text, durable=False, mode=0o600)
     except OSError as error:
         log.info("the run history cannot be saved: %s: %s", path, error.strerror)
         return False
@@ -124,19 +122,6 @@ def read_earlier_attempts(run_dir: Path, attempt: int) -> Iterator[list[dict[str
 def _render(name: str, runs: list[RunHistory]) -> bytes:
     body = {"schema": HISTORY_SCHEMA, "job_name": name, "runs": [asdict(run) for run in runs]}
     return json.dumps(body).encode("ascii") + b"\n"
-
-
-def _replace(path: Path, text: bytes) -> None:
-    """Write the file atomically, since other nodes may write it too."""
-    number, temporary = tempfile.mkstemp(prefix=f".{path.name}.", dir=path.parent)
-    try:
-        with open(number, "wb") as out:
-            out.write(text)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
 
 
 def _read(path: Path) -> tuple[RunHistory, ...]:

@@ -111,7 +111,7 @@ class StatusPublisher:
         if self._sidecar.has_outlived_driver and not self._sidecar.may_restart:
             self._sidecar.may_restart = self._restarts.acquire()
         folder = manifest.run_dir / run_files.STATUS_DIR
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(run_files.FOLDER_MODE, exist_ok=True)
         status = self._sidecar.status()
         run_files.write_json(folder / f"{identity.node}.json", status.to_json(), durable=status.final)
         return True
@@ -121,7 +121,7 @@ class StatusPublisher:
         context = self._sidecar.context
         identity, run_dir = context.identity, context.manifest.run_dir
         folder = run_dir / run_files.SIDECARS_DIR
-        folder.mkdir(exist_ok=True)
+        folder.mkdir(run_files.FOLDER_MODE, exist_ok=True)
         host = self._sidecar.host if self._sidecar.host not in ("", "0.0.0.0", "::") else identity.node  # noqa: S104
         run_files.write_json(
             folder / f"{identity.node}.json",

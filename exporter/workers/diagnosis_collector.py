@@ -25,7 +25,7 @@ from exporter.workers.diagnosis import (
     build_failure_diagnosis,
     build_stall_diagnosis,
 )
-from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
+from exporter.workers.diagnosis_reader import MOST_DIAGNOSES, has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 
@@ -95,7 +95,7 @@ class DiagnosticsCollector:
     def _find_new(self, worker: WorkerStatus) -> Iterator[tuple[int, DiagnosisBuilder]]:
         """Runs that failed or stalled since the last read, each with its diagnosis builder."""
         rank = worker.rank
-        for ended in worker.exits:
+        for ended in worker.exits[-MOST_DIAGNOSES:]:
             restart = ended.restart or 0
             if (rank, restart) not in self._diagnosed_runs and ended.reason not in CONSEQUENCES:
                 self._diagnosed_runs.add((rank, restart))

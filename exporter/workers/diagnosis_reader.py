@@ -6,11 +6,13 @@
 
 ``diagnostics/{worker}.json`` and ``.txt`` describe the worker's latest failure. Before they are overwritten, they are
 renamed to ``{worker}_rank{rank}_r{restart}``, with ``_a{attempt}`` after a requeue. A worker with several ranks always
-has both names, since its ranks may be on several nodes. The names of a stall end in ``_stall``.
+has both names, since its ranks may be on several nodes. The names of a stall end in ``_stall``. Of each rank, only the
+newest are kept.
 """
 
 import errno
 import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -23,6 +25,7 @@ MOST_LOG_BYTES = 64 * 1024  # of each log, from its end
 MOST_LOGS = 8
 MOST_COUNTED_BYTES = 8 << 20  # lines before the log's end are counted only up to this size
 SMALL_TEXT_BYTES = 4096  # written if the disk has no room for more
+MOST_DIAGNOSES = 20  # of one rank: a worker may restart hundreds of times
 
 
 def read_run_files(
@@ -89,7 +92,7 @@ def write_diagnosis(run_dir: Path, found: Diagnosis, text: str) -> bool:
     The text is written first, and shortened if the disk is full. Raises OSError if nothing can be written.
     """
     folder = run_dir / run_files.DIAGNOSTICS_DIR
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(run_files.FOLDER_MODE, exist_ok=True)
     stem, own = _latest_stem(found), _run_stem(found)
     latest, known = _read(folder, stem), _read(folder, own)
     if any(_is_same_case(old, found) and _richness(old) > _richness(found) for old in (latest, known)):
@@ -106,7 +109,17 @@ def write_diagnosis(run_dir: Path, found: Diagnosis, text: str) -> bool:
     for name in stems:
         _write_text(folder / f"{name}.txt", text)
         run_files.write_json(folder / f"{name}.json", found.to_json())
+    _remove_old(folder, found)
     return True
+
+
+def _remove_old(folder: Path, found: Diagnosis) -> None:
+    """Remove all but the newest diagnoses of earlier runs of this rank."""
+    name = re.compile(rf"{re.escape(found.worker)}_rank{found.rank}(?:_a(\d+))?_r(\d+)(?:_stall)?\.json")
+    runs = sorted((int(run[1] or 0), int(run[2]), run[0]) for run in map(name.fullmatch, os.listdir(folder)) if run)
+    for *_, old in runs[:-MOST_DIAGNOSES]:
+        (folder / old).unlink(missing_ok=True)
+        (folder / old).with_suffix(".txt").unlink(missing_ok=True)
 
 
 def _read(folder: Path, stem: str) -> Diagnosis | None:

@@ -242,14 +242,14 @@ class Preparation:
     def _make_run_dir(self, job_id: str, now: float) -> Path:
         if self._state_dir is not None:
             try:
-                self._state_dir.mkdir(parents=True, exist_ok=True)
+                self._state_dir.mkdir(run_files.FOLDER_MODE, parents=True, exist_ok=True)
             except OSError as error:
                 raise LauncherError(f"--state-dir: {self._state_dir} cannot be created: {error.strerror}") from error
             return self._state_dir
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now))
         path = Path.cwd() / "logs" / f"{job_id}_{safe_file_word(self.config.job.name)}_{stamp}"
         try:
-            path.mkdir(parents=True)
+            path.mkdir(run_files.FOLDER_MODE, parents=True)
         except OSError as error:
             fallback = Path(tempfile.mkdtemp(prefix="gpujob-"))
             _say(f"{path} cannot be created ({error.strerror}); the run directory is {fallback}")
@@ -325,7 +325,7 @@ def _write_run_dir(manifest: Manifest, record: AttachedRecord) -> None:
     run_dir = manifest.run_dir
     try:
         for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
-            (run_dir / folder).mkdir(exist_ok=True)
+            (run_dir / folder).mkdir(run_files.FOLDER_MODE, exist_ok=True)
         (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of a watch that was stopped
         run_files.write_json(run_dir / run_files.MANIFEST_FILE, render_manifest(manifest))
         run_files.write_job_state(str(run_dir), "launching")

@@ -99,7 +99,7 @@ class _RunningJob:
         self.interrupted = False
         self._interrupt_message = interrupt_message
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-        with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
+        with run_files.append_to(run_dir / "log.out") as out, run_files.append_to(run_dir / "log.err") as err:
             argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
             self.process = start_orchestrator(argv, out, err)
         for number in ENDING_SIGNALS:

@@ -28,7 +28,9 @@ from launcher.run.job_state import JobRun, attempt_optional
 from launcher.run.launch_check import LaunchChecklist
 from launcher.run.sidecars import Sidecars
 from launcher.run.tasks import JobTasks
+from launcher.rundir.secrets_file import remove_secrets
 from launcher.rundir.statuses import merge_workers, read_statuses
+from launcher.steps.local_steps import LocalSteps
 
 
 def write_missing_diagnosis(manifest: Manifest, attempt: int, task: Task, node: str, ended: WorkerEnd) -> Path | None:
@@ -118,6 +120,9 @@ class EndOfJob:
             self._write_diagnoses()  # after the report, with whatever time is left
         job_state.publish("finished")
         self._sidecars.end(hurry=hurry or will_requeue)
+        is_slurm_ending = hurry or self._job_tasks.slurm_end_query.signal_deadline is not None  # it may requeue the job
+        if isinstance(self._steps, LocalSteps) or not (is_slurm_ending or will_requeue):
+            attempt_optional("remove the secrets", lambda: remove_secrets(self._facts.run_dir))
         if will_requeue:
             self._requeue(report)
         elif self._job_tasks.slurm_end_query.signal_deadline is not None:

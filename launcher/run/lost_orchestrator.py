@@ -31,6 +31,7 @@ from launcher.run.orchestrator import load_plan, time_limit_end
 from launcher.run.run_records import have_all_runs_ended
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
+from launcher.rundir.secrets_file import remove_secrets
 from launcher.rundir.statuses import read_statuses
 from launcher.rundir.targets import TargetFiles
 from launcher.steps.batch_script import component_ids, without_outer_components
@@ -134,6 +135,8 @@ class LostOrchestrator:
                 lambda: not self._leftovers.send_signal(0, include_sidecars=True), OWN_TEARDOWN_S / 2
             ):
                 self._leftovers.send_signal(signal.SIGKILL, include_sidecars=True)
+            if isinstance(self._leftovers, LocalLeftoverTasks):  # Slurm may requeue the job
+                attempt_optional("remove the secrets", lambda: remove_secrets(self._run_dir))
         return status
 
     def _publish(self, phase: str, *, workers_ended: bool = False) -> None:

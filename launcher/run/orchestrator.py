@@ -107,7 +107,7 @@ class Orchestrator:
         """Write the files that services read, with placeholders substituted. Raises OSError: the job needs them."""
         for name, text in self._plan.templates.items():
             path = self._facts.run_dir / name
-            path.parent.mkdir(parents=True, exist_ok=True)
+            path.parent.mkdir(run_files.FOLDER_MODE, parents=True, exist_ok=True)
             path.touch(0o600)  # may contain keys
             path.write_text(fill_template(self._plan, text, self._facts), encoding="utf-8", errors="surrogateescape")
 
@@ -272,7 +272,7 @@ def main(arguments: list[str]) -> None:
     remove_coerced_locale()
     run_dir = Path(arguments[0]).resolve()
     plan, start, local = load_plan(run_dir), time.time(), "--local" in arguments
-    (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
+    (run_dir / run_files.WORKERS_DIR).mkdir(run_files.FOLDER_MODE, exist_ok=True)
     facts, steps = locate_job(plan, run_dir, start, local=local)
     write_orchestrator_record(facts, local=local)
     signals = OrchestratorSignals(guard)

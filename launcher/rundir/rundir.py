@@ -37,14 +37,14 @@ def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
     staging = logs / staging_name()
     try:
         logs.mkdir(parents=True, exist_ok=True)
-        staging.mkdir()
+        staging.mkdir(run_files.FOLDER_MODE)
         for name, text in plan_files(plan, script).items():
             path = staging / name
             with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_opener(name)) as out:
                 out.write(text)
         write_secrets(staging, plan.secrets, os.environ)
         for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR, run_files.PROGRESS_DIR):
-            (staging / folder).mkdir()
+            (staging / folder).mkdir(run_files.FOLDER_MODE)
         run_files.write_job_state(str(staging), "launching")
         for group in plan.manifest.groups:
             (staging / group.directory).mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
 
 
 def _opener(name: str) -> Callable[[str, int], int]:
-    mode = 0o600 if name in PRIVATE_FILES else 0o644
+    mode = 0o600 if name in PRIVATE_FILES else run_files.FILE_MODE
     return lambda path, flags: os.open(path, flags, mode)
 
 

@@ -1,6 +1,6 @@
 """Secrets of a job: taken from the submitting environment, kept in one file that only the owner can read.
 
-The file stays in the run directory after the job ends, because a requeued job reads it again.
+The file is removed when the job has ended. It stays if Slurm may requeue the job, which then reads it again.
 """
 
 import json
@@ -29,6 +29,11 @@ def write_secrets(run_dir: Path, names: Sequence[str], environ: Mapping[str, str
 
     with open(run_dir / SECRETS_FILE, "w", encoding="ascii", opener=private) as out:
         json.dump({name: environ[name] for name in names}, out)
+
+
+def remove_secrets(run_dir: Path) -> None:
+    """Remove the values of a job that has ended."""
+    (run_dir / SECRETS_FILE).unlink(missing_ok=True)
 
 
 def read_secrets(run_dir: Path, names: Sequence[str]) -> dict[str, str]:

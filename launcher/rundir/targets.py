@@ -106,8 +106,7 @@ class TargetFiles:
             return False
         for path in self._paths:
             try:
-                run_files.write_json(path, to_json(groups))
-                path.chmod(0o644)
+                run_files.write_json(path, to_json(groups), mode=0o644)  # Prometheus is another user
             except OSError as error:
                 self.problems.append(f"cannot write targets to {path}: {error.strerror}")
         self._published = groups

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import IO
 
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.run_files import append_to
 from exporter.machine.procfs import is_zombie, read_children, read_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
@@ -70,18 +71,18 @@ class LocalSteps:
                 "GPUJOB_ATTEMPT": str(self._facts.attempt),
                 "GPUJOB_FIRST_GPU": str(self._first_gpu(index)),
             }
-            with (self._facts.run_dir / f"{host}_sidecar.log").open("ab") as log:
+            with append_to(self._facts.run_dir / f"{host}_sidecar.log") as log:
                 started.append(self._start(sidecar_argv(self._plan, self._facts), environment, log, log))
         return started
 
     def start_survey(self, offsets: Sequence[int], round_number: int) -> list[subprocess.Popen[bytes]]:
         argv = survey_argv(self._plan, self._facts)
         environment = {**os.environ, **survey_environment(self._facts, offsets, round_number)}
-        with (self._facts.run_dir / "log.err").open("ab") as log:
+        with append_to(self._facts.run_dir / "log.err") as log:
             return [self._start([*argv, host], environment, subprocess.PIPE, log) for host in self._facts.hosts]
 
     def start_program(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
-        with output.open("ab") as out, (self._facts.run_dir / "log.err").open("ab") as log:
+        with append_to(output) as out, append_to(self._facts.run_dir / "log.err") as log:
             return self._start(argv, dict(os.environ), out, log)
 
     def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:
@@ -91,7 +92,7 @@ class LocalSteps:
     def _start_task(self, planned: TaskPlan, restart: int) -> RunningTask:
         environment = {**os.environ, **run_environment(self._plan, planned, self._facts, restart)}
         out, err = log_files(planned, self._facts, restart)
-        with open(out, "ab") as output, open(err, "ab") as error:
+        with append_to(out) as output, append_to(err) as error:
             first = self._first_gpu(planned.task.node_index)
             argv = wrapper_argv(self._plan, planned, self._facts, restart, first_gpu=first)
             process = self._start(argv, environment, output, error, self._plan.workdir)

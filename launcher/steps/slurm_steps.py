@@ -257,7 +257,7 @@ class SlurmSteps:
         return [process]
 
     def start_program(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
-        with output.open("ab") as out:
+        with run_files.append_to(output) as out:
             return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True)
 
     def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:

@@ -134,7 +134,7 @@ class LocalSweep:
         argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
         if slot is not None:
             argv = ["env", f"CUDA_VISIBLE_DEVICES={slot}", *argv]
-        with (run_dir / "log.out").open("ab") as out, (run_dir / "log.err").open("ab") as err:
+        with run_files.append_to(run_dir / "log.out") as out, run_files.append_to(run_dir / "log.err") as err:
             self._running[index] = (start_orchestrator(argv, out, err), slot)
 
     def _reap(self, count: int) -> None:

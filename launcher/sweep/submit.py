@@ -107,7 +107,7 @@ def make_sweep_dir(logs_dir: Path, job_text: bytes | None) -> Path:
     """Make a hidden directory for run directories, with a copy of the job file."""
     staging = logs_dir / rundir.staging_name()
     with os_errors(f"{staging} cannot be created"):
-        staging.mkdir(parents=True)
+        staging.mkdir(run_files.FOLDER_MODE, parents=True)
     if job_text is not None:
         keep_job_file(staging, job_text)
     return staging
@@ -184,7 +184,7 @@ def _settle(
     """Name the run directories, by index, and link each from the job id that Slurm shows."""
     names, links = {}, staging / TASKS_DIR
     with os_errors(f"{links} cannot be created"):
-        links.mkdir()
+        links.mkdir(run_files.FOLDER_MODE)
         for array in held:
             for index in array.indexes:
                 job_id, one = f"{array.array.job_id}_{index}", planned.points[index]

@@ -54,7 +54,7 @@ class CsvFile:
 
     def _append(self, lines: bytes) -> bool:
         """Append the lines; return False if they do not fit."""
-        fd = os.open(self._path, _OPEN_FLAGS, 0o666)
+        fd = os.open(self._path, _OPEN_FLAGS, 0o644)
         try:
             facts = os.fstat(fd)
             if not stat.S_ISREG(facts.st_mode):

@@ -165,7 +165,7 @@ def survey_node(run_dir: Path, node: str, attempt: int, round_number: int) -> tu
     offset, locks = reserve_ports(ports, offsets) if ports else (None, [])
     own = set() if offset is None else {port + offset for port in ports}
     folder = run_dir / run_files.NODES_DIR
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(run_files.FOLDER_MODE, exist_ok=True)
     busy = tuple(port for port in busy_ports(ports) if port not in own)
     answer = NodeAnswer(attempt=attempt, round=round_number, address=address, busy=busy, offset=offset, problem=problem)
     run_files.write_json(folder / f"{node}.json", answer.to_json())

@@ -1,11 +1,14 @@
 """Small files by which the parts of a job communicate."""
 
+import contextlib
 import errno
 import json
 import os
+import stat
 import subprocess
 import sys
 import threading
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -156,6 +159,42 @@ def test_a_value_that_is_not_json_leaves_the_old_record(tmp_path: Path) -> None:
         run_files.write_json(tmp_path / "a.json", {"new": object()})
     assert run_files.read_json(tmp_path / "a.json") == {"old": 1}
     assert os.listdir(tmp_path) == ["a.json"]
+
+
+@pytest.mark.parametrize("suffix", [f".{os.getpid()}.tmp", ".{}.tmp"])
+@pytest.mark.parametrize("write", [run_files.write_json, run_files.write_json_if_absent])
+def test_a_link_with_the_name_of_a_temporary_file_is_not_followed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, suffix: str, write: Callable[[Path, object], object]
+) -> None:
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    monkeypatch.setattr(os, "urandom", lambda count: bytes(count))
+    guess = tmp_path / (f".a.json{suffix}".format("00" * 8))
+    guess.symlink_to(victim)
+    with contextlib.suppress(FileExistsError):  # the name can be guessed only here
+        write(tmp_path / "a.json", {"a": 1})
+    assert victim.read_text() == "precious"
+    assert guess.is_symlink()
+
+
+def test_a_write_replaces_a_link_instead_of_following_it(tmp_path: Path) -> None:
+    (tmp_path / "victim").write_text("precious")
+    (tmp_path / "a.json").symlink_to(tmp_path / "victim")
+    run_files.write_json(tmp_path / "a.json", {"a": 1}, mode=0o644)
+    assert (tmp_path / "victim").read_text() == "precious"
+    assert not (tmp_path / "a.json").is_symlink()
+
+
+@pytest.mark.parametrize(
+    ("mask", "mode", "found"), [(0, None, 0o644), (0o077, None, 0o600), (0o077, 0o644, 0o644), (0, 0o600, 0o600)]
+)
+def test_no_umask_lets_others_write(tmp_path: Path, mask: int, mode: int | None, found: int) -> None:
+    before = os.umask(mask)
+    try:
+        run_files.write_json(tmp_path / "a.json", {}, mode=mode)
+    finally:
+        os.umask(before)
+    assert stat.S_IMODE((tmp_path / "a.json").stat().st_mode) == found
 
 
 @given(

@@ -54,6 +54,7 @@ from exporter.workers.diagnosis import (
 )
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
 from exporter.workers.diagnosis_reader import (
+    MOST_DIAGNOSES,
     MOST_LOG_BYTES,
     has_diagnosis,
     read_log_end,
@@ -402,6 +403,16 @@ def test_the_plain_name_has_the_latest_failure_and_earlier_ones_are_kept(tmp_pat
         "worker_w0_rank0_r2": (0, 0, 2),
         "worker_w0_rank0_a1_r0": (0, 1, 0),
     }
+
+
+def test_only_the_newest_diagnoses_of_a_rank_are_kept(tmp_path: Path) -> None:
+    count = MOST_DIAGNOSES + 5
+    for restart in range(count):
+        write_diagnosis(tmp_path, body_of(restart=restart, end=NOW + restart), "text")
+    newest = {f"worker_w0_rank0_r{restart}" for restart in range(5, count)}
+    kept = {path.stem for path in (tmp_path / "diagnostics").iterdir()}
+    assert kept == {"worker_w0", *newest}
+    assert len(list((tmp_path / "diagnostics").iterdir())) == 2 * len(kept)
 
 
 def test_a_first_failure_has_only_the_plain_name(tmp_path: Path) -> None:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 import pytest
 
+from exporter.contract import run_files
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
 from launcher.rundir import rundir
 from launcher.rundir.rundir import find_run_dir
 from launcher.steps.batch_script import render_sbatch
-from tests.support.launcher import job_spec, plan_of
+from tests.support.launcher import LocalJob, job_spec, plan_of
 
 
 def stage(plan: Plan) -> Path:
@@ -47,6 +48,19 @@ def test_the_umask_of_the_user_applies(tmp_path: Path) -> None:
     folders = [staging, *(path for path in staging.iterdir() if path.is_dir())]
     assert {stat.S_IMODE(folder.stat().st_mode) for folder in folders} == {0o700}
     assert staging / "progress" in folders
+
+
+def test_no_umask_lets_others_write_into_the_run_directory(tmp_path: Path) -> None:
+    before = os.umask(0)
+    try:
+        job = LocalJob(tmp_path / "job", {"name": "open", "workers": [{"command": "sleep 2", "restart": {"max": 1}}]})
+    finally:
+        os.umask(before)
+    with job:
+        assert job.wait() == 0, job.output
+        found = [job.run_dir, *job.run_dir.rglob("*")]
+        assert [path for path in found if not path.is_symlink() and path.stat().st_mode & 0o022] == []
+        assert {run_files.STATUS_DIR, "log.out", run_files.EVENTS_FILE} <= {path.name for path in found}
 
 
 def test_directories_of_the_job_are_created(tmp_path: Path) -> None:

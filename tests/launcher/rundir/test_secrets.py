@@ -1,6 +1,7 @@
 """Secrets by name: in one private file and in the environment of tasks."""
 
 import json
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from launcher.errors import LauncherError
 from launcher.jobfile.redaction import redacted_job
 from launcher.rundir.secrets_file import SECRETS_FILE, read_secrets, write_secrets
 from tests.support.fake_slurm import FakeSlurm
-from tests.support.launcher import HARD_NAMES, LocalJob, clean_environment, gpujob, job_spec
+from tests.support.launcher import HARD_NAMES, LocalJob, clean_environment, gpujob, job_spec, poll
 
 SECRET = "hunter2-of-nobody-else"
 JOB = {
@@ -76,13 +77,24 @@ def test_a_secret_that_is_not_set_stops_the_submission(tmp_path: Path) -> None:
     assert [path.name for path in folder.iterdir()] == ["job.yaml"]
 
 
-def test_workers_of_a_local_job_have_its_secrets(tmp_path: Path) -> None:
+def test_workers_of_a_local_job_have_its_secrets_which_are_removed_at_the_end(tmp_path: Path) -> None:
     command = 'test "$HF_TOKEN" = "$EXPECTED" && test "$WANDB_API_KEY" = "$EXPECTED"'
     job = {**JOB, "workers": [{"command": command, "shell": True}], "env": {"EXPECTED": "{role}"}}
     environ = clean_environment(HF_TOKEN="worker", WANDB_API_KEY="worker")
     with LocalJob(tmp_path / "job", job, "--quiet", env=environ) as running:
         assert running.wait() == 0, running.output
-        assert files_with(running.run_dir, '"WANDB_API_KEY": "worker"') == [SECRETS_FILE]
+        assert files_with(running.run_dir, '"WANDB_API_KEY": "worker"') == []
+        assert not (running.run_dir / SECRETS_FILE).exists()
+
+
+def test_secrets_of_an_interrupted_local_job_are_removed(tmp_path: Path) -> None:
+    job = {**JOB, "workers": [{"command": "sleep 600"}]}
+    with LocalJob(tmp_path / "job", job, "--quiet", env=clean_environment(HF_TOKEN="a", WANDB_API_KEY="b")) as running:
+        poll(lambda: list((running.run_dir / "workers").glob("*.start.json")), "the start of the worker")
+        assert (running.run_dir / SECRETS_FILE).exists()
+        running.process.send_signal(signal.SIGINT)
+        running.wait()
+        assert not (running.run_dir / SECRETS_FILE).exists()
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 import dataclasses
 import json
+import os
 import signal
+import stat
 import subprocess
 import time
 from pathlib import Path
@@ -83,6 +85,24 @@ def test_a_missing_target_directory_is_reported_and_the_other_file_written(run_d
     assert problem.startswith(f"cannot write targets to {tmp_path}/none/gpujob-")
     assert problem.endswith(": No such file or directory")
     assert json.loads((run_dir / "targets.json").read_text()) == WRITTEN
+
+
+def test_a_link_in_the_target_directory_is_not_followed(run_dir: Path, tmp_path: Path) -> None:
+    site, name = tmp_path / "site", f"gpujob-{run_dir.name}.json"
+    site.mkdir()
+    victim = tmp_path / "victim"
+    victim.write_text("precious")
+    victim.chmod(0o600)
+    for planted in (name, f".{name}.{os.getpid()}.tmp"):
+        (site / planted).symlink_to(victim)
+    before = os.umask(0o077)
+    try:
+        TargetFiles(run_dir, str(site)).publish(GROUPS)
+    finally:
+        os.umask(before)
+    assert (victim.read_text(), stat.S_IMODE(victim.stat().st_mode)) == ("precious", 0o600)
+    assert json.loads((site / name).read_text()) == WRITTEN
+    assert stat.S_IMODE((site / name).lstat().st_mode) == 0o644
 
 
 def test_hard_names_become_a_plain_file_name(tmp_path: Path) -> None:
