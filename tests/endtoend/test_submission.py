@@ -78,7 +78,7 @@ def test_modules_script_secrets_and_signal_reach_the_workers(jobs: JobSpace) -> 
     files_with_secret = [
         path.name for path in job.run_dir.rglob("*") if path.is_file() and b"a secret" in path.read_bytes()
     ]
-    assert files_with_secret == ["secrets.json"]
+    assert files_with_secret == [], "secrets.json is removed with the job"
     assert "Requeue=0" in jobs.cluster.run(["scontrol", "show", "job", job.job_id]).stdout
 
 
