@@ -1,6 +1,7 @@
 """Validate YAML as a model, and report every problem with its place, the value found and a fix."""
 
 import difflib
+import functools
 import types
 import typing
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -10,6 +11,7 @@ import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
+from exporter.contract.bounded_yaml import BoundedLoader, yaml_problem
 from exporter.contract.records import JsonValue
 from launcher.errors import ConfigError
 
@@ -17,6 +19,8 @@ Spec = typing.TypeVar("Spec", bound=BaseModel)
 Location = Sequence[int | str]
 FindMore = Callable[[Mapping[str, object]], list[str]]
 Place = tuple[int, int]  # line and column of a text, from 0
+
+MOST_ERRORS = 100  # of the model; nobody reads more, and to name the nearest known key takes a millisecond each
 
 
 def parse_yaml_model(text: str, source: str, model: type[Spec], find_more_problems: FindMore = lambda _: []) -> Spec:
@@ -39,12 +43,8 @@ def read_mapping(text: str, source: str) -> tuple[dict[str, JsonValue] | None, l
             body = loader.get_single_data()
         finally:
             loader.dispose()
-    except yaml.YAMLError as error:
-        wrong = _not_yaml_text(getattr(error, "problem_mark", None), getattr(error, "problem", None) or str(error))
-        raise ConfigError(source, [*_problems_in_order(twice), wrong]) from error
-    except Exception as error:
-        why = "nested too deeply" if isinstance(error, RecursionError) else f"{type(error).__name__}: {error}"
-        raise ConfigError(source, [f"not YAML that can be used: {why}"]) from error
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise ConfigError(source, [*_problems_in_order(twice), yaml_problem(error, text)]) from error
     if body is not None and not isinstance(body, dict):
         wrong = f"contains a {type(body).__name__}, not a mapping of keys to values"
         raise ConfigError(source, [*_problems_in_order(twice), wrong])
@@ -68,20 +68,18 @@ def validate_model(
             raise ConfigError(source, [*known_problems, *problems])
         spec = model.model_validate(body)
     except ValidationError as error:
-        meant = _places_of_typos(error, model)
+        errors = error.errors()
+        shown, hidden = errors[:MOST_ERRORS], len(errors) - MOST_ERRORS
+        meant = _places_of_typos(shown, model)
         more = [problem for problem in find_more_problems(body) if problem.partition(": is missing")[0] not in meant]
-        raise ConfigError(source, [*known_problems, *_problems(error, model, text, meant), *more]) from error
+        more += [f"and {hidden:,} more; is it the right file?"] if hidden > 0 else []
+        raise ConfigError(source, [*known_problems, *_problems(shown, model, text, meant), *more]) from error
     except (RecursionError, OverflowError, ValueError) as error:
         wrong = f"contains a value that cannot be used: {type(error).__name__}: {error}"
         raise ConfigError(source, [*known_problems, wrong]) from error
     if problems := [*known_problems, *find_more_problems(body)]:
         raise ConfigError(source, problems)
     return spec
-
-
-def _not_yaml_text(mark: yaml.Mark | None, wrong: str) -> str:
-    place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-    return f"{place}not YAML: {wrong}"
 
 
 def _problems_in_order(duplicates: Mapping[Place, str]) -> list[str]:
@@ -95,14 +93,14 @@ class _PlacedError(NamedTuple):
     details: ErrorDetails
 
 
-class UniqueKeyLoader(yaml.SafeLoader):
+class UniqueKeyLoader(BoundedLoader):
     """YAML loader that reports duplicate keys; PyYAML silently keeps the last one.
 
     It also keeps the last one, but adds the duplicate to ``duplicates``, so that the rest of the file is checked too.
     """
 
-    def __init__(self, stream: str, duplicates: dict[Place, str]) -> None:
-        super().__init__(stream)
+    def __init__(self, text: str, duplicates: dict[Place, str]) -> None:
+        super().__init__(text)
         self._duplicates = duplicates
         self._checked: set[int] = set()
 
@@ -128,7 +126,9 @@ class UniqueKeyLoader(yaml.SafeLoader):
                     raise yaml.constructor.ConstructorError(None, None, wrong, key_node.start_mark)
                 if key in seen:
                     mark = key_node.start_mark
-                    self._duplicates[mark.line, mark.column] = _not_yaml_text(mark, f"the key {key!r} is duplicated")
+                    self._duplicates[mark.line, mark.column] = (
+                        f"line {mark.line + 1}, column {mark.column + 1}: not YAML: the key {key!r} is duplicated"
+                    )
                 seen.add(key)
         return super().construct_mapping(node, deep)
 
@@ -168,11 +168,11 @@ _EXPECTED = {
 }
 
 
-def _places_of_typos(error: ValidationError, model: type[BaseModel]) -> set[str]:
+def _places_of_typos(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> set[str]:
     """Places of the keys meant by misspelled ones, so that these are not also reported missing."""
     return {
         _places((*entry["loc"][:-1], near), model)[0]
-        for entry in error.errors()
+        for entry in errors
         if entry["type"] == "extra_forbidden" and (near := _nearest(entry["loc"], model)) is not None
     }
 
@@ -195,13 +195,15 @@ def _key_places(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
                 yield from _key_places(kind, f"{prefix}{name}.")
 
 
-def _problems(error: ValidationError, model: type[BaseModel], text: str, intended_places: Collection[str]) -> list[str]:
+def _problems(
+    errors: Sequence[ErrorDetails], model: type[BaseModel], text: str, intended_places: Collection[str]
+) -> list[str]:
     """Report one problem for each place. For a union, report only the kind that was probably meant.
 
     Missing keys at ``intended_places``, where a misspelled key was meant to be, are left out.
     """
     found: dict[str, list[_PlacedError]] = {}
-    for details in error.errors():
+    for details in errors:
         location = details["loc"]
         place, base = _places(location[:-2] if location[-1:] == ("[key]",) else location, model)
         if details["type"] != "missing" or place not in intended_places:
@@ -259,7 +261,7 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
 
 def _source_text(text: str, location: Location) -> str | None:
     """The unparsed scalar at a place, or None: YAML 1.1 turns ``no`` and ``on`` into booleans."""
-    node = yaml.compose(text, yaml.SafeLoader) if text else None
+    node = _compose(text) if text else None
     for part in location:
         if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
             node = node.value[part]
@@ -268,6 +270,11 @@ def _source_text(text: str, location: Location) -> str | None:
         else:
             return None
     return str(node.value) if isinstance(node, yaml.ScalarNode) else None
+
+
+@functools.lru_cache(maxsize=1)
+def _compose(text: str) -> yaml.Node | None:
+    return yaml.compose(text, yaml.SafeLoader)
 
 
 def yaml_text(value: object) -> str:

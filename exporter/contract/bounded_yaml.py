@@ -1,0 +1,86 @@
+"""YAML within limits: no text makes a program hang, run out of memory or fail in the middle of a structure. Pure.
+
+Aliases (``*name``) make a short file large: ten levels of ten aliases each are ten thousand million values.
+"""
+
+import yaml
+
+MOST_BYTES = 1 << 20  # of a file; the parser takes about 1 microsecond for a character
+MOST_VALUES = 40_000  # keys and values, with aliases expanded; the parser takes a second for them
+MOST_LEVELS = 64  # of lists and mappings; Python's own limit is some hundred
+MOST_NUMBER = 1_000  # characters of a number or date; Python shows no number of more than 4,300 digits
+MOST_WORD_BYTES = 128 * 1024 - 1  # of a text; Linux passes no longer argument or variable to a program
+
+
+NUMBERS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
+
+
+class LimitError(yaml.MarkedYAMLError):
+    """YAML beyond a limit; ``problem`` says which."""
+
+    def __init__(self, problem: str, event: yaml.Event) -> None:
+        super().__init__(None, None, problem, event.start_mark)  # type: ignore[arg-type] # a mark of the C parser is one
+
+
+class BoundedLoader(yaml.SafeLoader):
+    """Loader that stops at the first value beyond a limit. Raises LimitError."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._values = self._level = self._deepest = 0
+        self._anchored: dict[str, tuple[int, int]] = {}  # number of values in each, and levels below it
+
+    def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+        event: yaml.Event = self.peek_event()  # type: ignore[no-untyped-call] # the stubs have no types of the parser
+        values, deepest = self._values, self._deepest
+        self._deepest = self._level
+        if isinstance(event, yaml.AliasEvent):
+            more, levels = self._anchored.get(str(event.anchor), (1, 0))
+            self._values += more
+            self._deepest += levels
+        else:
+            self._values += 1
+        self._require_limits(event)
+        inner = isinstance(event, yaml.CollectionStartEvent)
+        self._level += inner
+        node = super().compose_node(parent, index)
+        self._level -= inner
+        if isinstance(event, yaml.AliasEvent):
+            if event.anchor not in self._anchored:
+                raise LimitError(f"*{event.anchor} is inside of what it stands for", event)
+        elif isinstance(event, yaml.NodeEvent) and event.anchor is not None:
+            self._anchored[event.anchor] = (self._values - values, self._deepest - self._level)
+        if isinstance(node, yaml.ScalarNode) and len(node.value) > MOST_NUMBER and node.tag in NUMBERS:
+            raise LimitError(f"a number of {len(node.value):,} characters; write a shorter one, or quote a text", event)
+        self._deepest = max(self._deepest, deepest)
+        return node
+
+    def _require_limits(self, event: yaml.Event) -> None:
+        problem = None
+        if self._values > MOST_VALUES:
+            problem = f"more than {MOST_VALUES:,} keys and values, counting those of an alias each time; write fewer"
+        elif self._deepest + isinstance(event, yaml.CollectionStartEvent) > MOST_LEVELS:
+            problem = f"lists and mappings are nested more than {MOST_LEVELS} levels deep; write fewer levels"
+        elif isinstance(event, yaml.ScalarEvent):
+            size = len(event.value.encode("utf-8", "surrogatepass"))
+            if size > MOST_WORD_BYTES:
+                problem = (
+                    f"a text of {size:,} bytes; Linux passes at most {MOST_WORD_BYTES:,} in one argument or variable, "
+                    "so put the text into a file and name that"
+                )
+        if problem is not None:
+            raise LimitError(problem, event)
+
+
+def yaml_problem(error: Exception, text: str) -> str:
+    """What is wrong with a text that a loader refused, with the place."""
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count("\n", 0, error.position)
+        column = error.position - text.rfind("\n", 0, error.position)
+        character = f"U+{ord(text[error.position]):04X}"
+        return f"line {line + 1}, column {column}: not YAML: the character {character} is not allowed; write it escaped"
+    if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
+        mark = error.problem_mark
+        kind = "" if isinstance(error, LimitError) else "not YAML: "
+        return f"line {mark.line + 1}, column {mark.column + 1}: {kind}{error.problem}"
+    return f"not YAML: {error if isinstance(error, yaml.YAMLError) else f'{type(error).__name__}: {error}'}"
