@@ -187,13 +187,6 @@ class _ErrorScanner:
         self._critical = critical
         self.found: list[_Failure] = []
         self._open: dict[str, _Failure] = {}
-        self._states = {
-            "frames": self._in_frames,
-            "after": self._in_after,
-            "chain": self._in_chain,
-            "stack": self._in_stack,
-            "native": self._in_native,
-        }
 
     def feed(self, line_index: int, raw: bytes) -> None:
         """Take the next line."""
@@ -240,7 +233,7 @@ class _ErrorScanner:
             text = text[bar.end() :]
         elif failure.indent and text[: failure.indent].isspace():
             text = text[failure.indent :]
-        return self._states[failure.state](failure, line_index, text)
+        return self._STATES[failure.state](self, failure, line_index, text)
 
     def _close(self, failure: _Failure) -> None:
         self._open.pop(failure.stream, None)
@@ -326,6 +319,15 @@ class _ErrorScanner:
         if failure.interleaved_lines > _INTERLEAVED_LINES:
             self._close(failure)
         return False
+
+    # functions of the class: bound methods in an instance would be a cycle, which only the garbage collector frees
+    _STATES = {
+        "frames": _in_frames,
+        "after": _in_after,
+        "chain": _in_chain,
+        "stack": _in_stack,
+        "native": _in_native,
+    }
 
     def _handle_standalone_line(self, line_index: int, stream: str, text: str) -> None:
         """Handle a line that belongs to no error above."""

@@ -1,3 +1,4 @@
+import gc
 import subprocess
 import sys
 import time
@@ -354,3 +355,13 @@ def test_hostile_text_takes_bounded_time(piece: str) -> None:
     last_error(text, read_error_patterns())
     last_error(text[: 64 * 1024], read_error_patterns())
     assert time.process_time() - began < 3
+
+
+def test_a_search_leaves_no_work_for_the_garbage_collector() -> None:
+    gc.collect()
+    gc.disable()
+    try:
+        assert last_error(PLAIN.encode(), read_error_patterns()) is not None
+        assert gc.collect() == 0
+    finally:
+        gc.enable()

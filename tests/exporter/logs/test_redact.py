@@ -1,13 +1,18 @@
 import base64
 import json
+import re
 import string
 import time
+from collections.abc import Callable
 
 import pytest
+import yaml
 from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
+from exporter.logs.packs_reader import read_packs
 from exporter.logs.redact import REDACTED, redact, redact_all
+from exporter.logs.secret_forms import PROGRAMS, SHAPES, Program, Shape
 
 SECRET_NAMES = st.sampled_from(
     [
@@ -29,7 +34,7 @@ AROUND = st.sampled_from(
 
 def without_ordinary(secret: str) -> None:
     """Numbers and placeholder words are no secrets, even under a secret name."""
-    assume(not secret.isdigit() and secret.lower() not in ("false", "true") and set(secret) != {"*"})
+    assume(not secret[:-1].isdigit() and secret.lower() not in ("false", "true", "unknown") and set(secret) != {"*"})
 
 
 @given(AROUND, SECRET_NAMES, st.sampled_from(["=", ": ", " = "]), st.sampled_from(["", "'", '"']), RICH)
@@ -90,34 +95,119 @@ def test_a_secret_in_a_typical_place_is_always_redacted(form: str, around: str, 
     assert secret not in redact(f"{around}{form.format(secret)}\nnext line")
 
 
-SHAPES = {
-    "hf_{}": LONG,
-    "ghp_{}": LONG,
-    "gho_{}": LONG,
-    "github_pat_{}": LONG,
-    "glpat-{}": LONG,
-    "xoxb-{}": LONG,
-    "xoxp-123-{}": PLAIN,
-    "AKIA{}": st.text(string.ascii_uppercase + string.digits, min_size=16, max_size=16),
-    "sk-{}": LONG,
-    "sk-proj-{}": LONG,
-    "sk-ant-api03-{}": LONG,
-    "nvapi-{}": LONG,
-    "AIza{}": st.text(ALPHABET + "_-", min_size=35, max_size=35),
-    "eyJhbGciOiJI.eyJzdWIi.{}": LONG,
+RANDOM = PLAIN.filter(lambda text: any(map(str.isdigit, text)) and any(map(str.isalpha, text)))
+"""Where an ordinary word may stand, only values with letters and digits are taken as secrets."""
+UNSURE_FORMS = [
+    "pass={}",
+    "user: ada, pwd: {}",
+    "passwd {}",
+    "prog --pass {} x",
+    "password is {}",
+    "machine h login ada password {}",
+    "aws configure set aws_secret_access_key {}",
+    "MY_PAT={}",
+    "your GITHUB_PAT is {}",
+    "export HF_TOKEN {}",
+    "setenv HF_TOKEN {}",
+    "ENV HF_TOKEN {}",
+    "Incorrect API key provided: {}. You can",
+    "Invalid token {}0123456789abcdef",
+    "('x-api-key', '{}')",
+    "(b'x-api-key', b'{}')",
+    'os.environ.setdefault("HF_TOKEN", "{}")',
+    "| HF_TOKEN | {} |",
+    "<password>{}</password>",
+    "password: |\n  {}\nnext: 1",
+    "api_key\n  Input should be valid [type=x, input_value='{}', input_type=str]",
+    "postgres://ada:{}@db/x",
+    "redis://:{}@cache/0",
+    "ada:{}@tcp(db:3306)/x",
+    "Server=a;Uid=b;Pwd={};",
+    "curl -u 'ada:{}' x",
+    "curl --user=ada:{} x",
+    "curl \\\n  -u ada:{} \\\n  x",
+    "['curl', '-u', 'ada:{}', 'x']",
+    "- curl\n- -u\n- ada:{}\n",
+    "mysql -u root -p'{}' db",
+    "sudo sshpass -p{} ssh x",
+    "docker login -u ada -p '{}' x; ls",
+    "wandb login --relogin {}0123456789abcdef",
+]
+AS_IN: dict[str, Callable[[str], str]] = {
+    "a rank's log": lambda text: "\n".join(f"[rank0]: {line}" for line in text.split("\n")),
+    "a line with a time": lambda text: f"2025-11-22 04:13:41,123 INFO {text}",
+    "repr": repr,
+    "bytes": lambda text: repr(text.encode()),
+    "JSON": lambda text: json.dumps({"message": text}),
+    "JSON in JSON": lambda text: json.dumps(json.dumps({"message": text})),
+    "a line of Windows": lambda text: text.replace("\n", "\r\n"),
 }
 
 
-@pytest.mark.parametrize("shape", SHAPES)
-@given(st.data())
-def test_a_secret_with_a_known_format_is_always_redacted(shape: str, data: st.DataObject) -> None:
-    secret = shape.format(data.draw(SHAPES[shape]))
+@pytest.mark.parametrize("form", UNSURE_FORMS)
+@given(secret=RANDOM, within=st.sampled_from(sorted(AS_IN)))
+def test_a_secret_without_a_sure_name_is_redacted_too(form: str, secret: str, within: str) -> None:
+    assume(secret not in form)
+    assert secret not in redact(form.format(secret))
+    assert secret not in redact(AS_IN[within](form.format(secret)))
+
+
+DUMPS: dict[str, Callable[[str, str], str]] = {
+    "env": lambda name, secret: f"PATH=/bin\n{name}={secret}\nHOME=/root",
+    "declare": lambda name, secret: f'declare -x {name}="{secret}"',
+    "environ": lambda name, secret: f"environ({({'HOME': '/x', name: secret})!r})",
+    "JSON": lambda name, secret: json.dumps({"a": {"x": 1, name: secret}}, indent=2),
+    "YAML": lambda name, secret: yaml.safe_dump({"a": {"x": 1, name: secret}}),
+    "TOML": lambda name, secret: f'[a]\n{name} = "{secret}"\n',
+    "option": lambda name, secret: f"python t.py --{name.lower().replace('_', '-')} '{secret}' --lr 1",
+    "words": lambda name, secret: repr(["python", "t.py", f"--{name.lower()}", secret, "--lr"]),
+    "lines": lambda name, secret: json.dumps(["t.py", f"--{name.lower()}", secret], indent=1),
+    "traceback": lambda name, secret: f'  File "a.py", line 1, in f\n    login({name.lower()}={secret!r})\nValueError',
+    "header": lambda name, secret: f"> Host: x\n> X-{name.replace('_', '-')}: {secret}\n> Accept: */*",
+    "query": lambda name, secret: f"GET /x?a=1&{name.lower()}={secret}&b=2 HTTP/1.1",
+}
+
+
+@pytest.mark.parametrize("dump", DUMPS)
+@given(name=SECRET_NAMES.filter(lambda name: name != "Credential"), secret=RICH, within=st.sampled_from(sorted(AS_IN)))
+def test_a_named_secret_is_redacted_in_every_dump(dump: str, name: str, secret: str, within: str) -> None:
+    without_ordinary(secret)
+    assume(secret[0].isalnum() and secret not in name)
+    text = DUMPS[dump](name, secret)
+    assume(secret in text)
+    assert secret not in redact(text)
+    assert secret not in redact(AS_IN[within](text))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.service)
+@given(data=st.data())
+def test_a_key_of_a_known_service_is_always_redacted(shape: Shape, data: st.DataObject) -> None:
+    secret = data.draw(st.just(shape.example) | st.from_regex(re.compile(shape.pattern, re.VERBOSE | re.ASCII), fullmatch=True))
+    assume(len(secret) < 200)
     around = data.draw(
         st.sampled_from(["{}", "login with {} failed", "'{}'", "x={},y=1", "[{}]", "https://h/{}/x", "<{}>"])
     )
-    shown = redact(around.format(secret))
-    assert secret not in shown
-    assert shown == around.format(REDACTED)
+    assert redact(around.format(secret)) == around.format(REDACTED)
+
+
+@pytest.mark.parametrize("token", ["eyJhbGciOiJI.eyJzdWIi.c2lnbmF0dXJl", "eyJhbGciOiJI.a2V5.aXY.dGV4dA.dGFn"])
+def test_a_web_token_is_redacted(token: str) -> None:
+    assert redact(f"got {token} back") == f"got {REDACTED} back"
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.example)
+def test_only_the_password_is_redacted_in_the_options_of_programs(program: Program) -> None:
+    shown = redact(program.example)
+    begin, end = shown.split(REDACTED)
+    assert program.example.startswith(begin)
+    assert program.example.endswith(end)
+    assert "hunter22" not in shown
+
+
+def test_no_line_of_a_pack_is_changed() -> None:
+    lines = [sample.text for pack in read_packs() for sample in pack.samples]
+    assert len(lines) > 100
+    assert [line for line in lines if redact(line) != line] == []
 
 
 @given(
@@ -177,6 +267,13 @@ def test_ordinary_values_of_a_training_log_stay(pairs: list[tuple[str, str, str]
         "signal 9, signature mismatch in design, significant: yes, compass: north",
         "author: Ada, authors=3, keyboard: us, turkey: bird, passes=3 passed: 12 bypass=on compass=n",
         "  0%|          | 0/100 [00:00<?, ?it/s]",
+        "tokens: 1234, token 5 of 10, token is 5, unknown token <extra_id_99>, ('token', 'label'), token is missing",
+        "pass 1/3, pass: 1/3, pass=1, pass: backward, first pass: forward, pwd: /home/ada, --pass-manager x, PASS: test_a",
+        "password_reset: done, password is required, password authentication failed, passwd ana, the secret is out",
+        "path=abc1def2 pattern: a1b2c3d4 LOG_PAT=*.log patch: 3a4b5c6d credit: a1b2c3d4",
+        "docker run -p 8080:80 x; ssh -p 22 x; mkdir -p a/b1; mysql --port 3306 -pipe; curl -o file1 https://x; rsync -a",
+        "wandb: run `wandb login --relogin` to force relogin, or wandb login to log in",
+        "| token | 12 |\n| tokens | 4,096 |",
     ],
 )
 def test_ordinary_text_is_unchanged(text: str) -> None:
@@ -233,10 +330,11 @@ def test_json_values_are_redacted_by_their_keys() -> None:
             "(",
             "AKIA",
         ),
+        *("pass=", "pwd:", "A_PAT=", "password is ", "curl ", "curl -u a:", "curl,\n", "mysql -p", "('token',", "token: |\n a\n"),
     ],
 )
 def test_hostile_text_takes_bounded_time(piece: str) -> None:
-    text = (piece * (64 * 1024))[: 64 * 1024]
+    text = (piece * 100_000)[:100_000]
     began = time.process_time()
     redact(text)
-    assert time.process_time() - began < 2
+    assert time.process_time() - began < 1  # 0.1 s on an idle machine
