@@ -7,14 +7,17 @@ be abandoned at any time.
 import copy
 import errno
 import hashlib
+import heapq
+import operator
 import os
 import re
 import stat
 import time
 from collections import Counter
-from collections.abc import Collection, Generator, Iterator, Mapping
+from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
 from exporter.contract.status import DamagedFile
@@ -41,6 +44,8 @@ from launcher.verify.tokens import (
 SLICE_S = 0.3  # length of one slice
 MOST_FLAWS = 1000  # damaged files kept by name
 PIECE_BYTES = 4 << 20  # bytes counted or hashed between two pauses
+TELLING = 64  # newest, largest and smallest files that are read before the others
+MOST_KINDS = 4096  # so are the newest of each worker and extension, up to this many
 MOST_CHECKPOINTS = 16  # checkpoints tried in search of a valid one
 SETTLED_S = 1e9  # clock offset at which every checkpoint counts as no longer written
 KINDS_BY_FORMAT: Mapping[str | None, RecordKind] = {"jsonl": "lines", "csv": "table", "json": "array"}
@@ -184,7 +189,7 @@ class _OutputFile(NamedTuple):
 
 
 class OutputFiles(_SlicedWork[VerifiedOutput]):
-    """Regular files directly in a directory whose names match a glob, newest first.
+    """Regular files directly in a directory whose names match a glob, the most telling first, then the newest.
 
     Locks, markers and temporary files are left out, unless the glob asks for such names.
     """
@@ -200,8 +205,11 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         counts_records: bool = True,
         checksums: bool = False,
         has_gpu_metrics: bool = False,
+        suspected: Collection[str] = (),
     ) -> None:
         """``since`` is the start of the job in epoch seconds. Older files count only if it ``resumes``.
+
+        Files that a sidecar has ``suspected`` of damage are read first; their names are printable.
 
         ``ranks``, by role and index, identify the owner of a file by its name. With ``has_gpu_metrics`` the sidecars
         wrote ``gpu_metrics.csv`` there; it is not an output.
@@ -211,6 +219,7 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
         self._matches, self._wants_markers = name_matcher(pattern), _NOT_OUTPUT.search(pattern) is not None
         self._resumes, self._counts_records, self._checksums = resumes, counts_records, checksums
         self._has_gpu_metrics = has_gpu_metrics
+        self._suspected = frozenset(suspected)
         self._retries_left = MOST_RETRIES
 
     def poll(self, now: float) -> VerifiedOutput:
@@ -232,7 +241,8 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
             pass  # no directory, no files
         files.sort(reverse=True, key=lambda file: (file.mtime, file.name))
         self._found.listed = True
-        for file in files:
+        telling = _telling_files(files, self._suspected)
+        for file in chain(telling, (file for file in files if file not in telling)):
             yield from self._check_file(file)
         for file in files if self._checksums else ():
             yield from self._hash_file(file.name)
@@ -367,6 +377,19 @@ class OutputFiles(_SlicedWork[VerifiedOutput]):
             if fd is not None:
                 self._found.sums.append((name, digest.hexdigest()))
         yield
+
+
+def _telling_files(files: Sequence[_OutputFile], suspected: Collection[str]) -> dict[_OutputFile, None]:
+    """Files that show best whether something is wrong, in order; ``files`` has the newest first."""
+    suspects = [file for file in files if printable(file.name) in suspected] if suspected else []
+    kinds: dict[tuple[int | None, str], _OutputFile] = {}
+    for file in files:
+        kinds.setdefault((file.rank, os.path.splitext(file.name)[1]), file)
+        if len(kinds) >= MOST_KINDS:
+            break
+    of_size = operator.attrgetter("size")
+    extremes = (*heapq.nlargest(TELLING, files, key=of_size), *heapq.nsmallest(TELLING, files, key=of_size))
+    return dict.fromkeys((*suspects, *kinds.values(), *files[:TELLING], *extremes))
 
 
 @contextmanager

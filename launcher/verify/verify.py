@@ -4,13 +4,13 @@ import functools
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import Manifest, PathGroup, Verification
-from exporter.contract.report import CheckResult
+from exporter.contract.report import CheckResult, FileCoverage
 from exporter.contract.status import DamagedFile, NodeStatus
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.sets import Checkpoint
@@ -34,6 +34,7 @@ from launcher.verify.tokens import NO_TOKENS, add_token_counts, token_check_text
 CLOCK_SLACK_S = 60.0  # tolerated clock lag of a file server
 MOST_NAMED = 5  # files and workers named in one line
 NO_TIME = "there was no time to check"
+TIME_LIMIT, UNREADABLE, OTHER_NODES = "time limit of verification", "others unreadable", "others on other nodes"
 
 OUTPUT, CHECKPOINT, LOGS = "output", "checkpoint", "logs"
 # Default patterns, copied: importing the schema of the job file takes too long.
@@ -50,12 +51,18 @@ class VerificationCheck:
     files: tuple[DamagedFile, ...] = ()  # damaged files, at most `MOST_FLAWS`
     files_total: int = 0  # their number
     is_inapplicable: bool = False  # whether the job file asks for no such thing, and none exists
+    coverage: FileCoverage | None = None  # of output files
 
     def result(self) -> CheckResult:
         """The check as it stands in the report."""
         files = tuple(DamagedFile(*flaw) for flaw in self.files)
         return CheckResult(
-            name=self.name, passed=self.passed, detail=self.detail, files=files, files_total=self.files_total
+            name=self.name,
+            passed=self.passed,
+            detail=self.detail,
+            files=files,
+            files_total=self.files_total,
+            coverage=self.coverage,
         )
 
 
@@ -74,6 +81,7 @@ class FinishedJob:
     statuses: Mapping[str, NodeStatus] = field(default_factory=dict)  # last statuses of the sidecars, by node
     is_repeated: bool = False  # whether to compare the files with the checksums from the end of the job
     files_before: int = 0  # number of output files at the end of the job, if repeated
+    incomplete: str | None = None  # why `work_source` may lack some of the work
 
 
 def verify_results(
@@ -112,7 +120,8 @@ def verify_results(
     if job.exit_reasons is None:
         return checks
     some = any(not task.critical for task in manifest.tasks)
-    return [_workers_check(job.exit_reasons, has_others=some), *_work_checks(job), *checks]
+    work = [_undecided(check, job.incomplete) if job.incomplete else check for check in _work_checks(job)]
+    return [_workers_check(job.exit_reasons, has_others=some), *work, *checks]
 
 
 def _watch_factories(job: FinishedJob, groups: Mapping[str, PathGroup], *, checksums: bool) -> dict[str, WatchFactory]:
@@ -130,6 +139,13 @@ def _watch_factories(job: FinishedJob, groups: Mapping[str, PathGroup], *, check
                 counts_records=manifest.verify.records_per_item is not None,
                 checksums=checksums,
                 has_gpu_metrics=manifest.gpu_metrics,
+                suspected={
+                    flaw.file
+                    for status in job.statuses.values()
+                    for entry in status.outputs
+                    if entry.group == OUTPUT
+                    for flaw in entry.invalid
+                },
             )
         elif name == CHECKPOINT:
             # the exact start: a checkpoint from just before it is an earlier job's; a slow clock can only hide ours
@@ -182,6 +198,11 @@ def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
     else:
         checks.append(VerificationCheck(ITEMS, None, _unknown_items_reason(work, total)))
     return checks
+
+
+def _undecided(check: VerificationCheck, why: str) -> VerificationCheck:
+    """The check of a source that may lack some of the work: what it lacks proves nothing."""
+    return replace(check, passed=None, detail=f"{check.detail}; {why}") if check.passed is False else check
 
 
 def _unknown_items_reason(work: JobWork, total: int | None) -> str:
@@ -241,6 +262,7 @@ class _NodeOutputs:
     files: int
     bytes: int
     records: int | None  # None if not all are counted
+    checked: int  # files whose contents have been checked
     is_valid: bool  # whether all were checked and are valid
     invalid: tuple[str, ...]  # damaged files, of this or an earlier job
     has_new_files: bool  # whether any were written since the start of the job
@@ -249,7 +271,11 @@ class _NodeOutputs:
 def _sum_node_outputs(manifest: Manifest, statuses: Mapping[str, NodeStatus]) -> _NodeOutputs:
     """Sum the output files over the final statuses of the sidecars."""
     entries = [
-        entry for status in statuses.values() if status.final for entry in status.outputs if entry.group == OUTPUT
+        entry
+        for status in statuses.values()
+        if status.final
+        for entry in status.outputs
+        if entry.group == OUTPUT and not entry.counting
     ]
     records = [entry.records for entry in entries if entry.files]
     counts = [count for count in records if count is not None]
@@ -258,7 +284,8 @@ def _sum_node_outputs(manifest: Manifest, statuses: Mapping[str, NodeStatus]) ->
         files=sum(entry.files for entry in entries),
         bytes=sum(entry.bytes for entry in entries),
         records=sum(counts) if len(counts) == len(records) else None,
-        is_valid=all(entry.valid for entry in entries if entry.files),
+        checked=sum(entry.files_checked or 0 for entry in entries),
+        is_valid=all(entry.valid and entry.files_checked == entry.files for entry in entries if entry.files),
         invalid=tuple(flaw.file for entry in entries for flaw in entry.invalid),
         has_new_files=any(entry.first_output is not None for entry in entries),
     )
@@ -292,9 +319,9 @@ def _output_checks(
             return [VerificationCheck("outputs", False, f"{before} {verb} gone from {place}")]
     if not facts.files and not facts.older:
         text = f"no file matches {group.pattern} in {place}{least}"
-        return [
-            VerificationCheck("outputs", missing, text, is_inapplicable=missing is None and _is_default(OUTPUT, group))
-        ]
+        absent = missing is None and _is_default(OUTPUT, group)
+        coverage = FileCoverage(0, 0) if absent else None
+        return [VerificationCheck("outputs", missing, text, is_inapplicable=absent, coverage=coverage)]
     if not facts.written:
         # a resumed job need not write all files again
         count = max(facts.files, facts.older)
@@ -326,6 +353,8 @@ def _node_output_checks(job: FinishedJob, nodes: _NodeOutputs, facts: VerifiedOu
         )
     elif own.passed is not False and (nodes.silent_nodes or not nodes.is_valid):
         valid = VerificationCheck("valid", None, f"{own.detail}; unknown for the files of other nodes")
+    seen = min(nodes.files, max(nodes.checked, facts.checked - facts.unreadable))
+    valid = replace(valid, coverage=FileCoverage(seen, nodes.files, OTHER_NODES if seen < nodes.files else None))
     checks = [VerificationCheck("outputs", None if doubts else True, "; ".join((text, *doubts))), valid]
     records = _records_check(job, facts, nodes)
     return checks if records is None else [*checks, records]
@@ -414,14 +443,17 @@ def _validity_check(facts: VerifiedOutput) -> VerificationCheck:
         others.append(f"{_file_count_text(facts.unreadable)} that could not be read ({facts.unreadable_reason})")
     if facts.checked < facts.files:
         others.append(f"{NO_TIME} {facts.files - facts.checked} of {facts.files}")
+    reason = TIME_LIMIT if facts.checked < facts.files else UNREADABLE if facts.unreadable else None
+    coverage = FileCoverage(facts.checked - facts.unreadable, facts.files, reason)
     if facts.damaged:
         flaws = tuple(sorted(facts.flaws, key=lambda flaw: flaw.file))
         text = f"{facts.damaged} of {_file_count_text(facts.files)} damaged: {_flaw_names(flaws, facts.damaged)}"
-        return VerificationCheck("valid", False, "; ".join((text, *others)), flaws, facts.damaged)
+        return VerificationCheck("valid", False, "; ".join((text, *others)), flaws, facts.damaged, coverage=coverage)
     passed = True if facts.valid and facts.checked == facts.files and not facts.unreadable else None
     formats = ", ".join(name for name, _ in facts.formats.most_common())
     text = f"{_file_count_text(facts.valid)} valid ({formats})" if facts.valid else ""
-    return VerificationCheck("valid", passed, "; ".join(filter(None, (text, *others))) or "all files are empty")
+    detail = "; ".join(filter(None, (text, *others))) or "all files are empty"
+    return VerificationCheck("valid", passed, detail, coverage=coverage)
 
 
 def _records_check(

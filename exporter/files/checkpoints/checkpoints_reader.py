@@ -28,7 +28,8 @@ from exporter.machine.folders import name_matcher
 MOST_LEVELS = 4  # directory levels walked, the checkpoint's own included
 MOST_ENTRIES = 20_000  # entries of one checkpoint, and entries read in one poll
 HOT_S = 120.0  # a directory is walked at each poll until it has been unchanged this long
-REST_RATIO = 20.0  # pause before the next walk or listing, as a multiple of the time that the last one took
+REST_RATIO = 20.0  # pause before the next walk, as a multiple of the time that the last one took
+LIST_REST_RATIO = 100.0  # the same for listings: a folder may hold a million other files
 MTIME_LAG_S, RELIST_S = 2.0, 60.0  # coarsest directory mtime, and the longest time until names are read again
 NEWEST_POLLED, OTHERS_POLLED = 16, 256  # settled entries polled each time: of the newest, and of others in turn
 MOST_FOLDERS = 16  # subdirectories of a settled entry whose mtimes are compared
@@ -282,7 +283,7 @@ class CheckpointWatch:
             self._listed_key = None
             return self._keep_only(set())
         self._listed_key, self._listed_at = key, now
-        self._list_rest_until = now + REST_RATIO * (time.perf_counter() - began)
+        self._list_rest_until = now + LIST_REST_RATIO * (time.perf_counter() - began)
         gone = self._keep_only(names)
         self._unread_names.update(dict.fromkeys(sorted(names - self._entry_watches.keys() - self._retired)))
         return gone

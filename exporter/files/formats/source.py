@@ -127,13 +127,17 @@ def open_source(folder: str | os.PathLike[str], name: str) -> Iterator[FileSourc
     Raises NotRegularFile if it cannot be opened, is of another kind, or resolves to a place outside the folder. Never
     waits for the other end of a FIFO.
     """
-    top, fd = os.path.realpath(folder), -1
+    fd = -1
     try:
         try:
-            place = os.path.realpath(os.path.join(top, name))
-            if not (place == top or place.startswith(os.path.join(top, ""))):
-                raise NotRegularFile("is outside its folder")
-            _require_regular(os.stat(place, follow_symlinks=False))  # never open a device
+            place = os.path.join(folder, name)
+            facts = os.stat(place, follow_symlinks=False)
+            if "/" in name or not stat.S_ISREG(facts.st_mode):
+                top, place = os.path.realpath(folder), os.path.realpath(place)
+                if not (place == top or place.startswith(os.path.join(top, ""))):
+                    raise NotRegularFile("is outside its folder")
+                facts = os.stat(place, follow_symlinks=False)
+            _require_regular(facts)  # never open a device
             fd = os.open(place, OPEN_FLAGS)
             _require_regular(os.fstat(fd))
         except OSError as error:

@@ -159,10 +159,13 @@ class OutputsCollector:
             group.facts = self._group_facts(group, result, now)
         return group.facts
 
-    def _group_facts(self, group: _OutputGroupWatch, reading: OutputReading, now: float) -> OutputGroup | None:
+    def _group_facts(self, group: _OutputGroupWatch, reading: OutputReading, now: float) -> OutputGroup:
         begun = group.watch_id == reading.watch_id
+        files = sum(owned.files for owned in reading.owners.values())
+        size = sum(owned.bytes for owned in reading.owners.values())
         if not reading.complete:
-            return None
+            facts = OutputGroup(group=group.group.name, counting=True, files=files, bytes=size)
+            return facts.replace(directory=printable(group.directory), pattern=group.group.pattern)
         growth = self._growth(group, reading, now, is_same_watch=begun)
         if group.group.name != CHECKPOINT:
             self._report_files(group, reading, now, is_same_watch=begun)
@@ -173,13 +176,14 @@ class OutputsCollector:
             group=group.group.name,
             directory=printable(group.directory),
             pattern=group.group.pattern,
-            files=sum(owned.files for owned in owners),
-            bytes=sum(owned.bytes for owned in owners),
+            files=files,
+            bytes=size,
             growth_bytes_per_second=growth,
             mtime=max((owned.newest_mtime for owned in owners if owned.newest_mtime is not None), default=None),
             records=sum(counted) if counted else None,
             stalled=self._is_stalled(group, reading, now),
             valid=not reading.invalid_files if reading.valid_files or reading.invalid_files else None,
+            files_checked=reading.checked_files,
             files_invalid=reading.invalid_files,
             invalid=tuple(DamagedFile(*file) for file in reading.invalid),
             first_output=reading.first_file[0] if reading.first_file is not None else None,
@@ -297,6 +301,8 @@ class OutputsCollector:
 
     def render(self, snapshot: OutputsSnapshot, out: Samples) -> None:
         for group in snapshot.groups:
+            if group.counting:
+                continue  # a count that rises would look like new files
             row = out.row(group=group.group)
             row.add(FILES, group.files)
             row.add(BYTES, group.bytes)

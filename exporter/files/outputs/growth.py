@@ -45,7 +45,7 @@ class StepGrowth:
             last = points[-1]
             if (t, value) == (last.t, last.value):
                 return
-            if value < last.value or (len(points) > 1 and self._has_stopped(now)):
+            if value < last.value or self.has_ended(now):
                 points.clear()
             elif t <= last.t:  # its clock has large steps
                 points[-1] = last._replace(value=value)
@@ -69,6 +69,10 @@ class StepGrowth:
     def _longest_silence_s(self) -> float:
         """Longest normal silence: twice the longest gap between changes."""
         return 2 * max(point.gap for point in self._points[1:])
+
+    def has_ended(self, now: float) -> bool:
+        """Whether nothing of it counts any more: a change from now on starts a new rhythm."""
+        return len(self._points) > 1 and self._has_stopped(now)
 
     def _has_stopped(self, now: float) -> bool:
         return now - self._last_seen >= WINDOW_S and now - self._last_seen > self._longest_silence_s()
@@ -110,5 +114,6 @@ class GroupGrowth:
             growth.add(t, new_bytes, now)
 
     def per_second(self, now: float) -> float:
-        """Bytes per second of all files."""
+        """Bytes per second of all files; forgets those that have ended, so that new files do not add up."""
+        self._files = {file: growth for file, growth in self._files.items() if not growth.has_ended(now)}
         return sum(growth.per_second(now) for growths in (self._files, self._new_files) for growth in growths.values())

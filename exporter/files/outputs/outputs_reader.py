@@ -7,28 +7,31 @@ import heapq
 import os
 import stat
 import time
-from array import array
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple
 
 from exporter.contract.status import DamagedFile
 from exporter.files.formats import FileCheck, check_file
-from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, RecordKind, record_kind
+from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, record_kind
 from exporter.files.formats.source import OPEN_FLAGS, NotRegularFile, open_source, printable
 from exporter.files.outputs.csv_reader import is_sidecar_csv
-from exporter.files.outputs.folder_reader import NOBODY, FileChange, FileTotals, FolderListener, FolderWatch
+from exporter.files.outputs.file_table import FileRow
+from exporter.files.outputs.folder_reader import BATCH, NOBODY, FileChange, FileTotals, FolderListener, FolderWatch
 
 SETTLED_S = 10.0  # a file is checked once unchanged for this long
 SETTLED_POLLS = 2  # and for this many polls
 RECHECK_S = 10.0  # damage is confirmed after this time, since the file may still be being written
-MOST_CHECKS, CHECK_S = 8, 0.05  # files checked in one poll, and the time for it
+LEAST_CHECKS, CHECK_S = 8, 0.1  # files that may be checked in one poll whatever they cost, and the time for all
 COUNT_BYTES, COUNT_S = 32 << 20, 0.1  # text counted in one poll, and the time for it
 PIECE_BYTES = 4 << 20
 HOLE_S = 60.0  # wait this long at a NUL byte: network file systems may write later parts first
 CLOCK_SLACK_S = 60.0  # a file server's clock may be this far behind, so files this much older than the start count
-CHECK_BATCH = 512  # files to check selected at once
+TELLING = 64  # largest files of the first pass that are checked early
+MOST_KINDS = 1024  # so is one file of each owner and extension, up to this many
+MOST_WAITING = 8192  # files that wait for their check by name; the others wait for their turn
 MOST_REPORTED_INVALID = 20  # damaged files named in a reading
 MOST_INVALID = 1000  # stop checking after this many damaged files
 FEW_FILES = 50  # report each complete file only up to this number of files
@@ -100,7 +103,8 @@ class OutputReading(NamedTuple):
     owners: Mapping[int, OwnedOutput]
     changes: tuple[FileChange, ...]
     first_file: tuple[float, str] | None  # time and name of the first file known to be written since the job started
-    valid_files: int  # checked files found valid
+    checked_files: int  # files whose present contents were checked
+    valid_files: int  # checks that found a file valid
     invalid: tuple[DamagedFile, ...]  # damaged files, printable, the latest `MOST_REPORTED_INVALID`
     invalid_files: int
     finished: tuple[FinishedFile, ...]  # the last files that became complete, in order
@@ -112,6 +116,7 @@ class OutputReading(NamedTuple):
 class _SuspectedDamage(NamedTuple):
     """State of a file when it first looked damaged."""
 
+    name: str
     time: float
     size: int
     mtime: float
@@ -135,26 +140,27 @@ class OutputWatch(FolderListener):
         ``gpu_metrics.csv`` there, which does not count.
         """
         self._folder = FolderWatch(directory, pattern, self._owner, self)
+        self._table = self._folder.table
         self._owner_of = owner_of
         self._gpu_metrics = gpu_metrics
         self._shared_owners: set[int] = set()  # owners with files that other workers may write too
         self._has_unknown_ranks = False  # whether any file has a number that is no worker's
         self._since = since
         self._watch_id = time.monotonic_ns() ^ os.getpid() << 48
-        self._flags = bytearray()
-        self._records = array("q")  # by slot; -1 if unknown
         self._sums: dict[int, list[int]] = {}  # counted files and their records, by owner
-        self._uncounted = 0
-        self._awaited = 0
+        self._left = dict.fromkeys((TO_COUNT, TO_CHECK, AWAITED), 0)  # number of files with each of these flags
         self._counted_all = False
         self._counts: dict[int, LineCounter | ArrayItemCounter] = {}
-        self._holes: dict[int, tuple[int, float]] = {}  # position of a NUL byte where a count waits, and since when
-        self._due_counts: dict[int, None] = {}  # files to count first: recently changed ones
-        self._count_from = 0  # slot where the search for others continues
-        self._to_check: list[int] = []  # settled files to check, the last written at the end
-        self._all_checked = False  # whether no more are left to find
+        # name, position of a NUL byte where a count waits, and since when
+        self._holes: dict[int, tuple[str, int, float]] = {}
+        self._due_counts: dict[int, str] = {}  # names of files to count first: recently changed ones
+        self._unchecked_hot: dict[int, None] = {}  # in the order of their last changes
+        self._telling = _TellingFiles()
+        self._searched: dict[int, dict[int, str]] = {TO_COUNT: {}, TO_CHECK: {}}  # batches searched for such files
+        self._to_count: list[tuple[int, str]] = []  # other files to count, the next at the end
+        self._to_check: list[tuple[int, str]] = []  # settled files to check, the next at the end
         self._suspected: dict[int, _SuspectedDamage] = {}
-        self._invalid: dict[int, DamagedFile] = {}
+        self._invalid: dict[int, tuple[str, DamagedFile]] = {}  # with the name as it is
         self._valid_files = 0
         self._finished: deque[FinishedFile] = deque(maxlen=FEW_FILES)
         self._finished_count = 0
@@ -166,20 +172,25 @@ class OutputWatch(FolderListener):
         folder = self._folder
         folder.poll(now)
         if folder.complete and self._complete_since is None:
-            self._prepare_initial_files(now)
+            self._complete_since = (now, folder.polls)
+            if len(self._table) > BATCH:  # else the newest are found first
+                self._to_check = self._telling.files()
+            self._unchecked_hot = dict.fromkeys(folder.hot)
         if self._complete_since is not None:
             self._count(now)
             self._check(now)
-            if not self._uncounted and not self._awaited:
+            if not self._left[TO_COUNT] and not self._left[AWAITED]:
                 self._counted_all = True
+        files = sum(totals.files for totals in folder.totals.values())
         return OutputReading(
             watch_id=self._watch_id,
             complete=folder.complete,
             owners={owner: self._owned_output(owner, totals) for owner, totals in folder.totals.items()},
             changes=tuple(folder.changes),
-            first_file=self._first_file,
+            first_file=self._first_file and (self._first_file[0], printable(self._first_file[1])),
+            checked_files=files - self._left[TO_CHECK],
             valid_files=self._valid_files,
-            invalid=tuple(self._invalid.values())[-MOST_REPORTED_INVALID:],
+            invalid=tuple(flaw for _, flaw in self._invalid.values())[-MOST_REPORTED_INVALID:],
             invalid_files=len(self._invalid),
             finished=tuple(self._finished),
             passed_over=tuple((printable(name), kind) for name, kind in folder.passed_over.items()),
@@ -210,149 +221,170 @@ class OutputWatch(FolderListener):
             self._shared_owners.add(owner)
         return owner
 
-    def _prepare_initial_files(self, now: float) -> None:
-        """Prepare the work on initial files once all have been read."""
-        self._complete_since = (now, self._folder.polls)
-        for slot, flags in enumerate(self._flags):
-            if not flags & TO_CHECK:
-                continue
-            if self._record_kind(slot) in ("array", "rows"):
-                self._flags[slot] |= AWAITED
-                self._awaited += 1
-            mtime = self._folder.mtimes[slot]
-            if self._since is not None and mtime >= self._since - CLOCK_SLACK_S:
-                mtime = max(mtime, self._since)
-                if self._first_file is None or mtime < self._first_file[0]:
-                    self._first_file = (mtime, printable(self._folder.names[slot] or ""))
-
     # Notifications from the folder
 
-    def added(self, slot: int) -> None:
-        while len(self._flags) <= slot:
-            self._flags.append(0)
-            self._records.append(-1)
-        self._flags[slot] = TO_CHECK
-        self._all_checked = False
-        self._schedule_line_count(slot)
-        self._record_write(slot)
+    def added(self, key: int, name: str) -> None:
+        if self._folder.complete:
+            self._put_flags(key, TO_CHECK)
+            self._schedule_line_count(key, name)
+            self._unchecked_hot[key] = None
+            self._record_write(key, name)
+            return
+        kind = record_kind(name)
+        self._put_flags(key, TO_CHECK | (kind is not None and (TO_COUNT if kind in ("lines", "table") else AWAITED)))
+        row = self._table[key]
+        self._telling.add(key, name, row)
+        if self._since is not None and row.mtime >= self._since - CLOCK_SLACK_S:
+            mtime = max(row.mtime, self._since)
+            if self._first_file is None or mtime < self._first_file[0]:
+                self._first_file = (mtime, name)
 
-    def changed(self, slot: int) -> None:
-        self._end_wait(slot)
-        self._flags[slot] = self._flags[slot] & (REPORTED | TO_COUNT) | TO_CHECK
-        self._suspected.pop(slot, None)
-        self._invalid.pop(slot, None)
-        self._schedule_line_count(slot)
-        self._record_write(slot)
+    def changed(self, key: int, name: str) -> None:
+        self._put_flags(key, self._table[key].flags & (REPORTED | TO_COUNT) | TO_CHECK)
+        self._suspected.pop(key, None)
+        self._invalid.pop(key, None)
+        self._unchecked_hot.pop(key, None)
+        self._unchecked_hot[key] = None
+        self._schedule_line_count(key, name)
+        self._record_write(key, name)
 
-    def removed(self, slot: int) -> None:
-        self._end_wait(slot)
-        self._end_count(slot)
-        self._set_records(slot, -1)
-        self._flags[slot] = 0
-        self._counts.pop(slot, None)
-        self._holes.pop(slot, None)
-        self._suspected.pop(slot, None)
-        self._invalid.pop(slot, None)
+    def removed(self, key: int) -> None:
+        self._unchecked_hot.pop(key, None)
+        self._end_count(key)
+        self._set_records(key, -1)
+        self._put_flags(key, 0)
+        self._counts.pop(key, None)
+        self._holes.pop(key, None)
+        self._suspected.pop(key, None)
+        self._invalid.pop(key, None)
 
-    def moved(self, old: int, new: int) -> None:
-        self._flags[new] |= self._flags[old] & REPORTED
-        if self._record_kind(new) == self._record_kind(old):
-            count = self._counts.pop(old, None)
+    def moved(self, old: int, new: int, old_name: str | None, name: str) -> None:
+        before = self._table[old]
+        self._put_flags(new, self._table[new].flags | before.flags & REPORTED)
+        if old_name is not None and record_kind(name) == record_kind(old_name):
+            count, hole = self._counts.pop(old, None), self._holes.pop(old, None)
             if count is not None:
                 self._counts[new] = count
-            if old in self._holes:
-                self._holes[new] = self._holes.pop(old)
-            self._set_records(new, self._records[old])
+            if hole is not None:
+                self._holes[new] = (name, *hole[1:])
+            self._set_records(new, before.records)
 
-    def renamed_into_place(self, slot: int) -> None:
-        self._flags[slot] |= RENAMED
+    def renamed_into_place(self, key: int) -> None:
+        self._put_flags(key, self._table[key].flags | RENAMED)
 
-    def cooled(self, slot: int) -> None:
-        self._all_checked = False
-        self._due_counts.pop(slot, None)
-        if not self._flags[slot] & TO_COUNT and slot not in self._holes:
-            self._counts.pop(slot, None)
+    def cooled(self, key: int, name: str) -> None:
+        self._due_counts.pop(key, None)
+        self._unchecked_hot.pop(key, None)
+        flags = self._table[key].flags
+        if not flags & TO_COUNT and key not in self._holes:
+            self._counts.pop(key, None)
+        for flag, waiting in ((TO_COUNT, self._to_count), (TO_CHECK, self._to_check)):
+            if flags & flag and len(waiting) < MOST_WAITING:
+                waiting.append((key, name))
 
-    def _record_write(self, slot: int) -> None:
+    def _record_write(self, key: int, name: str) -> None:
         if self._complete_since is None:
             return
-        self._flags[slot] |= WRITTEN
+        row = self._table[key]
+        self._put_flags(key, row.flags | WRITTEN)
         if self._first_file is None:
-            mtime = self._folder.mtimes[slot]
-            self._first_file = (max(mtime, self._since or mtime), printable(self._folder.names[slot] or ""))
+            self._first_file = (max(row.mtime, self._since or row.mtime), name)
 
-    # Records
+    # Rows
 
-    def _record_kind(self, slot: int) -> RecordKind | None:
-        return record_kind(self._folder.names[slot] or "")
+    def _put_flags(self, key: int, flags: int) -> None:
+        row = self._table[key]
+        if flags != row.flags:
+            for flag in self._left:
+                self._left[flag] += bool(flags & flag) - bool(row.flags & flag)
+            self._table.put(key, row._replace(flags=flags))
 
-    def _schedule_line_count(self, slot: int) -> None:
-        """Schedule a count of lines; other formats are counted once settled."""
-        if self._record_kind(slot) in ("lines", "table"):
-            self._schedule_count(slot)
-        else:
-            self._counts.pop(slot, None)
-            self._end_count(slot)
-
-    def _schedule_count(self, slot: int) -> None:
-        if not self._flags[slot] & TO_COUNT:
-            self._flags[slot] |= TO_COUNT
-            self._uncounted += 1
-        if self._complete_since is not None:
-            self._due_counts[slot] = None
-
-    def _end_count(self, slot: int) -> None:
-        if self._flags[slot] & TO_COUNT:
-            self._flags[slot] &= ~TO_COUNT
-            self._uncounted -= 1
-        self._due_counts.pop(slot, None)
-
-    def _set_records(self, slot: int, records: int) -> None:
-        sums = self._sums.setdefault(self._folder.owners[slot], [0, 0])
-        before = self._records[slot]
-        if before >= 0:
+    def _set_records(self, key: int, records: int) -> None:
+        row = self._table[key]
+        if records == row.records:
+            return
+        sums = self._sums.setdefault(row.owner, [0, 0])
+        if row.records >= 0:
             sums[0] -= 1
-            sums[1] -= before
+            sums[1] -= row.records
         if records >= 0:
             sums[0] += 1
             sums[1] += records
-        self._records[slot] = records
+        self._table.put(key, row._replace(records=records))
 
-    def _end_wait(self, slot: int) -> None:
-        if self._flags[slot] & AWAITED:
-            self._flags[slot] &= ~AWAITED
-            self._awaited -= 1
+    def _find_work(self, flag: int, others: int) -> list[tuple[int, str]]:
+        """Files of the present batch with a flag, the last written at the end, besides ``others`` found otherwise.
+
+        Each batch is searched once. Asks for the next if that is not enough.
+        """
+        folder = self._folder
+        if self._left[flag] <= others:
+            return []
+        if self._searched[flag] is folder.batch:
+            folder.want_batch()
+            return []
+        self._searched[flag] = folder.batch
+        rows = ((key, name, self._table.get(key)) for key, name in folder.batch.items())
+        return [
+            (key, name)
+            for _, key, name in sorted(
+                (row.mtime, key, name) for key, name, row in rows if row is not None and row.flags & flag
+            )
+        ]
+
+    # Records
+
+    def _schedule_line_count(self, key: int, name: str) -> None:
+        """Schedule a count of lines; other formats are counted once settled."""
+        if record_kind(name) in ("lines", "table"):
+            self._schedule_count(key, name)
+        else:
+            self._counts.pop(key, None)
+            self._end_count(key)
+
+    def _schedule_count(self, key: int, name: str) -> None:
+        self._put_flags(key, self._table[key].flags | TO_COUNT)
+        if self._complete_since is not None:
+            self._due_counts[key] = name
+
+    def _end_count(self, key: int) -> None:
+        self._put_flags(key, self._table[key].flags & ~TO_COUNT)
+        self._due_counts.pop(key, None)
 
     def _count(self, now: float) -> None:
         """Continue counting, with recently changed files first."""
         until, left = time.monotonic() + COUNT_S, COUNT_BYTES
-        for slot, (_, since) in self._holes.items():
-            count = self._counts.get(slot)
+        for key, (name, _, since) in list(self._holes.items()):
+            count = self._counts.get(key)
             if isinstance(count, LineCounter) and not 0 <= now - since < HOLE_S:
-                count.pass_hole(self._folder.sizes[slot])
-            self._schedule_count(slot)
-        for slot in list(self._due_counts):
+                count.pass_hole(self._table[key].size)
+            self._schedule_count(key, name)
+        for key, name in list(self._due_counts.items()):
             if left <= 0 or time.monotonic() > until:
                 return
-            left -= self._count_file(slot, left, until, now)
-            if self._flags[slot] & TO_COUNT:  # more is left, but others go first
-                self._due_counts[slot] = self._due_counts.pop(slot, None)
-        for _ in range(len(self._flags) if self._uncounted else 0):
-            if not self._uncounted or left <= 0 or time.monotonic() > until:
-                return
-            if self._count_from >= len(self._flags):
-                self._count_from = 0
-            if self._flags[self._count_from] & TO_COUNT:
-                left -= self._count_file(self._count_from, left, until, now)
-            if not self._flags[self._count_from] & TO_COUNT:
-                self._count_from += 1
+            left -= self._count_file(key, name, left, until, now)
+            if key in self._due_counts:  # more is left, but others go first
+                self._due_counts[key] = self._due_counts.pop(key)
+        self._to_count = self._to_count or self._find_work(TO_COUNT, len(self._due_counts))
+        started, allowed_s = time.thread_time(), self._folder.allowance_s
+        while self._to_count and left > 0 and time.monotonic() <= until:
+            if time.thread_time() - started >= allowed_s:
+                break
+            key, name = self._to_count[-1]
+            row = self._table.get(key)
+            if row is not None and row.flags & TO_COUNT:
+                left -= self._count_file(key, name, left, until, now)
+                row = self._table.get(key)
+            if row is None or not row.flags & TO_COUNT:
+                self._to_count.pop()
+        self._folder.allowance_s -= time.thread_time() - started
 
-    def _count_file(self, slot: int, most_bytes: int, until: float, now: float) -> int:
+    def _count_file(self, key: int, name: str, most_bytes: int, until: float, now: float) -> int:
         """Continue counting in one file; return the number of bytes read."""
-        kind, count = self._record_kind(slot), self._counts.get(slot)
+        kind, count = record_kind(name), self._counts.get(key)
         if count is None:
             count = ArrayItemCounter() if kind == "array" else LineCounter(csv=kind == "table", waits_at_holes=True)
-        path, done, more = os.path.join(self._folder.directory, self._folder.names[slot] or ""), 0, True
+        path, done, more = os.path.join(self._folder.directory, name), 0, True
         try:
             fd = os.open(path, OPEN_FLAGS)
             try:
@@ -364,136 +396,154 @@ class OutputWatch(FolderListener):
             finally:
                 os.close(fd)
         except OSError:
-            self._end_count(slot)  # until it changes
-            self._holes.pop(slot, None)
-            self._set_records(slot, -1)
+            self._end_count(key)  # until it changes
+            self._holes.pop(key, None)
+            self._set_records(key, -1)
             return done
-        self._record_hole(slot, count, now)
-        if more or slot in self._folder.hot or slot in self._holes:
-            self._counts[slot] = count
+        self._record_hole(key, name, count, now)
+        if more or key in self._folder.hot or key in self._holes:
+            self._counts[key] = count
         if not more:
-            self._end_count(slot)
+            self._end_count(key)
         if not more or isinstance(count, LineCounter):
-            self._apply_count(slot, count)
+            self._apply_count(key, count)
         return done
 
-    def _record_hole(self, slot: int, count: LineCounter | ArrayItemCounter, now: float) -> None:
+    def _record_hole(self, key: int, name: str, count: LineCounter | ArrayItemCounter, now: float) -> None:
         """Record since when a count has waited at the same NUL byte."""
         if not isinstance(count, LineCounter) or not count.hole:
-            self._holes.pop(slot, None)
-        elif slot not in self._holes or self._holes[slot][0] != count.position:
-            self._holes[slot] = (count.position, now)
+            self._holes.pop(key, None)
+        elif key not in self._holes or self._holes[key][1] != count.position:
+            self._holes[key] = (name, count.position, now)
 
-    def _apply_count(self, slot: int, count: LineCounter | ArrayItemCounter) -> None:
+    def _apply_count(self, key: int, count: LineCounter | ArrayItemCounter) -> None:
         if isinstance(count, ArrayItemCounter):
             items = count.items if count.complete else None
-            self._set_records(slot, -1 if items is None else items)
-            self._counts.pop(slot, None)
+            self._set_records(key, -1 if items is None else items)
+            self._counts.pop(key, None)
             return
-        self._set_records(slot, count.records)
-        self._flags[slot] &= ~LACKS_NEWLINE
-        if count.unfinished:
-            self._flags[slot] |= LACKS_NEWLINE
+        self._set_records(key, count.records)
+        flags = self._table[key].flags & ~LACKS_NEWLINE
+        self._put_flags(key, flags | LACKS_NEWLINE if count.unfinished else flags)
 
     # Validity
 
     def _check(self, now: float) -> None:
-        """Check some files that are no longer written: suspected damage first, then the last written."""
-        until, done = time.monotonic() + CHECK_S, 0
-        for slot in list(self._invalid)[-MOST_REPORTED_INVALID:]:
-            self._folder.refresh(slot, now)  # it may have been rewritten
+        """Check some files that are no longer written: suspected damage first, then the most telling ones."""
+        until, done, folder = time.monotonic() + CHECK_S, 0, self._folder
+        for key, (name, _) in list(self._invalid.items())[-MOST_REPORTED_INVALID:]:
+            folder.refresh(key, name, now)  # it may have been rewritten
         if len(self._invalid) >= MOST_INVALID:
             return
-        doubtful = [slot for slot, doubt in self._suspected.items() if not 0 <= now - doubt.time < RECHECK_S]
-        for slot in (*doubtful, *self._settled_files(now)):
-            if done >= MOST_CHECKS or time.monotonic() > until:
-                return
-            done += self._check_file(slot, now)
-        if self._complete_since is None or not self._is_settled(*self._complete_since, now):
-            return
-        if not self._to_check and not self._all_checked:
-            self._find_to_check()
-        while self._to_check and done < MOST_CHECKS and time.monotonic() <= until:
-            slot = self._to_check.pop()
-            if slot not in self._folder.hot and slot not in self._suspected:
-                done += self._check_file(slot, now)
-
-    def _find_to_check(self) -> None:
-        """Find the files to check next, the last written first."""
-        hot, doubts = self._folder.hot, self._suspected
-        left = (
-            slot
-            for slot, flags in enumerate(self._flags)
-            if flags & TO_CHECK and slot not in hot and slot not in doubts
-        )
-        self._to_check = heapq.nlargest(CHECK_BATCH, left, key=self._folder.mtimes.__getitem__)[::-1]
-        self._all_checked = not self._to_check
+        doubtful = [
+            (key, doubt.name) for key, doubt in self._suspected.items() if not 0 <= now - doubt.time < RECHECK_S
+        ]
+        started, allowed_s, known = time.thread_time(), folder.allowance_s, len(self._invalid)
+        for key, name in chain(doubtful, self._settled_files(now), self._settled_others(now)):
+            done += self._check_file(key, name, now)
+            if time.monotonic() > until or (done >= LEAST_CHECKS and time.thread_time() - started >= allowed_s):
+                break
+            if len(self._invalid) >= known + MOST_REPORTED_INVALID:
+                break  # each is named in a reading
+        folder.allowance_s -= time.thread_time() - started
 
     def _is_settled(self, since: float, poll_number: int, now: float) -> bool:
         return not 0 <= now - since < SETTLED_S and self._folder.polls - poll_number >= SETTLED_POLLS
 
-    def _settled_files(self, now: float) -> list[int]:
+    def _settled_files(self, now: float) -> list[tuple[int, str]]:
         """Recently written files that seem finished, the last changed first."""
         found = []
-        for slot in reversed(self._folder.hot):
-            if self._flags[slot] & TO_CHECK and slot not in self._suspected:
-                hot = self._folder.hot[slot]
-                if self._is_settled(hot.since, hot.poll_number, now):
-                    found.append(slot)
-                    if len(found) == MOST_CHECKS:
-                        break
+        for key in reversed(self._unchecked_hot):
+            hot = self._folder.hot[key]
+            if key not in self._suspected and self._is_settled(hot.since, hot.poll_number, now):
+                found.append((key, hot.name))
         return found
 
-    def _check_file(self, slot: int, now: float) -> bool:
+    def _settled_others(self, now: float) -> Iterator[tuple[int, str]]:
+        """Files that are not read at every poll, each once, the most telling first."""
+        if self._complete_since is None or not self._is_settled(*self._complete_since, now):
+            return
+        others = len(self._unchecked_hot) + len(self._suspected)
+        self._to_check = self._to_check or self._find_work(TO_CHECK, others)
+        while self._to_check:
+            key, name = self._to_check.pop()
+            if key not in self._folder.hot and key not in self._suspected:
+                yield key, name
+
+    def _check_file(self, key: int, name: str, now: float) -> bool:
         """Check a file; return False if it changed since the last poll or needs no check."""
         folder = self._folder
-        if not self._flags[slot] & TO_CHECK or not folder.refresh(slot, now):
+        row = folder.refresh(key, name, now)
+        if row is None or not row.flags & TO_CHECK:
             return False
-        name, size, mtime = folder.names[slot] or "", folder.sizes[slot], folder.mtimes[slot]
         try:
             with open_source(folder.directory, name) as source:
                 result = check_file(source)
         except NotRegularFile as error:
             result = FileCheck("unknown", None, str(error))
-        if not folder.refresh(slot, now):
+        if folder.refresh(key, name, now) is None:
             return True  # written during the check
         if result.state == "invalid":
-            doubt = self._suspected.get(slot)
-            if doubt is None or (doubt.size, doubt.mtime) != (size, mtime):
-                self._suspected[slot] = _SuspectedDamage(now, size, mtime)
+            doubt = self._suspected.get(key)
+            if doubt is None or (doubt.size, doubt.mtime) != (row.size, row.mtime):
+                self._suspected[key] = _SuspectedDamage(name, now, row.size, row.mtime)
                 return True
-            self._invalid[slot] = DamagedFile(printable(name), result.format, printable(result.reason or "is damaged"))
-        self._suspected.pop(slot, None)
-        self._end_wait(slot)
-        self._flags[slot] &= ~TO_CHECK
+            flaw = DamagedFile(printable(name), result.format, printable(result.reason or "is damaged"))
+            self._invalid[key] = (name, flaw)
+        self._suspected.pop(key, None)
+        self._unchecked_hot.pop(key, None)
+        self._put_flags(key, row.flags & ~(AWAITED | TO_CHECK))
         if result.state == "valid":
             self._valid_files += 1
-            self._record_valid(slot, result)
-        elif self._record_kind(slot) not in ("lines", "table"):
-            known = self._record_kind(slot) is not None or self._records[slot] >= 0
-            self._set_records(slot, 0 if result.state == "empty" and known else -1)
+            self._record_valid(key, name, result)
+        elif record_kind(name) not in ("lines", "table"):
+            known = record_kind(name) is not None or row.records >= 0
+            self._set_records(key, 0 if result.state == "empty" and known else -1)
         return True
 
-    def _record_valid(self, slot: int, verdict: FileCheck) -> None:
+    def _record_valid(self, key: int, name: str, verdict: FileCheck) -> None:
         """Record the number of records of a valid file, and that it is complete."""
-        kind, flags = self._record_kind(slot), self._flags[slot]
+        kind, row = record_kind(name), self._table[key]
+        flags = row.flags
         if kind in ("lines", "table"):
-            if flags & LACKS_NEWLINE and not flags & TO_COUNT and self._records[slot] >= 0:
-                self._flags[slot] &= ~LACKS_NEWLINE
-                found = self._records[slot] + 1 if verdict.records is None else verdict.records
-                self._set_records(slot, found)
+            if flags & LACKS_NEWLINE and not flags & TO_COUNT and row.records >= 0:
+                self._put_flags(key, flags & ~LACKS_NEWLINE)
+                found = row.records + 1 if verdict.records is None else verdict.records
+                self._set_records(key, found)
         elif verdict.records is not None:
-            self._set_records(slot, verdict.records)
+            self._set_records(key, verdict.records)
         elif kind == "array":
-            self._schedule_count(slot)
+            self._schedule_count(key, name)
         else:
-            self._set_records(slot, -1)
+            self._set_records(key, -1)
         if flags & REPORTED or not flags & WRITTEN or (verdict.format in GROWING_FORMATS and not flags & RENAMED):
             return
-        self._flags[slot] |= REPORTED
+        self._put_flags(key, self._table[key].flags | REPORTED)
         if sum(totals.files for totals in self._folder.totals.values()) <= FEW_FILES:
             self._finished_count += 1
-            name = printable(self._folder.names[slot] or "")
-            self._finished.append(
-                FinishedFile(self._finished_count, self._folder.mtimes[slot], name, self._folder.sizes[slot])
-            )
+            self._finished.append(FinishedFile(self._finished_count, row.mtime, printable(name), row.size))
+
+
+class _TellingFiles:
+    """Files of the first pass that show best whether something is wrong: large ones, and one of each owner and kind.
+
+    The newest files are read at every poll, and checked before these.
+    """
+
+    def __init__(self) -> None:
+        self._kinds: dict[tuple[int, str], tuple[int, str]] = {}
+        self._largest: list[tuple[int, int, str]] = []  # heap
+
+    def add(self, key: int, name: str, row: FileRow) -> None:
+        kind = (row.owner, os.path.splitext(name)[1])
+        if kind not in self._kinds and len(self._kinds) < MOST_KINDS:
+            self._kinds[kind] = (key, name)
+        entry = (row.size, key, name)
+        if len(self._largest) < TELLING:
+            heapq.heappush(self._largest, entry)
+        elif entry > self._largest[0]:
+            heapq.heapreplace(self._largest, entry)
+
+    def files(self) -> list[tuple[int, str]]:
+        """Keys and names, the most telling at the end."""
+        return [*((key, name) for _, key, name in sorted(self._largest)), *self._kinds.values()]

@@ -137,7 +137,7 @@ def test_a_custom_benchmark_is_checked_by_its_existing_results_only(tmp_path: Pa
         "outputs",
         "checkpoint",
     ]
-    assert "COMPLETED, output not checked" in rendered(report)
+    assert "COMPLETED, output not verified" in rendered(report)
     job.write("artifacts/settings.json", '{"isl": 4}')
     assert job.report()["verification"] == report["verification"]
     job.write_results(4)

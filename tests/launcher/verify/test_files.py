@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from exporter.contract.manifest import read_manifest
+from exporter.contract.status import NodeStatus
 from exporter.files.formats.record_count import LineCounter
 from exporter.files.formats.source import NotRegularFile, open_source
 from launcher.verify import files as verify_files
@@ -47,6 +48,26 @@ def test_a_damaged_file_is_named_with_format_and_reason(name: str, content: byte
     (flaw,) = check.files
     assert flaw.file == name
     assert reason in f"{flaw.format}: {flaw.reason}"
+
+
+def test_the_most_telling_files_are_read_first(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(300):
+        job.write(f"output_{number:03d}.txt", "x" * (100 + number % 7), age_s=number)
+    job.write("output_worker_1.jsonl", "{}\n" * 34, age_s=900).write("output_big.txt", "x" * 300, age_s=910)
+    job.write("output_small.txt", "x", age_s=920).write("output_bad.txt", "x" * 103, age_s=930)
+    read: list[str] = []
+
+    def open_noted(directory: str, name: str) -> object:
+        read.append(name)
+        return open_source(directory, name)
+
+    monkeypatch.setattr(verify_files, "open_source", open_noted)
+    suspect = {"group": "output", "invalid": [{"file": "output_bad.txt", "format": None, "reason": "cut"}]}
+    job.checks(statuses={"cn01": NodeStatus.from_json({"outputs": [suspect]})})
+    assert (len(read), read[0]) == (304, "output_bad.txt")
+    others = {"output_worker_1.jsonl", "output_big.txt", "output_small.txt", "output_063.txt"}
+    assert others < set(read[: 3 * verify_files.TELLING + 3])
+    assert read[-1] == "output_299.txt"
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.csv"])

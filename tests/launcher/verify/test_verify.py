@@ -47,7 +47,15 @@ def checks_of_nodes(
     manifest = replace(manifest, groups=groups, run_dir=Path("/shared/run"))
     mounts = (MountPoint("/", fstype, "disk"), MountPoint("/shared", shared, "server:/shared"))
     monkeypatch.setattr("exporter.machine.mounts.MountTable.current", lambda _: mounts)
-    entry = {"group": "output", "files": 2, "bytes": 50, "records": 50, "valid": True, "first_output": START + 9}
+    entry = {
+        "group": "output",
+        "files": 2,
+        "bytes": 50,
+        "records": 50,
+        "files_checked": 2,
+        "valid": True,
+        "first_output": START + 9,
+    }
     statuses = {
         node: NodeStatus.from_json({"final": True, "outputs": [{"group": "other"}, {**entry, **facts}]})
         for node, facts in over.items()

@@ -20,6 +20,7 @@ from exporter.contract.manifest import Manifest, PathGroup
 from exporter.contract.records import to_json
 from exporter.contract.status import IgnoredFile
 from exporter.contract.worker_names import rank_in_file_name
+from exporter.files.outputs import folder_reader
 from exporter.files.outputs.collector import (
     BYTES,
     FILES,
@@ -501,3 +502,25 @@ def test_a_restarted_watch_shows_no_growth(tmp_path: Path) -> None:
         job.write("b.bin", 50_000 + 100 * number)
         page = job.poll(10)
     assert samples_of(page, GROWTH) == {OUTPUT: 10}
+
+
+def test_a_group_is_not_on_the_page_until_all_its_files_are_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(folder_reader, "MOST_RUN", 4)
+    monkeypatch.setattr(folder_reader, "MOST_SAVED_S", 1e-9)
+    fill(tmp_path, *(f"output_rank0_{number}.jsonl" for number in range(50)))
+    clock = FakeClock()
+    collector = collector_of(make_manifest(tmp_path), clock=clock)
+    snapshot = collector.read()
+    group = described(collector, snapshot).outputs[0]
+    assert group.counting
+    assert (0 < group.files <= 4, group.bytes) == (True, 10 * group.files)
+    assert OUTPUT not in page_of(collector, snapshot)
+    monkeypatch.setattr(folder_reader, "MOST_SAVED_S", 0.5)
+    monkeypatch.setattr(folder_reader, "FIRST_SHARE", 1.0)
+    clock.advance(5)
+    snapshot = collector.read()
+    group = snapshot.groups[0]
+    assert (group.counting, group.files, group.files_checked) == (False, 50, 0)
+    assert samples_of(page_of(collector, snapshot), FILES)[OUTPUT] == 50

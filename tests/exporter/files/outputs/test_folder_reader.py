@@ -6,14 +6,17 @@ import os
 import random
 import shutil
 import stat
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.files.outputs import folder_reader
-from exporter.files.outputs.folder_reader import NOBODY, FolderWatch, NameTable
+from exporter.files.outputs.folder_reader import NOBODY, FolderWatch
 from exporter.files.outputs.outputs_reader import FileOwnership
 from tests.support.exporter import change_listings
 
@@ -187,21 +190,33 @@ def test_a_change_in_the_same_tick_as_the_scan_is_found_soon(tmp_path: Path) -> 
     assert facts_of(watch)[NOBODY][0] == 1
 
 
-def test_scans_take_a_small_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    watch, moment = watch_of(tmp_path), [0.0]
+class CpuClock:
+    """A CPU clock that advances between the beginning and the end of each piece of work."""
 
-    def monotonic() -> float:
-        moment[0] += 0.25
-        return moment[0]
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, step_s: float) -> None:
+        self.moment, self.step_s, self.is_end = 0.0, step_s, True
+        monkeypatch.setattr("exporter.files.outputs.folder_reader.time.thread_time", self.thread_time)
 
-    monkeypatch.setattr("exporter.files.outputs.folder_reader.SCAN_S", 1e9)
-    monkeypatch.setattr("exporter.files.outputs.folder_reader.time.monotonic", monotonic)
-    watch.poll(START)
-    write(tmp_path / "a", 1)
-    watch.poll(START + 4)
-    assert facts_of(watch) == {}
-    watch.poll(START + 60)
-    assert facts_of(watch)[NOBODY][0] == 1
+    def thread_time(self) -> float:
+        self.is_end = not self.is_end
+        self.moment += self.step_s * self.is_end
+        return self.moment
+
+
+def test_names_take_a_small_share_of_a_core(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(folder_reader, "MOST_RUN", 4)
+    for number in range(200):
+        write(tmp_path / f"{number}", 1)
+    watch, clock, now = watch_of(tmp_path), CpuClock(monkeypatch, 0.02), START
+    while not watch.complete:
+        watch.poll(now := now + 1)
+    assert clock.moment <= folder_reader.FIRST_SHARE * (now - START) + 2 * folder_reader.MOST_SAVED_S
+    started, first = now, clock.moment
+    for poll in range(300):
+        write(tmp_path / f"{poll % 20}.new", poll)
+        watch.poll(now := now + 10)
+    assert clock.moment - first <= folder_reader.SHARE * (now - started) + 2 * folder_reader.MOST_SAVED_S
+    assert facts_of(watch)[NOBODY][0] == 220
 
 
 def test_a_change_is_reported_with_the_previous_state(tmp_path: Path) -> None:
@@ -313,17 +328,10 @@ def test_a_file_that_cannot_be_read_is_reported_and_the_others_count(
 def test_a_first_scan_may_take_several_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for number in range(50):
         write(tmp_path / str(number), 1)
-    monkeypatch.setattr(folder_reader, "SCAN_S", 0.0)
+    monkeypatch.setattr(folder_reader, "MOST_RUN", 4)
     watch, polls = watch_of(tmp_path), 0
-    monkeypatch.setattr(folder_reader, "CHUNK", 10)
-    moment = [0.0]
-
-    def monotonic() -> float:
-        moment[0] += 0.001
-        return moment[0]
-
-    monkeypatch.setattr("exporter.files.outputs.folder_reader.SCAN_S", 0.0055)
-    monkeypatch.setattr("exporter.files.outputs.folder_reader.time.monotonic", monotonic)
+    CpuClock(monkeypatch, 0.001)
+    monkeypatch.setattr(folder_reader, "MOST_SAVED_S", 0.002)
     while not watch.complete:
         watch.poll(START + polls)
         polls += 1
@@ -339,15 +347,15 @@ def test_cold_files_are_polled_in_turn(tmp_path: Path, monkeypatch: pytest.Monke
     for number in range(64):
         write(tmp_path / f"{number:02d}", 1, START + number)
     watch = polled(tmp_path)
-    assert sorted(watch.names[slot] or "" for slot in watch.hot) == ["62", "63"]
+    assert sorted(file.name for file in watch.hot.values()) == ["62", "63"]
     write(tmp_path / "05", 100, START + 100)
     for poll in range(1, 10):
         watch.poll(START + 5 * poll)
     assert facts_of(watch) == {NOBODY: (64, 163, START + 100)}
-    assert "05" in {watch.names[slot] for slot in watch.hot}
+    assert "05" in {file.name for file in watch.hot.values()}
     for poll in range(10, 60):
         watch.poll(START + 5 * poll)
-    assert {watch.names[slot] for slot in watch.hot} == {"05", "63"}
+    assert {file.name for file in watch.hot.values()} == {"05", "63"}
 
 
 def test_the_number_of_hot_files_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -403,24 +411,6 @@ def test_names_are_recognized_in_another_order_and_after_deletions(
     assert watch.totals[NOBODY].new_files == 50
 
 
-@given(st.lists(st.tuples(st.booleans(), st.integers(0, 300)), max_size=400), st.integers(1, 7))
-def test_a_name_table_behaves_like_a_dictionary(steps: list[tuple[bool, int]], spread: int) -> None:
-    names: list[str | None] = [None]
-    table, expected = NameTable(names), dict[str, int]()
-    for add, number in steps:
-        name = f"{number * spread}"
-        if add and name not in expected:
-            names.append(name)
-            table.add(name, len(names) - 1)
-            expected[name] = len(names) - 1
-        elif not add and name in expected:
-            table.remove(name)
-            names[expected.pop(name)] = None
-    assert table.size == len(expected)
-    assert {name: table.find(name) for name in expected} == expected
-    assert table.find("another") is None
-
-
 NAMES = st.sampled_from(["a", "b", "rank1.x", "rank2.x", "rank3.x", ".hidden", "c.tmp", "z\nz"])
 STEPS = st.lists(
     st.one_of(
@@ -465,22 +455,54 @@ def apply_step(directory: Path, kind: str, name: str, argument: int | str) -> No
         pass
 
 
-@settings(max_examples=150, deadline=None)
-@given(STEPS, st.sampled_from(["*", "*.x", "rank*", ".*", "[ab]*"]), st.booleans())
+SMALLEST: dict[str, Any] = {"BATCH": 2, "RUN_MASK": 1, "MOST_RUN": 2, "HOT_LEAST": 1, "HOT_MOST": 2, "OTHERS_POLLED": 8}
+"""Limits at which a few names are as many as a million."""
+
+
+@settings(max_examples=200, deadline=None)
+@given(STEPS, st.sampled_from(["*", "*.x", "rank*", ".*", "[ab]*"]), st.booleans(), st.booleans())
 def test_totals_equal_those_of_a_plain_scan_after_any_steps(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, int | str]], pattern: str, owns_rest: bool
+    tmp_path_factory: pytest.TempPathFactory,
+    steps: list[tuple[str, str, int | str]],
+    pattern: str,
+    owns_rest: bool,
+    is_small: bool,
 ) -> None:
     directory = tmp_path_factory.mktemp("out")
     owner_of = FileOwnership(rank_of, frozenset({1, 2}), frozenset({3}), owns_rest)
     watch, now = FolderWatch(str(directory), pattern, owner_of), START
-    for kind, name, argument in steps:
-        if kind == "poll":
-            now += float(argument)
-            watch.poll(now)
-        elif not (kind == "append" and (directory / name).is_fifo()):
-            apply_step(directory, kind, name, argument)
-    watch.poll(now + 100)
+    with mock.patch.multiple(folder_reader, **SMALLEST) if is_small else nullcontext():
+        for kind, name, argument in steps:
+            if kind == "poll":
+                now += float(argument)
+                watch.poll(now)
+            elif not (kind == "append" and (directory / name).is_fifo()):
+                apply_step(directory, kind, name, argument)
+        for _ in range(10 if is_small else 1):  # until each file has had its turn
+            watch.poll(now := now + 100)
+        assert facts_of(watch) == plain_scan(directory, pattern, owner_of)
+        assert all(found.new_bytes >= 0 for found in watch.totals.values())
+        watch.poll(now + 100)
     assert facts_of(watch) == plain_scan(directory, pattern, owner_of)
-    assert all(found.new_bytes >= 0 for found in watch.totals.values())
-    watch.poll(now + 200)
-    assert facts_of(watch) == plain_scan(directory, pattern, owner_of)
+
+
+def test_a_pass_over_unchanged_names_looks_at_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(3000):
+        (tmp_path / str(number)).touch()
+    monkeypatch.setattr(folder_reader, "SCAN_S", 60.0)
+    watch, looked = polled(tmp_path), 0
+    assert watch.complete
+    real = watch.table.see
+
+    def see(key: int) -> int | None:
+        nonlocal looked
+        looked += 1
+        return real(key)
+
+    monkeypatch.setattr(watch.table, "see", see)
+    watch.poll(START + 100)
+    assert looked == 0
+    write(tmp_path / "new", 1)
+    watch.poll(START + 200)
+    assert 0 < looked < 3000
+    assert facts_of(watch)[NOBODY][0] == 3001

@@ -1,5 +1,7 @@
 """Growth of files that are written in steps and polled now and then."""
 
+import tracemalloc
+
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
@@ -155,3 +157,16 @@ def test_only_the_most_recently_changed_of_too_many_files_are_followed() -> None
     for file in range(MOST_FILES + 10):
         growth.add_change(file, 10, 100, (0, 0), 10)
     assert growth.per_second(10) == pytest.approx(10 * MOST_FILES)
+
+
+def test_files_that_came_and_went_take_no_memory() -> None:
+    growth = GroupGrowth()
+    tracemalloc.start()
+    try:
+        for now in range(0, 2000, 50):
+            for file in range(now, now + 50):
+                growth.add_change(file, now, 10, (now - 1, 0), now)
+            growth.per_second(now)
+        assert tracemalloc.get_traced_memory()[0] < 200_000  # those of the last two minutes
+    finally:
+        tracemalloc.stop()

@@ -4,8 +4,10 @@ import gzip
 import json
 import os
 import pickle
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
+from unittest import mock
 
 import pytest
 from hypothesis import given, settings
@@ -14,9 +16,10 @@ from hypothesis import strategies as st
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.formats import FileCheck, check_file
 from exporter.files.formats.source import FileSource
-from exporter.files.outputs import outputs_reader
+from exporter.files.outputs import folder_reader, outputs_reader
 from exporter.files.outputs.folder_reader import NOBODY
 from exporter.files.outputs.outputs_reader import FileOwnership, OutputReading, OutputWatch
+from tests.exporter.files.outputs.test_folder_reader import SMALLEST
 
 START = 1_700_000_000.0
 EVERYTHING = FileOwnership(
@@ -163,7 +166,7 @@ def test_one_large_file_does_not_keep_the_others_from_being_counted(
     write(tmp_path / "small.jsonl", "{}\n")
     polled.poll()
     polled.poll()
-    assert polled.watch._records[2] == 1
+    assert polled.watch._table[hash("small.jsonl")].records == 1
 
 
 def test_items_of_an_array_are_counted_once_the_file_is_done(tmp_path: Path, polled: PolledWatch) -> None:
@@ -353,7 +356,9 @@ def test_the_number_of_files_checked_in_one_poll_is_bounded(tmp_path: Path, monk
     for number in range(30):
         write(tmp_path / f"{number:02d}.gz", WHOLE, START + number)
     polled = PolledWatch(tmp_path)
-    counts = [polled.poll().valid_files for _ in range(8)]
+    polled.poll()
+    polled.watch._folder.allowance_s = -1000.0
+    counts = [0] + [polled.poll().valid_files for _ in range(7)]
     assert counts == [0, 0, 8, 16, 24, 30, 30, 30]
 
 
@@ -363,13 +368,14 @@ def test_the_newest_files_are_checked_first(tmp_path: Path, monkeypatch: pytest.
     for number in range(30):
         write(tmp_path / f"{number * 7 % 30:02d}.gz", DAMAGED, START + number * 7 % 30)
     polled = PolledWatch(tmp_path)
-    polled.after(15)
-    looked_into = {polled.watch._folder.names[slot] for slot in polled.watch._suspected}
+    polled.poll()
+    polled.watch._folder.allowance_s = -1000.0
+    polled.after(10)
+    looked_into = {doubt.name for doubt in polled.watch._suspected.values()}
     assert looked_into == {f"{number:02d}.gz" for number in range(22, 30)}
 
 
 def test_only_some_damaged_files_are_reported_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outputs_reader, "MOST_CHECKS", 1000)
     monkeypatch.setattr(outputs_reader, "CHECK_S", 60.0)
     for number in range(30):
         write(tmp_path / f"{number}.gz", DAMAGED)
@@ -426,6 +432,21 @@ def test_completion_is_not_reported_for_many_files(tmp_path: Path, polled: Polle
     assert polled.after(120).finished == ()
 
 
+@pytest.mark.parametrize("is_small", [False, True])
+def test_every_file_is_checked_and_counted_in_time(is_small: bool, tmp_path: Path) -> None:
+    for number in range(40):
+        write(tmp_path / f"{number}.jsonl", "{}\n")
+        write(tmp_path / f"{number}.gz", DAMAGED if number == 17 else WHOLE, START - number)
+    with mock.patch.multiple(folder_reader, **SMALLEST) if is_small else nullcontext():
+        polled = PolledWatch(tmp_path)
+        assert polled.poll().checked_files == 0
+        poll = polled.after(1500)
+        assert (poll.checked_files, poll.valid_files, poll.invalid_files, records_of(poll)) == (80, 79, 1, 40)
+        write(tmp_path / "17.gz", WHOLE)
+        poll = polled.after(1500)
+    assert (poll.checked_files, poll.invalid_files) == (80, 0)
+
+
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["append", "half", "rename", "delete", "replace", "poll"]),
@@ -436,11 +457,16 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=100, deadline=None)
-@given(STEPS)
+@settings(max_examples=150, deadline=None)
+@given(STEPS, st.booleans())
 def test_records_equal_those_in_the_files_after_any_steps(
-    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str]]
+    tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str]], is_small: bool
 ) -> None:
+    with mock.patch.multiple(folder_reader, **SMALLEST) if is_small else nullcontext():
+        check_records_after(tmp_path_factory, steps)
+
+
+def check_records_after(tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str]]) -> None:
     directory = tmp_path_factory.mktemp("out")
     polled = PolledWatch(directory, "*.jsonl")
     polled.poll()
@@ -457,8 +483,8 @@ def test_records_equal_those_in_the_files_after_any_steps(
         elif kind in ("append", "half"):
             with path.open("a") as out:
                 out.write(f'{{"name": "{other}"}}\n' if kind == "append" else "{")
-    polled.poll(100)
-    poll = polled.poll(100)
+    for _ in range(8):
+        poll = polled.poll(100)
     texts = {path.name: path.read_text() for path in directory.glob("*.jsonl")}
     assert {owner: found.files for owner, found in poll.owners.items() if found.files} == {
         EVERYTHING(name): 1 for name in texts
