@@ -3,12 +3,13 @@
 import sys
 from importlib.util import find_spec
 
+WEB_CONFIG_FLAG = "--web.config.file"
 HASH_MODULES = ("_md5", "_sha1", "_sha3", "_blake2")
 SHA2_MODULES = (("_sha2",), ("_sha256", "_sha512"))  # modules of an interpreter's own SHA-2, by version
 
 
 def block_openssl() -> None:
-    """Block the import of OpenSSL: this program serves plain HTTP.
+    """Block the import of OpenSSL, which only a page with TLS needs.
 
     OpenSSL would take 8 of a sidecar's 54 MiB, or half of that if the interpreter has no other hash functions.
     """
@@ -18,7 +19,8 @@ def block_openssl() -> None:
 
 
 if __name__ == "__main__":
-    block_openssl()
+    if not any(word.startswith(WEB_CONFIG_FLAG) for word in sys.argv):
+        block_openssl()
     from exporter.cli import main
 
     main()

@@ -14,25 +14,32 @@ from typing import TYPE_CHECKING, NoReturn
 
 from exporter import __version__
 from exporter.collecting.collector import CollectorContext
+from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
 from exporter.contract.errors import ExporterError
+from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.identity import Identity, identify
-from exporter.contract.manifest import Manifest, read_manifest
+from exporter.contract.manifest import METRICS_ACCESS, OPEN, Manifest, read_manifest
 from exporter.gpus.host_reader import GpuHost
 from exporter.gpus.vendors_reader import READERS
 from exporter.machine.file_host import FileWatchHost
 from exporter.machine.kernel_log import KernelLog
+from exporter.machine.threads import limit_reserved_memory
 from exporter.sidecar.background_reads import CollectorSlot
-from exporter.sidecar.sidecar import Sidecar, open_socket, parse_listen_address
+from exporter.sidecar.log_limit import LogLimit
+from exporter.sidecar.sidecar import Sidecar
+from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address
 
 if TYPE_CHECKING:
     from exporter.sidecar.service import HttpService
+    from exporter.web.config_file import WebConfigFile
 
 USAGE = 2
-ATTACHED_LISTEN_ADDRESS = ":9410"
+ATTACHED_LISTEN_ADDRESS = "127.0.0.1:9410"
 # Exit status of a sidecar that only a new process can replace; ``launcher.programs.supervisor`` starts one.
 RESTART_STATUS = 75
-NO_FLAGS = ("command", "run", "usage", "run_dir", "listen", "log_level")  # arguments not about an attached job
+# arguments not about an attached job
+NO_FLAGS = ("command", "run", "usage", "run_dir", "listen", "web_config", "metrics_access", "log_level")
 GPUS_CLOSE_S = 1.0  # limit of a driver call at the end; a hanging call is abandoned
 
 
@@ -50,9 +57,9 @@ def main() -> None:
         _fail(str(error))
 
 
-def _fail(message: str) -> NoReturn:
+def _fail(message: str, status: int = USAGE) -> NoReturn:
     print(f"gpujob-exporter: {message}", file=sys.stderr)
-    sys.exit(USAGE)
+    sys.exit(status)
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -76,7 +83,20 @@ def _parser() -> argparse.ArgumentParser:
         "--web.listen-address",
         dest="listen",
         metavar="ADDRESS",
-        help="host:port; port 0 picks a free one (default: the address in the manifest, or :9410)",
+        help="host:port; :port is every interface, and port 0 picks a free one (default: the address in the manifest, "
+        f"or {ATTACHED_LISTEN_ADDRESS})",
+    )
+    sidecar.add_argument(
+        "--web.config.file",
+        dest="web_config",
+        metavar="FILE",
+        help="TLS and users of the page, in the format of Prometheus' exporters (default: that in the manifest)",
+    )
+    sidecar.add_argument(
+        "--web.metrics-access",
+        dest="metrics_access",
+        choices=METRICS_ACCESS,
+        help=f"who may read /metrics if that file names no users or client certificates (default: {OPEN})",
     )
     sidecar.add_argument(
         "--log-level",
@@ -143,7 +163,20 @@ def _run_sidecar(arguments: argparse.Namespace) -> None:
     host, port = parse_listen_address(address)
     if port:
         open_socket(host, port).close()  # before anything is written
-    _prepare({"flags": flags, "listen_address": address, "log_level": arguments.log_level})
+    if arguments.web_config is not None:
+        _load_web_config(arguments.web_config)  # likewise
+    page = {
+        "listen_address": address,
+        "web_config_file": None if arguments.web_config is None else os.path.abspath(arguments.web_config),
+        "metrics_access": arguments.metrics_access or OPEN,
+    }
+    _prepare({"flags": flags, "page": page, "log_level": arguments.log_level})
+
+
+def _load_web_config(path: str) -> "WebConfigFile":
+    from exporter.web.config_file import WebConfigFile
+
+    return WebConfigFile(path)
 
 
 def _prepare(request: Mapping[str, object]) -> NoReturn:
@@ -152,15 +185,22 @@ def _prepare(request: Mapping[str, object]) -> NoReturn:
 
 
 def _become(module: str, *arguments: str) -> NoReturn:
-    os.execv(sys.executable, [sys.executable, "-I", "-m", module, *arguments])  # noqa: S606 - no shell is involved
+    flags = ("-I", *(("-B",) if sys.dont_write_bytecode else ()))
+    os.execv(sys.executable, [sys.executable, *flags, "-m", module, *arguments])  # noqa: S606 - no shell is involved
 
 
 def _watch(arguments: argparse.Namespace) -> NoReturn:
     """Watch a job that has a run directory."""
-    from exporter.sidecar import service  # aiohttp is needed by this command alone
-
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
+    limit_reserved_memory()
     manifest = read_manifest(arguments.run_dir)
+    if arguments.web_config is None and manifest.web_config_file is not None:
+        # Once more as a process that may use OpenSSL; see `exporter.__main__`.
+        _become("exporter", *sys.argv[1:], f"--web.config.file={manifest.web_config_file}")
+    web_file = None if arguments.web_config is None else _load_web_config(arguments.web_config)
     identity = identify(manifest, os.environ, socket.gethostname())
+    _lock_node(manifest, identity)
     sidecar = _make_sidecar(manifest, identity)
     if manifest.search is not None:
         from exporter.attach.finder import WorkerFinder
@@ -169,13 +209,46 @@ def _watch(arguments: argparse.Namespace) -> NoReturn:
         criteria = WorkerSearchCriteria.of_node(manifest, manifest.search, identity.node_index)
         finder = WorkerFinder(sidecar, WorkerSearch(criteria, os.environ))
         sidecar.slots.append(CollectorSlot(finder, sidecar.context.clock))
-    sidecar.host, port = parse_listen_address(arguments.listen or manifest.listen_address)
+    server, doors = _open_page(sidecar, arguments, web_file)
     _lower_priority()
-    server = service.HttpService(sidecar)
-    asyncio.run(server.run(_open_sidecar_socket(sidecar, port)))
+    asyncio.run(server.run(doors))
     if manifest.search is not None and identity.node_index == 0:
         _conclude(sidecar, server)
     _exit_now(sidecar, RESTART_STATUS if server.should_restart else 0)
+
+
+def _lock_node(manifest: Manifest, identity: Identity) -> None:
+    """Make sure that no other sidecar writes the files of this node; the lock lasts until the end of this process."""
+    folder = manifest.run_dir / run_files.SIDECARS_DIR
+    try:
+        folder.mkdir(run_files.FOLDER_MODE, exist_ok=True)
+        lock_file(folder / f"{identity.node}.lock")
+    except FileLockedError as error:
+        message = f"{manifest.run_dir} already has a sidecar for {identity.node}: {error}; end that one first"
+        _fail(f"--run-dir: {message}", 1 if identity.supervised else USAGE)  # a supervisor tries again
+    except OSError as error:
+        logging.getLogger("gpujob.sidecar").warning("%s cannot be locked: %s", folder, error.strerror)
+
+
+def _open_page(
+    sidecar: Sidecar, arguments: argparse.Namespace, web_file: "WebConfigFile | None"
+) -> "tuple[HttpService, list[Door]]":
+    """The page of a sidecar, and the sockets on which it already listens."""
+    from exporter.sidecar.doors import open_doors
+    from exporter.sidecar.service import HttpService, needs_of_pages  # aiohttp is needed by this command alone
+    from exporter.web.access import Access
+
+    manifest, identity = sidecar.context.manifest, sidecar.context.identity
+    tls = None if web_file is None else web_file.server_context()
+    doors = open_doors(sidecar, arguments.listen or manifest.listen_address, tls)
+    if web_file is not None:
+        sidecar.certificate = lambda: web_file.latest.certificate
+        web_file.watch()
+    names = OwnNames(identity.node, sidecar.host)
+    names.learn()
+    needs = needs_of_pages(arguments.metrics_access or manifest.metrics_access)
+    token = run_files.read_token(manifest.run_dir)
+    return HttpService(sidecar, Access(needs, names=names, token=token, web_file=web_file)), doors
 
 
 def _conclude(sidecar: Sidecar, server: "HttpService") -> NoReturn:
@@ -195,18 +268,6 @@ def _make_sidecar(manifest: Manifest, identity: Identity) -> Sidecar:
     clock = SystemClock()
     kernel, files, gpus = KernelLog(clock, identity.start), FileWatchHost(clock), GpuHost(READERS, clock)
     return Sidecar(CollectorContext(manifest, identity, clock, kernel=kernel, files=files, gpus=gpus))
-
-
-def _open_sidecar_socket(sidecar: Sidecar, port: int) -> socket.socket:
-    """Open a listening socket; for port 0, reuse the port of the previous sidecar if possible."""
-    from exporter.sidecar import service
-
-    if port == 0 and (known := service.find_earlier_port(sidecar)) is not None:
-        try:
-            return open_socket(sidecar.host, known)
-        except ExporterError:
-            pass  # the port is taken
-    return open_socket(sidecar.host, port)
 
 
 def _release(sidecar: Sidecar) -> None:

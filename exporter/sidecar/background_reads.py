@@ -13,7 +13,7 @@ from exporter.collecting.collector import Collector, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import Clock
 from exporter.contract.status import CollectorReads
-from exporter.machine.thread_name import name_thread
+from exporter.machine.threads import name_thread
 
 SUCCESS = Family("collector_success", "Whether the collector's last read worked.", labels=("collector",))
 DURATION = Family("collector_duration_seconds", "How long the collector's last read took.", labels=("collector",))
@@ -45,6 +45,7 @@ class CollectorSlot:
         self._is_failing = False
         self._is_render_failing = False
         self._wake = threading.Event()
+        self.ended_reads = 0  # successful or not
         self._requested = 0
         self._served = -1
 
@@ -118,6 +119,7 @@ class CollectorSlot:
         self._duration_s = self._clock.monotonic() - started
         self._started = None
         self._served = serving
+        self.ended_reads += 1
         callback = self.on_read  # the other thread may reset it at any time
         if callback is not None:
             with contextlib.suppress(RuntimeError):  # the event loop is closed

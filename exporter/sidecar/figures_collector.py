@@ -17,6 +17,7 @@ FIGURE = Family("figure_of_merit", "Latest figure of merit that the job reported
 FIGURE_TIME = Family("figure_of_merit_timestamp_seconds", "When the job last reported that figure.", labels=("name",))
 
 MOST_FIGURES = 64
+STALE_S = 600.0  # a figure not reported for this long makes room for a new name; jobs report theirs each few minutes
 EXAMPLE = '{"name": "gflops", "value": 511.26}'
 
 
@@ -55,7 +56,7 @@ def _value_text(value: object) -> str:
 
 
 class FomCollector:
-    """Keeps the figures until the job ends, since a job may report one only once.
+    """Keeps the figures until the job ends, since a job may report one only once, or until a new one needs the room.
 
     Figures of an earlier sidecar of this node and attempt come from its published status.
     """
@@ -75,7 +76,11 @@ class FomCollector:
         figure = FigureOfMerit(name, value, self._clock.time())
         with self._lock:
             if name not in self._figures and len(self._figures) >= MOST_FIGURES:
-                raise FigureOfMeritError(f"name: {name} is not added: {MOST_FIGURES} figures exist; reuse a name")
+                oldest = min(self._figures.values(), key=lambda known: known.time)
+                if figure.time - oldest.time < STALE_S:
+                    why = f"{MOST_FIGURES} others were reported within the last {STALE_S / 60:g} minutes; reuse a name"
+                    raise FigureOfMeritError(f"name: {name} is not added: {why}")
+                del self._figures[oldest.name]
             self._figures[name] = figure
         return figure
 

@@ -29,6 +29,7 @@ class JobSnapshot:
     phase: str
     stop_reason: str | None
     workers_ended: bool = False
+    orchestrator_silent_since: float | None = None
 
 
 class JobCollector:
@@ -47,13 +48,14 @@ class JobCollector:
         phase = state.get("phase")
         if phase == "running":
             phase = self._progress.recent.phase or phase  # logs that cannot be read do not hold a phase
-        stop = state.get("stop")
+        stop, silent_since = state.get("stop"), state.get("orchestrator_silent_since")
         phase = phase if isinstance(phase, str) and phase in PHASES else "launching"
         self._published.publish(phase)
         return JobSnapshot(
             phase=phase,
             stop_reason=str(stop["reason"]) if isinstance(stop, dict) and "reason" in stop else None,
             workers_ended=state.get("workers_ended") is True,
+            orchestrator_silent_since=silent_since if isinstance(silent_since, float) else None,
         )
 
     def render(self, job: JobSnapshot, out: Samples) -> None:
@@ -79,6 +81,7 @@ class JobCollector:
             attempt=identity.attempt,
             phase=job.phase,
             stop_reason=job.stop_reason,
+            orchestrator_silent_since=job.orchestrator_silent_since,
             start=identity.start,
             end=identity.end,
             time_limit_s=self._time_limit_s(),

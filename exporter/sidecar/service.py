@@ -2,23 +2,25 @@
 
 import asyncio
 import contextlib
-import html
-import ipaddress
 import logging
 import signal
-import socket
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from aiohttp import web
 
 from exporter import __version__
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
-from exporter.contract import run_files
+from exporter.contract.manifest import AUTHENTICATED
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.figures_collector import FigureOfMeritError, FomCollector
 from exporter.sidecar.job_collector import JobCollector
-from exporter.sidecar.sidecar import ScrapeLog, Sidecar
+from exporter.sidecar.scrape_log import ScrapeLog
+from exporter.sidecar.sidecar import Sidecar
+from exporter.web import limits, negotiation
+from exporter.web.access import Access, Needs
+from exporter.web.addresses import Door
 from exporter.workers.collector import WorkersCollector
 
 FINAL_READ_S = 10.0  # limit of the last read of all collectors
@@ -29,55 +31,41 @@ ATTACHED_END_S = 3.0  # time after a signal for one more worker of an attached j
 NOTICE_S = 0.75  # time for the orchestrator's stop notice to appear after a signal
 BURST_S = 0.5  # signals closer together count as one: Slurm sends several at a time limit
 WATCH_S = 0.25  # between two polls of the job's phase
-MOST_BODY_BYTES = 64 * 1024  # of a POST request
+SHARE_S = 0.2  # most age of a page that is sent again; values that are overdue appear this much later
 
 log = logging.getLogger("gpujob.service")
 
 
-def wants_openmetrics(accept: str) -> bool:
-    """Whether the Accept header prefers OpenMetrics 1.0 to the classic text format."""
-    best: dict[str, float] = {}
-    for part in accept.split(","):
-        kind, *parameters = (word.strip() for word in part.split(";"))
-        quality, understood = 1.0, True
-        for parameter in parameters:
-            name, _, value = parameter.partition("=")
-            if name.strip() == "q":
-                try:
-                    quality = float(value)
-                except ValueError:
-                    quality = 0.0
-            elif name.strip() == "version" and kind == "application/openmetrics-text":
-                understood = value == "1.0.0"
-        best[kind] = max(best.get(kind, 0.0), quality if understood else 0.0)
-    return best.get("application/openmetrics-text", 0.0) > max(best.get("text/plain", 0.0), 0.0)
+class _Page(NamedTuple):
+    """A metrics page as it is sent."""
+
+    time: float  # monotonic clock
+    reads: int  # reads that had ended
+    body: bytes
 
 
-def is_loopback(peer: str | None) -> bool:
-    """Whether a request came over the loopback interface, also through an IPv6 socket."""
-    try:
-        address = ipaddress.ip_address(peer or "")
-    except ValueError:
-        return False
-    mapped = address.ipv4_mapped if isinstance(address, ipaddress.IPv6Address) else None
-    return (mapped or address).is_loopback
+def needs_of_pages(metrics_access: str) -> dict[str, Needs]:
+    """What requests for the pages of a sidecar need; those that are not here show nothing of the job."""
+    metrics = Needs.CREDENTIALS if metrics_access == AUTHENTICATED else Needs.WHAT_THE_SITE_ASKS
+    return {"/metrics": metrics, "/status": Needs.CREDENTIALS, "/fom": Needs.TOKEN}
 
 
 class HttpService:
     """The web server of one sidecar."""
 
-    def __init__(self, sidecar: Sidecar) -> None:
+    def __init__(self, sidecar: Sidecar, access: Access) -> None:
         self._sidecar = sidecar
+        self._access = access
         self._clock = sidecar.context.clock
         self._scrapes = ScrapeLog(self._clock.monotonic(), announced=sidecar.context.manifest.announced)
+        self._pages: dict[tuple[bool, bool], _Page] = {}  # by format and compression
         self.stopped_by: int | None = None  # signal that requested the stop
         self.stopped_at = 0.0  # time of the first such signal, monotonic clock
         self.should_restart = False  # whether it ended so that a new process can take over
 
     def application(self) -> web.Application:
         """Build the application with all routes."""
-        application = web.Application(client_max_size=MOST_BODY_BYTES)
-        application.add_routes(
+        application = limits.make_application(
             [
                 web.get("/metrics", self._metrics),
                 web.get("/status", self._status),
@@ -87,32 +75,54 @@ class HttpService:
                 web.get("/", self._landing),
             ]
         )
+        self._access.protect(application)
         return application
 
     async def _metrics(self, request: web.Request) -> web.Response:
-        openmetrics = wants_openmetrics(request.headers.get("Accept", ""))
-        body = self._sidecar.page(openmetrics=openmetrics).encode("utf-8")
+        openmetrics = negotiation.wants_openmetrics(request.headers.get("Accept", ""))
+        gzip = negotiation.accepts_gzip(request.headers.get("Accept-Encoding", ""))
+        page = self._page(openmetrics=openmetrics, gzip=gzip)
         headers = {"Content-Type": OPENMETRICS_TYPE if openmetrics else TEXT_TYPE, "Vary": "Accept, Accept-Encoding"}
-        if "gzip" in request.headers.get("Accept-Encoding", ""):
-            # Level 9 takes ten times as long and saves a tenth of the size.
-            packer = zlib.compressobj(1, zlib.DEFLATED, 31)
-            body = packer.compress(body) + packer.flush()
+        if gzip:
             headers["Content-Encoding"] = "gzip"
-        self._scrapes.record(f"{request.remote} {request.headers.get('User-Agent', '')}", self._clock.monotonic())
-        return web.Response(body=body, headers=headers)
+        if request.method == "GET":  # HEAD gets no values
+            client = await self._access.identify(request)
+            name = f"{request.remote} {request.headers.get('User-Agent', '')}"
+            self._scrapes.record(name, page.time, is_known=client.is_known)
+        return web.Response(body=page.body, headers=headers)
+
+    def _page(self, *, openmetrics: bool, gzip: bool) -> _Page:
+        """The metrics page; the last one while it is young and no read has ended since, for floods of requests."""
+        now, reads = self._clock.monotonic(), self._sidecar.ended_reads
+        page = self._pages.get((openmetrics, gzip))
+        if page is None or page.reads != reads or now - page.time >= SHARE_S:
+            body = self._sidecar.page(openmetrics=openmetrics).encode("utf-8")
+            if gzip:
+                # Level 9 takes ten times as long and saves a tenth of the size.
+                packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+                body = packer.compress(body) + packer.flush()
+            self._pages[openmetrics, gzip] = page = _Page(now, reads, body)
+        return page
 
     async def _status(self, request: web.Request) -> web.Response:
         return web.json_response(self._sidecar.status().to_json())
 
     async def _fom(self, request: web.Request) -> web.Response:
         """Accept a figure of merit of the job; answers like omnistat."""
-        if not is_loopback(request.remote):
-            why = f"{request.remote} is not this node: post to http://127.0.0.1:{self._sidecar.port}/fom on the node"
+        if limits.name_peer(request.remote) != limits.LOCAL:
+            why = f"{request.remote} is not this node: post to {self._sidecar.fom} on the node"
             return web.json_response({"error": why}, status=403)
         try:
-            body = await request.read()
+            async with asyncio.timeout(limits.BODY_S):
+                body = await request.read()
         except web.HTTPRequestEntityTooLarge:
-            return web.json_response({"error": f"the body has more than {MOST_BODY_BYTES} bytes"}, status=413)
+            return web.json_response({"error": f"the body has more than {limits.MOST_BODY_BYTES} bytes"}, status=413)
+        except TimeoutError:
+            why = f"the body did not arrive within {limits.BODY_S:g} s"
+            return web.json_response({"error": why}, status=408)
+        except web.RequestPayloadError:
+            why = "the body is not what Content-Length, Transfer-Encoding and Content-Encoding announce"
+            return web.json_response({"error": why}, status=400)
         for slot in self._sidecar.slots:
             if isinstance(slot.collector, FomCollector):
                 try:
@@ -133,20 +143,19 @@ class HttpService:
         return web.Response(status=503, text=f"Not ready: waiting for the first read of {waiting}.\n")
 
     async def _landing(self, request: web.Request) -> web.Response:
-        identity = self._sidecar.context.identity
-        title = html.escape(f"gpujob exporter: job {identity.job_id} on {identity.node}")
+        title = "gpujob exporter"
         links = "".join(
             f'<li><a href="{path}">{path}</a></li>' for path in ("metrics", "status", "-/healthy", "-/ready")
         )
         page = (
             f'<!doctype html><html lang="en"><meta charset="utf-8"><title>{title}</title>'
-            f"<h1>{title}</h1><p>version {__version__}, phase {html.escape(self._sidecar.phase)}</p>"
+            f"<h1>{title}</h1><p>version {__version__}</p>"
             f"<ul>{links}</ul></html>"
         )
         return web.Response(text=page, content_type="text/html")
 
-    async def run(self, listening: socket.socket) -> None:
-        """Serve until the job has ended and its last values were scraped, or until a signal."""
+    async def run(self, doors: Sequence[Door]) -> None:
+        """Serve at these doors until the job has ended and its last values were scraped, or until a signal."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -165,12 +174,12 @@ class HttpService:
         loop.add_reader(exits.fileno(), self._on_exits)
         runner = web.AppRunner(self.application(), access_log=None, handle_signals=False)
         await runner.setup()
+        port, places = doors[0].port, ", ".join(map(str, doors))
+        servers = await limits.serve(runner, [(door.listening, door.context) for door in doors])
         try:
-            await web.SockSite(runner, listening).start()
-            host, port = listening.getsockname()[:2]
             self._sidecar.port = port
             self._sidecar.start()
-            log.info("listening on %s:%d", host, port)
+            log.info("listening on %s", places)
             watcher = asyncio.create_task(self._wait_until_over())
             await asyncio.wait({watcher, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set() and not self._sidecar.final:
@@ -179,6 +188,8 @@ class HttpService:
                 await self._wind_down(stop)
         finally:
             loop.remove_reader(exits.fileno())
+            for server in servers:
+                server.close()
             # Do not wait for slow clients: the job step is about to end.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), 1.0)
@@ -284,11 +295,3 @@ class HttpService:
             for slot in slots:
                 slot.on_read = None
         return all(slot.has_served(ticket) for slot, ticket in tickets)
-
-
-def find_earlier_port(sidecar: Sidecar) -> int | None:
-    """Port of the previous sidecar of this node and attempt, for a restarted one to reuse; None without one."""
-    identity, manifest = sidecar.context.identity, sidecar.context.manifest
-    known = run_files.read_json(manifest.run_dir / run_files.SIDECARS_DIR / f"{identity.node}.json") or {}
-    port = known.get("port")
-    return port if isinstance(port, int) and known.get("attempt") == identity.attempt else None

@@ -1,20 +1,18 @@
 """The sidecar of one node: collectors, pages, status, and when to end."""
 
-import contextlib
-import ipaddress
 import logging
-import socket
 import time
+from collections.abc import Callable
 
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
-from exporter.contract.errors import ExporterError
 from exporter.contract.status import JobStatus, NodeName, NodeStatus, TaskFacts, WorkerStatus
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.collectors import Register, make_collectors
 from exporter.sidecar.job_collector import JobCollector, JobSnapshot
+from exporter.web.addresses import ALL_INTERFACES
 from exporter.workers.collector import WorkersSnapshot
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
 
@@ -23,40 +21,6 @@ RESTART_PAUSE_S = 60.0  # least time between two restarts for a replaced driver;
 RESTARTS_KIND = "gpus_restart"
 
 log = logging.getLogger("gpujob.sidecar")
-
-
-def parse_listen_address(text: str) -> tuple[str, int]:
-    """Parse ``host:port``, ``:port`` or ``[v6]:port``; an empty host means every interface."""
-    host, separator, port = text.rpartition(":")
-    if not separator or not (port.isascii() and port.isdigit()) or int(port) > 65535:
-        raise ExporterError(f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
-    return host.strip("[]"), int(port)
-
-
-def open_socket(host: str, port: int) -> socket.socket:
-    """Open a listening socket; an empty host means every interface, IPv4 and IPv6."""
-    try:
-        if host:
-            family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]
-            return socket.create_server((host, port), family=family)
-        if socket.has_dualstack_ipv6():
-            with contextlib.suppress(OSError):
-                return socket.create_server(("", port), family=socket.AF_INET6, dualstack_ipv6=True)
-        return socket.create_server(("", port))
-    except (OSError, UnicodeError) as error:
-        why = getattr(error, "strerror", None) or error
-        raise ExporterError(f"cannot listen on {host or '*'}:{port}: {why}") from error
-
-
-def fom_url(host: str, port: int) -> str | None:
-    """URL of ``/fom`` for processes of this node; None if ``host`` is not reachable by loopback."""
-    local = {"": "127.0.0.1", "0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104
-    try:
-        if not (local == "localhost" or ipaddress.ip_address(local).is_loopback):
-            return None
-    except ValueError:
-        return None
-    return f"http://[{local}]:{port}/fom" if ":" in local else f"http://{local}:{port}/fom"
 
 
 class DriverRestarts:
@@ -100,30 +64,33 @@ class StatusPublisher:
 
     def __init__(self, sidecar: "Sidecar") -> None:
         self._sidecar = sidecar
-        self._has_published_address = False
+        self._published: tuple[int, str | None] | None = None  # port and certificate in the run directory
         self._restarts = DriverRestarts(sidecar.context)
 
     def read(self) -> bool:
         manifest, identity = self._sidecar.context.manifest, self._sidecar.context.identity
-        if not self._has_published_address and self._sidecar.port is not None:
-            self._publish_address(self._sidecar.port)
-            self._has_published_address = True
+        certificate = self._sidecar.certificate()
+        if self._sidecar.port is not None and self._published != (self._sidecar.port, certificate):
+            self._publish_address(self._sidecar.port, certificate)
+            self._published = self._sidecar.port, certificate
         if self._sidecar.has_outlived_driver and not self._sidecar.may_restart:
             self._sidecar.may_restart = self._restarts.acquire()
         folder = manifest.run_dir / run_files.STATUS_DIR
         folder.mkdir(run_files.FOLDER_MODE, exist_ok=True)
         status = self._sidecar.status()
-        run_files.write_json(folder / f"{identity.node}.json", status.to_json(), durable=status.final)
+        path = folder / f"{identity.node}.json"
+        run_files.write_json_with_reserve(None, path, status.to_json(), spare=path, durable=status.final)
         return True
 
-    def _publish_address(self, port: int) -> None:
+    def _publish_address(self, port: int, certificate: str | None) -> None:
         """Write the address and the labels of the series."""
         context = self._sidecar.context
         identity, run_dir = context.identity, context.manifest.run_dir
         folder = run_dir / run_files.SIDECARS_DIR
         folder.mkdir(run_files.FOLDER_MODE, exist_ok=True)
-        host = self._sidecar.host if self._sidecar.host not in ("", "0.0.0.0", "::") else identity.node  # noqa: S104
-        run_files.write_json(
+        host = identity.node if self._sidecar.host in ALL_INTERFACES else self._sidecar.host
+        run_files.write_json_with_reserve(
+            run_dir,
             folder / f"{identity.node}.json",
             {
                 "schema": run_files.RECORD_SCHEMA,
@@ -132,7 +99,8 @@ class StatusPublisher:
                 "attempt": identity.attempt,
                 "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
                 "port": port,
-                "fom": fom_url(self._sidecar.host, port),
+                "fom": self._sidecar.fom,
+                "certificate": certificate,
                 "labels": identity.constant_labels(),
                 "time": context.clock.time(),
             },
@@ -153,8 +121,10 @@ class Sidecar:
         register = make_collectors(context, self.status) if register is None else register
         self.slots = [CollectorSlot(collector, context.clock) for collector in register.collectors]
         self._gpus = register.gpus
-        self.host = ""  # address it listens on; empty for all interfaces
+        self.host = ""  # where clients reach it; empty for the node's name
         self.port: int | None = None  # port it listens on; None before it does
+        self.fom: str | None = None  # URL for figures of merit on this node
+        self.certificate: Callable[[], str | None] = lambda: None  # fingerprint of its certificate; None without TLS
         self.diagnostics = CollectorSlot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
         self.publisher = CollectorSlot(StatusPublisher(self), context.clock)
         self.final = False  # whether the final values have been read
@@ -207,6 +177,11 @@ class Sidecar:
         snapshots = (slot.snapshot for slot in self.slots)
         return sum(snapshot.running for snapshot in snapshots if isinstance(snapshot, WorkersSnapshot))
 
+    @property
+    def ended_reads(self) -> int:
+        """Reads that have ended. The page changes only with them, apart from what is overdue."""
+        return sum(slot.ended_reads for slot in (*self.slots, self.publisher))
+
     def page(self, *, openmetrics: bool = False) -> str:
         """Metrics page of the last snapshots."""
         for slot in self.slots:
@@ -239,29 +214,3 @@ class Sidecar:
             events=tuple(sorted(parts.events, key=lambda event: event.time)),
             collectors={slot.collector.name: slot.reads for slot in (*self.slots, self.diagnostics, self.publisher)},
         )
-
-
-class ScrapeLog:
-    """Recent scrapers, and whether each has seen the final values.
-
-    It waits only for scrapers that have come before. The exception is an announced job that ends within seconds:
-    discovery takes time, and its only page would be lost.
-    """
-
-    RECENT_S = 180.0
-    DISCOVERY_S = 30.0
-
-    def __init__(self, started: float, *, announced: bool) -> None:
-        self._last_scrapes: dict[str, float] = {}
-        self._discovery_end = started + (self.DISCOVERY_S if announced else 0.0)
-
-    def record(self, scraper: str, now: float) -> None:
-        """Record a scrape."""
-        self._last_scrapes = {name: last for name, last in self._last_scrapes.items() if now - last < self.RECENT_S}
-        self._last_scrapes[scraper] = now
-
-    def is_satisfied(self, since: float, now: float) -> bool:
-        """Whether all recent scrapers have scraped again after ``since``."""
-        if not self._last_scrapes:
-            return now >= self._discovery_end
-        return all(last > since for last in self._last_scrapes.values() if now - last < self.RECENT_S)

@@ -16,6 +16,7 @@ from exporter.sidecar.figures_collector import (
     FIGURE,
     FIGURE_TIME,
     MOST_FIGURES,
+    STALE_S,
     FigureOfMeritError,
     FomCollector,
     parse_figure_of_merit,
@@ -145,11 +146,24 @@ def test_the_number_of_names_is_limited_but_known_names_are_updated(tmp_path: Pa
     collector = make_collector(tmp_path, clock)
     for index in range(MOST_FIGURES):
         collector.accept(body(f"n{index}", index))
-    with pytest.raises(FigureOfMeritError, match="name: one is not added: 64 figures exist"):
+    with pytest.raises(
+        FigureOfMeritError, match="name: one is not added: 64 others were reported within the last 10 min"
+    ):
         collector.accept(body("one", 1))
     collector.accept(body("n0", 9))
     figures = collector.read()
     assert (len(figures), figures[0].value) == (MOST_FIGURES, 9.0)
+
+
+def test_the_figure_that_was_not_reported_for_longest_makes_room(tmp_path: Path, clock: FakeClock) -> None:
+    collector = make_collector(tmp_path, clock)
+    for index in range(MOST_FIGURES):
+        collector.accept(body(f"n{index}", index))
+    clock.advance(STALE_S)
+    collector.accept(body("n0", 9))
+    collector.accept(body("one", 1))
+    names = {figure.name for figure in collector.read()}
+    assert names == {"n0", "one", *(f"n{index}" for index in range(2, MOST_FIGURES))}
 
 
 def test_no_figure_is_lost_during_concurrent_reads(tmp_path: Path, clock: FakeClock) -> None:

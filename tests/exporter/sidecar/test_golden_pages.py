@@ -45,7 +45,8 @@ from exporter.sidecar.background_reads import FAMILIES, CollectorSlot
 from exporter.sidecar.job_collector import JobSnapshot
 from exporter.sidecar.sidecar import Sidecar
 from exporter.workers.collector import WorkersSnapshot
-from exporter.workers.runs_reader import WorkerExit, WorkerReading
+from exporter.workers.run_totals import ExitTotals, RunUsage, WorkerExit
+from exporter.workers.runs_reader import WorkerReading
 from tests.conftest import GOLDEN
 from tests.grafana.substitute import substitute, variables
 from tests.support.exporter import FakeClock, declared_families, make_context, make_manifest, make_task
@@ -83,10 +84,8 @@ def workers() -> object:
         restart=1,
         sample=ProcessTreeSample("sleeping", 12.5, 1 << 30, 17, 3, 4096, 8192),
         details=ProcessDetails(pss_bytes=900 << 20, open_files=42, voluntary_switches=1000, involuntary_switches=20),
-        cpu_s=99.75,
-        io_read_bytes=4096,
-        io_write_bytes=16384,
-        exits=(WorkerExit(0, 3, None, START + 7.5, "app_error", ("exit status 3",)),),
+        usage=RunUsage(99.75, 4096, 16384, 1000, 20),
+        exits=ExitTotals().plus(WorkerExit(0, 3, None, START + 7.5, "app_error", ("exit status 3",))),
     )
     dead = WorkerReading(
         SECOND,
@@ -95,11 +94,10 @@ def workers() -> object:
         pid=4243,
         start=START + 1,
         restart=2,
-        exits=(
-            WorkerExit(0, None, 9, START + 2, "killed_unknown", ("killed by SIGKILL", "sender unknown")),
-            WorkerExit(1, None, 9, START + 3, "killed_unknown", ("killed by SIGKILL", "sender unknown")),
-            WorkerExit(2, None, 15, START + 4, "terminated_peer", ("killed by SIGTERM",)),
-        ),
+        exits=ExitTotals()
+        .plus(WorkerExit(0, None, 9, START + 2, "killed_unknown", ("killed by SIGKILL", "sender unknown")))
+        .plus(WorkerExit(1, None, 9, START + 3, "killed_unknown", ("killed by SIGKILL", "sender unknown")))
+        .plus(WorkerExit(2, None, 15, START + 4, "terminated_peer", ("killed by SIGTERM",))),
     )
     return WorkersSnapshot((running, dead), ())
 

@@ -5,13 +5,14 @@ import contextlib
 import errno
 import itertools
 import json
+import logging
 import os
+import re
 import signal
-import socket
 import threading
 import time
 import zlib
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -23,31 +24,29 @@ from exporter.collecting.families import Samples
 from exporter.collecting.published import JobProgress, Published
 from exporter.collecting.saved_state import STATE_DIR, save_state
 from exporter.contract import run_files
-from exporter.contract.errors import ExporterError
+from exporter.contract.manifest import OPEN
 from exporter.gpus.records import GpuReading, JobGpus
 from exporter.sidecar import service
 from exporter.sidecar.background_reads import SUCCESS
+from exporter.sidecar.doors import open_doors
 from exporter.sidecar.figures_collector import FIGURE, FomCollector
 from exporter.sidecar.job_collector import JobCollector
+from exporter.sidecar.scrape_log import ScrapeLog
 from exporter.sidecar.service import (
     BURST_S,
     LAST_READ_S,
-    MOST_BODY_BYTES,
     HttpService,
-    find_earlier_port,
-    is_loopback,
-    wants_openmetrics,
+    needs_of_pages,
 )
 from exporter.sidecar.sidecar import (
     RESTART_PAUSE_S,
     RESTARTS_KIND,
     DriverRestarts,
-    ScrapeLog,
     Sidecar,
-    fom_url,
-    open_socket,
-    parse_listen_address,
 )
+from exporter.web import limits
+from exporter.web.access import Access
+from exporter.web.limits import MOST_BODY_BYTES
 from tests.support.exporter import (
     NODE,
     SOON_S,
@@ -60,6 +59,7 @@ from tests.support.exporter import (
     samples_of,
 )
 
+TOKEN = "3f9a"
 TIMEOUT_S = SOON_S  # for events that must happen
 
 
@@ -102,6 +102,11 @@ class Served:
         async with self._http.get(self._url + path, headers=named) as response:
             return response.status, await response.text()
 
+    async def head(self, path: str) -> tuple[int, str, Mapping[str, str]]:
+        """Status, text and headers of one HEAD request."""
+        async with self._http.head(self._url + path, headers={"Accept-Encoding": "identity"}) as response:
+            return response.status, await response.text(), response.headers
+
     async def post(self, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
         """Status and JSON answer of one POST request."""
         named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -138,10 +143,12 @@ class Served:
 @contextlib.asynccontextmanager
 async def serving(sidecar: Sidecar) -> AsyncIterator[Served]:
     """Serve on a free port until the end of the block."""
-    listening = open_socket("127.0.0.1", 0)
-    task = asyncio.create_task(HttpService(sidecar).run(listening))
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S)) as http:
-        served = Served(sidecar, http, task, f"http://127.0.0.1:{listening.getsockname()[1]}")
+    doors = open_doors(sidecar, "127.0.0.1:0")
+    access = Access(needs_of_pages(OPEN), names=("node01",), token=TOKEN)
+    task = asyncio.create_task(HttpService(sidecar, access).run(doors))
+    headers = {"Authorization": f"Bearer {TOKEN}"}
+    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S), headers=headers) as http:
+        served = Served(sidecar, http, task, f"http://127.0.0.1:{doors[0].port}")
         try:
             assert (await served.get("/-/healthy"))[0] == 200
             yield served
@@ -224,15 +231,15 @@ def test_a_sidecar_is_ready_when_every_collector_has_read(tmp_path: Path, clock:
     scenario(phase_sidecar(tmp_path, clock, blocked), play)
 
 
-def test_the_landing_page_shows_names_as_text(tmp_path: Path, clock: ShiftedClock) -> None:
-    context = make_context(make_manifest(tmp_path), clock, job_id="<script>1</script>", node="a&b")
+def test_pages_without_credentials_show_nothing_of_the_job(tmp_path: Path, clock: ShiftedClock) -> None:
+    context = make_context(make_manifest(tmp_path, job_name="apollo"), clock, job_id="4242", node="gn77")
 
     async def play(served: Served) -> None:
-        status, text = await served.get("/")
-        assert status == 200
-        assert "<h1>gpujob exporter: job &lt;script&gt;1&lt;/script&gt; on a&amp;b</h1>" in text
-        assert "<script>" not in text
-        assert 'href="metrics"' in text
+        for path in ("/", "/-/healthy", "/-/ready"):
+            status, text = await served.get(path, Authorization="")
+            assert status in (200, 503)
+            assert not {"apollo", "4242", "gn77"} & set(re.findall(r"\w+", text)), path
+        assert 'href="metrics"' in (await served.get("/"))[1]
 
     scenario(make_sidecar(context), play)
 
@@ -269,9 +276,9 @@ def test_the_run_directory_records_where_a_sidecar_listens(tmp_path: Path, clock
             "address": f"127.0.0.1:{port}",
             "port": port,
             "fom": f"http://127.0.0.1:{port}/fom",
+            "certificate": None,
             "labels": sidecar.context.identity.constant_labels(),
         }
-        assert find_earlier_port(sidecar) == port
 
     scenario(sidecar, play)
 
@@ -289,16 +296,6 @@ def test_clients_can_connect_to_the_published_address(
     assert (run_files.read_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json") or {})["address"] == address
 
 
-@pytest.mark.parametrize("record", [{"port": 7, "attempt": 1}, {"port": "7", "attempt": 0}, {"attempt": 0}, None])
-def test_only_a_valid_record_of_this_attempt_gives_the_earlier_port(
-    tmp_path: Path, clock: ShiftedClock, record: dict[str, object] | None
-) -> None:
-    (tmp_path / run_files.SIDECARS_DIR).mkdir()
-    if record is not None:
-        run_files.write_json(tmp_path / run_files.SIDECARS_DIR / f"{NODE}.json", record)
-    assert find_earlier_port(phase_sidecar(tmp_path, clock)) is None
-
-
 def test_a_full_run_directory_only_prevents_publishing(
     tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -314,6 +311,45 @@ def test_a_full_run_directory_only_prevents_publishing(
     with monkeypatch.context() as patch:
         patch.setattr(run_files, "write_json", full)
         scenario(phase_sidecar(tmp_path, clock), play)
+
+
+def test_a_page_is_sent_again_until_a_read_ends(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(service, "SHARE_S", TIMEOUT_S)
+    rendered, page = [], Sidecar.page
+
+    def count(sidecar: Sidecar, *, openmetrics: bool = False) -> str:
+        rendered.append(page(sidecar, openmetrics=openmetrics))
+        return rendered[-1]
+
+    monkeypatch.setattr(Sidecar, "page", count)
+
+    async def play(served: Served) -> None:
+        job, publishing = served.sidecar.slots[0], served.sidecar.publisher
+        await served.until(lambda: job.ready and publishing.ready, "the first reads")
+        assert {await served.get("/metrics") for _ in range(3)} == {(200, rendered[0])}
+        assert len(rendered) == 1
+        ticket = publishing.request()
+        await served.until(lambda: publishing.has_served(ticket), "a read")
+        await served.get("/metrics")
+        assert len(rendered) == 2
+        clock.shift += TIMEOUT_S
+        await served.get("/metrics")
+        assert len(rendered) == 3
+
+    sidecar = phase_sidecar(tmp_path, clock)
+    sidecar.slots[0].collector.interval_s = 1e9  # type: ignore[misc]  # it reads once
+    scenario(sidecar, play)
+
+
+@in_sidecar()
+async def test_head_has_the_headers_of_the_page_and_is_no_scrape(served: Served) -> None:
+    status, text, headers = await served.head("/metrics")
+    assert (status, text) == (200, "")
+    assert int(headers["Content-Length"]) > 100
+    finish(served.run_dir)
+    await served.ended()
 
 
 # -- figures of merit ----------------------------------------------------------------------------
@@ -357,6 +393,16 @@ def test_a_figure_of_merit_is_kept_until_the_end(tmp_path: Path, clock: ShiftedC
     scenario(with_figures(tmp_path, clock), play)
 
 
+def test_a_figure_without_the_token_is_refused(tmp_path: Path, clock: ShiftedClock) -> None:
+    async def play(served: Served) -> None:
+        for header in ("", "Bearer 3f9", f"Bearer {TOKEN}x", f"Basic {TOKEN}", TOKEN):
+            status, _ = await served.get("/fom", Authorization=header)
+            assert status == 401
+        assert served.sidecar.status().figures_of_merit == ()
+
+    scenario(with_figures(tmp_path, clock), play)
+
+
 def test_an_invalid_figure_is_refused_with_an_example(tmp_path: Path, clock: ShiftedClock) -> None:
     async def play(served: Served) -> None:
         status, answer = await served.post("/fom", b"gflops=1", Content_Type="application/x-www-form-urlencoded")
@@ -379,22 +425,39 @@ def test_the_size_of_a_body_is_limited(tmp_path: Path, clock: ShiftedClock) -> N
     scenario(with_figures(tmp_path, clock), play)
 
 
-@pytest.mark.parametrize("peer", ["127.0.0.1", "127.5.0.1", "::1", "::ffff:127.0.0.1"])
-def test_a_loopback_peer_is_on_this_node(peer: str) -> None:
-    assert is_loopback(peer)
+def test_a_body_that_does_not_arrive_is_an_error(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(limits, "BODY_S", 0.1)
 
+    async def answer(served: Served, headers: bytes) -> str:
+        reader, writer = await asyncio.open_connection("127.0.0.1", served.sidecar.port)
+        writer.write(
+            f"POST /fom HTTP/1.1\r\nHost: node01\r\nAuthorization: Bearer {TOKEN}\r\n".encode()
+            + headers
+            + b"\r\n\r\n{oops"
+        )
+        text = await asyncio.wait_for(reader.readuntil(b"\r\n\r\n"), TIMEOUT_S) + await reader.read(1000)
+        writer.close()
+        return text.decode()
 
-@pytest.mark.parametrize(
-    "peer", ["10.0.0.1", "::ffff:10.0.0.1", "fe80::1%eth0", "::", "0.0.0.0", "localhost", "", None]
-)
-def test_other_peers_are_not_on_this_node(peer: str | None) -> None:
-    assert not is_loopback(peer)
+    async def play(served: Served) -> None:
+        await served.until(lambda: served.sidecar.port, "the port")
+        slow = await answer(served, b"Content-Length: 100")
+        assert slow.startswith("HTTP/1.1 408")
+        assert "the body did not arrive within 0.1 s" in slow
+        broken = await answer(served, b"Content-Length: 5\r\nContent-Encoding: gzip")
+        assert broken.startswith("HTTP/1.1 400")
+        assert "the body is not what Content-Length, Transfer-Encoding and Content-Encoding announce" in broken
+        assert not any("oops" in logging.Formatter().format(record) for record in caplog.records)
+
+    scenario(with_figures(tmp_path, clock), play)
 
 
 def test_a_figure_from_another_node_is_refused(
     tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(service, "is_loopback", lambda peer: is_loopback(peer) and peer != "127.0.0.1")
+    monkeypatch.setattr(limits, "name_peer", str)
 
     async def play(served: Served) -> None:
         status, answer = await served.post("/fom", b'{"name": "a", "value": 1}')
@@ -403,23 +466,6 @@ def test_a_figure_from_another_node_is_refused(
         assert (await served.get("/metrics"))[0] == 200
 
     scenario(with_figures(tmp_path, clock), play)
-
-
-@pytest.mark.parametrize(
-    ("host", "url"),
-    [
-        ("", "http://127.0.0.1:7/fom"),
-        ("0.0.0.0", "http://127.0.0.1:7/fom"),
-        ("127.0.0.1", "http://127.0.0.1:7/fom"),
-        ("localhost", "http://localhost:7/fom"),
-        ("::", "http://[::1]:7/fom"),
-        ("::1", "http://[::1]:7/fom"),
-        ("10.0.0.1", None),
-        ("node01", None),
-    ],
-)
-def test_workers_get_a_fom_url_only_if_loopback_reaches_it(host: str, url: str | None) -> None:
-    assert fom_url(host, 7) == url
 
 
 # -- the end -------------------------------------------------------------------------------------
@@ -552,6 +598,29 @@ async def test_only_requests_for_metrics_count_as_scrapes(served: Served) -> Non
     await served.ended()
 
 
+@pytest.mark.parametrize("announced", [False, True])
+def test_one_scrape_of_a_stranger_does_not_hold_the_job(tmp_path: Path, clock: ShiftedClock, announced: bool) -> None:
+    async def play(served: Served) -> None:
+        served.advance(100.0)
+        assert (await served.get("/metrics", Authorization=""))[0] == 200
+        finish(tmp_path)
+        await served.ended()
+
+    scenario(phase_sidecar(tmp_path, clock, linger_s=1e6, announced=announced), play)
+
+
+@in_sidecar(linger_s=1e6)
+async def test_a_regular_scraper_without_credentials_gets_the_final_values(served: Served) -> None:
+    await served.get("/metrics", Authorization="")
+    served.advance(15.0)
+    await served.get("/metrics", Authorization="")
+    await served.read_final_values()
+    await served.keeps_running()
+    served.advance(15.0)
+    assert 'phase="finished"} 1\n' in (await served.get("/metrics", Authorization=""))[1]
+    await served.ended()
+
+
 def test_a_missing_scraper_is_awaited_for_at_most_the_linger_time(
     tmp_path: Path, clock: ShiftedClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -627,100 +696,6 @@ def test_a_signal_ends_a_sidecar_while_the_run_directory_hangs(
 
 
 # -- scrapes, headers, addresses -----------------------------------------------------------------
-
-
-def test_a_scrape_log_is_satisfied_when_all_scrapers_have_the_final_values() -> None:
-    log = ScrapeLog(0.0, announced=False)
-    assert log.is_satisfied(100.0, 100.0)
-    log.record("a", 90.0)
-    log.record("b", 95.0)
-    assert not log.is_satisfied(100.0, 101.0)
-    log.record("a", 101.0)
-    assert not log.is_satisfied(100.0, 102.0)
-    log.record("b", 103.0)
-    assert log.is_satisfied(100.0, 104.0)
-
-
-def test_a_scraper_that_stopped_long_ago_does_not_count() -> None:
-    log = ScrapeLog(0.0, announced=False)
-    log.record("a", 10.0)
-    assert not log.is_satisfied(100.0, 10.0 + ScrapeLog.RECENT_S - 1)
-    assert log.is_satisfied(100.0, 10.0 + ScrapeLog.RECENT_S)
-
-
-def test_an_announced_job_waits_half_a_minute_for_the_first_scrape() -> None:
-    log = ScrapeLog(50.0, announced=True)
-    assert not log.is_satisfied(60.0, 79.9)
-    assert log.is_satisfied(60.0, 80.0)
-    log.record("a", 55.0)
-    assert not log.is_satisfied(60.0, 80.0)
-
-
-PROMETHEUS = (
-    "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.6,application/openmetrics-text;version=0.0.1;"
-    "q=0.5,text/plain;version=1.0.0;escaping=allow-utf-8;q=0.4,text/plain;version=0.0.4;q=0.3,*/*;q=0.2"
-)
-
-
-@pytest.mark.parametrize(
-    ("accept", "wanted"),
-    [
-        (PROMETHEUS, True),
-        ("application/openmetrics-text;version=1.0.0,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", True),
-        ("application/openmetrics-text; version=1.0.0; charset=utf-8", True),
-        ("application/openmetrics-text", True),
-        ("", False),
-        ("*/*", False),
-        ("text/plain", False),
-        ("text/html,application/xhtml+xml,*/*;q=0.8", False),
-        ("text/plain;version=0.0.4;q=0.9,application/openmetrics-text;version=1.0.0;q=0.2", False),
-        ("application/openmetrics-text;version=1.0.0;q=0", False),
-        ("application/openmetrics-text;version=0.0.1,text/plain;version=0.0.4;q=0.5", False),
-        ("application/openmetrics-text;q=high", False),
-        ("application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1", False),
-    ],
-)
-def test_openmetrics_is_sent_to_clients_that_prefer_it(accept: str, wanted: bool) -> None:
-    assert wants_openmetrics(accept) is wanted
-
-
-@pytest.mark.parametrize(
-    ("text", "host", "port"),
-    [
-        (":9410", "", 9410),
-        ("127.0.0.1:0", "127.0.0.1", 0),
-        ("node01:65535", "node01", 65535),
-        ("[::1]:9410", "::1", 9410),
-    ],
-)
-def test_a_listen_address_has_host_and_port(text: str, host: str, port: int) -> None:
-    assert parse_listen_address(text) == (host, port)
-
-
-@pytest.mark.parametrize("text", ["", "9410", "node01", "node01:", "node01:http", ":65536", ":-1", "[::1]", ":²"])
-def test_an_invalid_listen_address_is_refused_with_an_example(text: str) -> None:
-    with pytest.raises(ExporterError) as info:
-        parse_listen_address(text)
-    assert str(info.value) == (f"--web.listen-address: {text!r} is not host:port; for example :9410 or 127.0.0.1:0")
-
-
-def test_the_error_for_a_used_port_names_the_address() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
-        with pytest.raises(ExporterError, match=rf"^cannot listen on 127\.0\.0\.1:{port}: .*in use"):
-            open_socket("127.0.0.1", port)
-
-
-@pytest.mark.parametrize("host", ["no.such.host.invalid", "a..b"])
-def test_the_error_for_an_unknown_host_names_it(host: str) -> None:
-    with pytest.raises(ExporterError, match=f"^cannot listen on {host}:0: "):
-        open_socket(host, 0)
-
-
-def test_an_empty_host_means_every_interface() -> None:
-    with open_socket("", 0) as listening:
-        with socket.create_connection(("127.0.0.1", listening.getsockname()[1]), timeout=5):
-            pass
 
 
 # -- restart after the driver was replaced -------------------------------------------------------

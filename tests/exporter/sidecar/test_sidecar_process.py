@@ -72,7 +72,8 @@ class SidecarProcess:
         """Status, headers and body of one request."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         named = {name.replace("_", "-"): value for name, value in headers.items()}
-        connection.request("GET", path, headers={"Accept-Encoding": "identity", **named})
+        token = {"Authorization": f"Bearer {run_files.read_token(self.run_dir)}"}
+        connection.request("GET", path, headers={"Accept-Encoding": "identity", **token, **named})
         answer = connection.getresponse()
         body = answer.read()
         connection.close()
@@ -111,6 +112,12 @@ def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SidecarProcess
 def test_threads_are_named_after_their_collectors(running: SidecarProcess) -> None:
     names = {path.read_text().strip() for path in Path(f"/proc/{running.process.pid}/task").glob("*/comm")}
     assert {"workers", "logs", "gpus", "gpu_workers"} <= names
+
+
+def test_a_sidecar_reserves_little_address_space(running: SidecarProcess) -> None:
+    status = Path(f"/proc/{running.process.pid}/status").read_text()
+    peak_kib = int(status.partition("VmPeak:")[2].split()[0])
+    assert peak_kib < 150_000  # about 72 MB; with the default stacks and heaps of its threads more than 1 GB
 
 
 @pytest.mark.skipif(not CAN_AVOID_OPENSSL, reason="this interpreter has no hash functions but those of OpenSSL")
@@ -249,8 +256,10 @@ def test_a_restarted_sidecar_keeps_its_port_if_it_is_free(sidecar: Callable[...,
     first.process.wait()
     restarted = sidecar("--web.listen-address", "127.0.0.1:0")
     assert restarted.port == first.port
-    second = sidecar("--web.listen-address", "127.0.0.1:0")
-    assert second.port != first.port, "the earlier port is in use"
+    restarted.process.kill()
+    restarted.process.wait()
+    with socket.create_server(("127.0.0.1", first.port)):
+        assert sidecar("--web.listen-address", "127.0.0.1:0").port != first.port
 
 
 def run(*arguments: str, argv: tuple[str, ...] = EXPORTER, **more: str) -> subprocess.CompletedProcess[str]:
@@ -278,6 +287,36 @@ def test_a_manifest_with_another_schema_is_refused(tmp_path: Path) -> None:
     (tmp_path / "manifest.json").write_text('{"schema_version": 99}', encoding="ascii")
     message = refused(run("check-config", str(tmp_path)))
     assert message.startswith(f"{tmp_path / 'manifest.json'}: schema_version is 99, this exporter reads 1")
+
+
+def test_a_run_directory_has_one_sidecar_for_each_node(sidecar: Callable[..., SidecarProcess], tmp_path: Path) -> None:
+    first = sidecar("--web.listen-address", "127.0.0.1:0")
+    argv = ("sidecar", "--run-dir", str(first.run_dir), "--web.listen-address", "127.0.0.1:0")
+    message = refused(run(*argv))
+    assert f"already has a sidecar for {NODE}: process {first.process.pid} on {os.uname().nodename} since " in message
+    assert run_files.read_json(first.run_dir / run_files.SIDECARS_DIR / f"{NODE}.json") == first.record
+    assert run(*argv, GPUJOB_SUPERVISED="1").returncode == 1
+
+
+def test_one_of_several_sidecars_of_a_state_directory_wins(tmp_path: Path) -> None:
+    argv = [*EXPORTER, "sidecar", "--job-name", "none-of-these", "--num-workers", "1", "--output-dir", str(tmp_path)]
+    argv += ["--log-dir", str(tmp_path), "--state-dir", str(tmp_path / "state"), "--web.listen-address", "127.0.0.1:0"]
+    started = [
+        subprocess.Popen(argv, env=environment(), stderr=subprocess.PIPE, cwd=tmp_path, text=True) for _ in range(3)
+    ]
+    try:
+        until(lambda: sum(process.poll() is not None for process in started) == 2, "the end of two sidecars")
+        (winner,) = [process for process in started if process.returncode is None]
+        losers = [process for process in started if process is not winner]
+        assert [process.returncode for process in losers] == [2, 2]
+        for process in losers:
+            assert f"is in use: process {winner.pid} on " in (process.stderr.read() if process.stderr else "")
+        record = tmp_path / "state" / run_files.SIDECARS_DIR
+        until(lambda: list(record.glob("*.json")), "the address of the winner")
+    finally:
+        for process in started:
+            process.kill()
+            process.wait()
 
 
 def test_a_bad_address_is_refused(tmp_path: Path) -> None:

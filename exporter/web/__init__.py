@@ -1,0 +1,1 @@
+"""HTTP pages of this project: TLS, who may see what, where a page listens, and how much clients can take."""
