@@ -99,7 +99,8 @@ def alertmanager(tmp_path: Path) -> Iterator[Alertmanager]:
 
 def job_alert(name: str, job_id: str, **labels: str) -> dict[str, str]:
     """Labels of an alert of one job."""
-    return {"alertname": name, "cluster": "c1", "job_id": job_id, "severity": "critical", **labels}
+    labels = {"user": "ada", "severity": "critical"} | labels
+    return {"alertname": name, "cluster": "c1", "job_id": job_id, **labels}
 
 
 def wait_for_inhibition(
@@ -110,6 +111,18 @@ def wait_for_inhibition(
     while alertmanager.inhibited() != expected and time.monotonic() < deadline:
         time.sleep(0.1)
     return alertmanager.inhibited()
+
+
+def test_another_user_with_the_job_id_inhibits_nothing(alertmanager: Alertmanager) -> None:
+    alertmanager.post(
+        job_alert("GpuJobWorkerKilled", "7", user="mallory", worker="w1", node="n1"),
+        job_alert("GpuJobWorkersLost", "7", node="n1"),
+        job_alert("GpuJobWorkerKilled", "8", worker="w1", node="n1"),
+        job_alert("GpuJobWorkersLost", "8", node="n1"),
+    )
+    expected = {(name, job): False for name in ("GpuJobWorkerKilled", "GpuJobWorkersLost") for job in "78"}
+    expected["GpuJobWorkersLost", "8"] = True
+    assert wait_for_inhibition(alertmanager, expected) == expected
 
 
 @pytest.mark.parametrize("failure", ["GpuJobWorkerKilled", "GpuJobWorkerCrashed", "GpuJobWorkerOutOfMemory"])

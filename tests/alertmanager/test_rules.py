@@ -175,13 +175,12 @@ def test_an_alert_also_reaches_the_owner_of_the_job(tmp_path: Path, receivers: s
 
 
 @needs_tools
-def test_promtool_accepts_the_prometheus_settings_of_the_readme(tmp_path: Path) -> None:
-    text = (ALERTMANAGER / "README.md").read_text(encoding="utf-8")
+def test_promtool_accepts_the_prometheus_settings_of_the_docs(tmp_path: Path) -> None:
+    text = (ROOT / "docs" / "how-to" / "connect-prometheus.md").read_text(encoding="utf-8")
     blocks = re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)
     settings = next(block for block in blocks if "scrape_configs" in block)
     (scrape,) = yaml.safe_load(settings)["scrape_configs"]
     assert scrape["job_name"] == "gpujob-sidecar"
-    assert scrape["honor_labels"] is True
     assert all("refresh_interval" in discovery for discovery in scrape["file_sd_configs"])
 
     path = tmp_path / "prometheus.yml"
@@ -324,7 +323,7 @@ def test_inhibition_names_existing_alerts_and_requires_equal_labels() -> None:
     for inhibition in load(CONFIG)["inhibit_rules"]:
         cluster, *labels = inhibition["equal"]
         assert cluster == "cluster"
-        assert labels in (["job_id"], ["job_id", "node"])
+        assert labels in (["job_id", "user"], ["job_id", "user", "node"])
         for side in ("source_matchers", "target_matchers"):
             name, *guards = inhibition[side]
             assert guards == [f'{label}!=""' for label in labels]
