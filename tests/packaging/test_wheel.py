@@ -84,8 +84,8 @@ def test_the_wheel_declares_its_commands_and_dependencies(wheel: Path) -> None:
     assert metadata["Requires-Python"] == ">=3.11"
     needs = {need.partition(">")[0] for need in metadata.get_all("Requires-Dist", []) if "extra" not in need}
     assert needs == {
-        *("ahocorasick-rs", "aiohttp", "click", "nvidia-ml-py", "prometheus-client", "psutil", "pydantic", "pyyaml"),
-        *("regex", "requests", "rich"),
+        *("ahocorasick-rs", "aiohttp", "bcrypt", "click", "nvidia-ml-py", "prometheus-client", "psutil", "pydantic"),
+        *("pyyaml", "regex", "requests", "rich"),
     }
     assert "py3-none-any" in wheel.name
 
