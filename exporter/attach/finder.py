@@ -7,19 +7,19 @@ first node publishes phase and events for all.
 
 import logging
 import os
-from collections import deque
-from collections.abc import Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, WorkerSearch
 from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
-from exporter.contract.events import Event, EventLog
+from exporter.contract.events import Event, EventFilter, EventLog
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
 from exporter.contract.records import RecordError, from_json
-from exporter.contract.status import NodeStatus, WorkerStatus
+from exporter.contract.status import LISTED_RUNS, NodeStatus, WorkerStatus
 from exporter.sidecar.sidecar import PUBLISH_INTERVAL_S, Sidecar
 from exporter.workers.collector import WorkersCollector
 
@@ -48,7 +48,10 @@ class WorkerFinder:
         self._manifest = context.manifest
         self._workers_dir = context.manifest.run_dir / run_files.WORKERS_DIR
         self._tasks = {task.rank: task for task in context.tasks}
-        self._runs = {rank: self._read_runs(task) for rank, task in self._tasks.items()}
+        self._runs: dict[int, deque[WorkerCandidate]] = {}  # last runs by rank
+        self._run_counts: Counter[int] = Counter()
+        for task in context.tasks:
+            self._read_runs(task)
         self._phases = _JobPhases(sidecar) if context.identity.node_index == 0 else None
         self._started_at = context.clock.monotonic()
         self._searched_at = float("-inf")
@@ -85,26 +88,29 @@ class WorkerFinder:
         stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
         return self._workers_dir / f"{stem}.start.json"
 
-    def _read_runs(self, task: Task) -> list[WorkerCandidate]:
-        """Runs recorded by an earlier sidecar of this directory."""
-        runs: list[WorkerCandidate] = []
-        while (record := run_files.read_json(self._record_path(task, len(runs)))) is not None:
+    def _read_runs(self, task: Task) -> None:
+        """Read the runs recorded by an earlier sidecar of this directory."""
+        self._runs[task.rank] = deque(maxlen=LISTED_RUNS)
+        while (record := run_files.read_json(self._record_path(task, self._run_counts[task.rank]))) is not None:
             try:
-                runs.append(from_json(WorkerCandidate, record))
+                self._add_run(task, from_json(WorkerCandidate, record))
             except RecordError:
                 break
-        return runs
+
+    def _add_run(self, task: Task, candidate: WorkerCandidate) -> None:
+        self._runs[task.rank].append(candidate)
+        self._run_counts[task.rank] += 1
 
     def _write_run(self, task: Task, candidate: WorkerCandidate) -> None:
-        runs, identity = self._runs[task.rank], self._context.identity
+        restart, identity = self._run_counts[task.rank], self._context.identity
         run_files.write_json(
-            self._record_path(task, len(runs)),
+            self._record_path(task, restart),
             {
                 "schema": run_files.RECORD_SCHEMA,
                 "worker": task.worker,
                 "rank": task.rank,
                 "attempt": identity.attempt,
-                "restart": len(runs),
+                "restart": restart,
                 "host": os.uname().nodename,
                 "node": identity.node,
                 "pid_namespace": read_pid_namespace(self._context.proc),
@@ -116,7 +122,7 @@ class WorkerFinder:
                 "session": candidate.session,
             },
         )
-        runs.append(candidate)
+        self._add_run(task, candidate)
         log.info("%s is process %d (found by %s)", task.worker, candidate.pid, candidate.found_by)
         for slot in self._sidecar.slots:
             if slot.collector.name == WorkersCollector.name:
@@ -126,7 +132,7 @@ class WorkerFinder:
 
     def _end_time(self, rank: int, worker: WorkerStatus | None) -> float | None:
         """End of a worker's latest run; None if it runs or was never found."""
-        latest = len(self._runs[rank]) - 1
+        latest = self._run_counts[rank] - 1
         return next((end.time for end in (worker.exits if worker else ()) if end.restart == latest), None)
 
     def _is_due(self, ends: Mapping[int, float | None], now: float) -> bool:
@@ -240,7 +246,7 @@ class _JobPhases:
         self._elsewhere: dict[str, NodeStatus] = {}  # last statuses of the other nodes
         self._elsewhere_read_at = float("-inf")
         self._log = EventLog(context.manifest.run_dir / run_files.EVENTS_FILE, context.identity.job_id)
-        self._logged: deque[tuple[object, ...]] = deque(maxlen=1000)
+        self._filter = EventFilter()
 
     def update(
         self,
@@ -258,8 +264,8 @@ class _JobPhases:
         if self._phase == "finished":
             return []
         self._read_elsewhere()
-        for node, of_node in {self._context.identity.node: status, **self._elsewhere}.items():
-            self._log_events(of_node.events, node)
+        statuses = {self._context.identity.node: status, **self._elsewhere}
+        self._log_events((node, event) for node, seen in statuses.items() for event in seen.events)
         found = {**found, **self._found_elsewhere()}
         running = any(end is None for end in found.values())
         if running:
@@ -295,17 +301,14 @@ class _JobPhases:
                 self._log.write("phase", phase=shown)
             self._phase = phase
 
-    def _log_events(self, events: Sequence[Event], node: str) -> None:
-        """Log new events of a node's status."""
-        for event in events:
-            key = (node, event.time, event.event, event.worker, event.detail)
-            if key not in self._logged:
-                self._logged.append(key)
-                if event.event in _ENDS:
-                    log.info("%s %s: %s", event.worker, _ENDS[event.event], event.detail)
-                body = {**event.to_json(), "node": node}
-                facts = {name: value for name, value in body.items() if name != "event" and value not in ("", None)}
-                self._log.write(event.event, **facts)
+    def _log_events(self, found: Iterable[tuple[str, Event]]) -> None:
+        """Log new events of these nodes."""
+        for node, event in self._filter.find_new(found):
+            if event.event in _ENDS:
+                log.info("%s %s: %s", event.worker, _ENDS[event.event], event.detail)
+            body = {**event.to_json(), "node": node}
+            facts = {name: value for name, value in body.items() if name != "event" and value not in ("", None)}
+            self._log.write(event.event, **facts)
 
     def _read_elsewhere(self) -> None:
         """Read what the sidecars of the other nodes have published in this attempt."""

@@ -25,10 +25,7 @@ def load_saved_state(
     run_dir: str | os.PathLike[str], node: str, job_id: str, attempt: int, *, kind: str
 ) -> dict[str, Any] | None:
     """Load the state of this ``kind`` for this attempt of the job; None if there is none to resume from."""
-    try:
-        body = run_files.read_json(_state_path(run_dir, node, kind))
-    except RecursionError:
-        return None  # nested deeper than anything we write
+    body = run_files.read_json(_state_path(run_dir, node, kind))
     if body is None or body.get("schema") != STATE_SCHEMA:
         return None
     if body.get("job_id") != job_id or body.get("attempt") != attempt or isinstance(body.get("attempt"), bool):

@@ -39,6 +39,7 @@ POLL_S = 1.0
 FINAL_INTERVAL_S = 60.0  # between two reads after the final result
 LAST_POLLS, LAST_POLL_INTERVAL_S = 20, 0.05  # most polls for facts that are as recent as the end of the job
 CLOCK_SLACK_S = 60.0  # most that the clock of a file server is behind
+MOST_LATE_S = 60.0  # a sidecar that starts later after the job is a new one, or the clock was set in between
 
 DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 SOURCES = ("workers", "logs", "outputs")  # collectors that provide the facts
@@ -55,6 +56,8 @@ class LaunchCollector:
         self._status = status
         self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
         self._started_at: float | None = None
+        self._began = 0.0  # the same on the monotonic clock
+        self._first_seen: dict[tuple[int, int], float] = {}  # by rank and run, monotonic clock
         self._last_snapshot = Launch()  # final: no further read follows
         self._open_gpu_counts: dict[
             int, int
@@ -80,10 +83,11 @@ class LaunchCollector:
 
     def _begin(self) -> None:
         """Note when the launch began, and take over the results of an earlier sidecar."""
-        manifest, identity = self._context.manifest, self._context.identity
-        self._started_at = identity.start
-        if manifest.attached or self._started_at is None:
-            self._started_at = self._context.clock.time()
+        manifest, identity, clock = self._context.manifest, self._context.identity, self._context.clock
+        now = clock.time()
+        self._started_at = now if manifest.attached or identity.start is None else identity.start
+        late_s = now - self._started_at
+        self._began = clock.monotonic() - (late_s if 0.0 < late_s <= MOST_LATE_S else 0.0)
         if manifest.attached:
             return  # each attachment is a separate launch
         known = NodeStatus.read_valid(manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}.json")
@@ -106,7 +110,7 @@ class LaunchCollector:
             for task in self._context.tasks
             if not task.later
         ]
-        elapsed_s = now - (self._started_at or now)
+        elapsed_s = self._context.clock.monotonic() - self._began
         found = check_launch(
             workers,
             self._node_facts(status),
@@ -141,6 +145,8 @@ class LaunchCollector:
         identity, manifest = self._context.identity, self._context.manifest
         entry = entry or WorkerStatus(worker=task.worker, rank=task.rank)
         pid, start, ended = entry.pid, entry.start, entry.exit
+        monotonic = self._context.clock.monotonic()
+        first_seen = self._first_seen.setdefault((task.rank, entry.restarts), monotonic)
         reason = None if ended is None else ended.reason
         devices, unset, opened = None, False, None
         # Only a process that is visible here has a known resident memory; any other pid may belong to another process.
@@ -163,7 +169,7 @@ class LaunchCollector:
             pid=pid,
             started=pid is not None or reason not in (None, "launch_failed"),
             up=entry.up,
-            age_s=now - start if start is not None else None,
+            age_s=None if start is None else max(now - start, monotonic - first_seen),
             reason=reason,
             evidence="" if ended is None else "; ".join(ended.evidence),
             devices=devices,
@@ -191,7 +197,7 @@ class LaunchCollector:
 
     def _node_facts(self, status: NodeStatus) -> NodeLaunchFacts:
         manifest = self._context.manifest
-        reported = next((found for found in status.outputs if found.group == "output"), None)
+        reported = next((found for found in status.outputs if found.group == "output" and not found.counting), None)
         files = None
         # On a shared file system a node counts only its own workers' files; the first node also counts all others.
         if reported is not None and self._context.identity.node_index == 0:

@@ -82,7 +82,7 @@ class LogFinder:
         self._rank_of = rank_of
         # By name: rank, path, and logs that rotation may have renamed to it
         self._known: dict[str, tuple[int | None, Path, tuple[str, ...]]] = {}
-        # Of all files ever seen: between a rotation and the next record the original may be missing
+        # Of files and of logs renamed to them: between a rotation and the next record the original may be missing
         self._ranks: dict[str, int] = {}
         self._found: dict[int, list[Path]] = {}
         # Device, inode and mtime of the folder when read; None if a later change may not show in them
@@ -123,6 +123,8 @@ class LogFinder:
         except OSError:
             return False  # keep the last result until the folder can be read again
         self._known, self._found = known, {}
+        originals = {other for _, _, others in known.values() for other in others}
+        self._ranks = {name: rank for name, rank in self._ranks.items() if name in originals}
         self._ranks.update((name, rank) for name, (rank, _, _) in known.items() if rank is not None)
         for name in sorted(known):
             rank, path, others = known[name]

@@ -115,6 +115,11 @@ class LogTail:
         """Unread bytes, as of the last read."""
         return max(0, self.size - self._offset) + self._waiting_bytes
 
+    @property
+    def is_gone(self) -> bool:
+        """Whether the file was deleted long enough ago to be followed no more."""
+        return self.generation > 0 and self._file is None and self._inode is None
+
     def close(self) -> None:
         """Close the file; the next read reopens it and continues."""
         for fd in (self._fd, self._next_fd):
@@ -147,6 +152,7 @@ class LogTail:
             return  # most reads of most logs find nothing and end here
         self._settled_version = None
         buffer = _spare.pop() if _spare else bytearray(CHUNK_BYTES + 1)
+        has_next = False
         try:
             before = self.bytes_read
             # a replaced file is read until nothing more comes; for others the size gives the end without a read
@@ -161,13 +167,15 @@ class LogTail:
                 if rest or self.bytes_read > before:
                     self.has_more = True
                 else:
-                    yield from self.read_chunks(most_bytes, should_stop)
+                    has_next = True
             elif at_end and time.time() - facts.st_mtime > SETTLED_S:
                 self._settled_version = written
                 self._park()
         finally:
             if len(_spare) < SPARE_BUFFERS:
                 _spare.append(buffer)
+        if has_next:  # only now, so that it takes the same buffer
+            yield from self.read_chunks(most_bytes, should_stop)
 
     def pop_unfinished_record(self) -> bytes:
         """Return the unfinished record, once: for the last read after the writer has ended."""

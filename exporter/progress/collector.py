@@ -370,6 +370,7 @@ class LogsCollector:
                     output_tokens_per_second=facts.output_tokens_rate,
                     input_tokens_per_second=facts.input_tokens_rate,
                     eta=facts.eta,
+                    eta_time=facts.read_at if facts.eta is not None else None,
                     last_progress=facts.last_rise,
                     stalled=facts.stalled,
                     at=facts.phase,

@@ -9,7 +9,6 @@ import hashlib
 import json
 import logging
 import math
-import os
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
@@ -19,6 +18,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.records import from_json
 from exporter.contract.status import WorkerStatus
+from exporter.contract.user_state import user_state_folder
 from exporter.progress.eta.prior import RunPrior
 
 HISTORY_SCHEMA = 1
@@ -63,12 +63,8 @@ def build_run_history(
 
 def run_history_path(name: str, environ: Mapping[str, str]) -> Path | None:
     """History file for jobs of this name; None if there is no place for one."""
-    if HISTORY_VARIABLE in environ:
-        folder = environ[HISTORY_VARIABLE]
-    elif os.path.isabs(environ.get("XDG_STATE_HOME", "")):  # others are to be ignored (XDG Base Directory)
-        folder = f"{environ['XDG_STATE_HOME']}/gpujob/history"
-    else:
-        folder = f"{environ['HOME']}/.local/state/gpujob/history" if os.path.isabs(environ.get("HOME", "")) else ""
+    state = user_state_folder(environ)
+    folder = environ.get(HISTORY_VARIABLE, f"{state}/history" if state else "")
     if not folder or "\0" in folder:
         return None
     word = re.sub(r"[^A-Za-z0-9_.-]+", "_", name)[:_NAME_LENGTH].strip("._") or "job"

@@ -192,9 +192,7 @@ class WorkerLogs:
         """Start a run: close the files of the previous one, and count its positions from 0."""
         for path, source in list(self._sources.items()):
             if not source.lasting:
-                self._closed_bytes += source.tail.bytes_read
-                source.tail.close()
-                del self._sources[path]
+                self._remove_file(path)
         self._reported_phase = None
         if self.restart >= 0:
             self.track.begin_run()
@@ -207,6 +205,11 @@ class WorkerLogs:
             return None
         self._sources[path] = _LogSource(LogTail(path), order, lasting=lasting)
         return self._sources[path].tail
+
+    def _remove_file(self, path: str) -> None:
+        source = self._sources.pop(path)
+        self._closed_bytes += source.tail.bytes_read
+        source.tail.close()
 
     @property
     def has_unread(self) -> bool:
@@ -222,8 +225,10 @@ class WorkerLogs:
         ``ended``: whether the run has ended, so that a last line without a newline counts.
         """
         self.ended = ended
-        for source in self._sources.values():
+        for path, source in list(self._sources.items()):
             self._read(source, now, should_stop)
+            if source.lasting and source.tail.is_gone:
+                self._remove_file(path)
             if ended and not source.tail.lag_bytes and (rest := source.tail.pop_unfinished_record()):
                 self._apply(source, self._search_text(source, rest), now)
                 self._lines += 1
@@ -417,8 +422,9 @@ class WorkerLogs:
             severities = self._lexicon.severities
             self._reported_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
         stalled = estimator.is_stalled(now, self._manifest.stall_timeout_s, busy)
-        eta = None if ended else estimator.estimate(now, peers)
         known = track.done is not None
+        idle = ended or (stalled and known)  # whether it will go on, and how fast, is unknown
+        eta = None if idle else estimator.estimate(now, peers)
         sources = self._sources.values()
         values = []
         for name, of_ranks in self._values.items():
@@ -437,7 +443,7 @@ class WorkerLogs:
             first=_as_integer(track.first),
             epoch=track.epoch,
             last_rise=track.last_rise,
-            rate=None if ended else estimator.rate(now),
+            rate=None if idle else estimator.rate(now),
             average_rate=estimator.average_rate(now),
             eta=eta,
             confidence=estimator.confidence(now, eta) if eta is not None else None,

@@ -14,7 +14,8 @@ from exporter.gpus.records import JobGpus
 from exporter.machine.folders import FolderChangeCheck
 from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import CONSEQUENCES, REASONS, parse_job_stop, signal_name
-from exporter.workers.runs_reader import WorkerExit, WorkerReading, WorkerRuns
+from exporter.workers.run_totals import WorkerExit
+from exporter.workers.runs_reader import WorkerReading, WorkerRuns
 
 STATES = ("running", "sleeping", "disk_sleep", "stopped", "zombie", "dead", "not_found")
 
@@ -54,7 +55,8 @@ OPEN_FILES = Family(
 )
 SWITCHES = Family(
     "worker_context_switches_total",
-    "Context switches of the worker and its descendants since they were first read; updated twice a minute.",
+    "Context switches of the worker and its descendants over all its runs since they were first read; updated twice a "
+    "minute.",
     labels=(*WORKER_LABELS, "kind"),
     kind="counter",
 )
@@ -79,7 +81,7 @@ class WorkersSnapshot:
     @property
     def running(self) -> int:
         """Workers whose latest run has no exit yet."""
-        ended = {(facts.task.rank, end.restart) for facts in self.workers for end in facts.exits}
+        ended = {(facts.task.rank, end.restart) for facts in self.workers for end in facts.exits.last}
         return sum(facts.start is not None and (facts.task.rank, facts.restart) not in ended for facts in self.workers)
 
 
@@ -144,9 +146,9 @@ class WorkersCollector:
             for state in STATES:
                 row.add(STATE, int(state == facts.state), state=state)
             row.add(START, facts.start)
-            row.add(CPU, facts.cpu_s)
-            row.add(IO_READ, facts.io_read_bytes)
-            row.add(IO_WRITE, facts.io_write_bytes)
+            row.add(CPU, facts.usage.cpu_s)
+            row.add(IO_READ, facts.usage.io_read_bytes)
+            row.add(IO_WRITE, facts.usage.io_write_bytes)
             if facts.sample is not None:
                 row.add(RSS, facts.sample.rss_bytes)
                 row.add(CHILDREN, facts.sample.children)
@@ -154,24 +156,21 @@ class WorkersCollector:
             if facts.details is not None:
                 row.add(PSS, facts.details.pss_bytes if facts.up else None)
                 row.add(OPEN_FILES, facts.details.open_files if facts.up else None)
-                row.add(SWITCHES, facts.details.voluntary_switches, kind="voluntary")
-                row.add(SWITCHES, facts.details.involuntary_switches, kind="involuntary")
+            row.add(SWITCHES, facts.usage.voluntary_switches, kind="voluntary")
+            row.add(SWITCHES, facts.usage.involuntary_switches, kind="involuntary")
             row.add(RESTARTS, facts.restart)
-            counts = dict.fromkeys(REASONS, 0)
-            for ended in facts.exits:
-                counts[ended.reason] = counts.get(ended.reason, 0) + 1
-            for reason, count in counts.items():
+            for reason, count in {**dict.fromkeys(REASONS, 0), **facts.exits.counts}.items():
                 row.add(EXITS, count, reason=reason)
-            if facts.exits:
-                last = facts.exits[-1]
+            if facts.exits.last:
+                last = facts.exits.last[-1]
                 row.add(LAST_CODE, last.code)
                 row.add(LAST_SIGNAL, last.signal)
-                for reason, end in {ended.reason: ended.end for ended in facts.exits}.items():
-                    row.add(LAST_TIME, end, reason=reason)
+            for reason, end in facts.exits.times.items():
+                row.add(LAST_TIME, end, reason=reason)
 
     def describe(self, snapshot: WorkersSnapshot, parts: StatusParts) -> None:
         for facts in snapshot.workers:
-            exits = tuple(map(worker_end, facts.exits))
+            exits = tuple(map(worker_end, facts.exits.last))
             sample = facts.sample
             parts.add_worker(
                 facts.task.rank,
@@ -182,7 +181,8 @@ class WorkersCollector:
                     restarts=facts.restart,
                     exit=exits[-1] if exits and not facts.up else None,
                     exits=exits,
-                    cpu_s=facts.cpu_s,
+                    exit_counts=facts.exits.counts,
+                    cpu_s=facts.usage.cpu_s,
                     pid=facts.pid,
                     rss_bytes=sample.rss_bytes if sample else None,
                     children=sample.children if sample else None,

@@ -25,7 +25,7 @@ from exporter.workers.diagnosis import (
     build_failure_diagnosis,
     build_stall_diagnosis,
 )
-from exporter.workers.diagnosis_reader import MOST_DIAGNOSES, has_diagnosis, read_run_files, write_diagnosis
+from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 
@@ -58,7 +58,8 @@ class DiagnosticsCollector:
         self._tasks = {task.rank: task for task in context.tasks}
         self._recent_samples: dict[tuple[int, int], RecentSamples] = {}  # by rank and restart
         self._details: dict[tuple[int, int], ProcessDetails] = {}
-        self._diagnosed_runs: set[tuple[int, int]] = set()
+        self._diagnosed_runs: dict[int, set[int]] = {}  # by rank: those whose ends are in the status
+        self._diagnosed = 0
         # Restart and last progress of each stalled worker, by rank.
         self._diagnosed_stalls: dict[int, tuple[int, float | None]] = {}
         self._is_disk_full = False
@@ -68,7 +69,7 @@ class DiagnosticsCollector:
         status = self._status()
         reads = status.collectors.get(WORKERS)
         if reads is not None and not reads.success:
-            return len(self._diagnosed_runs)  # the status has no runs
+            return self._diagnosed  # the status has no runs
         fresh = []
         for worker in status.workers:
             task = self._tasks.get(worker.rank)
@@ -77,7 +78,7 @@ class DiagnosticsCollector:
                 fresh += [(task, *new) for new in self._find_new(worker)]
         if fresh:
             self._diagnose(status, fresh)
-        return len(self._diagnosed_runs)
+        return self._diagnosed
 
     def _record_sample(self, worker: WorkerStatus, status: NodeStatus) -> None:
         run = worker.rank, worker.restarts
@@ -86,20 +87,21 @@ class DiagnosticsCollector:
         if not worker.up:
             return
         if run not in self._recent_samples:
-            before = worker.rank, worker.restarts - 2
-            self._recent_samples.pop(before, None)
-            self._details.pop(before, None)
+            for old in [old for old in self._details.keys() | self._recent_samples if _is_long_ago(old, run)]:
+                self._recent_samples.pop(old, None)
+                self._details.pop(old, None)
             self._recent_samples[run] = RecentSamples()
         self._recent_samples[run].add(worker, status)
 
     def _find_new(self, worker: WorkerStatus) -> Iterator[tuple[int, DiagnosisBuilder]]:
         """Runs that failed or stalled since the last read, each with its diagnosis builder."""
         rank = worker.rank
-        for ended in worker.exits[-MOST_DIAGNOSES:]:
-            restart = ended.restart or 0
-            if (rank, restart) not in self._diagnosed_runs and ended.reason not in CONSEQUENCES:
-                self._diagnosed_runs.add((rank, restart))
-                yield restart, partial(build_failure_diagnosis, ended=ended, errors=read_error_patterns())
+        failed = {ended.restart or 0: ended for ended in worker.exits if ended.reason not in CONSEQUENCES}
+        known = self._diagnosed_runs.get(rank, set())
+        self._diagnosed_runs[rank] = set(failed)
+        for restart in failed.keys() - known:
+            self._diagnosed += 1
+            yield restart, partial(build_failure_diagnosis, ended=failed[restart], errors=read_error_patterns())
         if not worker.stalled or not worker.up:
             self._diagnosed_stalls.pop(rank, None)
         elif (stall := (worker.restarts, worker.last_progress)) != self._diagnosed_stalls.get(rank):
@@ -178,3 +180,8 @@ class DiagnosticsCollector:
 
     def describe(self, snapshot: int, parts: StatusParts) -> None:
         """Add nothing."""
+
+
+def _is_long_ago(old: tuple[int, int], run: tuple[int, int]) -> bool:
+    """Whether a run is of the same rank and before the previous one."""
+    return old[0] == run[0] and old[1] < run[1] - 1

@@ -1,5 +1,6 @@
 """Memory of the job on this node, from its cgroup, and victims of the OOM killer."""
 
+from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import reduce
@@ -42,6 +43,7 @@ PRESSURE = Family(
 
 LEAST_INTERVAL_S, MOST_INTERVAL_S = 2.0, 5.0  # every read makes the kernel sum up the whole cgroup tree
 LISTED_XIDS = 50
+MOST_PIDS = 1000  # of earlier runs, among which a victim of the OOM killer is looked up
 
 
 @dataclass
@@ -84,7 +86,12 @@ class MemoryCollector:
         self._root = str(Path(context.proc).parent)
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, context.manifest.check_interval_s))
-        self._runs: dict[int, list[_MemoryRun]] = {task.rank: [] for task in context.tasks}
+        self._runs: list[_MemoryRun] = []  # the latest one of each worker, and earlier ones that have not ended
+        self._run_counts: Counter[int] = Counter()  # by rank
+        # Of earlier runs: pids, the smallest cgroup that contains all of theirs, and OOM kills where there were any.
+        self._earlier_pids: deque[object] = deque(maxlen=MOST_PIDS)
+        self._earlier_cgroups: dict[str, MemoryCgroup] = {}  # by mount
+        self._earlier_kills: dict[str, int] = {}  # by directory, or run without one
         self._own_cgroup: MemoryCgroup | None = None
         self._reader: MemoryCgroupReader | None = None
         self._kill_counts: dict[str, _OomKillCount] = {}
@@ -129,22 +136,39 @@ class MemoryCollector:
         job = self._reader.cgroup.path if self._reader is not None else ""
         if victim.cgroup is not None and job:
             return f"{victim.cgroup}/".startswith(f"{job}/")
-        return any(run.record.get("pid") == victim.pid for run in self._all_runs())
+        return victim.pid in self._earlier_pids or any(run.record.get("pid") == victim.pid for run in self._runs)
 
     def _update_runs(self) -> None:
         """Find runs with a new record, and the cgroups of those that still run."""
         for task in self._context.tasks:
-            runs = self._runs[task.rank]
             while (
-                record := self._read_record(task, len(runs), "start") or self._read_record(task, len(runs), "exit")
+                record := self._read_record(task, self._run_counts[task.rank], "start")
+                or self._read_record(task, self._run_counts[task.rank], "exit")
             ) is not None:
-                runs.append(_MemoryRun(task, len(runs), record))
-        for run in self._all_runs():
+                self._runs.append(_MemoryRun(task, self._run_counts[task.rank], record))
+                self._run_counts[task.rank] += 1
+        for run in self._runs[:]:
             if not run.ended:
                 self._update_run(run)
+            elif run.restart + 1 < self._run_counts[run.task.rank]:
+                self._forget(run)
 
-    def _all_runs(self) -> list[_MemoryRun]:
-        return [run for runs in self._runs.values() for run in runs]
+    def _forget(self, run: _MemoryRun) -> None:
+        """Keep only what counts of an earlier run that has ended."""
+        self._runs.remove(run)
+        self._earlier_pids.append(run.record.get("pid"))
+        if run.cgroup is None or run.cgroup.version == 1:
+            place, kills = self._oom_kills_of(run)
+            if kills:
+                self._earlier_kills[place] = max(kills, self._earlier_kills.get(place, 0))
+        if run.cgroup is None:
+            return
+        mount = run.cgroup.mount
+        self._earlier_cgroups[mount] = common_ancestor(self._earlier_cgroups.get(mount, run.cgroup), run.cgroup)
+        if run.cgroup not in (self._own_cgroup, *(other.cgroup for other in self._runs)):
+            kill_count = self._kill_counts.pop(run.cgroup.directory, None)
+            if kill_count is not None:
+                kill_count.file.close()
 
     def _update_run(self, run: _MemoryRun) -> None:
         pid, namespace, ticks = (run.record.get(key) for key in ("pid", "pid_namespace", "start_ticks"))
@@ -165,10 +189,10 @@ class MemoryCollector:
         if self._own_cgroup is None:
             return None
         known = [
-            run.cgroup
-            for run in self._all_runs()
-            if run.cgroup is not None and run.cgroup.mount == self._own_cgroup.mount
+            run.cgroup for run in self._runs if run.cgroup is not None and run.cgroup.mount == self._own_cgroup.mount
         ]
+        if self._own_cgroup.mount in self._earlier_cgroups:
+            known.append(self._earlier_cgroups[self._own_cgroup.mount])
         if not self._context.manifest.attached:
             known.append(self._own_cgroup)
         if not known:
@@ -193,18 +217,20 @@ class MemoryCollector:
         return self._most_kills
 
     def _count_oom_kills_v1(self, own: MemoryCgroup) -> int:
-        runs = self._all_runs()
-        apart = any(run.cgroup is not None and run.cgroup != own for run in runs)
         counts = {} if self._context.manifest.attached else {own.directory: self._cgroup_oom_kills(own)}
-        for run in runs:
-            if run.cgroup is not None:
-                place = run.cgroup.directory
-                kernel = self._cgroup_oom_kills(run.cgroup)
-            else:  # not found in time: its own cgroup if the other runs have their own, else the shared one
-                place = f"{run.task.rank} {run.restart}" if apart else own.directory
-                kernel = 0
-            counts[place] = max(counts.get(place, 0), kernel, run.oom_kills)
+        for place, kills in (*self._earlier_kills.items(), *map(self._oom_kills_of, self._runs)):
+            counts[place] = max(counts.get(place, 0), kills)
         return sum(counts.values())
+
+    def _oom_kills_of(self, run: _MemoryRun) -> tuple[str, int]:
+        """Place of the OOM kills of a run, and their number according to the kernel or the wrapper."""
+        if run.cgroup is not None:
+            return run.cgroup.directory, max(self._cgroup_oom_kills(run.cgroup), run.oom_kills)
+        # not found in time: its own cgroup if the other runs have their own, else the shared one
+        own = self._own_cgroup
+        if own is None or any(other.cgroup not in (None, own) for other in self._runs):
+            return f"{run.task.rank} {run.restart}", run.oom_kills
+        return own.directory, run.oom_kills
 
     def _cgroup_oom_kills(self, cgroup: MemoryCgroup) -> int:
         kills = self._kill_counts.get(cgroup.directory)

@@ -4,7 +4,7 @@ import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import partial, reduce
 from pathlib import Path
 from typing import NamedTuple
 
@@ -31,6 +31,7 @@ from exporter.workers.exit_reason import (
     signal_name,
 )
 from exporter.workers.log_evidence import log_evidence
+from exporter.workers.run_totals import NO_EXITS, NO_USAGE, ExitTotals, RunUsage, WorkerExit
 
 NO_RECORD_GRACE_S = 3.0  # time for the exit record of an ended process to appear
 NOTICE_GRACE_S = 3.0  # time for the launcher's notice to appear after a signal from outside
@@ -64,18 +65,6 @@ class ExitStatus(NamedTuple):
 
 
 @dataclass(frozen=True)
-class WorkerExit:
-    """One end of a worker, with its exit reason."""
-
-    restart: int
-    code: int | None
-    signal: int | None
-    end: float
-    reason: str
-    evidence: tuple[str, ...]
-
-
-@dataclass(frozen=True)
 class WorkerReading:
     """One worker at one read."""
 
@@ -88,10 +77,8 @@ class WorkerReading:
     sample: ProcessTreeSample | None = None
     details: ProcessDetails | None = None
     found_by: str | None = None
-    cpu_s: float | None = None
-    io_read_bytes: int | None = None
-    io_write_bytes: int | None = None
-    exits: tuple[WorkerExit, ...] = ()
+    usage: RunUsage = NO_USAGE  # of all runs
+    exits: ExitTotals = NO_EXITS
 
 
 @dataclass
@@ -117,6 +104,16 @@ class _WorkerRun:
     has_exit_record: bool = False  # its exit record exists, though its reason may wait for a notice
     ended: WorkerExit | None = None
 
+    @property
+    def usage(self) -> RunUsage:
+        """Usage as of the last read."""
+        details = self.details or ProcessDetails()
+        usage = RunUsage(None, None, None, details.voluntary_switches, details.involuntary_switches)
+        if self.sample is None:
+            return usage
+        read, written = self.sample.io_read_bytes, self.sample.io_write_bytes
+        return usage._replace(cpu_s=self.sample.cpu_s, io_read_bytes=read, io_write_bytes=written)
+
 
 class WorkerRuns:
     """All runs of one worker of this node."""
@@ -126,15 +123,15 @@ class WorkerRuns:
         self._context, self._node = context, node
         self._log_event = log_event
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
-        self._runs: list[_WorkerRun] = []
+        self._runs: list[_WorkerRun] = []  # the latest one, and earlier ones that have not ended
+        self._next_restart = 0
+        self._exits, self._earlier_usage = NO_EXITS, NO_USAGE
         self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
         self._pid_namespace = read_pid_namespace(context.proc)
 
     def failures(self) -> list[FailedPeer]:
-        """Ends of this worker, as evidence for its peers."""
-        return [
-            FailedPeer(self.task.worker, run.ended.end, run.ended.reason) for run in self._runs if run.ended is not None
-        ]
+        """Last ends of this worker, as evidence for its peers."""
+        return [FailedPeer(self.task.worker, ended.end, ended.reason) for ended in self._exits.last]
 
     @property
     def pids(self) -> frozenset[int]:
@@ -148,20 +145,22 @@ class WorkerRuns:
         """
         # By name, not by listing: the directory contains the records of all nodes. Ours are written on this node, so
         # even a network file system shows them immediately.
-        while fresh and any(self._record_path(len(self._runs), kind).exists() for kind in ("start", "exit")):
-            self._runs.append(_WorkerRun(len(self._runs)))
+        while fresh and any(self._record_path(self._next_restart, kind).exists() for kind in ("start", "exit")):
+            self._runs.append(_WorkerRun(self._next_restart))
+            self._next_restart += 1
         for run in self._runs:
             if run.ended is None:
                 self._poll_run(run, stop, peers, now, fresh=fresh)
+        for run in self._runs[:-1]:
+            if run.ended is not None:
+                self._earlier_usage = self._earlier_usage.plus(run.usage)
+                self._runs.remove(run)
 
     def facts(self) -> WorkerReading:
         """The worker as of the last read."""
         if not self._runs:
             return WorkerReading(self.task, up=False, state="not_found")
         last = self._runs[-1]
-        samples = [run.sample for run in self._runs if run.sample is not None]
-        reads = [sample.io_read_bytes for sample in samples if sample.io_read_bytes is not None]
-        writes = [sample.io_write_bytes for sample in samples if sample.io_write_bytes is not None]
         alive = last.ended is None and last.gone_since is None and not last.has_exit_record
         if not alive:
             zombie = last.ended is None and last.sample is not None and last.sample.state == "zombie"
@@ -178,10 +177,8 @@ class WorkerRuns:
             sample=last.sample if alive else None,
             details=last.details,
             found_by=last.found_by,
-            cpu_s=sum(sample.cpu_s for sample in samples) if samples else None,
-            io_read_bytes=sum(reads) if reads else None,
-            io_write_bytes=sum(writes) if writes else None,
-            exits=tuple(run.ended for run in self._runs if run.ended is not None),
+            usage=reduce(RunUsage.plus, (run.usage for run in self._runs), self._earlier_usage),
+            exits=self._exits,
         )
 
     def _record_path(self, restart: int, kind: str) -> Path:
@@ -362,6 +359,7 @@ class WorkerRuns:
         )
         result = find_exit_reason(evidence)
         run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end, result.reason, result.evidence)
+        self._exits = self._exits.plus(run.ended)
         level = "info" if result.reason == "completed" else "critical"
         self._log_event(end, level, "worker ended", self.task, f"{result.reason}: {'; '.join(result.evidence)}")
 

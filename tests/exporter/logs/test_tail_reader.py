@@ -387,6 +387,18 @@ def test_bytes_that_are_not_utf8_are_returned_unchanged(path: Path) -> None:
     assert b"".join(read(LogTail(str(path)))) == text
 
 
+def test_a_rotated_log_and_the_next_one_are_read_with_one_buffer(
+    path: Path, tail: LogTail, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_reader, "_spare", [])
+    append(path, b"one\n")
+    assert read(tail) == [b"one\n"]
+    path.rename(path.with_name("log.1"))
+    append(path, b"two\n")
+    assert read(tail) == [b"two\n"]
+    assert len(tail_reader._spare) == 1
+
+
 def test_a_log_rotated_twice_between_two_reads_is_read_in_order(path: Path) -> None:
     tail = tail_after(path, b"a1\n")
     append(path, b"a2")

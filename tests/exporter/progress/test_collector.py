@@ -21,6 +21,7 @@ from exporter.collecting.saved_state import STATE_DIR
 from exporter.contract import run_files
 from exporter.contract.manifest import LogPattern, PathGroup, Task
 from exporter.contract.status import WorkerStatus
+from exporter.logs import tail_reader
 from exporter.logs.tail_reader import CHUNK_BYTES
 from exporter.machine.folders import FORCED_CHECK_EVERY, RECENT_S
 from exporter.progress import collector, worker_logs_reader
@@ -286,6 +287,17 @@ def test_the_stall_timeout_of_the_job_applies(tmp_path: Path) -> None:
     assert logs.facts().stalled
 
 
+def test_a_stalled_worker_has_neither_rate_nor_eta(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, stall_timeout_s=10.0)
+    steady_work(logs, 10, 1.0)
+    facts = logs.facts()
+    assert facts.rate is not None
+    assert facts.eta is not None
+    logs.clock.advance(10)
+    facts = logs.facts()
+    assert (facts.stalled, facts.rate, facts.eta, facts.confidence) == (True, None, None, None)
+
+
 def test_a_value_has_its_timestamp_and_disappears_when_old(logs: Logs) -> None:
     logs.append("Epoch 2 loss: 0.5\n")
     seen_at = logs.clock.now
@@ -353,6 +365,24 @@ def test_the_log_of_an_earlier_job_is_ignored(tmp_path: Path) -> None:
     assert logs.facts().position is None
     logs.append(items(1, 2), "mylogs/worker_0.log")
     assert logs.facts().position == 2
+
+
+def test_extra_logs_that_come_and_go_are_forgotten_and_stay_counted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tail_reader, "DELETED_S", 0.0)
+    logs = Logs(tmp_path, logs=PathGroup("log", "mylogs", "*.log"))
+    (tmp_path / "mylogs").mkdir()
+    for number in range(1, 6):
+        name = f"mylogs/worker_0.{number}x.log"
+        logs.append(items(number), name)
+        logs.facts()
+        (tmp_path / name).unlink()
+        logs.facts()
+        logs.facts()
+    (worker,) = logs.collector._workers
+    assert [Path(source.path).parent.name for source in worker.state().sources] == [tmp_path.name] * 2
+    assert (logs.facts().lines, logs.facts().bytes_read) == (5, 5 * len(items(1)))
 
 
 def test_the_same_lines_in_two_logs_count_once(tmp_path: Path) -> None:

@@ -48,7 +48,7 @@ HOSTILE = (
 
 WORKER = """
 import json, os
-rank, progress = int(os.environ["RANK"]), open(os.environ["GPUJOB_PROGRESS_FILE"], "a")
+rank, progress = int(os.environ["GPUJOB_RANK"]), open(os.environ["GPUJOB_PROGRESS_FILE"], "a")
 for done in (141, 200, 300, 400):
     print(json.dumps({"done": done + rank, "total": 400 + rank}), file=progress)
 """

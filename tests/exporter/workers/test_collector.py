@@ -91,7 +91,7 @@ def collected(wrappers: Wrappers) -> CollectedWorker:
 
 def last_end(facts: WorkerReading) -> tuple[bool, str, str, int | None, int | None]:
     """Up, state, and reason, code and signal of the last end."""
-    last = facts.exits[-1]
+    last = facts.exits.last[-1]
     return facts.up, facts.state, last.reason, last.code, last.signal
 
 
@@ -115,7 +115,7 @@ def test_a_running_worker_is_up(wrappers: Wrappers, collected: CollectedWorker) 
     assert facts.pid == record["pid"]
     assert facts.start == pytest.approx(time.time(), abs=20)
     assert (facts.sample.children, facts.sample.threads) == (0, 1)
-    assert facts.exits == ()
+    assert facts.exits.last == ()
     page = collected.page()
     assert samples_of(page, UP) == {LABELS: 1}
     assert samples_of(page, STATE)[f'{LABELS},state="sleeping"'] == 1
@@ -157,18 +157,18 @@ def test_sigkill_without_evidence_is_unknown(wrappers: Wrappers, collected: Coll
 def test_an_oom_kill_in_the_record_is_the_reason(wrappers: Wrappers, collected: CollectedWorker) -> None:
     wrappers.start(TASK, "sh", "-c", "kill -KILL $$").wait()
     run_files.write_json(wrappers.path(TASK, "exit"), {**wrappers.record(TASK, "exit"), "oom_kills": 1})
-    assert collected.facts().exits[-1].reason == "host_oom"
+    assert collected.facts().exits.last[-1].reason == "host_oom"
 
 
 def test_the_end_of_the_log_explains_the_exit(wrappers: Wrappers, collected: CollectedWorker) -> None:
     wrappers.start(TASK, "sh", "-c", "echo 'RuntimeError: CUDA out of memory.' >&2; exit 1").wait()
-    assert collected.facts().exits[-1].reason == "cuda_oom"
+    assert collected.facts().exits.last[-1].reason == "cuda_oom"
 
 
 def test_a_missing_command_has_the_reason_launch_failed(wrappers: Wrappers, collected: CollectedWorker) -> None:
     assert wrappers.start(TASK, "/no/such/program").wait() == 127
     assert last_end(collected.facts()) == (False, "dead", "launch_failed", 127, None)
-    (evidence,) = collected.facts().exits[-1].evidence
+    (evidence,) = collected.facts().exits.last[-1].evidence
     assert evidence == "cannot start '/no/such/program': No such file or directory"
 
 
@@ -183,16 +183,16 @@ def test_a_restarted_worker_counts_both_runs(wrappers: Wrappers, collected: Coll
     burn = "import time\nwhile time.process_time() < 0.1: pass\ntime.sleep(60)"
     wrappers.start(TASK, sys.executable, "-I", "-c", burn)
     worker = wrappers.record(TASK, "start")["pid"]
-    before = until(lambda: (cpu_s := collected.facts().cpu_s or 0) >= 0.05 and cpu_s, "some CPU time")
+    before = until(lambda: (cpu_s := collected.facts().usage.cpu_s or 0) >= 0.05 and cpu_s, "some CPU time")
     os.kill(worker, signal.SIGKILL)
     first_end = wrappers.record(TASK, "exit")["end"]
-    assert collected.facts().exits[-1].reason == "killed_unknown"
+    assert collected.facts().exits.last[-1].reason == "killed_unknown"
     wrappers.start(TASK, "sleep", "60", restart=1)
     start = wrappers.record(TASK, "start", 1)["start"]
     facts = collected.facts()
     assert (facts.up, facts.restart, facts.start) == (True, 1, start)
-    assert facts.cpu_s is not None
-    assert facts.cpu_s >= before
+    assert facts.usage.cpu_s is not None
+    assert facts.usage.cpu_s >= before
     page = collected.page()
     assert samples_of(page, RESTARTS) == {LABELS: 1}
     assert samples_of(page, EXITS)[f'{LABELS},reason="killed_unknown"'] == 1
@@ -205,15 +205,15 @@ def test_a_sidecar_that_starts_late_finds_all_runs(wrappers: Wrappers, collected
     for restart, code in enumerate((3, 4, 0)):
         wrappers.start(TASK, "sh", "-c", f"exit {code}", restart=restart).wait()
     facts = collected.facts()
-    assert [(ended.restart, ended.reason, ended.code) for ended in facts.exits] == [
+    assert [(ended.restart, ended.reason, ended.code) for ended in facts.exits.last] == [
         (0, "app_error", 3),
         (1, "app_error", 4),
         (2, "completed", 0),
     ]
     times = samples_of(collected.page(), LAST_TIME)
     assert times == {
-        f'{LABELS},reason="app_error"': facts.exits[1].end,
-        f'{LABELS},reason="completed"': facts.exits[2].end,
+        f'{LABELS},reason="app_error"': facts.exits.last[1].end,
+        f'{LABELS},reason="completed"': facts.exits.last[2].end,
     }
 
 
@@ -288,9 +288,9 @@ def test_the_kernel_reports_the_end_of_a_worker_without_its_wrapper(
     os.kill(pid, signal.SIGKILL)
     os.waitpid(pid, 0)
     facts = collected.facts()
-    assert (facts.up, facts.state, facts.exits) == (False, "dead", ()), "a notice may still arrive"
+    assert (facts.up, facts.state, facts.exits.last) == (False, "dead", ()), "a notice may still arrive"
     collected.clock.advance(NOTICE_GRACE_S + 1)
-    (ended,) = collected.facts().exits
+    (ended,) = collected.facts().exits.last
     assert (ended.reason, ended.code, ended.signal) == ("killed_unknown", None, signal.SIGKILL)
     assert ended.evidence[:2] == (
         "killed by SIGKILL",
@@ -310,7 +310,7 @@ def test_the_end_of_a_worker_without_its_wrapper_is_unknown_on_old_kernels(
     os.waitpid(pid, 0)
     assert not collected.facts().up
     collected.clock.advance(NO_RECORD_GRACE_S + NOTICE_GRACE_S)
-    (ended,) = collected.facts().exits
+    (ended,) = collected.facts().exits.last
     assert (ended.reason, ended.code, ended.signal) == ("killed_unknown", None, None)
     assert ended.evidence == (
         "exit status unknown",
@@ -327,7 +327,7 @@ def test_a_zombie_worker_has_ended(wrappers: Wrappers, collected: CollectedWorke
         for _ in range(3):
             collected.clock.advance(NO_RECORD_GRACE_S)
             facts = collected.facts()
-        assert [ended.reason for ended in facts.exits] == ["killed_unknown"]
+        assert [ended.reason for ended in facts.exits.last] == ["killed_unknown"]
     finally:
         os.waitpid(pid, 0)
 
@@ -345,11 +345,11 @@ def test_the_exit_reason_waits_for_the_record_while_the_wrapper_runs(
     try:
         for _ in range(3):
             collected.clock.advance(NO_RECORD_GRACE_S)
-            assert collected.facts().exits == ()
+            assert collected.facts().exits.last == ()
     finally:
         wrapper.send_signal(signal.SIGCONT)
     wrapper.wait()
-    assert collected.facts().exits[-1].signal == signal.SIGKILL
+    assert collected.facts().exits.last[-1].signal == signal.SIGKILL
 
 
 @pytest.mark.usefixtures("reaper")
@@ -364,7 +364,7 @@ def test_the_worker_that_caused_the_stop_is_not_its_consequence(wrappers: Wrappe
     collected.clock.advance(1)
     collected.facts()
     collected.clock.advance(NO_RECORD_GRACE_S + 1)
-    assert collected.facts().exits[-1].reason == "killed_unknown"
+    assert collected.facts().exits.last[-1].reason == "killed_unknown"
 
 
 def test_a_forwarded_sigterm_after_the_notice_is_a_consequence(wrappers: Wrappers, collected: CollectedWorker) -> None:
@@ -375,7 +375,7 @@ def test_a_forwarded_sigterm_after_the_notice_is_a_consequence(wrappers: Wrapper
     wrapper.terminate()
     assert wrapper.wait() == -signal.SIGTERM
     assert last_end(collected.facts()) == (False, "dead", "terminated_peer", None, signal.SIGTERM)
-    assert collected.facts().exits[-1].evidence[-1] == "the job was being stopped: worker_w1 rank 1 ended"
+    assert collected.facts().exits.last[-1].evidence[-1] == "the job was being stopped: worker_w1 rank 1 ended"
 
 
 def test_a_sigterm_without_a_stop_notice_is_a_cancellation(wrappers: Wrappers) -> None:
@@ -385,7 +385,7 @@ def test_a_sigterm_without_a_stop_notice_is_a_cancellation(wrappers: Wrappers) -
     wrapper.wait()
     collected = CollectedWorker(wrappers.run_dir, TASK)
     facts = collected.facts()
-    assert (facts.up, facts.state, facts.exits) == (False, "dead", ()), "a notice may still arrive"
+    assert (facts.up, facts.state, facts.exits.last) == (False, "dead", ()), "a notice may still arrive"
     collected.clock.advance(NOTICE_GRACE_S + 1)
     assert last_end(collected.facts()) == (False, "dead", "cancelled", None, signal.SIGTERM)
 
@@ -421,7 +421,7 @@ def test_a_daemonised_worker_has_completed_and_its_survivors_are_counted(
     wrappers.start(TASK, sys.executable, "-c", DAEMON, str(pid_path)).wait()
     daemon = int(until(lambda: pid_path.exists() and pid_path.read_text(), "the daemon"))
     try:
-        (ended,) = collected.facts().exits
+        (ended,) = collected.facts().exits.last
         assert (ended.reason, ended.evidence) == (
             "completed",
             ("exit status 0", "it had left a process in the background"),
@@ -470,7 +470,7 @@ def test_the_end_of_an_attached_worker_is_unknown_on_old_kernels(
         process.communicate(b"\n")
     collected.facts()
     collected.clock.advance(STATUS_GRACE_S + 1)
-    (ended,) = collected.facts().exits
+    (ended,) = collected.facts().exits.last
     assert (ended.reason, ended.code, ended.signal) == ("killed_unknown", None, None)
     assert ended.evidence[-1] == "it was not started by gpujob, so its status is unknown"
 
@@ -490,11 +490,11 @@ def test_an_attached_worker_is_followed_when_it_daemonises(wrappers: Wrappers, t
         daemon = int(until(lambda: collected.facts() and pid_path.exists() and pid_path.read_text(), "the daemon"))
         process.wait()
     facts = until(lambda: (found := collected.facts()).pid == daemon and found, "the daemon to be followed")
-    assert (facts.up, facts.exits) == (True, ())
+    assert (facts.up, facts.exits.last) == (True, ())
     assert collected.events()[-1] == ("worker daemonised", f"pid {process.pid} has ended, pid {daemon} continues")
     os.kill(daemon, signal.SIGKILL)
     os.waitpid(daemon, 0)
-    (ended,) = collected.facts().exits
+    (ended,) = collected.facts().exits.last
     assert (ended.reason, ended.signal) == ("killed_unknown", signal.SIGKILL)
 
 
@@ -510,7 +510,7 @@ def test_the_kernel_log_is_evidence_and_is_kept_for_the_report(wrappers: Wrapper
     kernel.events = tuple(KernelEvent(record["start"] + 1, event) for event in (foreign_event, own_event))
     os.kill(record["pid"], signal.SIGKILL)
     wrapper.wait()
-    (ended,) = collected.facts().exits
+    (ended,) = collected.facts().exits.last
     assert ended.reason == "gpu_fault"
     assert ended.evidence[-1] == f"Xid 79 on the GPU at 0000:3b:00, process {record['pid']}: fallen off the bus"
     assert [fault["xid"] for fault in wrappers.record(TASK, "found")["gpu_faults"]] == [79]
@@ -527,7 +527,7 @@ def test_a_worker_is_read_later_if_no_file_descriptor_is_free(
     with monkeypatch.context() as patched:
         patched.setattr("exporter.workers.runs_reader.ProcessTree", refuse)
         facts = collected.facts()
-        assert (facts.up, facts.pid, facts.exits) == (True, None, ())
+        assert (facts.up, facts.pid, facts.exits.last) == (True, None, ())
     facts = collected.facts()
     assert (facts.up, facts.pid) == (True, record["pid"])
 

@@ -38,6 +38,7 @@ from exporter.machine import python_stacks
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.service import HttpService
 from exporter.sidecar.sidecar import Sidecar
+from exporter.web.access import Access
 from exporter.workers.diagnosis import (
     LINE_LENGTH,
     LOG_LINES,
@@ -751,7 +752,7 @@ def test_diagnoses_are_written_before_the_final_status(tmp_path: Path) -> None:
     sidecar.start()
     until(lambda: len(reads) == 3, "the first reads")
     reads.clear()
-    asyncio.run(HttpService(sidecar)._finish(10.0, 10.0))
+    asyncio.run(HttpService(sidecar, Access({}, names=()))._finish(10.0, 10.0))
     assert reads == [("workers", False), ("diagnostics", False), ("publish", True)]
 
 

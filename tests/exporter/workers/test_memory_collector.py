@@ -244,6 +244,24 @@ def test_a_kill_reported_by_kernel_and_wrapper_counts_once(tmp_path: Path) -> No
     assert node.read().oom_kills == 2
 
 
+def test_many_runs_in_cgroups_of_their_own_hold_no_more_files_and_stay_counted(tmp_path: Path) -> None:
+    node = Node(tmp_path, 1, "/job/step_0")
+    node.cgroups("/job", "/job/step_0")
+    held = []
+    for restart in range(20):
+        step = f"/job/step_{restart + 1}"
+        node.cgroups(step)
+        node.start(TASKS[0], 100 + restart, step, restart=restart)
+        assert node.path() == "/job"
+        node.cgroups(step, oom_kills=1)
+        node.read()
+        node.end(TASKS[0], 100 + restart, restart=restart, oom_kills=restart % 2)
+        node.remove(step)
+        assert node.read().oom_kills == restart + 1
+        held.append(len(open_files(str(tmp_path))))
+    assert held[-1] == held[2]
+
+
 def test_a_kill_in_a_shared_cgroup_counts_once_for_several_wrappers(tmp_path: Path) -> None:
     node = Node(tmp_path, 1, "/session")
     node.cgroups("/session", oom_kills=0)

@@ -137,7 +137,8 @@ class GpuJob:
     def _request(self, path: str) -> tuple[int, str]:
         connection = http.client.HTTPConnection("127.0.0.1", int(str((self._address() or {})["port"])), timeout=60)
         try:
-            connection.request("GET", path)
+            token = run_files.read_token(self.run_dir)
+            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
             response = connection.getresponse()
             return response.status, response.read().decode("utf-8")
         finally:

@@ -1,0 +1,55 @@
+"""What is kept of the runs of a worker that have ended: the last ends, and sums over all."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from exporter.contract.records import NOTHING
+from exporter.contract.status import LISTED_RUNS
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerExit:
+    """One end of a worker, with its exit reason."""
+
+    restart: int
+    code: int | None
+    signal: int | None
+    end: float
+    reason: str
+    evidence: tuple[str, ...]
+
+
+class ExitTotals(NamedTuple):
+    """Ends of a worker."""
+
+    last: tuple[WorkerExit, ...] = ()  # of its last runs, oldest first
+    counts: Mapping[str, int] = NOTHING  # of all runs, by reason
+    times: Mapping[str, float] = NOTHING  # of the last end, by reason
+
+    def plus(self, ended: WorkerExit) -> "ExitTotals":
+        """With the end of one more run."""
+        reason = ended.reason
+        return ExitTotals(
+            tuple(sorted((*self.last, ended), key=lambda known: known.restart)[-LISTED_RUNS:]),
+            {**self.counts, reason: self.counts.get(reason, 0) + 1},
+            {**self.times, reason: max(ended.end, self.times.get(reason, ended.end))},
+        )
+
+
+class RunUsage(NamedTuple):
+    """What runs have used; None while unknown."""
+
+    cpu_s: float | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
+    voluntary_switches: int | None = None
+    involuntary_switches: int | None = None
+
+    def plus(self, other: "RunUsage") -> "RunUsage":
+        """Sums of what is known."""
+        pairs = zip(self, other, strict=True)
+        return RunUsage(*(b if a is None else a if b is None else a + b for a, b in pairs))  # type: ignore[arg-type]
+
+
+NO_EXITS, NO_USAGE = ExitTotals(), RunUsage()
