@@ -18,6 +18,8 @@ from typing import Any
 from exporter.contract.errors import ManifestError
 
 SCHEMA_VERSION = 1
+OWN_ADDRESSES = "the node's address and 127.0.0.1, on a free port"  # where a page without a listen address is
+OPEN, AUTHENTICATED = METRICS_ACCESS = ("open", "authenticated")  # who may read the series
 
 
 @dataclass(frozen=True)
@@ -105,7 +107,9 @@ class Manifest:
     kill_wait_s: float = 30.0  # time between SIGTERM and SIGKILL when Slurm ends the job
     gpu_metrics: bool = False  # whether to write GPU activity to `gpu_metrics.csv` in the output directory too
     announced: bool = False  # whether the job's targets are published for Prometheus
-    listen_address: str = ":0"
+    listen_address: str | None = None  # None: `OWN_ADDRESSES`
+    web_config_file: str | None = None  # TLS and users of the page, in the format of Prometheus' exporters
+    metrics_access: str = OPEN  # who may read the series, if that file names no users or client certificates
     # whether another user started the job: there are no exit records, and the sidecar infers the phase
     attached: bool = False
     search: WorkerSearchPlan | None = None  # of an attached job
@@ -147,7 +151,7 @@ def parse_manifest(text: str, run_dir: Path) -> Manifest:
     """Parse a manifest; raise ManifestError with the problem."""
     try:
         body = json.loads(text)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise ManifestError(f"not JSON: {error}") from error
     version = body.get("schema_version") if isinstance(body, dict) else None
     if version != SCHEMA_VERSION:

@@ -14,6 +14,8 @@
     on each node before anything else of a job with ports: its address and its busy ports.
 ``readiness.json``
     by the readiness poller: whether the services are ready, and which are not.
+``token``
+    by the launcher, for the owner alone: what a request to a sidecar needs to see the job.
 ``diagnostics/{worker}.json`` and ``.txt``
     after a worker failed or stalled: everything known about it, without secrets.
 
@@ -43,8 +45,11 @@ ORCHESTRATOR_FILE = "orchestrator.json"
 READINESS_FILE = "readiness.json"
 ABANDONED_FILE = "given_up.json"
 REPORT_FILE = "report.json"
-RESERVE_FILE = ".reserve"
-RESERVE_BYTES = 512 * 1024
+LOCK_FILE = ".lock"
+TOKEN_FILE = "token"  # noqa: S105 - a name
+RESERVE_DIR = ".reserve"
+RESERVE_FILES = 8  # inodes for the report, diagnoses, and files that are replaced
+RESERVE_BYTES = 512 * 1024  # of all files together
 FOLDER_MODE = 0o755  # before the umask: a lax umask must not let others write
 FILE_MODE = 0o644  # likewise
 
@@ -95,14 +100,60 @@ def replace_file(
         raise
 
 
-def write_json_with_reserve(run_dir: str | os.PathLike[str], path: str | os.PathLike[str], value: object) -> None:
-    """Call ``write_json`` for a file that must not be lost: on a full disk, release the run directory's reserve."""
+def is_full(error: OSError) -> bool:
+    """Whether a write failed since no space, inode or quota is left."""
+    return error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
+def write_json_with_reserve(
+    run_dir: str | os.PathLike[str] | None,
+    path: str | os.PathLike[str],
+    value: object,
+    *,
+    spare: str | os.PathLike[str] | None = None,
+    durable: bool = True,
+) -> bool:
+    """Call ``write_json`` for a file that must not be lost. Return whether its file system had room for it.
+
+    On a full disk, write into ``spare``, a file that has a block and an inode: ``path`` itself, or one that is worth
+    less and becomes the same file. If that is not possible, release the reserve of ``run_dir`` and try again.
+    """
     try:
-        write_json(path, value)
+        write_json(path, value, durable=durable)
     except OSError as error:
-        if error.errno not in (errno.ENOSPC, errno.EDQUOT) or not release_reserve(run_dir):
+        if not is_full(error):
             raise
-        write_json(path, value)
+        if spare is None or not _overwrite(spare, path, value):
+            if run_dir is None or not release_reserve(run_dir):
+                raise
+            write_json(path, value, durable=durable)
+        return False
+    return True
+
+
+def _overwrite(spare: str | os.PathLike[str], path: str | os.PathLike[str], value: object) -> bool:
+    """Write JSON into a file that exists, without another block, and give it the name ``path`` too. Return success.
+
+    A reader that comes in between finds JSON or none, since blanks after the value replace the rest of the old one.
+    """
+    content = f"{json.dumps(value, ensure_ascii=False)}\n".encode("utf-8", "surrogateescape")
+    temporary = f"{os.fspath(path)}.{os.urandom(8).hex()}.tmp"
+    try:
+        file = os.open(spare, os.O_WRONLY | os.O_NOFOLLOW)
+        try:
+            size = os.fstat(file).st_size
+            if len(content) > size:
+                os.posix_fallocate(file, 0, len(content))  # fails before anything is lost
+            os.pwrite(file, content.ljust(size), 0)
+            os.fsync(file)
+        finally:
+            os.close(file)
+        if spare != path:
+            os.link(spare, temporary)
+            os.replace(temporary, path)
+    except OSError:
+        return False
+    return True
 
 
 def write_json_if_absent(path: str | os.PathLike[str], value: object) -> bool:
@@ -130,18 +181,47 @@ def append_to(path: str | os.PathLike[str]) -> io.BufferedWriter:
 
 
 def make_reserve(run_dir: str | os.PathLike[str]) -> None:
-    """Reserve space for exit records and report, in case the job fills its disk."""
-    with open(os.path.join(run_dir, RESERVE_FILE), "wb", opener=open_with_file_mode) as out:
-        out.write(b"\0" * RESERVE_BYTES)
+    """Reserve space and inodes for records and report, in case the job fills its disk. Raises OSError."""
+    folder = os.path.join(run_dir, RESERVE_DIR)
+    os.makedirs(folder, FOLDER_MODE, exist_ok=True)
+    try:
+        for number in range(RESERVE_FILES):
+            with open(os.path.join(folder, str(number)), "wb", opener=open_with_file_mode) as out:
+                out.write(b"\0" * (RESERVE_BYTES // RESERVE_FILES))
+    except OSError:
+        release_reserve(run_dir)  # others need what is left
+        raise
 
 
 def release_reserve(run_dir: str | os.PathLike[str]) -> bool:
     """Delete the reserve. Return whether there was one."""
+    folder = os.path.join(run_dir, RESERVE_DIR)
     try:
-        os.unlink(os.path.join(run_dir, RESERVE_FILE))
+        names = os.listdir(folder)
     except OSError:
         return False
+    for remove, path in [*((os.unlink, os.path.join(folder, name)) for name in names), (os.rmdir, folder)]:
+        try:
+            remove(path)
+        except OSError:
+            pass  # another process of the job has just released it
     return True
+
+
+def make_token(run_dir: str | os.PathLike[str]) -> None:
+    """Write the job's token, unless it has one."""
+    path = os.path.join(run_dir, TOKEN_FILE)
+    if not os.path.lexists(path):
+        replace_file(path, f"{os.urandom(32).hex()}\n".encode("ascii"), mode=0o600)
+
+
+def read_token(run_dir: str | os.PathLike[str]) -> str | None:
+    """Read the job's token; None if there is none for this user."""
+    try:
+        with open(os.path.join(run_dir, TOKEN_FILE), encoding="ascii") as source:
+            return source.read().strip() or None
+    except (OSError, UnicodeDecodeError):
+        return None
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
@@ -149,7 +229,7 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
     try:
         with open(path, encoding="utf-8", errors="surrogateescape") as source:
             value = json.load(source)
-    except (OSError, ValueError):
+    except (OSError, ValueError, RecursionError):  # the last if it is nested deeper than anything we write
         return None
     return value if isinstance(value, dict) else None
 
@@ -160,15 +240,14 @@ def record_name(worker: str, rank: int, attempt: int, restart: int) -> str:
 
 
 def write_job_state(
-    run_dir: str, phase: str, stop: dict[str, object] | None = None, *, workers_ended: bool = False
-) -> None:
-    """Publish the phase of the job, and whether all its workers have ended.
+    run_dir: str, phase: str, stop: dict[str, object] | None = None, *, workers_ended: bool = False, attempt: int = 0
+) -> bool:
+    """Publish the phase of the job, and whether all its workers have ended. Return whether the disk had room for it.
 
     ``stop`` is set while the job is being stopped: ``{"reason", "cause", "time"}``. The reason is an exit reason that
-    the workers inherit, the cause a sentence for people. ``rank`` and ``restart`` name the worker whose end caused the
-    stop, if any.
+    the workers inherit, the cause a sentence for people. ``kill_at`` is when the remaining workers are killed. ``rank``
+    and ``restart`` name the worker whose end caused the stop, if any. Raises OSError.
     """
-    write_json(
-        os.path.join(run_dir, STATE_FILE),
-        {"schema": RECORD_SCHEMA, "phase": phase, "stop": stop, "workers_ended": workers_ended, "time": time.time()},
-    )
+    path = os.path.join(run_dir, STATE_FILE)
+    state = {"schema": RECORD_SCHEMA, "attempt": attempt, "phase": phase, "stop": stop, "workers_ended": workers_ended}
+    return write_json_with_reserve(None, path, {**state, "time": time.time()}, spare=path)

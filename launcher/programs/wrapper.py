@@ -77,11 +77,16 @@ def wait_forwarding(pid: int, signals: set[int], received: list[list[float]]) ->
                 return status, usage
             continue
         record_signal(received, [time.time(), info.si_signo, info.si_pid])
-        if info.si_code <= 0:
-            try:
-                os.kill(pid, info.si_signo)
-            except ProcessLookupError:
-                pass  # it has just ended; SIGCHLD follows
+        forward_signal(pid, info)
+
+
+def forward_signal(pid: int, info: signal.struct_siginfo) -> None:
+    """Forward a signal to a child, unless it is from the kernel."""
+    if info.si_code <= 0:
+        try:
+            os.kill(pid, info.si_signo)
+        except ProcessLookupError:
+            pass  # it has just ended; SIGCHLD follows
 
 
 def record_signal(received: list[list[float]], entry: list[float]) -> None:
@@ -198,11 +203,8 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
         ended = {"pid": None, "code": code, "signal": None, "core": False, "error": message}
         _write(options["run-dir"], f"{stem}.exit.json", {**common, **ended, "start": start, "end": time.time()})
         os._exit(code)
-    _write(
-        options["run-dir"],
-        f"{stem}.start.json",
-        {**common, "pid": pid, "start_ticks": read_start_ticks(pid), "start": start},
-    )
+    common.update({"pid": pid, "start_ticks": read_start_ticks(pid), "start": start})
+    _write(options["run-dir"], f"{stem}.start.json", common)
     seen: list[list[float]] = []
     status, usage = wait_forwarding(pid, {int(number) for number in waited}, seen)
     held.clear()
@@ -213,8 +215,6 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
         f"{stem}.exit.json",
         {
             **common,
-            "pid": pid,
-            "start": start,
             "end": time.time(),
             "code": None if signaled else os.WEXITSTATUS(status),
             "signal": os.WTERMSIG(status) if signaled else None,
@@ -226,16 +226,21 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
             "system_seconds": getattr(usage, "ru_stime", None),
             "max_rss_bytes": getattr(usage, "ru_maxrss", 0) * 1024,
         },
+        spare=f"{stem}.start.json",
     )
     end_with_status(status)
 
 
-def _write(run_dir: str, path: str, record: dict[str, object]) -> None:
-    """Write a record, or complain: a full disk must not hide how the worker ended."""
+def _write(run_dir: str, path: str, record: dict[str, object], spare: str | None = None) -> None:
+    """Write a record, or complain: a full disk must not hide how the worker ended.
+
+    The report says that the disk was full. A line here, in the log of the worker, would pass for its own error.
+    """
     try:
-        run_files.write_json_with_reserve(run_dir, path, record)
+        run_files.write_json_with_reserve(run_dir, path, record, spare=spare)
     except OSError as error:
-        _write_error(f"cannot write {path}: {error.strerror}")
+        if not run_files.is_full(error):
+            _write_error(f"cannot write {path}: {error.strerror}")
 
 
 def _write_error(message: str) -> None:

@@ -1,6 +1,8 @@
 """End of a job: final values, diagnoses, the report, and a requeue if requested."""
 
+import contextlib
 import functools
+import json
 import os
 import time
 import traceback
@@ -19,7 +21,7 @@ from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, wri
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.report import run_logs, verification  # noqa: F401 - loaded now: an upgrade during the job may not mix versions
-from launcher.report.inputs import KnownEnds, ReportPace
+from launcher.report.inputs import ReportPace
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS
 from launcher.report.text import render_report
@@ -31,6 +33,7 @@ from launcher.run.tasks import JobTasks
 from launcher.rundir.secrets_file import remove_secrets
 from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.steps.local_steps import LocalSteps
+from launcher.words import end_line, plain_text
 
 
 def write_missing_diagnosis(manifest: Manifest, attempt: int, task: Task, node: str, ended: WorkerEnd) -> Path | None:
@@ -62,9 +65,35 @@ def verification_s(time_limit_end: float | None, now: float) -> float:
     )
 
 
-def publish_report(manifest: Manifest, report: Report, events: EventLog) -> None:
+def save_report(run_dir: Path, report: Report, report_fd: int | None = None) -> None:
+    """Write the report to its files, and to memory that the command of a local run reads.
+
+    If that is not possible in the run directory, standard error gets the result and the place of the report. Raises
+    OSError if it has no place.
+    """
+    if report_fd is not None:
+        content = json.dumps(report.to_json()).encode()
+        os.ftruncate(report_fd, len(content))
+        os.pwrite(report_fd, content, 0)
+    cause = "" if report.cause is None else f": {plain_text(end_line(report.cause))}"
+    result = f"gpujob: job {report.job_id} {report.state}{cause}; its report cannot be written to {run_dir}"
+    try:
+        path = write_report(run_dir, report)
+    except OSError:
+        _write_error(result)
+        raise
+    if path.parent != run_dir:
+        _write_error(f"{result}, so it is {path}")
+
+
+def _write_error(line: str) -> None:
+    with contextlib.suppress(OSError):
+        os.write(2, f"{line}\n".encode("utf-8", "replace"))
+
+
+def publish_report(manifest: Manifest, report: Report, events: EventLog, report_fd: int | None = None) -> None:
     """Write and log the report of a job that has ended, and save its run history."""
-    attempt_optional("write the report", lambda: write_report(manifest.run_dir, report))
+    attempt_optional("write the report", lambda: save_report(manifest.run_dir, report, report_fd))
     attempt_optional("save the run history", lambda: save_run_history(manifest, report))
     events.write("job ended", state=report.state, items=report.items)
     log_line(f"Job {report.job_id} {report.state}")
@@ -85,6 +114,7 @@ class EndOfJob:
     """The work after all tasks have ended."""
 
     def __init__(self, job: JobRun, job_tasks: JobTasks, sidecars: Sidecars) -> None:
+        self._job = job
         self._plan, self._facts, self._time_limit_end = job.plan, job.facts, job.time_limit_end
         self._steps, self._job_state, self._signals = job.steps, job.state, job.signals
         self._job_tasks, self._sidecars = job_tasks, sidecars
@@ -142,7 +172,7 @@ class EndOfJob:
     def _build_and_publish_report(self, checklist: LaunchChecklist | None, *, requeued: bool) -> Report:
         """Build, write and log the report."""
         report = self._build_report(checklist, requeued=requeued)
-        publish_report(self._plan.manifest, report, self._job_state.events)
+        publish_report(self._plan.manifest, report, self._job_state.events, self._job.report_fd)
         return report
 
     def _write_first_report(self, checklist: LaunchChecklist | None) -> None:
@@ -162,18 +192,20 @@ class EndOfJob:
             self._facts.run_dir,
             now=time.time(),
             ended=True,
-            known=KnownEnds(
-                ends=self._job_tasks.ends,
-                finder=self._job_tasks.exit_reason_finder if self._is_in_kill_wait else None,
-                job_end=self._time_limit_end,
+            known=self._job.know(
+                self._job_tasks.ends, self._job_tasks.exit_reason_finder if self._is_in_kill_wait else None
             ),
             launch=checklist.report() if checklist is not None else None,
             pace=ReportPace(
                 is_quick=is_quick,
-                out_of_time=lambda: self._is_in_kill_wait or (deadline is not None and time.monotonic() > deadline),
+                out_of_time=lambda: self._is_out_of_time(deadline),
             ),
         )
         return report.replace(requeued=requeued)
+
+    def _is_out_of_time(self, deadline: float | None) -> bool:
+        self._signals.show_life()
+        return self._is_in_kill_wait or (deadline is not None and time.monotonic() > deadline)
 
     def _requeue(self, report: Report | None) -> None:
         """Requeue the job. Slurm then ends this step; if it ended first, the job would be over."""
@@ -189,7 +221,7 @@ class EndOfJob:
             attempt_optional("write the report", lambda: self._write_report(failed_report))
 
     def _write_report(self, report: Report) -> None:
-        write_report(self._facts.run_dir, report)
+        save_report(self._facts.run_dir, report, self._job.report_fd)
 
     def _await_signal(self, until: float) -> None:
         while self._signals.end_signal is None and time.time() < until:

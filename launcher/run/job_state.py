@@ -1,22 +1,31 @@
 """Phase of a job and the reason for its stop, published in ``state.json`` and ``events.jsonl``."""
 
+import functools
+import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
+from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import JobStop
+from launcher.guard import FINISHED
 from launcher.plan.plan import Plan, RunFacts
+from launcher.report.exit_reasons import ExitReasonFinder
+from launcher.report.inputs import KnownEnds
 from launcher.run.job_log import log_line
 from launcher.run.signals import OrchestratorSignals
+from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord
 from launcher.steps.steps import Steps
 
 KILL_MARGIN_S = 3.0  # kept free of KillWait for the report
 MOST_KILL_MARGIN_SHARE = 0.4  # largest share of KillWait kept free, if KillWait is short
 QUERY_MARGIN_S = 3.0  # longest wait for an answer from Slurm about the end of the job, with a margin
+DISK_FULL = "the run directory is full"
 OWN_TEARDOWN_S = 8.0  # between SIGTERM and SIGKILL when no KillWait is running
 
 
@@ -82,7 +91,10 @@ class Stop(JobStop):
 class JobState:
     """Phase of a job and, during a stop, its reason and deadline."""
 
-    def __init__(self, facts: RunFacts, kill_wait_s: float, signals: OrchestratorSignals) -> None:
+    def __init__(
+        self, facts: RunFacts, kill_wait_s: float, signals: OrchestratorSignals, progress_fd: int | None = None
+    ) -> None:
+        """``progress_fd`` is the eventfd of the guard."""
         self.events = EventLog(facts.run_dir / run_files.EVENTS_FILE, facts.job_id)
         self.phase = ""
         self.stop: Stop | None = None
@@ -91,7 +103,9 @@ class JobState:
         self.sigterm_at = 0.0  # when SIGTERM to the tasks is due, monotonic clock
         self.is_sigterm_sent = False  # whether the tasks got SIGTERM: many programs treat a second SIGTERM as "hurry"
         self.have_workers_ended = False
-        self._run_dir = str(facts.run_dir)
+        self.is_disk_full = False  # whether the run directory had no room for the state at any time
+        self._run_dir, self._attempt = str(facts.run_dir), facts.attempt
+        self._progress_fd = progress_fd
         self._kill_wait_s = kill_wait_s
         self._signals = signals
 
@@ -101,13 +115,41 @@ class JobState:
             self.phase = phase
             self.events.write("phase", phase=phase)
         self._write_state(phase)
+        if phase == "finished" and self._progress_fd is not None:
+            os.eventfd_write(self._progress_fd, FINISHED)
+
+    def clear_silence(self) -> float | None:
+        """Remove the word of the guard that the orchestrator does not respond; return since when, None without one."""
+        state = JobStateRecord.read_valid(Path(self._run_dir) / run_files.STATE_FILE)
+        if state is None or state.orchestrator_silent_since is None:
+            return None
+        self._write_state(self.phase)
+        return state.orchestrator_silent_since
 
     def _write_state(self, phase: str) -> None:
-        stop = self.stop.to_json() if self.stop is not None else None
-        attempt_optional(
-            f"write {run_files.STATE_FILE}",
-            lambda: run_files.write_job_state(self._run_dir, phase, stop, workers_ended=self.have_workers_ended),
-        )
+        attempt_optional(f"write {run_files.STATE_FILE}", functools.partial(self._try_write_state, phase))
+
+    def _try_write_state(self, phase: str) -> None:
+        stop, ended = self.published_stop, self.have_workers_ended
+        try:
+            had_room = run_files.write_job_state(self._run_dir, phase, stop, workers_ended=ended, attempt=self._attempt)
+        except OSError as error:
+            self.is_disk_full |= run_files.is_full(error)
+            raise
+        self.is_disk_full |= not had_room
+
+    @property
+    def published_stop(self) -> dict[str, object] | None:
+        """The stop as others read it."""
+        if self.stop is None:
+            return None
+        left = {} if self.deadline is None else {"kill_at": time.time() + self.deadline - time.monotonic()}
+        return {**self.stop.to_json(), **left}
+
+    def test_disk(self) -> bool:
+        """Whether the run directory has no room now, or had none at any time."""
+        self._write_state(self.phase)
+        return self.is_disk_full
 
     @property
     def may_finish_work(self) -> bool:
@@ -194,3 +236,23 @@ class JobRun(NamedTuple):
     state: JobState
     signals: OrchestratorSignals
     time_limit_end: float | None = None  # in epoch seconds; None without a limit
+    record: OrchestratorRecord | None = None
+    began: float = 0.0  # monotonic clock
+    report_fd: int | None = None  # file in memory in which the command of a local run reads the report
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds since the start, also if the clock was set."""
+        return time.monotonic() - self.began
+
+    def know(self, ends: Mapping[int, WorkerEnd], finder: ExitReasonFinder | None = None) -> KnownEnds:
+        """What a report needs of this process."""
+        return KnownEnds(
+            ends=ends,
+            finder=finder,
+            job_end=self.time_limit_end,
+            orchestrator=self.record,
+            job_state={"stop": self.state.published_stop},
+            elapsed_s=self.elapsed_s,
+            incomplete=DISK_FULL if self.state.is_disk_full else None,
+        )

@@ -52,7 +52,7 @@ _FIXES = {
     "gpus": "remove CUDA_VISIBLE_DEVICES from its command and from `env`, or correct `gpus` of its role",
     "gpu_use": "is its framework built with CUDA, and does nvidia-smi work on the node?",
     "logs": "can the run directory be written to from the node?",
-    "log_lines": "output may be buffered: start Python with -u, or set PYTHONUNBUFFERED=1",
+    "log_lines": "its output may be buffered: flush it, or start the program with `stdbuf -oL`",
     "output_dir": "create it, give the job's user permission to write to it, or choose another `paths.output_dir`",
     "output": "if files are written elsewhere, correct `paths.output_dir` and `patterns.output`",
     "progress": "set `progress.patterns.items` to match its log, or increase `monitoring.launch_timeout`",
@@ -100,38 +100,35 @@ class JobLaunchCheck:
         self._node_checks: dict[int, Sequence[LaunchCheck]] = {}  # final checks by node index
         self._checklist: LaunchChecklist | None = None
 
-    def poll(self, now: float) -> LaunchChecklist | None:
-        """Return the checklist, or None while a node still has time. ``now`` is in epoch seconds."""
-        if self._checklist is None and now >= self._next_poll_at:
-            self._next_poll_at = now + max(POLL_INTERVAL_S, self._plan.nodes / NODES_PER_S)
-            self._read(now)
-            late = self._elapsed_s(now) >= self._plan.launch_timeout_s + MARGIN_S
+    def poll(self, elapsed_s: float) -> LaunchChecklist | None:
+        """Return the checklist, or None while a node still has time. ``elapsed_s`` counts from the start of the job."""
+        if self._checklist is None and elapsed_s >= self._next_poll_at:
+            self._next_poll_at = elapsed_s + max(POLL_INTERVAL_S, self._plan.nodes / NODES_PER_S)
+            self._read(elapsed_s)
+            late = elapsed_s >= self._plan.launch_timeout_s + MARGIN_S
             if late or len(self._node_checks) == self._plan.nodes:
-                return self.conclude(now)
+                return self.conclude(elapsed_s)
         return self._checklist
 
-    def conclude(self, now: float) -> LaunchChecklist:
+    def conclude(self, elapsed_s: float) -> LaunchChecklist:
         """Return the checklist from the current facts, for a job that has ended."""
         if self._checklist is None:
-            self._read(now)
+            self._read(elapsed_s)
             silent = [index for index in range(self._plan.nodes) if index not in self._node_checks]
             for index in silent:
-                self._node_checks[index] = self._checks_from_records(index, now, has_ended=True)
-            self._checklist = self._merge(now, silent if self._plan.monitoring else [])
+                self._node_checks[index] = self._checks_from_records(index, elapsed_s, has_ended=True)
+            self._checklist = self._merge(elapsed_s, silent if self._plan.monitoring else [])
         return self._checklist
 
-    def _elapsed_s(self, now: float) -> float:
-        return now - self._facts.start
-
-    def _read(self, now: float) -> None:
+    def _read(self, elapsed_s: float) -> None:
         for index in range(self._plan.nodes):
             if index in self._node_checks:
                 continue
             if self._plan.monitoring:
                 checks = self._checks_from_status(index)
             else:
-                checks = self._checks_from_records(index, now, has_ended=False)
-                if self._elapsed_s(now) < self._plan.launch_timeout_s and not all(check.passed for check in checks):
+                checks = self._checks_from_records(index, elapsed_s, has_ended=False)
+                if elapsed_s < self._plan.launch_timeout_s and not all(check.passed for check in checks):
                     continue
             if checks:
                 self._node_checks[index] = checks
@@ -143,7 +140,7 @@ class JobLaunchCheck:
             return ()
         return status.launch.checks
 
-    def _checks_from_records(self, index: int, now: float, *, has_ended: bool) -> Sequence[LaunchCheck]:
+    def _checks_from_records(self, index: int, elapsed_s: float, *, has_ended: bool) -> Sequence[LaunchCheck]:
         """Check a node without a sidecar from its task records."""
         manifest = self._plan.manifest
         group = next((group for group in manifest.groups if group.name == "output"), None)
@@ -156,7 +153,7 @@ class JobLaunchCheck:
         return check_launch(
             workers,
             node,
-            elapsed_s=self._elapsed_s(now),
+            elapsed_s=elapsed_s,
             launch_timeout_s=self._plan.launch_timeout_s,
             is_over=has_ended,
         )
@@ -185,7 +182,7 @@ class JobLaunchCheck:
         stem = run_files.record_name(task.worker, task.rank, self._facts.attempt, restart)
         return run_files.read_json(self._facts.run_dir / run_files.WORKERS_DIR / f"{stem}.{kind}.json")
 
-    def _merge(self, now: float, silent_nodes: Sequence[int]) -> LaunchChecklist:
+    def _merge(self, elapsed_s: float, silent_nodes: Sequence[int]) -> LaunchChecklist:
         """Merge the checks of all nodes into one result per check."""
         faults: dict[str, list[LaunchFault]] = {}
         silent_text = "its sidecar has not reported on the launch"
@@ -200,7 +197,7 @@ class JobLaunchCheck:
                     found = faults.setdefault(check.name, [])
                     found += [self._fault(check.name, index, problem) for problem in check.lacking]
         return LaunchChecklist(
-            self._elapsed_s(now),
+            elapsed_s,
             tuple(self._result(name, faults[name]) for name in _LEVELS if name in faults),
         )
 

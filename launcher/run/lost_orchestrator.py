@@ -1,8 +1,10 @@
 """End a job whose orchestrator was killed, and write its report.
 
-    python -I -B -m launcher.run.lost_orchestrator RUN_DIR [--local] --status STATUS --since TIME
+    python -I -B -m launcher.run.lost_orchestrator RUN_DIR [--local] --status STATUS [--report-fd FD]
+                                                   [--silent S --signal N]
 
-STATUS is the wait status of the orchestrator (wait(2)), TIME its start.
+STATUS is the wait status of the orchestrator (wait(2)). After S seconds without a sign of life the guard killed it,
+either since the job needed an orchestrator (N is 0), or after signal N to the job.
 """
 
 import itertools
@@ -12,6 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
@@ -22,13 +25,14 @@ from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
 from launcher.programs.end_leftovers import TASK_VARIABLE, signal_processes
 from launcher.report.inputs import KnownEnds
-from launcher.report.report import build_report, write_report
+from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
-from launcher.run.end_of_job import publish_report, write_diagnoses
+from launcher.run.end_of_job import publish_report, save_report, write_diagnoses
 from launcher.run.job_log import log_line
-from launcher.run.job_state import OWN_TEARDOWN_S, Stop, attempt_optional, lost_part_cause
+from launcher.run.job_state import DISK_FULL, OWN_TEARDOWN_S, Stop, attempt_optional, lost_part_cause
 from launcher.run.orchestrator import load_plan, time_limit_end
 from launcher.run.run_records import have_all_runs_ended
+from launcher.run.signals import signal_text
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
 from launcher.rundir.secrets_file import remove_secrets
@@ -39,6 +43,7 @@ from launcher.steps.slurm_steps import SIGNAL_TIMEOUT_S, read_steps, signal_step
 from launcher.steps.srun_lines import SIDECARS
 
 FINAL_VALUES_S = 4.0  # wait for the sidecars' final values
+LIMIT_MARGIN_S = 2.0  # a signal this long before the time limit is that of the time limit
 
 
 class LocalLeftoverTasks:
@@ -82,43 +87,77 @@ class SlurmLeftoverTasks:
         return len(wanted)
 
 
-def orchestrator_end_text(wait_status: int) -> str:
-    """Describe how the orchestrator ended."""
-    if os.WIFSIGNALED(wait_status):
-        return f"the orchestrator was killed by {signal_name(os.WTERMSIG(wait_status))}"
-    return f"the orchestrator ended with status {os.WEXITSTATUS(wait_status)} before the job finished"
+class OrchestratorEnd(NamedTuple):
+    """How the orchestrator ended. If it was killed because it did not respond, ``silent_s`` is for how long.
+
+    ``end_signal`` is the signal to the job to which it did not respond, or 0.
+    """
+
+    wait_status: int
+    silent_s: float | None = None
+    end_signal: int = 0
+
+    @property
+    def text(self) -> str:
+        """Sentence about it."""
+        if self.silent_s is not None:
+            return f"the orchestrator did not respond for {self.silent_s:.0f} s and was killed"
+        if os.WIFSIGNALED(self.wait_status):
+            return f"the orchestrator was killed by {signal_name(os.WTERMSIG(self.wait_status))}"
+        return f"the orchestrator ended with status {os.WEXITSTATUS(self.wait_status)} before the job finished"
+
+    def stop(self, record: OrchestratorRecord, limit_end: float | None, now: float) -> Stop:
+        """Stop of a job that had none before. A signal to end the job decides, else it is the loss."""
+        if self.silent_s is not None and self.end_signal:
+            signalled_at = now - self.silent_s
+            reason = (
+                "time_limit" if limit_end is not None and signalled_at >= limit_end - LIMIT_MARGIN_S else "cancelled"
+            )
+            return Stop(reason, f"{signal_text(self.end_signal, local=record.local)}; {self.text}", signalled_at)
+        is_killed = os.WIFSIGNALED(self.wait_status)
+        killed_by = signal_name(os.WTERMSIG(self.wait_status)) if is_killed and self.silent_s is None else None
+        code = None if is_killed else os.WEXITSTATUS(self.wait_status)
+        return Stop(
+            "terminated_peer",
+            self.text,
+            now,
+            failed=lost_part_cause("orchestrator", record.host or os.uname().nodename, self.text, killed_by, code),
+        )
 
 
 class LostOrchestrator:
     """Ends the job in place of the orchestrator."""
 
     def __init__(
-        self, plan: Plan, run_dir: Path, leftovers: LocalLeftoverTasks | SlurmLeftoverTasks, wait_status: int
+        self,
+        plan: Plan,
+        run_dir: Path,
+        leftovers: LocalLeftoverTasks | SlurmLeftoverTasks,
+        end: OrchestratorEnd,
+        report_fd: int | None = None,
     ) -> None:
-        record = read_orchestrator(run_dir) or OrchestratorRecord()
+        self._record = record = read_orchestrator(run_dir) or OrchestratorRecord()
         self._plan = plan
         self._run_dir = run_dir
         self._leftovers = leftovers
-        self._attempt, self._host, self._hosts = record.attempt, record.host, record.hosts
+        self._attempt, self._hosts = record.attempt, record.hosts
         start = record.start
-        self._time_limit_end = time_limit_end(plan, start, local=record.local) if start is not None else None
+        self._time_limit_end = time_limit_end(plan, start) if start is not None else None
         self._events = EventLog(run_dir / run_files.EVENTS_FILE, record.job_id or job_id_of(run_dir))
-        self._wait_status = wait_status
+        self._end = end
+        self._report_fd = report_fd
         self._stop: dict[str, object] = {}
+        self._is_disk_full = False
 
-    def run(self, since: float) -> int:
-        """End the job; return its exit status. ``since`` is the start of the orchestrator."""
-        cause, now = orchestrator_end_text(self._wait_status), time.time()
-        log_line(f"Stopping the job: {cause}")
+    def run(self) -> int:
+        """End the job; return its exit status."""
+        log_line(f"Stopping the job: {self._end.text}")
         state = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
-        written_at, earlier = state.get("time"), state.get("stop")
-        killed_by = signal_name(os.WTERMSIG(self._wait_status)) if os.WIFSIGNALED(self._wait_status) else None
-        code = None if killed_by else os.WEXITSTATUS(self._wait_status)
-        failed = lost_part_cause("orchestrator", self._host, cause, killed_by, code)
-        self._stop = Stop("terminated_peer", cause, now, failed=failed).to_json()
-        if isinstance(earlier, dict) and isinstance(written_at, float | int) and written_at >= since:
+        earlier = state.get("stop")
+        self._stop = self._end.stop(self._record, self._time_limit_end, time.time()).to_json()
+        if isinstance(earlier, dict) and state.get("attempt", self._attempt) == self._attempt:
             self._stop = earlier  # a stop that had already begun stays the reason
-        self._events.write("orchestrator lost", cause=cause)
+        self._events.write("orchestrator lost", cause=self._end.text)
         self._publish("completing")
         self._end_tasks()
         self._publish("completing", workers_ended=True)
@@ -140,10 +179,13 @@ class LostOrchestrator:
         return status
 
     def _publish(self, phase: str, *, workers_ended: bool = False) -> None:
-        attempt_optional(
-            f"write {run_files.STATE_FILE}",
-            lambda: run_files.write_job_state(str(self._run_dir), phase, self._stop, workers_ended=workers_ended),
-        )
+        def write() -> None:
+            had_room = run_files.write_job_state(
+                str(self._run_dir), phase, self._stop, workers_ended=workers_ended, attempt=self._attempt
+            )
+            self._is_disk_full |= not had_room
+
+        attempt_optional(f"write {run_files.STATE_FILE}", write)
 
     def _end_tasks(self) -> None:
         """Send SIGTERM to all tasks, and SIGKILL to those that do not end."""
@@ -174,17 +216,26 @@ class LostOrchestrator:
 
     def _report(self) -> int:
         report = self._build_report()
-        attempt_optional("write the report", lambda: write_report(self._run_dir, report))
+        attempt_optional("write the report", lambda: save_report(self._run_dir, report, self._report_fd))
         tasks = {task.rank: task for task in self._plan.manifest.tasks}
-        ends = [(tasks[worker.rank], worker.exit) for worker in report.workers if worker.exit is not None]
+        ran = [
+            (worker.rank, worker.exit) for worker in report.workers if worker.exit and worker.exit.restart is not None
+        ]
+        ends = [(tasks[rank], end) for rank, end in ran]
         write_diagnoses(self._plan.manifest, self._attempt, self._hosts, ends)
         # rebuilt, so that it refers to the diagnoses
         final_report = self._build_report() if report.state not in VERIFIED_STATES else report
-        publish_report(self._plan.manifest, final_report, self._events)
+        publish_report(self._plan.manifest, final_report, self._events, self._report_fd)
         return final_report.exit_status
 
     def _build_report(self) -> Report:
-        known = KnownEnds(job_end=self._time_limit_end)
+        known = KnownEnds(
+            job_end=self._time_limit_end,
+            orchestrator=self._record,
+            job_state={"stop": self._stop},
+            elapsed_s=self._record.elapsed_s(),
+            incomplete=DISK_FULL if self._is_disk_full else None,
+        )
         return build_report(self._run_dir, now=time.time(), ended=True, known=known).replace(requeued=False)
 
 
@@ -200,7 +251,10 @@ def main(arguments: list[str]) -> int:
     options = dict(itertools.pairwise(arguments))
     plan, local = load_plan(run_dir), "--local" in arguments
     leftovers = LocalLeftoverTasks(run_dir) if local else SlurmLeftoverTasks(own_component_ids(plan))
-    return LostOrchestrator(plan, run_dir, leftovers, int(options["--status"])).run(float(options["--since"]))
+    report_fd = int(options["--report-fd"]) if "--report-fd" in options else None
+    silent_s = float(options["--silent"]) if "--silent" in options else None
+    end = OrchestratorEnd(int(options["--status"]), silent_s, int(options.get("--signal", 0)))
+    return LostOrchestrator(plan, run_dir, leftovers, end, report_fd).run()
 
 
 if __name__ == "__main__":

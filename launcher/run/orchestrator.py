@@ -1,12 +1,13 @@
 """Orchestrator: start sidecars and tasks, watch them, and end the job with a report.
 
-    python -I -m launcher.run.orchestrator RUN_DIR [--local] [--guard PID]
+    python -I -m launcher.run.orchestrator RUN_DIR [--local] [--guard PID --signs FD --progress-fd FD] [--report-fd FD]
 
 It is one loop on one thread. A signal only sets a flag and wakes the loop. Every end of the job uses the same
 teardown, with one deadline. If the orchestrator is killed, ``launcher.guard`` ends the job.
 """
 
 import functools
+import itertools
 import os
 import socket
 import sys
@@ -17,6 +18,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from exporter.contract.process_identity import read_start_ticks
+from launcher.guard import STARTED
 from launcher.plan.placeholders import fill_template
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
 from launcher.programs.environment import remove_coerced_locale
@@ -24,7 +26,7 @@ from launcher.report.report import REPORT_TEXT_FILE, archive
 from launcher.run.before.nodes_survey import PortReservation, needs_survey, run_node_survey
 from launcher.run.end_of_job import EndOfJob
 from launcher.run.job_log import access_lines, log_line, log_raw_line, place_lines
-from launcher.run.job_state import JobRun, JobState, attempt_optional
+from launcher.run.job_state import DISK_FULL, JobRun, JobState, attempt_optional
 from launcher.run.launch_check import JobLaunchCheck, LaunchChecklist, render_launch_checklist
 from launcher.run.sidecars import Sidecars
 from launcher.run.signals import OrchestratorSignals
@@ -34,6 +36,7 @@ from launcher.run.stop_reasons import StopReasons
 from launcher.run.tasks import JobTasks
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord
+from launcher.rundir.output_locks import OutputInUseError, OutputLocks
 from launcher.rundir.statuses import read_statuses
 from launcher.steps.batch_script import allocated_nodes, without_outer_components
 from launcher.steps.hostlist import parse_hostlist
@@ -42,6 +45,8 @@ from launcher.steps.slurm_steps import SlurmSteps
 from launcher.steps.steps import Steps
 
 TICK_S = 0.2
+OUTPUT_WAIT_S = 5.0  # for another job that writes the same files: it may just be ending
+_NUMBERS = ("--guard", "--signs", "--progress-fd", "--report-fd")
 STATUSES_INTERVAL_S = 5.0  # between two reads of the sidecars' statuses; they are written at this interval
 
 
@@ -63,6 +68,7 @@ class Orchestrator:
         self._is_launch_check_due = True
         self._status_events = StatusEvents(self._job_state.events, plan.manifest.total_items)
         self._next_statuses_at = 0.0
+        self._output_locks = OutputLocks()
         self._was_ready = False
         self._has_logged_access = False
 
@@ -77,8 +83,10 @@ class Orchestrator:
         for line in place_lines(self._plan, self._facts):
             log_line(line)
         try:
-            self._write_templates()
-            self._sidecars.start()
+            self._lock_outputs()
+            if self._job_state.stop is None:
+                self._write_templates()
+                self._sidecars.start()
             self._run_until_done()
         except Exception as error:  # noqa: BLE001 - a bug of ours must not leave the job running
             log_line(f"internal error: {traceback.format_exc()}")
@@ -90,7 +98,25 @@ class Orchestrator:
         self._reservation.release()
         self._stop_reasons.handle_end_signal()
         end = EndOfJob(self._job, self._job_tasks, self._sidecars)
-        return end.finish(self._checklist, self._conclude_launch, self._copy_status_events)
+        status = end.finish(self._checklist, self._conclude_launch, self._copy_status_events)
+        self._output_locks.release()
+        return status
+
+    def _lock_outputs(self) -> None:
+        """Stop the job before anything starts if another running job writes the same files."""
+        end = time.monotonic() + OUTPUT_WAIT_S
+        while True:
+            try:
+                return self._output_locks.acquire(self._plan, self._facts.job_id, os.environ)
+            except OutputInUseError as error:
+                if time.monotonic() >= end or self._signals.end_signal is not None:
+                    host = self._facts.hosts[0]
+                    failed = {"worker": "the output", "rank": None, "node": host, "reason": "launch_failed"}
+                    self._job_state.begin_stop(
+                        "launch_failed", str(error), {"failed": {**failed, "evidence": [str(error)]}}
+                    )
+                    return None
+            self._signals.sleep(TICK_S)
 
     def _archive_earlier_report(self) -> None:
         """Number the report and statuses of an earlier attempt: ``report_a0.json``."""
@@ -120,9 +146,13 @@ class Orchestrator:
             self._sidecars.maintain(may_restart=job_state.stop is None)
             if time.monotonic() >= self._next_statuses_at:
                 attempt_optional("read the events of the sidecars", self._copy_status_events)
+                self._watch_guard()
+                self._correct_silence()
             if self._is_launch_check_due and job_state.stop is None:
                 self._is_launch_check_due = False  # a check that fails with an exception is not repeated
-                attempt_optional("check the launch", lambda: self._report_launch(self._launch_check.poll(time.time())))
+                attempt_optional(
+                    "check the launch", lambda: self._report_launch(self._launch_check.poll(self._job.elapsed_s))
+                )
             job_tasks.reap()
             job_tasks.handle_task_groups()
             self._stop_reasons.poll()
@@ -133,6 +163,21 @@ class Orchestrator:
                 log_line(f"Leaving {len(job_tasks.running)} workers that are still running")
                 return
             self._signals.sleep(TICK_S)
+
+    # -- guard -----------------------------------------------------------------------------------
+
+    def _watch_guard(self) -> None:
+        if self._signals.continue_guard():
+            log_line("The guard of the orchestrator was stopped (SIGSTOP); continuing it")
+            self._job_state.events.write("guard continued")
+
+    def _correct_silence(self) -> None:
+        """Report that this process responds, if it was said not to, also if that was written only afterwards."""
+        since = self._job_state.clear_silence()
+        if since is not None:
+            silent_s = max(0.0, time.time() - since)
+            log_line(f"The orchestrator responds again after {silent_s:.0f} s: it was stopped, or waited in the kernel")
+            self._job_state.events.write("orchestrator responds", silent_s=round(silent_s, 1))
 
     # -- stages ----------------------------------------------------------------------------------
 
@@ -201,6 +246,9 @@ class Orchestrator:
         if checklist is None:
             self._is_launch_check_due = True
             return
+        if not checklist.is_verified and self._job_state.test_disk():
+            log_line(f"The launch cannot be checked: {DISK_FULL}")
+            return
         self._checklist = checklist
         log_line(title)
         for line in render_launch_checklist(checklist):
@@ -211,7 +259,7 @@ class Orchestrator:
     def _conclude_launch(self) -> LaunchChecklist | None:
         title = "Launch verification, as last seen before the job ended"
         attempt_optional(
-            "check the launch", lambda: self._report_launch(self._launch_check.conclude(time.time()), title)
+            "check the launch", lambda: self._report_launch(self._launch_check.conclude(self._job.elapsed_s), title)
         )
         return self._checklist
 
@@ -239,8 +287,8 @@ def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple
     return facts, SlurmSteps(plan, facts)
 
 
-def write_orchestrator_record(facts: RunFacts, *, local: bool) -> None:
-    """Write which process orchestrates the job, and the facts of the job."""
+def write_orchestrator_record(facts: RunFacts, *, local: bool) -> OrchestratorRecord:
+    """Write which process orchestrates the job, and the facts of the job. A full disk costs only the file."""
     record = OrchestratorRecord(
         job_id=facts.job_id,
         pid=os.getpid(),
@@ -253,38 +301,49 @@ def write_orchestrator_record(facts: RunFacts, *, local: bool) -> None:
         addresses=facts.addresses,
         port_offset=facts.port_offset,
     )
-    run_files.write_json(facts.run_dir / run_files.ORCHESTRATOR_FILE, record.to_json())
+    path = facts.run_dir / run_files.ORCHESTRATOR_FILE
+    attempt_optional(
+        f"write {path.name}", lambda: run_files.write_json_with_reserve(None, path, record.to_json(), spare=path)
+    )
+    return record
 
 
-def time_limit_end(plan: Plan, start: float, *, local: bool) -> float | None:
+def time_limit_end(plan: Plan, start: float) -> float | None:
     """End of the time limit in epoch seconds: from Slurm, else from the plan; None without a limit."""
-    limit, job_end = plan.manifest.time_limit_s if not local else None, os.environ.get("SLURM_JOB_END_TIME", "")
+    limit, job_end = plan.manifest.time_limit_s, os.environ.get("SLURM_JOB_END_TIME", "")
     return float(job_end) if job_end.isdigit() else (start + limit if limit else None)
 
 
 def main(arguments: list[str]) -> None:
     """Run the job of the run directory given as first argument."""
     if not arguments or arguments[0].startswith("-"):
-        sys.exit("usage: python -I -m launcher.run.orchestrator RUN_DIR [--local] [--guard PID]")
-    guard = int(arguments[arguments.index("--guard") + 1]) if "--guard" in arguments else None
+        sys.exit("usage: python -I -m launcher.run.orchestrator RUN_DIR [--local] [--guard PID --signs DESCRIPTOR]")
+    given = {name: int(value) for name, value in itertools.pairwise(arguments) if name in _NUMBERS}
+    guard, signs, progress_fd = (given.get(name) for name in ("--guard", "--signs", "--progress-fd"))
     if guard is not None:
         die_with_parent(guard)()
+    if signs is not None:
+        os.set_inheritable(signs, False)
     remove_coerced_locale()
     run_dir = Path(arguments[0]).resolve()
-    plan, start, local = load_plan(run_dir), time.time(), "--local" in arguments
+    plan, start, began, local = load_plan(run_dir), time.time(), time.monotonic(), "--local" in arguments
     (run_dir / run_files.WORKERS_DIR).mkdir(run_files.FOLDER_MODE, exist_ok=True)
     facts, steps = locate_job(plan, run_dir, start, local=local)
-    write_orchestrator_record(facts, local=local)
-    signals = OrchestratorSignals(guard)
+    record = write_orchestrator_record(facts, local=local)
+    if progress_fd is not None:
+        os.eventfd_write(progress_fd, STARTED)
+    signals = OrchestratorSignals(guard, signs)
     signals.install_handlers()
     reservation = PortReservation()
     if needs_survey(plan):
         facts, reservation = run_node_survey(plan, facts, steps, signals)
         steps.update_facts(facts)
-        write_orchestrator_record(facts, local=local)
-    job_state = JobState(facts, plan.kill_wait_s, signals)
-    job = JobRun(plan, facts, steps, job_state, signals, time_limit_end(plan, start, local=local))
-    sys.exit(Orchestrator(job, reservation).run())
+        record = write_orchestrator_record(facts, local=local)
+    job_state, limit = JobState(facts, plan.kill_wait_s, signals, progress_fd), time_limit_end(plan, start)
+    job = JobRun(plan, facts, steps, job_state, signals, limit, record, began, given.get("--report-fd"))
+    status = Orchestrator(job, reservation).run()
+    signals.continue_guard(0.0)
+    sys.exit(status)
 
 
 if __name__ == "__main__":

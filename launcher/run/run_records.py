@@ -72,13 +72,26 @@ class RunRecords:
         run_files.write_json(self._folder.parent / run_files.ABANDONED_FILE, record.to_json())
 
     def derive_exit(
-        self, running: RunningTask, code: int, *, is_exact: bool, is_node_lost: bool, was_signalled: bool = False
+        self,
+        running: RunningTask,
+        code: int,
+        *,
+        is_exact: bool,
+        is_node_lost: bool,
+        was_signalled: bool = False,
+        is_disk_full: bool = False,
     ) -> dict[str, object]:
         """Derive an exit record from the status of a step; ``is_exact`` if it is the task's own status.
 
         The status means nothing if the node is ``is_node_lost`` (srun 24.11 then exits with its own 1), or if the task
-        was ``was_signalled`` to end before it started.
+        was ``was_signalled`` to end before it started. If the run directory ``is_disk_full``, a missing record means
+        nothing, and the status is all that is known.
         """
+        service = {"service": True} if running.planned.service else {}
+        if is_disk_full and not is_node_lost:
+            number = -code if code < 0 else 0 if is_exact else max(0, code - 128)  # srun adds 128
+            status = {"signal": number} if number else {"code": code}
+            return {**status, "source": "step", "end": time.time(), **service}
         started = self.path(running.planned, running.restart, "start").exists()
         if is_node_lost or (was_signalled and not started):
             return {"end": time.time()}
@@ -88,7 +101,6 @@ class RunRecords:
             # srun's status does not show who sent a signal or which one, and srun itself may have been killed
             killed = started and code == (-signal.SIGKILL if is_exact else 128 + signal.SIGKILL)
             return {"end": time.time(), **({"wrapper": "was killed by SIGKILL"} if killed else {})}
-        service = {"service": True} if running.planned.service else {}
         return {"code": code, "end": time.time(), **service}
 
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Mapping
 
-from exporter.contract.events import EventLog
+from exporter.contract.events import EventFilter, EventLog
 from exporter.contract.status import NodeStatus, TaskPosition
 from exporter.progress.work import job_work
 
@@ -12,25 +12,20 @@ MILESTONES = 10  # a milestone for each tenth of the work
 
 
 class StatusEvents:
-    """Copies each new event of the sidecars' statuses once.
-
-    A restarted sidecar repeats an event with the same time, or not at all.
-    """
+    """Copies each new event of the sidecars' statuses once."""
 
     def __init__(self, events: EventLog, total_items: int | None) -> None:
         self._events = events
         self._total_items = total_items
-        self._reported: set[tuple[object, ...]] = set()
+        self._filter = EventFilter()
         self._milestone = 0
 
     def copy_new_events(self, statuses: Mapping[str, NodeStatus], log: Callable[[str], None] = lambda _: None) -> None:
         """Write the new events of all nodes, and pass a line for each to ``log``."""
-        found = [(node, event) for node, status in statuses.items() for event in status.events]
-        for node, event in sorted(found, key=lambda entry: entry[1].time):
-            key = (node, event.time, event.event, event.worker, event.detail)
-            if event.event in ORCHESTRATOR_EVENTS or key in self._reported:
+        found = ((node, event) for node, status in statuses.items() for event in status.events)
+        for node, event in self._filter.find_new(found):
+            if event.event in ORCHESTRATOR_EVENTS:
                 continue
-            self._reported.add(key)
             facts = {name: value for name, value in event.to_json().items() if name != "event" and value is not None}
             self._events.write(event.event, **{**facts, "node": node})
             log(f"{node}: {' '.join(filter(None, (event.event, event.worker)))}: {event.detail}")

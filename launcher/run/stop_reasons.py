@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from exporter.workers.exit_reason import CONSEQUENCES, LIMIT_OVERRUN_S
 from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, TaskPlan
-from launcher.report.inputs import KnownEnds, ReportPace
+from launcher.report.inputs import ReportPace
 from launcher.report.report import build_report
 from launcher.run.job_log import log_line
 from launcher.run.job_state import JobRun, lost_part_cause
@@ -21,6 +21,7 @@ class StopReasons:
     """Finds reasons to stop a job, and begins the stop."""
 
     def __init__(self, job: JobRun, job_tasks: JobTasks, stages: Stages) -> None:
+        self._job = job
         self._plan, self._facts, self._time_limit_end = job.plan, job.facts, job.time_limit_end
         self._job_state, self._signals = job.state, job.signals
         self._job_tasks, self._stages = job_tasks, stages
@@ -65,7 +66,7 @@ class StopReasons:
 
         After the warning a worker may also exit with 0 because it saved its state and will resume.
         """
-        known, pace = KnownEnds(self._job_tasks.ends), ReportPace(out_of_time=lambda: True)
+        known, pace = self._job.know(self._job_tasks.ends), ReportPace(out_of_time=lambda: True)
         report = build_report(self._facts.run_dir, now=time.time(), ended=True, known=known, pace=pace)
         expected = report.items_expected
         least = self._plan.manifest.verify.complete_share * expected if expected else None

@@ -1,6 +1,7 @@
 """Start the tasks of a job, find out why they end, and apply their restart policies."""
 
 import functools
+import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +22,7 @@ from launcher.steps.steps import RunningTask
 
 RECORD_GRACE_S = 2.0  # from the end of a step until its exit record is visible here (network file systems)
 _EXTERNAL_REASONS = ("cancelled", "time_limit")  # exit reasons of a signal from outside the job
+LOST_STEP_S = 60.0  # from the end of a task until the srun that still waits for it is killed
 STEPS_POLL_S = 1.0  # between two polls for tasks that have ended in a step that still runs
 
 
@@ -68,7 +70,7 @@ class JobTasks:
         # by rank: tasks in a shared step without an exit record so far
         self._in_shared_steps: dict[int, RunningTask] = {}
         self._failed_early: set[int] = set()  # ranks whose failure was seen before the end of their step
-        self._next_steps_poll_at = 0.0
+        self._next_steps_poll_at = self._next_lost_steps_poll_at = 0.0
         # by rank: ended tasks that still have processes in their step
         self._with_leftovers: dict[int, RunningTask] = {}
         self._killed_at: float | None = None
@@ -127,6 +129,7 @@ class JobTasks:
 
     def _start_step(self, group: TaskGroup, tasks: Sequence[TaskPlan]) -> None:
         restart = group.restart
+        self._signals.show_life()  # the starts of thousands of tasks take long
         for planned in tasks:
             for line in launch_lines(planned, self._facts, restart):
                 log_line(line)
@@ -174,6 +177,7 @@ class JobTasks:
                 rank: left for rank, left in self._with_leftovers.items() if not self._steps.has_no_leftovers(left)
             }
         self._poll_shared_steps(now)
+        self._end_lost_steps(now)
         if self._ended:
             attempt_optional("list the records", self._records.list_names)
         for rank, (running, code, ended_at) in list(self._ended.items()):
@@ -203,6 +207,7 @@ class JobTasks:
                     is_exact=self._steps.has_exact_status,
                     is_node_lost=self._is_on_a_failed_node(running),
                     was_signalled=self._job_state.stop is not None or self._task_groups[rank].kill_at is not None,
+                    is_disk_full=self._job_state.test_disk(),
                 )
                 save_record = functools.partial(self._records.save_exit, running.planned, running.restart, record)
                 attempt_optional("write its record", save_record)
@@ -231,6 +236,25 @@ class JobTasks:
             if code != 0 or running.planned.service:
                 self._failed_early.add(rank)
                 self._ended[rank] = (running, code or 0, now)
+
+    def _end_lost_steps(self, now: float) -> None:
+        """Kill each srun whose tasks all ended long ago: without slurmstepd, it would wait until the time limit."""
+        if not self._running or now < self._next_lost_steps_poll_at:
+            return
+        self._next_lost_steps_poll_at = now + LOST_STEP_S / 6
+        try:
+            names = self._records.list_names()
+        except OSError:
+            return
+        lost: dict[subprocess.Popen[bytes], bool] = {}
+        for running in self._running.values():
+            is_recorded = self._records.path(running.planned, running.restart, "exit").name in names
+            end = evidence_from_record(self._records.read_exit(running) or {}).end if is_recorded else None
+            is_over = end is not None and time.time() - end >= LOST_STEP_S
+            lost[running.process] = lost.get(running.process, True) and is_over
+        for process in (process for process, is_lost in lost.items() if is_lost):
+            log_line(f"Killing srun {process.pid}: its tasks ended {LOST_STEP_S:g} s ago, and Slurm has not told it")
+            process.kill()
 
     def _is_on_a_failed_node(self, running: RunningTask) -> bool:
         """Whether the task's node has failed, so that no record will come from it."""

@@ -6,10 +6,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-import yaml
-
 from launcher.errors import ConfigError, LauncherError
 from launcher.rundir.trust import ROOT, distrust, find_problem, foreign_owner, read_facts
+from launcher.rundir.yaml_files import load_yaml, read_yaml_text
 
 CLUSTER_FILE = "gpujob.yaml"
 CLUSTER_VARIABLE = "GPUJOB_CONFIG"
@@ -68,16 +67,6 @@ def _user_id(name: object) -> int:
         raise ConfigError(str(SYSTEM_FILE), [f"trusted_owners: {name!r} is not the name of a user here"]) from None
 
 
-def read_yaml_text(path: Path) -> str:
-    """Text of a job file or cluster file. Raises ConfigError if it cannot be read or is not UTF-8."""
-    try:
-        return path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise ConfigError(str(path), [f"cannot be read: {error.strerror}"]) from error
-    except UnicodeDecodeError as error:
-        raise ConfigError(str(path), [f"is not UTF-8 at byte {error.start}"]) from error
-
-
 def find_logs_dir(environ: Mapping[str, str], workdir: Path) -> Path:
     """Directory with the run directories of jobs submitted from here.
 
@@ -95,10 +84,7 @@ def find_logs_dir(environ: Mapping[str, str], workdir: Path) -> Path:
 
 def _read_mapping(path: Path) -> Mapping[str, object]:
     """Content of a cluster file, unchecked. Raises ConfigError if it is not YAML."""
-    try:
-        body = yaml.safe_load(read_yaml_text(path))
-    except (yaml.YAMLError, RecursionError, ValueError) as error:
-        raise ConfigError(str(path), [f"not YAML that can be used: {' '.join(str(error).split())}"]) from error
+    body = load_yaml(read_yaml_text(path), str(path))
     return body if isinstance(body, dict) else {}
 
 

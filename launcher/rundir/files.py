@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping
 
+from exporter.contract import run_files
 from exporter.contract.manifest import render_manifest
 from launcher.plan.plan import PLAN_FILE, Plan, dump_plan
 from launcher.plan.ports import SURVEY_FILE, survey_request
@@ -11,12 +12,12 @@ from launcher.rundir.secrets_file import SECRETS_FILE
 
 def plan_files(plan: Plan, script: str) -> dict[str, str]:
     """Texts of these files, by name."""
-    import yaml  # lazy: only `submit` and `run` write these files
+    from launcher.rundir.yaml_files import dump_yaml  # lazy: only `submit` and `run` write these files
 
     asked = survey_request(plan)
     return {
         **({} if asked is None else {SURVEY_FILE: json.dumps(asked) + "\n"}),
-        "config.yaml": yaml.safe_dump(dict(plan.resolved), sort_keys=False, allow_unicode=True),
+        "config.yaml": dump_yaml(dict(plan.resolved)),
         "manifest.json": json_lines(render_manifest(plan.manifest)),
         "sbatch_script.sh": script,
         PLAN_FILE: json_lines(dump_plan(plan)),
@@ -40,4 +41,15 @@ def file_names(plan: Plan) -> list[str]:
     """Names of all files that the job finds in its run directory, without rendering them."""
     secrets = (SECRETS_FILE,) if plan.secrets else ()
     asked = () if survey_request(plan) is None else (SURVEY_FILE,)
-    return sorted({"config.yaml", "manifest.json", "sbatch_script.sh", PLAN_FILE, *asked, *secrets, *plan.templates})
+    return sorted(
+        {
+            "config.yaml",
+            "manifest.json",
+            "sbatch_script.sh",
+            PLAN_FILE,
+            run_files.TOKEN_FILE,
+            *asked,
+            *secrets,
+            *plan.templates,
+        }
+    )

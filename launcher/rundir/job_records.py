@@ -1,12 +1,18 @@
 """Files of the run directory that the orchestrator writes, for other processes of the job and for commands."""
 
+import os
 import socket
+import time
 from collections.abc import Mapping
 from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.records import JsonObject, Record
+from exporter.contract.report import Report
+from exporter.contract.user_state import user_state_folder
+from exporter.machine.procfs import CLOCK_TICKS
+from launcher.rundir.job_ids import job_id_of
 
 
 class ProcessRecord(Record):
@@ -34,12 +40,19 @@ class OrchestratorRecord(ProcessRecord):
     addresses: tuple[str, ...] = ()
     port_offset: int = 0
 
+    def elapsed_s(self) -> float | None:
+        """Seconds since the process started, on its own machine and by a clock that nobody sets."""
+        if self.start_ticks is None:
+            return None
+        return time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_ticks / CLOCK_TICKS
+
 
 class JobStateRecord(Record):
     """``state.json``: the phase of the job, and why it is being stopped."""
 
     phase: str = "launching"
     stop: JsonObject | None = None  # while the job is being stopped
+    orchestrator_silent_since: float | None = None  # epoch seconds; None while the orchestrator responds
 
 
 class AbandonedWorkers(Record):
@@ -53,3 +66,22 @@ class AbandonedWorkers(Record):
 def read_orchestrator(run_dir: Path) -> OrchestratorRecord | None:
     """The record of the job's last orchestrator; None before it has one."""
     return OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
+
+
+def report_path_elsewhere(run_dir: Path, environ: Mapping[str, str]) -> Path | None:
+    """Path in the user's state directory; None if the user has none."""
+    folder = user_state_folder(environ)
+    return Path(folder, "reports", f"{job_id_of(run_dir)}.json") if folder else None
+
+
+def read_report(run_dir: Path) -> Report | None:
+    """The report of a job; None if it has none. Raises RecordError."""
+    return Report.read(run_dir / run_files.REPORT_FILE) or read_report_elsewhere(run_dir)
+
+
+def read_report_elsewhere(run_dir: Path) -> Report | None:
+    """The report in the user's state directory; None if there is none. Raises RecordError."""
+    path = report_path_elsewhere(run_dir, os.environ)
+    report = None if path is None else Report.read(path)
+    # another cluster may have a job of this number
+    return report if report is not None and report.run_dir == str(run_dir) else None

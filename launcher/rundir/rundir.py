@@ -1,5 +1,6 @@
 """Run directories: complete before a job can start, and found again by job id."""
 
+import contextlib
 import getpass
 import os
 import platform
@@ -43,6 +44,7 @@ def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
             with open(path, "w", encoding="utf-8", errors="surrogateescape", opener=_opener(name)) as out:
                 out.write(text)
         write_secrets(staging, plan.secrets, os.environ)
+        run_files.make_token(staging)
         for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR, run_files.PROGRESS_DIR):
             (staging / folder).mkdir(run_files.FOLDER_MODE)
         run_files.write_job_state(str(staging), "launching")
@@ -141,7 +143,10 @@ def _git_state(workdir: str) -> dict[str, JsonValue] | None:
 
 
 def find_run_dir(job: str, logs_dir: Path) -> Path:
-    """Find a run directory by its path, or the newest one with this job id in the logs directory."""
+    """Find a run directory by its path, or the newest one with this job id in the logs directory.
+
+    Those of this user come first: anyone may have written to a shared logs directory.
+    """
     place = Path(job)
     if (place / run_files.MANIFEST_FILE).is_file():
         return place.resolve()
@@ -153,16 +158,23 @@ def find_run_dir(job: str, logs_dir: Path) -> Path:
         for pattern in (f"{name}_*", *in_sweeps):
             found = [path for path in logs_dir.glob(pattern) if (path / run_files.MANIFEST_FILE).is_file()]
             if found:
-                return max(found, key=lambda path: path.stat().st_mtime).resolve()
+                return max(found, key=_rank).resolve()
         place = next((path for path in logs_dir.glob(f"{name}_*") if (path / SWEEP_FILE).is_file()), place)
     if (place / SWEEP_FILE).is_file():
         point = next((path.parent for path in sorted(place.glob(f"*/{run_files.MANIFEST_FILE}"))), None)
         name = "" if point is None else f", and name one of its points, as in {shlex.quote(str(point))}"
         raise LauncherError(f"{job!r} is a sweep; see `gpujob sweep {shlex.quote(str(place))}`{name}")
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
+        os.scandir(logs_dir).close()  # raises what hides its contents from a glob
     raise LauncherError(
         f"{job!r} is neither a run directory nor the id of a job in {logs_dir}; "
         "give the run directory that `gpujob submit` printed, or run the command where you submitted"
     )
+
+
+def _rank(run_dir: Path) -> tuple[bool, float]:
+    status = run_dir.stat()
+    return status.st_uid == os.geteuid(), status.st_mtime
 
 
 def _escaped_glob(text: str) -> str:

@@ -1,10 +1,27 @@
 """Latest statuses of a job's sidecars, for its report and its view."""
 
+import contextlib
+import hashlib
+import http.client
+import json
+import math
+import socket
+import threading
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from exporter.contract import run_files
+from exporter.contract.identity import safe_label
+from exporter.contract.records import RecordError
 from exporter.contract.status import NodeStatus, WorkerStatus
+from launcher.rundir.targets import SidecarRecord
+
+ANSWER_S = 4.0  # for the connection, and for the whole answer, which also ends servers that send byte by byte
+STATUS_BYTES = 2 * 1024 * 1024  # largest status without workers
+WORKER_BYTES = 64 * 1024  # what each worker of the job may add: 600 restarts take less than 150 KB
+MOST_DEPTH = 32  # of nested objects and lists; ours have less than ten
+MOST_NUMBER = 2.0**64
 
 
 def read_statuses(run_dir: Path, attempt: int) -> dict[str, NodeStatus]:
@@ -15,6 +32,96 @@ def read_statuses(run_dir: Path, attempt: int) -> dict[str, NodeStatus]:
         return {}
     found = {path.stem: NodeStatus.read_valid(path) for path in paths}
     return {node: status for node, status in found.items() if status is not None and status.attempt == attempt}
+
+
+def fetch_status(node: str, sidecar: SidecarRecord, token: str | None, workers: int) -> NodeStatus | str | None:
+    """The status that the sidecar of a node serves, or one line about why there is none.
+
+    Whoever has the port now may answer instead. So the answer is limited in time and in size, by the ``workers`` of
+    the job, and must be of the same job and node, with TLS also with the certificate of the record.
+
+    None for a user who may not read the job's ``token``: the sidecar would not answer.
+    """
+    if token is None:
+        return None
+    try:
+        body = _read_page(sidecar, token, STATUS_BYTES + workers * WORKER_BYTES)
+    except (OSError, OverflowError, ValueError, http.client.HTTPException) as error:
+        return f"{type(error).__name__}: no answer from {sidecar.address}"
+    try:
+        value = json.loads(body)
+        _check_limits(value)
+        status = NodeStatus.from_json(value, "its status")
+    except (RecordError, ValueError, RecursionError) as error:
+        return f"no status from {sidecar.address}: {str(error)[:200]}"
+    found = {"job_id": safe_label(status.job.job_id), "node": safe_label(status.node.name if status.node else "")}
+    wanted = {"job_id": sidecar.labels.get("job_id"), "node": safe_label(node)}
+    if found != wanted:
+        theirs, ours = (f"job {labels['job_id']} on {labels['node']}" for labels in (found, wanted))
+        return f"{sidecar.address} answers for {theirs}, not for {ours}"
+    return status
+
+
+def _read_page(sidecar: SidecarRecord, token: str, most_bytes: int) -> bytes:
+    """The page ``/status``. Raises OSError or HTTPException, also if it is too late or too large."""
+    connection = _connection(sidecar)
+    deadline = None
+    try:
+        connection.connect()
+        deadline = threading.Timer(ANSWER_S, _shut_down, (connection.sock,))
+        deadline.daemon = True
+        deadline.start()
+        if sidecar.certificate is not None:
+            secured: Any = connection.sock
+            if hashlib.sha256(secured.getpeercert(binary_form=True)).hexdigest() != sidecar.certificate:
+                raise http.client.HTTPException("another certificate")
+        connection.request("GET", "/status", headers={"Authorization": f"Bearer {token}"})
+        answer = connection.getresponse()
+        if answer.status != http.HTTPStatus.OK:
+            raise http.client.HTTPException(answer.status)
+        body = answer.read(most_bytes + 1)
+        if len(body) > most_bytes:
+            raise http.client.HTTPException(f"more than {most_bytes} bytes")
+        return body
+    finally:
+        if deadline is not None:
+            deadline.cancel()
+        connection.close()
+
+
+def _connection(sidecar: SidecarRecord) -> http.client.HTTPConnection:
+    """A connection to a sidecar, not yet open. Its certificate is compared with the record, not with authorities."""
+    if sidecar.certificate is None:
+        return http.client.HTTPConnection(sidecar.address, timeout=ANSWER_S)
+    import ssl  # lazy: only a site with TLS needs it
+
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return http.client.HTTPSConnection(sidecar.address, timeout=ANSWER_S, context=context)
+
+
+def _shut_down(connection: socket.socket) -> None:
+    """End a read that another thread waits for."""
+    with contextlib.suppress(OSError):  # it has just ended by itself
+        connection.shutdown(socket.SHUT_RDWR)
+
+
+def _check_limits(value: object) -> None:
+    """Raises ValueError if JSON is nested deeply or has numbers with which nobody can calculate."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        inner: list[object] = []
+        for entry in level:
+            if isinstance(entry, dict):
+                inner += entry.values()
+            elif isinstance(entry, list):
+                inner += entry
+            elif isinstance(entry, int | float) and not (math.isfinite(entry) and abs(entry) <= MOST_NUMBER):
+                raise ValueError("a number is out of range")
+        if not inner:
+            return
+        level = inner
+    raise ValueError(f"it is nested more than {MOST_DEPTH} deep")
 
 
 def merge_workers(statuses: Mapping[str, NodeStatus]) -> dict[int, WorkerStatus]:

@@ -20,6 +20,7 @@ class SidecarRecord(Record):
     attempt: int
     address: str
     labels: Mapping[str, str]  # of all its series
+    certificate: str | None = None  # SHA-256 of its certificate; None without TLS
 
 
 class TargetGroup(NamedTuple):

@@ -1,24 +1,28 @@
 """Tasks and sidecars as child processes on this machine, without Slurm."""
 
 import ctypes
+import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
 
 from exporter.contract.process_identity import read_start_ticks
-from exporter.contract.run_files import append_to
+from exporter.contract.report import Report
 from exporter.machine.procfs import is_zombie, read_children, read_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
-from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
+from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator, read_report
 from launcher.steps.steps import (
     ENDING_SIGNALS,
+    PYTHON_FLAGS,
     ExternalEnd,
     RunningTask,
     log_files,
+    open_log,
     run_environment,
     sidecar_argv,
     survey_argv,
@@ -71,18 +75,19 @@ class LocalSteps:
                 "GPUJOB_ATTEMPT": str(self._facts.attempt),
                 "GPUJOB_FIRST_GPU": str(self._first_gpu(index)),
             }
-            with append_to(self._facts.run_dir / f"{host}_sidecar.log") as log:
+            with open_log(self._facts.run_dir, f"{host}_sidecar.log") as log:
                 started.append(self._start(sidecar_argv(self._plan, self._facts), environment, log, log))
         return started
 
     def start_survey(self, offsets: Sequence[int], round_number: int) -> list[subprocess.Popen[bytes]]:
         argv = survey_argv(self._plan, self._facts)
         environment = {**os.environ, **survey_environment(self._facts, offsets, round_number)}
-        with append_to(self._facts.run_dir / "log.err") as log:
+        with open_log(self._facts.run_dir, "log.err") as log:
             return [self._start([*argv, host], environment, subprocess.PIPE, log) for host in self._facts.hosts]
 
     def start_program(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
-        with append_to(output) as out, append_to(self._facts.run_dir / "log.err") as log:
+        run_dir = self._facts.run_dir
+        with open_log(run_dir, output) as out, open_log(run_dir, "log.err") as log:
             return self._start(argv, dict(os.environ), out, log)
 
     def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:
@@ -92,7 +97,8 @@ class LocalSteps:
     def _start_task(self, planned: TaskPlan, restart: int) -> RunningTask:
         environment = {**os.environ, **run_environment(self._plan, planned, self._facts, restart)}
         out, err = log_files(planned, self._facts, restart)
-        with append_to(out) as output, append_to(err) as error:
+        run_dir = self._facts.run_dir
+        with open_log(run_dir, out) as output, open_log(run_dir, err) as error:
             first = self._first_gpu(planned.task.node_index)
             argv = wrapper_argv(self._plan, planned, self._facts, restart, first_gpu=first)
             process = self._start(argv, environment, output, error, self._plan.workdir)
@@ -147,6 +153,7 @@ class LocalSteps:
         """
         self.kill([running])
         self._wrapper_pids.discard(running.process.pid)
+        self._own_pids.discard(running.process.pid)  # it was waited for: another process may get its pid
         own = {"GPUJOB_JOB_ID": self._facts.job_id, "GPUJOB_RANK": str(running.planned.task.rank)}
         ended = 0
         for pid in read_children(os.getpid()):
@@ -180,8 +187,26 @@ class LocalSteps:
         return "there is no queue on this machine"
 
 
-def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes]) -> subprocess.Popen[bytes]:
-    """Start the orchestrator as a child of the command.
+class LocalJob:
+    """The guard of a job on this machine, as a child of the command."""
+
+    def __init__(self, run_dir: Path, *first_words: str) -> None:
+        """Start the job of a run directory. ``first_words`` are put before the command line of the guard."""
+        self._run_dir = run_dir
+        self._report_fd = os.memfd_create("report")  # whatever happens to disks
+        argv = [*first_words, sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
+        with open_log(run_dir, "log.out") as out, open_log(run_dir, "log.err") as err:
+            self.process = _start_guard([*argv, "--report-fd", str(self._report_fd)], out, err, self._report_fd)
+
+    def read_report(self) -> Report | None:
+        """The report of the ended job; None if it left none."""
+        with open(self._report_fd, "rb") as source:
+            content = source.read()
+        return Report.from_json(json.loads(content)) if content else read_report(self._run_dir)
+
+
+def _start_guard(argv: Sequence[str], output: IO[bytes], error: IO[bytes], report_fd: int) -> subprocess.Popen[bytes]:
+    """Start the guard.
 
     It gets SIGTERM when the command dies. It starts with its signals blocked until it can handle them.
     """
@@ -196,6 +221,7 @@ def start_orchestrator(argv: Sequence[str], output: IO[bytes], error: IO[bytes])
         stdin=subprocess.DEVNULL,
         stdout=output,
         stderr=error,
+        pass_fds=[report_fd],
         start_new_session=True,  # Ctrl-C reaches it only through the command
         preexec_fn=prepare,  # safe: the command has one thread
     )

@@ -34,6 +34,7 @@ from launcher.steps.srun_lines import SIDECARS, sidecar_line, step_file, survey_
 from launcher.steps.steps import (
     ExternalEnd,
     RunningTask,
+    open_log,
     run_environment,
     shared_variables,
     step_entries,
@@ -257,7 +258,7 @@ class SlurmSteps:
         return [process]
 
     def start_program(self, argv: Sequence[str], output: Path) -> subprocess.Popen[bytes]:
-        with run_files.append_to(output) as out:
+        with open_log(self._facts.run_dir, output) as out:
             return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, start_new_session=True)
 
     def start_tasks(self, tasks: Sequence[TaskPlan], restart: int) -> list[RunningTask]:

@@ -1,16 +1,17 @@
 """Interface for starting and ending processes, as Slurm steps or on this machine."""
 
+import os
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 from exporter.contract import run_files
 from exporter.logs.log_files_reader import run_suffix
 from launcher.plan.container import container_worker_argv, container_wrapper_argv
-from launcher.plan.placeholders import task_argv, task_environment
+from launcher.plan.placeholders import DEFAULT_VARIABLES, task_argv, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.rundir.secrets_file import read_secrets
 
@@ -231,15 +232,18 @@ def survey_environment(facts: RunFacts, offsets: Sequence[int], round_number: in
 def run_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
     """Variables for a run of a task besides the user's environment. Raises LauncherError without its secrets.
 
-    ``GPUJOB_FOM_URL`` accepts figures of merit; empty while the node's sidecar does not listen.
+    ``GPUJOB_FOM_URL`` accepts figures of merit with ``GPUJOB_TOKEN``; empty while the node's sidecar does not listen.
     ``GPUJOB_RESUME`` is 1 if an earlier attempt may have left checkpoints.
     """
     node = facts.hosts[planned.task.node_index]
     sidecar = run_files.read_json(facts.run_dir / run_files.SIDECARS_DIR / f"{node}.json") or {}
     url = sidecar.get("fom") if sidecar.get("attempt") == facts.attempt else None
     resume = {"GPUJOB_RESUME": "1"} if facts.attempt else {}
-    ours = {"GPUJOB_FOM_URL": str(url or ""), **resume}
-    return {**ours, **read_secrets(facts.run_dir, plan.secrets), **task_environment(plan, planned, facts, restart)}
+    token = run_files.read_token(facts.run_dir) if url else None
+    ours = {"GPUJOB_FOM_URL": str(url or ""), "GPUJOB_TOKEN": token or "", **resume}
+    kept = {name: os.environ[name] for name in DEFAULT_VARIABLES if name in os.environ and name not in planned.env}
+    secrets = read_secrets(facts.run_dir, plan.secrets)
+    return {**ours, **secrets, **task_environment(plan, planned, facts, restart), **kept}
 
 
 def log_files(planned: TaskPlan, facts: RunFacts, restart: int) -> tuple[str, str]:
@@ -251,3 +255,16 @@ def log_files(planned: TaskPlan, facts: RunFacts, restart: int) -> tuple[str, st
         f"{here}/{out.replace('{node}', node).replace('{run}', run)}",
         f"{here}/{err.replace('{node}', node).replace('{run}', run)}",
     )
+
+
+def open_log(run_dir: Path, name: str | Path) -> IO[bytes]:
+    """Open a log in the run directory for more lines: on a full disk with the reserve, else ``/dev/null``."""
+    path = run_dir / name
+    for _ in range(2):
+        try:
+            return run_files.append_to(path)
+        except OSError as error:
+            if not run_files.is_full(error):
+                raise
+            run_files.release_reserve(run_dir)
+    return open(os.devnull, "wb")

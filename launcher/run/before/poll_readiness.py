@@ -327,7 +327,8 @@ class ReadinessPublisher:
         if found == self._written and now - self._written_at < REPEAT_INTERVAL_S:
             return
         try:
-            run_files.write_json(self._path, to_json(found._replace(time=time.time())), durable=False)
+            body = to_json(found._replace(time=time.time()))
+            run_files.write_json_with_reserve(self._path.parent, self._path, body, spare=self._path, durable=False)
         except OSError as error:
             problem = f"cannot write {self._path}: {error.strerror}"
             if problem != self._problem:

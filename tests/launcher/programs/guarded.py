@@ -48,7 +48,10 @@ server.serve_forever()
 
 
 class Guarded:
-    """One job, from the start of its guard to its end. ``tasks`` has changes of planned tasks."""
+    """One job, from the start of its guard to its end.
+
+    ``tasks`` has changes of planned tasks, ``limits`` other values for the limits of the guard.
+    """
 
     def __init__(
         self,
@@ -60,6 +63,7 @@ class Guarded:
         timeout_s: float = 60.0,
         slurm: Mapping[str, Any] | None = None,
         templates: Mapping[str, str] | None = None,
+        limits: Mapping[str, float] | None = None,
         **spec: Any,
     ) -> None:
         (folder / "server.py").write_text(SERVER)
@@ -82,6 +86,10 @@ class Guarded:
         self.plan = plan
         self.run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, "local-1")
         argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(self.run_dir), "--local"]
+        if limits is not None:
+            lines = ["import sys", "from launcher import guard", *(f"guard.{name} = {s}" for name, s in limits.items())]
+            script = "\n".join([*lines, "guard.guard(sys.argv[1:])"])
+            argv = [sys.executable, "-I", "-B", "-c", script, str(self.run_dir), "--local"]
         with (self.run_dir / "log.out").open("ab") as log:
             self.guard = subprocess.Popen(
                 argv, env=clean_environment(), cwd=folder, stdout=log, stderr=log, stdin=subprocess.DEVNULL

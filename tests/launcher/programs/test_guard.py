@@ -1,4 +1,4 @@
-"""Killed parts of gpujob: the job ends soon, leaves no process, and the report has the cause."""
+"""Parts of gpujob that are killed or stopped: the job ends soon, leaves no process, and the report has the cause."""
 
 import os
 import signal
@@ -8,10 +8,15 @@ import time
 from pathlib import Path
 from typing import Any
 
+from exporter.contract import run_files
+from exporter.machine.procfs import read_children, read_process_stat
+from launcher.guard import reported_status
+from launcher.run.signals import OrchestratorSignals
 from tests.launcher.programs.guarded import Guarded
 from tests.support.launcher import poll
 
 STUBBORN = "sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'"
+LIMITS = {"WAIT_S": 0.1, "SILENT_S": 1.0, "LOST_S": 5.0, "ENDING_S": 3.0}
 SECONDS = 60.0
 """Limit for the end of a job on a busy machine. Its workers would run longer."""
 
@@ -106,3 +111,122 @@ def test_a_job_that_cannot_start_leaves_no_files(tmp_path: Path) -> None:
     done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, "is this a run directory?" in done.stderr) == (1, True)
     assert list(tmp_path.iterdir()) == []
+
+
+# An orchestrator or guard that is stopped for good
+
+
+def stop_orchestrator(job: Guarded) -> None:
+    """Stop the orchestrator for good once the job runs."""
+    job.await_phase("running")
+    os.kill(job.orchestrator_pid(), signal.SIGSTOP)
+
+
+def assert_all_ended(job: Guarded) -> None:
+    poll(lambda: not job.left_over(), f"the end of all processes: {job.left_over()}", SECONDS)
+
+
+def test_workers_complete_under_a_stopped_orchestrator(tmp_path: Path) -> None:
+    with job_of(tmp_path, "sleep 8", limits=LIMITS) as job:
+        stop_orchestrator(job)
+        assert job.wait() == 0
+        assert_all_ended(job)
+    assert (job.report["state"], job.report["cause"]) == ("COMPLETED", None)
+    assert job.reasons() == {"worker_w0": "completed", "worker_w1": "completed"}
+    assert "The job needs an orchestrator: its workers have ended" in job.log
+    (silent,) = job.events("orchestrator silent")
+    assert silent["detail"] == "it is stopped (SIGSTOP)"
+
+
+def test_a_failure_under_a_stopped_orchestrator_ends_the_job(tmp_path: Path) -> None:
+    with job_of(tmp_path, "sh -c '[ $RANK = 0 ] && sleep 1 && exit 3; sleep 600'", limits=LIMITS) as job:
+        stop_orchestrator(job)
+        assert job.wait() == 1
+        assert_all_ended(job)
+    assert (job.report["cause"]["worker"], job.report["cause"]["code"]) == ("worker_w0", 3)
+    assert job.reasons() == {"worker_w0": "app_error", "worker_w1": "terminated_peer"}
+
+
+def test_an_orchestrator_stopped_at_its_start_is_the_cause(tmp_path: Path) -> None:
+    with job_of(tmp_path, limits=LIMITS) as job:
+        os.kill(poll(lambda: read_children(job.guard.pid), "the orchestrator")[0], signal.SIGSTOP)
+        assert job.wait() == 1
+        assert_all_ended(job)
+    assert "The job needs an orchestrator: the job has not begun" in job.log
+    assert job.report["cause"]["evidence"] == ["the orchestrator did not respond for 5 s and was killed"]
+
+
+def test_a_signal_ends_a_job_with_a_stopped_orchestrator(tmp_path: Path) -> None:
+    with job_of(tmp_path, limits=LIMITS | {"LOST_S": 600.0}) as job:
+        stop_orchestrator(job)
+        job.guard.terminate()
+        assert job.wait() == 5
+        assert_all_ended(job)
+    assert job.report["state"] == "CANCELLED"
+    cause = "SIGTERM to the job; the orchestrator did not respond for 3 s and was killed"
+    assert job.report["stopped"]["cause"] == cause
+
+
+def test_an_orchestrator_stopped_during_the_end_of_the_job_is_replaced(tmp_path: Path) -> None:
+    with job_of(tmp_path, STUBBORN, limits=LIMITS) as job:
+        await_both_workers(job)
+        job.guard.terminate()
+        job.await_event("job stopping")
+        os.kill(job.orchestrator_pid(), signal.SIGSTOP)
+        assert job.wait() == 5
+        assert_all_ended(job)
+    assert job.report["stopped"]["cause"] == "SIGTERM to the job"
+
+
+def test_an_orchestrator_that_responds_again_stays(tmp_path: Path) -> None:
+    with job_of(tmp_path, "sh -c 'echo up; while [ ! -e enough ]; do sleep 0.1; done'", limits=LIMITS) as job:
+        stop_orchestrator(job)
+        job.await_event("orchestrator silent")
+        time.sleep(LIMITS["LOST_S"])  # no other process has anything to do meanwhile
+        os.kill(job.orchestrator_pid(), signal.SIGCONT)
+        (tmp_path / "enough").touch()
+        assert job.wait() == 0
+    assert job.report["stopped"] is None
+    assert job.events("orchestrator lost") == []
+
+
+def test_a_stopped_guard_ends_with_the_job(tmp_path: Path) -> None:
+    with job_of(tmp_path, "sleep 2") as job:
+        job.await_phase("running")
+        job.guard.send_signal(signal.SIGSTOP)
+        assert job.wait() == 0
+    assert job.report["state"] == "COMPLETED"
+
+
+def test_a_guard_that_stays_stopped_is_continued() -> None:
+    guard = subprocess.Popen(["sleep", "60"])
+    try:
+        signals = OrchestratorSignals(guard.pid)
+        guard.send_signal(signal.SIGSTOP)
+        poll(lambda: (stat := read_process_stat(guard.pid)) and stat.state == "stopped", "a stopped guard")
+        assert not signals.continue_guard(after_s=0.2)
+        poll(lambda: signals.continue_guard(after_s=0.2), "a continued guard")
+        poll(lambda: (stat := read_process_stat(guard.pid)) and stat.state == "sleeping", "a running guard")
+        assert not signals.continue_guard(after_s=0.0)
+    finally:
+        guard.kill()
+        guard.wait()
+
+
+def test_a_word_of_silence_that_comes_after_the_end_of_it_is_corrected(tmp_path: Path) -> None:
+    with job_of(tmp_path, "sleep 9") as job:
+        job.await_phase("running")
+        path = job.run_dir / run_files.STATE_FILE
+        late = {**(run_files.read_json(path) or {}), "orchestrator_silent_since": time.time() - 30.5}
+        run_files.write_json(path, late)
+        poll(lambda: "orchestrator_silent_since" not in (run_files.read_json(path) or late), "the corrected state")
+        assert job.wait() == 0
+    (event,) = job.events("orchestrator responds")
+    assert 30.5 <= event["silent_s"] < 40
+
+
+def test_a_job_has_its_own_status_if_its_orchestrator_was_killed_after_the_report(tmp_path: Path) -> None:
+    assert reported_status(str(tmp_path), signal.SIGKILL) == signal.SIGKILL
+    run_files.write_json(tmp_path / "report.json", {"exit_status": 8})
+    assert os.waitstatus_to_exitcode(reported_status(str(tmp_path), signal.SIGKILL)) == 8
+    assert os.waitstatus_to_exitcode(reported_status(str(tmp_path), 1 << 8)) == 1

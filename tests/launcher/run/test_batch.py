@@ -75,12 +75,13 @@ class Submitted:
 
 WORKER = """
 import json, os, urllib.request
-print(*(os.environ[name] for name in ("RANK", "GPUJOB_NODE", "SLURMD_NODENAME")), flush=True)
+print(*(os.environ[name] for name in ("GPUJOB_RANK", "GPUJOB_NODE", "SLURMD_NODENAME")), flush=True)
 with open(os.environ["GPUJOB_PROGRESS_FILE"], "a") as out:
     print(json.dumps({"done": 1, "total": 1}), file=out)
-figure = json.dumps({"name": "rank " + os.environ["RANK"], "value": 1.5}).encode()
+figure = json.dumps({"name": "rank " + os.environ["GPUJOB_RANK"], "value": 1.5}).encode()
+token = {"Authorization": "Bearer " + os.environ["GPUJOB_TOKEN"]}
 proxyless = urllib.request.build_opener(urllib.request.ProxyHandler({}))
-proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure), timeout=60)
+proxyless.open(urllib.request.Request(os.environ["GPUJOB_FOM_URL"], figure, token), timeout=60)
 """  # a worker that reports progress and a figure of merit
 
 
@@ -245,7 +246,8 @@ def test_each_worker_is_a_named_step(completed: Batch) -> None:
     report, calls = completed.report, completed.slurm.calls("srun")
     assert (report["state"], report["attempt"], report["nodes"]) == ("COMPLETED", 1, ["cn01", "cn02"])
     assert "\n- attempt: 2, after report_a0.md\n" in completed.log("report.md")
-    assert sorted(call["options"]["job-name"] for call in calls) == ["sidecar", *(f"worker_w{n}" for n in range(4))]
+    workers = [f"worker_w{n}" for n in range(4)]
+    assert sorted(call["options"]["job-name"] for call in calls) == ["nodes", "sidecar", *workers]
     assert {call["options"]["nodelist"] for call in calls} == {"cn01,cn02", "cn01", "cn02"}
     assert not [name for call in calls for name in call["env"] if name.startswith(("SLURM_NTASKS", "SLURM_MEM"))]
     for rank, node in enumerate(["cn01", "cn01", "cn02", "cn02"]):

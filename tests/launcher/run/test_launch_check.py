@@ -98,7 +98,7 @@ class Job:
         (self.run_dir / f"{node}_worker_w{rank}{run}.out").write_text("hello\n")
 
     def poll_after(self, seconds: float) -> LaunchChecklist | None:
-        return self.check.poll(START + seconds)
+        return self.check.poll(seconds)
 
 
 @pytest.fixture
@@ -246,7 +246,7 @@ def test_a_job_that_ends_early_is_checked_by_its_last_status(job: Job) -> None:
     job.write_launch_status(1, workers, final=False)
     status = run_files.read_json(job.run_dir / run_files.STATUS_DIR / "cn02.json") or {}
     job.write_status(1, {"launch": status["launch"], "final": True})
-    checklist = job.check.conclude(START + 5)
+    checklist = job.check.conclude(5)
     (fault,) = checklist.faults("issue")
     (line,) = [line for line in render_launch_checklist(checklist) if line.startswith("  - ")]
     assert line.startswith("  - worker_w5 (rank 5) on cn02: it has ended: app_error (exit status 3); ")
@@ -361,7 +361,7 @@ class RealLaunch:
         self.wrappers.start(task, *argv)
 
     def checklist(self) -> LaunchChecklist:
-        found: LaunchChecklist = until(lambda: self.check.poll(time.time()), "the checklist", 40)
+        found: LaunchChecklist = until(lambda: self.check.poll(time.time() - self.start), "the checklist", 40)
         return found
 
     def close(self) -> None:

@@ -107,7 +107,7 @@ def test_the_reserve_is_released_only_for_the_report(
     signals, sidecars = OrchestratorSignals(), Mock()
     signals.end_signal = number
     end = end_of(tmp_path, signals, sidecars)
-    reserve = end._facts.run_dir / run_files.RESERVE_FILE
+    reserve = end._facts.run_dir / run_files.RESERVE_DIR
     run_files.make_reserve(end._facts.run_dir)
     sidecars.await_final_values.side_effect = lambda _timeout_s: seen.append(reserve.exists())
     end.finish(None, lambda: None, lambda: None)

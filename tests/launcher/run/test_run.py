@@ -24,6 +24,7 @@ import pytest
 import yaml
 
 from exporter.contract.identity import safe_label
+from launcher.words import plain_text
 from tests.launcher.run.before.test_node_facts import free_port
 from tests.realstack.waiting import readable
 from tests.support.builders import orchestrator_record
@@ -47,6 +48,7 @@ MAX_CONCURRENT = 4
 DEAD_PROXY = "http://127.0.0.1:9"
 UNWATCHED = {"enabled": False}  # for jobs whose sidecars are not tested: they start sooner
 ESCAPE = "\x1b"
+END_OF_ALLOCATION = 4102444800  # in 2100
 
 
 @dataclass(kw_only=True)
@@ -108,7 +110,8 @@ def await_output(job: LocalJob, count: int = 1) -> None:
 @scenario
 def completed(folder: Path) -> EndedRun:
     env = clean_environment(**wrong_packages(folder))
-    spec = until_exists(folder / "enough", embed_job(items=800, rate=80, env={"HF_TOKEN": "hunter2"}))
+    limited = embed_job(items=800, rate=80, env={"HF_TOKEN": "hunter2"}, slurm={"time_limit": "00:00:01"})
+    spec = until_exists(folder / "enough", limited)
     with LocalJob(folder, spec, "--interval", "0.2", env=env) as job:
         job.phase("running")
         job_id = job.run_dir.name.partition("_")[0]
@@ -166,6 +169,12 @@ def test_report_views_statuses_and_events_match_their_schemas(completed: EndedRu
     }.items():
         schema = published_schema(name)
         assert [problem for value in values for problem in problems(value, schema)] == [], name
+
+
+def test_a_local_job_is_not_measured_by_a_limit_that_nobody_enforces(completed: EndedRun) -> None:
+    view = json.loads(completed.seen["running"].stdout)
+    assert (view["time_limit_s"], view["limit_end"], view["time_limit_met_probability"]) == (None, None, None)
+    assert "limit" not in completed.seen["picture"].stdout
 
 
 def test_every_item_is_a_line_of_output(completed: EndedRun) -> None:
@@ -313,15 +322,28 @@ def test_one_failed_worker_ends_the_job(app_error: EndedRun) -> None:
 
 @scenario
 def unreported(folder: Path) -> EndedRun:
-    with LocalJob(folder, quick_job("mkdir {run_dir}/report.json"), "--quiet") as job:
+    with LocalJob(folder, quick_job("rm {run_dir}/manifest.json"), "--quiet") as job:
         return ended(job)
 
 
-def test_the_log_is_named_if_no_report_was_written(unreported: EndedRun) -> None:
+def test_the_log_is_named_if_there_is_no_report(unreported: EndedRun) -> None:
     assert unreported.outcome == 9
     log = unreported.run_dir / "log.out"
-    assert unreported.job.output.splitlines()[-1].endswith(f" without a report (status 0); see {log}")
-    assert "cannot write the report: Is a directory" in log.read_text()
+    assert unreported.job.output.splitlines()[-1].endswith(f" without a report (status 9); see {log}")
+    assert "cannot build the report" in log.read_text()
+
+
+def test_a_report_without_a_place_in_the_run_directory_is_in_the_state_directory(tmp_path: Path) -> None:
+    env = clean_environment(XDG_STATE_HOME=str(tmp_path / "state"))
+    with LocalJob(tmp_path, quick_job("mkdir {run_dir}/report.json"), "--json", env=env) as job:
+        assert job.wait() == 0
+        run_dir, (printed,) = job.run_dir, (line for line in job.output.splitlines() if line.startswith("{"))
+    place = tmp_path / "state/gpujob/reports" / f"{run_dir.name.partition('_')[0]}.json"
+    assert f"its report cannot be written to {run_dir}, so it is {place}" in (run_dir / "log.err").read_text()
+    assert f"gpujob: the report cannot be written to {run_dir}, so it is {place}" in job.output
+    assert place.with_suffix(".md").read_text().startswith("# Job local-")
+    assert (place.stat().st_mode & 0o777, json.loads(printed)) == (0o600, json.loads(place.read_text()))
+    assert json.loads(gpujob("report", str(run_dir), "--json", cwd=tmp_path, env=env).stdout) == json.loads(printed)
 
 
 @scenario
@@ -457,7 +479,7 @@ def test_a_job_ended_from_outside_is_cancelled(name: str, status: int, cause: st
     assert (report["state"], report["exit_status"], report["cause"]) == ("CANCELLED", 5, None)
     assert (report["stopped"]["reason"], report["stopped"]["cause"]) == ("cancelled", cause)
     assert f"Stopping the job: {cause}" in (done.run_dir / "log.out").read_text()
-    assert f"- stopped: {cause}\n" in (done.run_dir / "report.md").read_text()
+    assert f"- stopped: {plain_text(cause)}\n" in (done.run_dir / "report.md").read_text()
     assert done.reasons() == ["cancelled", "cancelled"]
     assert "the job was being stopped" in "; ".join(done.worker("worker_w0")["exit"]["evidence"])
     assert done.events("signal")
@@ -476,15 +498,17 @@ def interrupted_twice(folder: Path) -> EndedRun:
     with LocalJob(folder, {"name": "stubborn", "workers": [stubborn], "monitoring": UNWATCHED}, "--quiet") as job:
         await_output(job, 2)
         job.process.send_signal(signal.SIGINT)
-        poll(lambda: job.json("state.json").get("stop"), "the stop")
+        stop = poll(lambda: job.json("state.json").get("stop"), "the stop")
         job.process.send_signal(signal.SIGINT)
-        return ended(job, 26)  # the workers have 27 s of KillWait from the first signal
+        return ended(job, 26, stop=stop)  # the workers have 27 s of KillWait from the first signal
 
 
 def test_a_second_ctrl_c_kills_workers_that_do_not_end(interrupted_twice: EndedRun) -> None:
     assert (interrupted_twice.outcome, interrupted_twice.report["state"]) == (130, "CANCELLED")
     assert "its workers have 27 s to end; Ctrl-C again kills them" in interrupted_twice.job.output
     assert interrupted_twice.left_over == {}
+    stop = interrupted_twice.seen["stop"]
+    assert stop["kill_at"] - stop["time"] == pytest.approx(27.0, abs=1.0)
 
 
 def test_a_terminal_shows_a_live_picture(interrupted_in_a_terminal: EndedRun) -> None:
@@ -604,6 +628,67 @@ def test_a_job_without_its_guard_ends_in_order_with_a_report(guard_killed: Ended
 
 
 @scenario
+def orchestrator_stopped(folder: Path) -> EndedRun:
+    spec = until_exists(folder / "enough", quick_job("true", monitoring={"check_interval": 0.5, "linger": 0}))
+    with LocalJob(folder, spec, "--quiet") as job:
+        job.phase("running")
+        orchestrator_pid = job.json("orchestrator.json")["pid"]
+        os.kill(orchestrator_pid, signal.SIGSTOP)
+        poll(lambda: job.json("state.json").get("orchestrator_silent_since"), "the message about it")
+
+        def silent_view() -> subprocess.CompletedProcess[str] | None:
+            view = run_gpujob(job, "watch", str(job.run_dir), "--once")
+            return view if "the orchestrator has not responded since" in view.stdout else None
+
+        view = poll(silent_view, "a view of the silent orchestrator")
+
+        def status() -> dict[str, Any]:
+            job_status: dict[str, Any] = read_json(next((job.run_dir / "status").glob("*.json")))["job"]
+            return job_status
+
+        poll(lambda: status()["orchestrator_silent_since"], "the status of the sidecar")
+        os.kill(orchestrator_pid, signal.SIGCONT)
+        poll(lambda: not status()["orchestrator_silent_since"], "the next status of the sidecar")
+        (folder / "enough").touch()
+        return ended(job, view=view.stdout)
+
+
+def test_an_orchestrator_that_is_stopped_for_long_is_reported(orchestrator_stopped: EndedRun) -> None:
+    assert (orchestrator_stopped.outcome, orchestrator_stopped.report["state"]) == (0, "COMPLETED")
+    events = orchestrator_stopped.events("orchestrator silent") + orchestrator_stopped.events("orchestrator responds")
+    assert [event["silent_s"] >= 30 for event in events] == [True, True]
+    assert "has not responded for 30 s: it is stopped (SIGSTOP). The workers go on" in orchestrator_stopped.log()
+    assert "The orchestrator responds again after " in orchestrator_stopped.log()
+
+
+@scenario
+def output_in_use(folder: Path) -> EndedRun:
+    output = {"paths": {"output_dir": str(folder / "out")}}
+    env = clean_environment(XDG_STATE_HOME=str(folder / "state"))
+    spec = until_exists(folder / "enough", quick_job("true", **output))
+    with LocalJob(folder, spec, "--quiet", env=env) as job:
+        job.phase("running")
+        refused = run_gpujob(job, "run", "job.yaml", "--quiet", XDG_STATE_HOME=str(folder / "state"))
+        late = settled_run_dir(folder / "late", quick_job("true", **output))
+        argv = [sys.executable, "-I", "-m", "launcher.run.orchestrator", str(late), "--local"]
+        status = subprocess.run(argv, env=env, stdout=subprocess.DEVNULL, timeout=60, check=False).returncode
+        (folder / "enough").touch()
+        return ended(job, refused=refused, late=(status, read_json(late / "report.json")))
+
+
+def test_a_job_that_writes_the_files_of_a_running_one_is_refused(output_in_use: EndedRun) -> None:
+    job_id = output_in_use.run_dir.name.partition("_")[0]
+    named = f"paths.output_dir: job {job_id} (quick) of "
+    refused = output_in_use.seen["refused"]
+    assert (refused.returncode, named in refused.stderr) == (2, True)
+    assert len(list(output_in_use.job.folder.glob("logs/*"))) == 1
+    status, report = output_in_use.seen["late"]
+    assert (status, report["state"], report["cause"]["reason"]) == (1, "FAILED", "launch_failed")
+    assert named in report["cause"]["evidence"][0]
+    assert output_in_use.outcome == 0
+
+
+@scenario
 def command_killed(folder: Path) -> EndedRun:
     with LocalJob(folder, embed_job(items=90000, monitoring=UNWATCHED), "--quiet") as job:
         job.phase("running")
@@ -709,14 +794,67 @@ def test_a_job_runs_without_a_home_or_a_locale(bare_environment: EndedRun) -> No
     assert bare_environment.outcome == 0, bare_environment.job.output
     variables = environment_of(bare_environment)
     assert variables[b"ODD"] == b"\xe9"
-    assert (variables[b"MINE"], variables[b"RANK"], variables[b"WORLD_SIZE"]) == (b"0 {rank}", b"0", b"1")
+    assert (variables[b"MINE"], variables[b"GPUJOB_RANK"], variables[b"GPUJOB_WORLD_SIZE"]) == (b"0 {rank}", b"0", b"1")
     assert b"HOME" not in variables
+    assert variables[b"PYTHONUNBUFFERED"] == b"1"
 
 
 def test_a_worker_gets_only_the_users_variables_and_ours(bare_environment: EndedRun) -> None:
     ours = {name for name in environment_of(bare_environment) if name.startswith(b"GPUJOB_")}
     given = set(environment_of(bare_environment)) - {b"PWD"}  # a script in a path with a space is started by sh
-    assert given - ours == {*(b"PATH", b"ODD", b"MINE", b"RANK", b"LOCAL_RANK", b"WORLD_SIZE")}
+    assert given - ours == {b"PATH", b"ODD", b"MINE", b"PYTHONUNBUFFERED"}
+
+
+CONNECT = """
+import os, socket
+if "RANK" not in os.environ:
+    print("alone")
+    raise SystemExit
+at, size = (os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])), int(os.environ["WORLD_SIZE"])
+if os.environ["RANK"] == "0":
+    server = socket.create_server(at)
+    peers = [server.accept()[0] for _ in range(size - 1)]
+    ranks = sorted(peer.recv(9) for peer in peers)
+    print("met", b" ".join(ranks).decode())
+else:
+    for _ in range(600):
+        try:
+            peer = socket.create_connection(at)
+            break
+        except ConnectionRefusedError:
+            import time; time.sleep(0.05)
+    peer.send(os.environ["RANK"].encode())
+    peer.recv(1)
+"""  # what torch.distributed does with `env://`, by plain sockets
+
+
+@scenario
+def connected(folder: Path) -> EndedRun:
+    folder.mkdir()
+    (folder / "connect.py").write_text(CONNECT)
+    (folder / "work.sh").write_text("echo ${RANK-alone}\n")
+    spec = quick_job(
+        resources={"nodes": 2},
+        workers=[
+            {"role": "train", "count": 4, "command": "python3 connect.py"},
+            {"role": "one", "command": "python3 connect.py"},
+            {"role": "shell", "command": "sh work.sh"},
+            {"role": "binary", "command": "env"},
+        ],
+    )
+    with LocalJob(folder, spec, "--quiet") as job:
+        return ended(job)
+
+
+def test_processes_of_a_role_connect_and_single_processes_run_alone(connected: EndedRun) -> None:
+    assert connected.outcome == 0, connected.job.output
+    said = {
+        name: next(connected.run_dir.glob(f"*_{name}_w0.out")).read_text()
+        for name in ("train", "one", "shell", "binary")
+    }
+    assert (said["train"], said["one"], said["shell"]) == ("met 1 2 3\n", "alone\n", "alone\n")
+    assert {"GPUJOB_RANK=6", "GPUJOB_WORLD_SIZE=7"} <= set(said["binary"].splitlines())
+    assert not re.search("^(RANK|WORLD_SIZE|LOCAL_|MASTER_)", said["binary"], re.MULTILINE)
 
 
 @scenario
@@ -727,7 +865,7 @@ def two_nodes(folder: Path) -> EndedRun:
         resources={"nodes": 2, "gpus_per_node": 2},
         workers=[{"count": 4, "gpus": 1, "command": command}],
     )
-    with LocalJob(folder, spec, "--quiet") as job:
+    with LocalJob(folder, spec, "--quiet", env=clean_environment(SLURM_JOB_END_TIME=str(END_OF_ALLOCATION))) as job:
         return ended(job)
 
 
@@ -758,6 +896,14 @@ def test_an_unmonitored_worker_gets_a_progress_file_and_no_fom_url(bare_environm
     progress = Path(os.fsdecode(variables[b"GPUJOB_PROGRESS_FILE"]))
     assert progress.parent == bare_environment.run_dir / "progress"
     assert progress.parent.is_dir()
+
+
+def test_a_local_job_in_a_slurm_allocation_has_the_limit_of_the_allocation(two_nodes: EndedRun) -> None:
+    ends = {read_json(path)["job"]["end"] for path in (two_nodes.run_dir / "status").glob("*.json")}
+    assert ends == {END_OF_ALLOCATION}
+    view = json.loads(run_gpujob(two_nodes.job, "watch", str(two_nodes.run_dir), "--once", "--json").stdout)
+    assert view["limit_end"] == END_OF_ALLOCATION
+    assert view["time_limit_s"] == pytest.approx(END_OF_ALLOCATION - view["start"], abs=2)
 
 
 def test_virtual_nodes_do_not_share_gpus(two_nodes: EndedRun) -> None:

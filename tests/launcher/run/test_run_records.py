@@ -39,6 +39,27 @@ def test_a_step_on_a_working_node_gives_the_exit_status_of_its_task(tmp_path: Pa
     assert records.derive_exit(running_task, 1, is_exact=False, is_node_lost=False)["code"] == 1
 
 
+@pytest.mark.parametrize(
+    ("code", "exact", "known"),
+    [
+        (0, True, {"code": 0}),
+        (0, False, {"code": 0}),
+        (3, True, {"code": 3}),
+        (139, True, {"code": 139}),  # of a shell, as the wrapper would have recorded it
+        (139, False, {"signal": 11}),
+        (-9, True, {"signal": 9}),
+    ],
+)
+def test_the_status_is_what_is_known_of_a_run_whose_records_had_no_room(
+    code: int, exact: bool, known: dict[str, int], tmp_path: Path
+) -> None:
+    records, running_task = run_of(tmp_path)
+    found = records.derive_exit(running_task, code, is_exact=exact, is_node_lost=False, is_disk_full=True)
+    assert {name: value for name, value in found.items() if name != "end"} == {"source": "step", **known}
+    lost = records.derive_exit(running_task, code, is_exact=exact, is_node_lost=True, is_disk_full=True)
+    assert lost.keys() == {"end"}
+
+
 def test_tasks_have_started_when_each_has_a_record(tmp_path: Path) -> None:
     records, _ = run_of(tmp_path)
     tasks = plan_of(job_spec(workers=[{"count": 2, "command": "x"}])).tasks

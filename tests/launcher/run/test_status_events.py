@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from exporter.contract.events import EventLog
+from exporter.contract.events import KNOWN_EVENTS, EventLog
 from exporter.contract.status import NodeStatus
 from launcher.run.status_events import StatusEvents
 
@@ -48,6 +48,14 @@ def test_an_event_is_copied_once_with_its_node_and_time(copied: CopiedEvents) ->
     }
     assert "worker" not in line
     assert messages == ["n1: checkpoint saved: step_100, 5 GB"]
+
+
+def test_an_event_that_stays_in_the_status_is_copied_once_however_many_others_pass(copied: CopiedEvents) -> None:
+    for first in range(0, 3 * KNOWN_EVENTS, 500):
+        passing = (event(10.0 + number, "checkpoint saved") for number in range(first, first + 500))
+        copied.events.copy_new_events({"n1": status(event(5.0, "disk low"), *passing)})
+    lines = [line["event"] for line in copied.lines()]
+    assert (lines.count("disk low"), lines.count("checkpoint saved")) == (1, 3 * KNOWN_EVENTS)
 
 
 def test_events_of_several_nodes_are_copied_in_order_of_time(copied: CopiedEvents) -> None:

@@ -84,7 +84,7 @@ def test_the_published_stop_has_what_caused_it(origin: StopOrigin, tmp_path: Pat
     job.job_state.begin_stop("time_limit", "the time limit is near", origin)
     stop = (run_files.read_json(job.events.with_name(run_files.STATE_FILE)) or {})["stop"]
     why = {"reason": "time_limit", "cause": "the time limit is near", "time": ANY}
-    assert stop == why | json.loads(json.dumps(origin))
+    assert stop == why | json.loads(json.dumps(origin)) | {"kill_at": ANY}
 
 
 def test_workers_are_terminated_only_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, JobState
 from launcher.run.run_records import RunRecords, have_all_runs_ended
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.slurm_end import ANNOUNCED_GRACE_S, NOTICE_GRACE_S, QUERY_AFTER_S, QUERY_INTERVAL_S, SIGNAL_LATE_S
-from launcher.run.tasks import JobTasks, is_awaited, task_groups
+from launcher.run.tasks import LOST_STEP_S, JobTasks, is_awaited, task_groups
 from launcher.steps import slurm_steps
 from launcher.steps.slurm_steps import SlurmSteps
 from launcher.steps.steps import (
@@ -265,13 +265,29 @@ class SimulatedJob:
         self.processes: list[Mock] = []
 
     def _start(self, tasks: tuple[Any, ...], restart: int) -> list[RunningTask]:
-        self.processes.append(Mock(spec=subprocess.Popen, poll=Mock(return_value=None)))
+        self.processes.append(Mock(spec=subprocess.Popen, pid=1, poll=Mock(return_value=None)))
         return [RunningTask(planned, restart, self.processes[-1]) for planned in tasks]
 
     def record_end(self, rank: int, code: int, **facts: Any) -> None:
         """Write the exit record of the first run of a task."""
         body = {"code": code, "signal": None, "end": time.time(), **facts}
         run_files.write_json(RunRecords(self.facts).path(self.plan.tasks[rank], 0, "exit"), body)
+
+
+def test_an_srun_that_waits_for_tasks_that_ended_long_ago_is_killed(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, mpi_plan(["solve"]))
+    job.job_tasks.start(job.plan.tasks)
+    (srun,) = job.processes
+    srun.kill.side_effect = lambda: srun.poll.configure_mock(return_value=-9)
+    long_ago = time.time() - LOST_STEP_S
+    for rank, end, is_killed in ((0, long_ago, False), (1, time.time(), False), (1, long_ago, True)):
+        job.record_end(rank, 0, end=end)
+        job.job_tasks._next_lost_steps_poll_at = 0.0
+        job.job_tasks.reap()
+        assert srun.kill.called is is_killed
+    job.job_tasks.reap()
+    assert not job.job_tasks.busy
+    assert [end.reason for _, end in job.job_tasks.ended_tasks()] == ["completed", "completed"]
 
 
 def serving_step(**over: Any) -> Plan:

@@ -35,7 +35,7 @@ def test_files_that_may_contain_secrets_are_private(tmp_path: Path) -> None:
     staging = stage(plan_of(workdir=str(tmp_path)))
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in staging.iterdir() if path.is_file()}
     private = {name for name, mode in modes.items() if mode == 0o600}
-    assert private == {"plan.json", "config.yaml", "sbatch_script.sh"}
+    assert private == {"plan.json", "config.yaml", "sbatch_script.sh", "token"}
     assert {mode for name, mode in modes.items() if name not in private} == {0o644}
 
 

@@ -43,3 +43,24 @@ def test_a_sidecar_without_a_loopback_url_is_not_used(facts: RunFacts) -> None:
 
 def test_a_url_of_the_job_file_is_kept(facts: RunFacts) -> None:
     assert url_of(facts, 1, env={"GPUJOB_FOM_URL": "http://localhost:8001/fom"}) == "http://localhost:8001/fom"
+
+
+@pytest.mark.parametrize(
+    ("shell", "env", "value"),
+    [
+        (None, {}, "1"),
+        ("", {}, ""),  # off
+        ("x", {}, "x"),
+        (None, {"PYTHONUNBUFFERED": ""}, ""),
+        ("x", {"PYTHONUNBUFFERED": "{rank}"}, "0"),
+    ],
+)
+def test_the_users_environment_and_job_file_decide_whether_python_buffers(
+    shell: str | None, env: dict[str, str], value: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
+    if shell is not None:
+        monkeypatch.setenv("PYTHONUNBUFFERED", shell)
+    plan = plan_of(job_spec(env=env))
+    facts = RunFacts("4459", tmp_path, ("cn00",))
+    assert run_environment(plan, plan.tasks[0], facts, 0)["PYTHONUNBUFFERED"] == value

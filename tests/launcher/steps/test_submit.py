@@ -31,7 +31,7 @@ JOB: dict[str, Any] = {
 }
 FILES = [
     *("config.yaml", "manifest.json", "plan.json", "progress", "sbatch_script.sh", "sidecars", "state.json", "status"),
-    "workers",
+    *("survey.json", "token", "workers"),
 ]  # contents of a run directory before the job has an id
 
 
@@ -155,8 +155,8 @@ def test_a_job_is_planned_once(slurm: FakeSlurm, folder: Path, monkeypatch: pyte
     slurm.say("scontrol", "config", "KillWait                = 77 sec\n")
     planned: list[str] = []
 
-    def counted(job: str, **options: Any) -> planned_job.PlannedJob:
-        planned.append(job)
+    def counted(job: planned_job.JobText, **options: Any) -> planned_job.PlannedJob:
+        planned.append(job.source)
         return read_planned_job(job, **options)
 
     read_planned_job = planned_job.read_planned_job

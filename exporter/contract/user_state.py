@@ -1,0 +1,11 @@
+"""Where the user's files are that last beyond a job: run histories, reports without a place, locks of outputs."""
+
+import os
+from collections.abc import Mapping
+
+
+def user_state_folder(environ: Mapping[str, str]) -> str | None:
+    """The folder (XDG Base Directory); None if there is no place for one."""
+    if os.path.isabs(environ.get("XDG_STATE_HOME", "")):  # others are to be ignored (XDG Base Directory)
+        return f"{environ['XDG_STATE_HOME']}/gpujob"
+    return f"{environ['HOME']}/.local/state/gpujob" if os.path.isabs(environ.get("HOME", "")) else None
