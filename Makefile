@@ -7,7 +7,7 @@ PYTHON ?= $(firstword $(foreach p,/usr/bin/python3 /usr/local/bin/python3 python
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install install-dev packages demo test test-quick test-gpu test-slurm-versions lint check bench clean
+.PHONY: help install install-dev packages demo test test-quick test-gpu test-slurm-versions fuzz lint check bench soak kills clean
 
 help:
 	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
@@ -16,8 +16,11 @@ help:
 	@echo "make test-quick  the tests that need no process, server or clock, in a minute"
 	@echo "make test-gpu  the tests of a real NVIDIA GPU, on a machine that has one"
 	@echo "make test-slurm-versions  the same jobs on Slurm 22.05, 24.11 and 26.05 (root; fetches Debian trees)"
+	@echo "make fuzz      damaged input for every parser of foreign data, for SECONDS=600"
 	@echo "make check     format, lint, types, layers, rules"
 	@echo "make bench     measure; prints ratios"
+	@echo "make soak      a job whose workers come and go, for SOAK_SECONDS (1800): nothing may grow"
+	@echo "make kills     KILLS (150) random kills of parts of jobs on a real Slurm (root)"
 
 install: $(VENV)/.installed
 
@@ -55,6 +58,10 @@ test-gpu:
 test-slurm-versions: install-dev packages
 	@bash tests/realstack/versions.sh $(SUITES)
 
+# Nothing is kept: a failure prints the smallest input, which becomes a test of its parser.
+fuzz: install-dev
+	FUZZ_SECONDS=$(or $(SECONDS),600) nice $(BIN)/python -m pytest -q tests/fuzz $(PYTEST_OPTIONS)
+
 lint: install-dev
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
@@ -65,6 +72,12 @@ check: lint packages
 
 bench: install-dev
 	$(BIN)/python -m bench
+
+soak: install-dev
+	$(BIN)/python -m bench soak
+
+kills: install-dev packages
+	$(BIN)/python -m bench slurm_kills
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis build dist

@@ -22,7 +22,7 @@ from bench.clock import Figures, cpu_by_thread, cpu_s, rss_mib
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
-from exporter.machine.thread_name import MOST_CHARACTERS
+from exporter.machine.threads import MOST_CHARACTERS
 
 WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
 SECONDS = 60
@@ -138,6 +138,7 @@ def write_run_dir(run_dir: Path, tasks: tuple[Task, ...], groups: tuple[PathGrou
         listen_address="127.0.0.1:0",
     )
     (run_dir / run_files.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
+    run_files.make_token(run_dir)
     run_files.write_job_state(str(run_dir), "running")
 
 

@@ -1,0 +1,242 @@
+"""Whatever is in foreign data, a parser returns, or raises the error that it declares, within a second.
+
+Few examples by default; ``make fuzz`` spends ``SECONDS`` on all of them together.
+"""
+
+import contextlib
+import json
+import os
+import random
+import resource
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, seed, settings
+from hypothesis import strategies as st
+
+from exporter.collecting.saved_state import load_saved_state
+from exporter.contract.errors import ExporterError, ManifestError
+from exporter.contract.manifest import parse_manifest, render_manifest
+from exporter.contract.report import Report
+from exporter.contract.run_files import read_json
+from exporter.contract.status import NodeStatus
+from exporter.files.checkpoints.checkpoints_reader import parse_index
+from exporter.files.checkpoints.names import parse_name
+from exporter.files.formats import check_file
+from exporter.files.formats.source import open_source
+from exporter.logs.last_error import last_error
+from exporter.logs.lexicon_reader import build_lexicon
+from exporter.logs.packs import PackError, parse_pack
+from exporter.logs.packs_reader import PACKS, pack_names, read_error_patterns, read_packs
+from exporter.logs.patterns import PatternError
+from exporter.logs.redact import redact, redact_all
+from exporter.machine.kernel_log import parse_event, parse_line
+from exporter.progress.progress_file import parse_updates
+from exporter.sidecar.figures_collector import FigureOfMeritError, parse_figure_of_merit
+from exporter.web.config import parse_web_config
+from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
+from launcher.check.inputs import PARSERS as INPUT_PARSERS
+from launcher.check.site_facts import parse_partitions
+from launcher.errors import ConfigError, LauncherError, SlurmError
+from launcher.jobfile.jobfile import parse_cluster, parse_job
+from launcher.jobfile.monitor_config import load_monitor_config
+from launcher.run.before.readiness import parse_dynamo, parse_models, parse_sglang
+from launcher.rundir.job_records import read_orchestrator
+from launcher.rundir.statuses import read_statuses
+from launcher.rundir.yaml_files import load_yaml
+from launcher.scan.scan import scan_log
+from launcher.steps.hostlist import parse_hostlist
+from launcher.steps.slurm_queue import parse_queue
+from launcher.verify.benchmark_results import NoBenchmarkResult, parse_benchmark_result, parse_partial_result
+from launcher.verify.tokens import count_tokens
+from tests.exporter.files.formats.sample_files import FOLDER
+from tests.fuzz.inputs import damaged, damaged_text
+from tests.support.exporter import make_manifest, make_task
+
+MOST_S = 2.0  # processor time for one input; the slowest takes 0.3 s on an idle machine
+MOST_KB = 256 << 10  # growth of the process over all inputs of one parser
+EXAMPLES = 15  # of each parser in the ordinary suite
+SCRATCH = tempfile.TemporaryDirectory(prefix="gpujob-fuzz-")  # removed when the interpreter ends
+LENGTH_S = float(os.environ.get("FUZZ_SECONDS", "0"))
+
+
+@dataclass(frozen=True)
+class Parser:
+    """A function that reads foreign data, valid inputs of it, and the errors that it declares."""
+
+    read: Callable[[Any], object]
+    inputs: st.SearchStrategy[Any]
+    errors: tuple[type[Exception], ...] = ()
+
+
+def in_file(read: Callable[[Path], object], name: str) -> Callable[[bytes], object]:
+    """Read from a file with the input as its content."""
+
+    def read_file(data: bytes) -> object:
+        path = Path(SCRATCH.name, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_bytes(data)
+        return read(path)
+
+    return read_file
+
+
+def check_format(path: Path) -> object:
+    with open_source(path.parent, path.name) as source:
+        return check_file(source)
+
+
+def check_input(check: Callable[[str, str | None, bool], str | None]) -> Callable[[str], object]:
+    return lambda text: check(text, text[-20:], True)
+
+
+def text_of(body: object) -> bytes:
+    return json.dumps(body).encode()
+
+
+LOG = b"\n".join(sample.text.encode() for pack in read_packs() for sample in pack.samples[:3])
+LOGS = [LOG[at : at + 600] for at in range(0, len(LOG), 600)]
+ERROR_LOG = (
+    b"Traceback (most recent call last):\n  File \"a.py\", line 1, in f\n    g(token='x')\nValueError: bad\n\n"
+    b"During handling of the above exception, another exception occurred:\n\n[rank1]: RuntimeError: CUDA error\n"
+)
+JOB = """name: a
+workers: [{role: w, command: "python t.py --rank {rank}", count: 2, gpus: 1, env: {A: b}}]
+resources: {nodes: 2, gpus_per_node: 4}
+slurm: {time_limit: "01:00:00", directives: {comment: x}}
+progress: {total_items: 100, patterns: [{name: items, pattern: 'done (?P<items>\\d+)'}]}
+errors: [{pattern: 'a+b', severity: critical}]
+"""
+CLUSTER = "logs_dir: logs\ngpus_per_node: 8\nmodels: {a: /m/a}\nslurm: {partition: gpu}\n"
+MONITOR = "job: {name: a, num_workers: 2}\npaths: {output_dir: o, log_dir: l}\nalerts: {email: {address: a@b.org}}\n"
+WEB = "http_server_config: {headers: {Cache-Control: no-store}}\nbasic_auth_users: {ada: x}\n"
+ANCHORS = "a: &a {x: 1}\nb: {<<: *a, y: [*a, 0x1F, 1:30, 2001-12-14, .inf]}\n"
+STATUS = {"schema": 1, "node": {"name": "n"}, "workers": [{"worker": "w", "rank": 0, "eta": None, "values": {"a": 1}}]}
+RESULT = {"max_concurrency": 4, "completed": 8, "output_throughput": 1.5, "duration": 2.0, "median_ttft_ms": 3.0}
+MANIFEST = render_manifest(make_manifest(Path("/r"), make_task()))
+UPDATES = b'{"items": 3, "total": 9, "loss": 0.5}\n{"step": 4, "phase": "eval"}\nitems=5 total=9 loss=nan\n'
+MEMORY_STAT = (
+    "anon 4096\nfile 8192\nsome avg10=0.00 avg60=1.5 avg300=0 total=12\nfull avg10=0 avg60=0 avg300=0 total=1\n"
+)
+MOUNTS = "36 35 98:0 /a /mnt/b rw,noatime master:1 - ext3 /dev/root rw\n31 23 0:26 / /sys/fs/cgroup rw - cgroup2 c rw\n"
+KERNEL = (
+    b"4,1339,5140900,-;Memory cgroup out of memory: Killed process 77 (python) total-vm:1kB, anon-rss:2kB\n TASK=a\n",
+    b"4,1340,5140901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.\n",
+)
+NOTICE = "slurmstepd: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53 DUE TO TIME LIMIT ***\n"
+SCONTROL = "JobId=2 JobState=RUNNING PreemptTime=2026-11-21T12:02:53 PreemptEligibleTime=None EndTime=Unknown\n"
+DISTRIBUTED = text_of({"instances": [{"endpoint": "generate", "component": "prefill"}], "stats": {"prefill_count": 1}})
+
+PARSERS = {
+    "log": Parser(in_file(lambda path: scan_log(str(path), build_lexicon()), "a.log"), damaged([*LOGS, ERROR_LOG])),
+    "last error": Parser(lambda text: last_error(text, read_error_patterns()), damaged([*LOGS, ERROR_LOG])),
+    "redaction": Parser(redact, damaged_text([ERROR_LOG.decode(), "curl -u a:b x", "HF_TOKEN=x", "password: |\n  x"])),
+    "redaction of JSON": Parser(
+        lambda body: redact_all(json.loads(body)),
+        damaged([text_of(STATUS)]),
+        (ValueError, AttributeError, RecursionError),
+    ),
+    "pack": Parser(
+        lambda text: parse_pack(text, "a"),
+        damaged_text([(PACKS / f"{name}.toml").read_text() for name in pack_names()[:4]]),
+        (PackError, PatternError),
+    ),
+    "progress file": Parser(lambda text: parse_updates(text, 0), damaged([UPDATES])),
+    "figure of merit": Parser(parse_figure_of_merit, damaged([b'{"name": "a", "value": 1.5}']), (FigureOfMeritError,)),
+    "benchmark result": Parser(parse_benchmark_result, damaged([text_of(RESULT)]), (NoBenchmarkResult,)),
+    "part of a benchmark result": Parser(
+        lambda text: parse_partial_result(text[:200], text[-200:]), damaged([text_of(RESULT)]), (NoBenchmarkResult,)
+    ),
+    "tokens of results": Parser(
+        lambda text: [count_tokens(text, is_json_lines=lines) for lines in (True, False)],
+        damaged([text_of(RESULT), b'{"output_tokens": 3}\n{"usage": {"completion_tokens": 2}}\n']),
+    ),
+    **{
+        f"file {path.name}": Parser(in_file(check_format, path.name), damaged([path.read_bytes()]))
+        for path in sorted(FOLDER.glob("*.*"))
+        if path.suffix != ".md"
+    },
+    **{
+        f"file {name}": Parser(in_file(check_format, name), damaged([text]))
+        for name, text in {"a.json": text_of(STATUS), "a.jsonl": text_of(STATUS) * 2, "a.csv": b'a,b\n1,"x"\n'}.items()
+    },
+    "checkpoint index": Parser(parse_index, damaged([text_of({"weight_map": {"a": "model-1-of-2.safetensors"}})])),
+    "checkpoint name": Parser(parse_name, damaged_text(["checkpoint_100.pt", "step-5/rank_3_of_8.bin", "e1.tmp.12"])),
+    "status": Parser(
+        lambda body: NodeStatus.from_json(json.loads(body)), damaged([text_of(STATUS)]), (ValueError, RecursionError)
+    ),
+    "report": Parser(
+        lambda body: Report.from_json(json.loads(body)),
+        damaged([text_of({"schema": 1, "job": {}})]),
+        (ValueError, RecursionError),
+    ),
+    "statuses of a run": Parser(
+        in_file(lambda path: read_statuses(path.parents[1], 0), "run/status/n.json"), damaged([text_of(STATUS)])
+    ),
+    "orchestrator": Parser(
+        in_file(lambda path: read_orchestrator(path.parent), "run/orchestrator.json"),
+        damaged([text_of({"schema": 1, "pid": 4})]),
+    ),
+    "JSON of a run": Parser(in_file(read_json, "a.json"), damaged([text_of(STATUS)])),
+    "saved state": Parser(
+        in_file(lambda path: load_saved_state(path.parents[1], "n", "1", 0, kind="a"), "run/state/n.a.json"),
+        damaged([text_of({"schema": 1, "job_id": "1", "attempt": 0, "a": {}})]),
+    ),
+    "manifest": Parser(
+        lambda text: parse_manifest(text, Path("/r")), damaged_text([text_of(MANIFEST).decode()]), (ManifestError,)
+    ),
+    "YAML": Parser(lambda text: load_yaml(text, "a"), damaged_text([JOB, ANCHORS]), (ConfigError,)),
+    "job file": Parser(lambda text: parse_job(text, "a"), damaged_text([JOB]), (ConfigError,)),
+    "cluster file": Parser(lambda text: parse_cluster(text, "a"), damaged_text([CLUSTER]), (ConfigError,)),
+    "monitor_config.yaml": Parser(
+        in_file(lambda path: load_monitor_config(str(path), {}), "m.yaml"),
+        damaged([MONITOR.encode()]),
+        (LauncherError,),
+    ),
+    "web configuration": Parser(lambda text: parse_web_config(text, "/w.yml"), damaged_text([WEB]), (ExporterError,)),
+    **{
+        f"input {suffix}": Parser(check_input(check), damaged_text([text_of(STATUS).decode(), "a,b\n1,2\n", JOB]))
+        for suffix, check in INPUT_PARSERS.items()
+    },
+    "squeue": Parser(parse_queue, damaged_text(["PENDING|Resources\n", "CLUSTER: a\nRUNNING|None\n"])),
+    "sinfo": Parser(
+        parse_partitions, damaged_text(["gpu*|up|1-00:00:00|4|gpu:a100:8(S:0-1)\ncpu|down|infinite|2|(null)\n"])
+    ),
+    "host list": Parser(parse_hostlist, damaged_text(["node[01-03,7],x", "a[1-2]b[3-4]"]), (SlurmError,)),
+    "end notice of Slurm": Parser(parse_slurm_end_notice, damaged_text([NOTICE])),
+    "preemption of Slurm": Parser(parse_preemption_end, damaged_text([SCONTROL])),
+    "readiness pages": Parser(
+        lambda body: (parse_dynamo(body), parse_sglang(body), parse_models(body)),
+        damaged([DISTRIBUTED, text_of({"data": [{"id": "m"}]})]),
+    ),
+    "kernel log": Parser(
+        lambda record: (parse_line(record), parse_event(record.decode("utf-8", "replace"))), damaged(KERNEL)
+    ),
+}
+"""Every reader of data that the job, its users or other programs write. No command parses a Prometheus page."""
+
+
+@pytest.mark.parametrize("name", PARSERS)
+def test_a_parser_takes_any_input(name: str) -> None:
+    parser = PARSERS[name]
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+    def check(value: object) -> None:
+        began = time.process_time()
+        with contextlib.suppress(*parser.errors):
+            parser.read(value)
+        assert time.process_time() - began < MOST_S
+
+    suppressed = [HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much]
+    examples = settings(max_examples=200 if LENGTH_S else EXAMPLES, database=None, suppress_health_check=suppressed)
+    end = time.monotonic() + LENGTH_S / len(PARSERS)
+    while True:
+        seed(random.randrange(2**32))(examples(given(parser.inputs)(check)))()
+        if time.monotonic() >= end:
+            break
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MOST_KB
