@@ -1,5 +1,6 @@
 """Text of reports: times, durations, untrusted text, and ends of workers."""
 
+import re
 import time
 from collections.abc import Sequence
 
@@ -10,12 +11,26 @@ def clock_text(moment: object) -> str:
     """Local date and time; a dash if unknown."""
     if not isinstance(moment, int | float):
         return "-"
-    return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    try:
+        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
+    except (OverflowError, ValueError):
+        return "-"  # no time of this world
+
+
+# what ends a table cell, and what begins code, a tag, an autolink, or the destination of a link or image
+_MARKUP = re.compile(r"(\\*)([|`]|<(?=[A-Za-z/!?])|(?<=\])[(:])")
+_BLOCK = re.compile(r"^(?:(?=[#>~*+\[-])|\d+(?=[.)]))")  # what begins a heading, quote, list, fence or definition
 
 
 def plain_text(text: object) -> str:
-    """User text as one line of a table."""
-    return " ".join(str(text).replace("|", "\\|").split())
+    """User text as one line of Markdown that has no markup: no table cell, code, HTML, link or image."""
+    line = " ".join(str(text).split())
+    return _MARKUP.sub(lambda found: found[1] * 2 + "\\" + found[2], line)
+
+
+def plain_item(text: object) -> str:
+    """User text that begins a list item."""
+    return _BLOCK.sub(lambda found: found[0] + "\\", plain_text(text))
 
 
 def duration_text(seconds: float | None) -> str:

@@ -15,11 +15,12 @@ import click
 
 from exporter import __version__
 from exporter.contract import run_files
-from exporter.contract.errors import ExporterError
+from exporter.contract.errors import ExporterError, ManifestError
 from launcher.cli.explain import explain
+from launcher.cli.init import init
+from launcher.cli.job_source import JobCommand, in_option_words, takes_job
 from launcher.cli.parts import (
     INTERRUPTED,
-    JOB,
     JSON,
     RESUME,
     USAGE,
@@ -34,42 +35,15 @@ from launcher.cli.plan import plan_command
 from launcher.cli.run import run
 from launcher.cli.scan import scan
 from launcher.cli.sweep import sweep
+from launcher.cli.targets import targets
 from launcher.cli.watch import watch
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
     from exporter.contract.report import Report
+    from launcher.planner.planned_job import JobText
 
 BROKEN_PIPE = 141
-
-TEMPLATE = """\
-# A job of gpujob. Check it with `gpujob check job.yaml`, run it here with
-# `gpujob run job.yaml`, or on Slurm with `gpujob submit job.yaml`.
-name: my-job
-resources:
-  nodes: 1
-  gpus_per_node: 0            # GPUs asked for on each node
-workers:
-  - role: worker
-    count: 4
-    gpus: 0                   # GPUs of one worker
-    # {rank} {world_size} {output_dir} {checkpoint_dir} {job_dir} are filled in; no shell is involved
-    command: "python3 -u train.py --shard {rank} --shards {world_size}"
-    critical: true            # the failure of one ends the job
-    # restart: {max: 2, backoff: 10}
-slurm:
-  time_limit: "01:00:00"
-  # partition: gpu
-  # account: nlp
-paths: {output_dir: null, checkpoint_dir: null}   # null: the run directory under ./logs
-patterns:
-  output: "output_worker_*.jsonl"
-  checkpoints: "checkpoint_*"
-progress:
-  total_items: 1000           # of all workers; logs say `Processed 120/250 items`
-# verify: {complete_share: 0.99, outputs: 4, records_per_item: 1}   # required results of the finished job
-monitoring: {check_interval: 5, stall_timeout: 300, linger: 30}
-"""
 
 
 def main() -> None:
@@ -88,13 +62,27 @@ def main() -> None:
         error.show()
         sys.exit(error.exit_code)
     except (LauncherError, ExporterError) as error:
-        fail(str(error))
-    except FileNotFoundError:
-        if _has_working_directory():
+        cause = error.__cause__
+        fail(_file_problem(cause) if isinstance(error, ManifestError) and isinstance(cause, OSError) else str(error))
+    except OSError as error:
+        if isinstance(error, FileNotFoundError) and not _has_working_directory():
+            fail("the working directory no longer exists; change to one that exists")
+        if error.filename is None:
             raise
-        fail("the working directory no longer exists; change to one that exists")
+        fail(_file_problem(error))
     except (KeyboardInterrupt, click.Abort):
         sys.exit(INTERRUPTED)
+
+
+def _file_problem(error: OSError) -> str:
+    """One line for a file that cannot be used: its path, the reason and the fix."""
+    if isinstance(error, PermissionError):
+        fix = "ask its owner for access"
+    elif isinstance(error, FileNotFoundError):
+        fix = "if it was moved, name its new place"
+    else:
+        fix = "check its file system"
+    return f"{os.fsdecode(error.filename)}: {error.strerror}; {fix}"
 
 
 def _has_working_directory() -> bool:
@@ -153,26 +141,11 @@ def commands() -> None:
     """Launch GPU jobs on Slurm or on this machine, and watch them from the first second to the last."""
 
 
-@commands.command(epilog="example: gpujob init && gpujob run job.yaml")
-@click.argument("path", metavar="[FILE]", default="job.yaml")
-@click.option("--force", is_flag=True, help="Replace the file if it exists.")
-def init(path: str, force: bool) -> None:
-    """Write a job file to start from."""
-    try:
-        with open(path, "w" if force else "x", encoding="utf-8") as out:
-            out.write(TEMPLATE)
-    except FileExistsError:
-        fail(f"{path} already exists; choose another name, or use --force to replace it")
-    except OSError as error:
-        fail(f"{path} cannot be written: {error.strerror}")
-    click.echo(f"Wrote {path}. Next: put your command into it, then `gpujob check {path}`.")
-
-
-@commands.command(epilog="example: gpujob check job.yaml --local")
-@JOB
+@commands.command(cls=JobCommand, epilog="example: gpujob check --local -- python train.py")
+@takes_job
 @click.option("--local", is_flag=True, help="Check for a run on this machine instead of Slurm.")
 @JSON
-def check(job: str, local: bool, as_json: bool) -> None:
+def check(job: "JobText", local: bool, as_json: bool) -> None:
     """Check everything that a launch needs: environment, resources, input, output, the job, monitoring.
 
     The exit status is 2 if a finding would prevent the job from working.
@@ -202,7 +175,8 @@ def check(job: str, local: bool, as_json: bool) -> None:
     if as_json:
         print_json(body)
     else:
-        click.echo("\n".join(render_preflight_checklist(sections)))
+        text = "\n".join(render_preflight_checklist(sections))
+        click.echo(in_option_words(text, job.options))
         if subject is not None:
             plan = subject.plan
             if swept is not None:
@@ -210,7 +184,7 @@ def check(job: str, local: bool, as_json: bool) -> None:
                     f"checked the first of the {len(swept.points)} points of a sweep; all of them can be planned"
                 )
             click.echo(
-                f"{job}: {len(plan.tasks)} worker tasks on {plan.nodes} nodes, "
+                f"{job.source}: {len(plan.tasks)} worker tasks on {plan.nodes} nodes, "
                 f"{plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs per node: "
                 + ("ok" if body["ok"] else "not ready")
             )
@@ -234,8 +208,8 @@ def _dependency(_context: click.Context, _option: click.Parameter, text: str | N
     return text
 
 
-@commands.command(epilog="example: gpujob submit job.yaml && gpujob watch 4459")
-@JOB
+@commands.command(cls=JobCommand, epilog="example: gpujob submit --gpus 1 --time 4h -- python train.py --lr 1e-4")
+@takes_job
 @click.option(
     "--dependency",
     metavar="TYPE:JOB",
@@ -244,8 +218,12 @@ def _dependency(_context: click.Context, _option: click.Parameter, text: str | N
 )
 @RESUME
 @JSON
-def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) -> None:
-    """Submit a job to Slurm. Prints the job id and the run directory."""
+def submit(job: "JobText", dependency: str | None, resume: str | None, as_json: bool) -> None:
+    """Submit a job to Slurm. Prints the job id and the run directory.
+
+    The job is a job file, or a command after --, whose words reach the program as they are, without a
+    shell. Options set keys of the job file; --set sets any key.
+    """
     from launcher.cli import sweep as cli_sweep
     from launcher.plan.plan import DEFAULT_KILL_WAIT_S
     from launcher.planner.planner import adapt_plan
@@ -255,10 +233,10 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
 
     show_files(job)
     if (swept := cli_sweep.read_planned_sweep(job, local=False)) is not None:
-        cli_sweep.submit_command(swept, dependency=dependency, resume=resume, as_json=as_json)
+        cli_sweep.submit_command(swept, job.text, dependency=dependency, resume=resume, as_json=as_json)
         return
     if resume is not None:
-        fail(f"--resume: {job} has no sweep; leave --resume out")
+        fail(f"--resume: {job.source} has no sweep; leave --resume out")
     plan = adapt_plan(checked_plan(job, local=False), slurm_steps.read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
     staging = rundir.stage_run_dir(plan, render_sbatch(plan))
     try:
@@ -292,9 +270,12 @@ def submit(job: str, dependency: str | None, resume: str | None, as_json: bool) 
 @commands.command(epilog="example: gpujob report logs/4459_embed_20251122_041341 --verify")
 @click.argument("job", metavar="JOB")
 @click.option("--verify", is_flag=True, help="Verify the files of a finished job again; report.json stays as it is.")
+@click.option("--markdown", is_flag=True, help="The text of report.md also on a terminal.")
 @JSON
-def report(job: str, verify: bool, as_json: bool) -> None:
-    """Print the report of a job. The exit status is that of `gpujob run`; 10 while it still runs.
+def report(job: str, verify: bool, markdown: bool, as_json: bool) -> None:
+    """Print the report of a job: a summary on a terminal, else the text of report.md.
+
+    The exit status is that of `gpujob run`; 10 while the job still runs.
 
     With --verify the exit status is 0 if the files are complete and valid now, else 8 with a list of
     problems. A job that has failed keeps its own status.
@@ -309,7 +290,7 @@ def report(job: str, verify: bool, as_json: bool) -> None:
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
         _report_difference(found)
-    print_report(found, as_json)
+    print_report(found, as_json, markdown=markdown)
     sys.exit(found.exit_status)
 
 
@@ -361,7 +342,7 @@ def stop(job: str) -> None:
     from launcher.rundir.rundir import submitted_cluster
     from launcher.steps import slurm_steps
 
-    client = open_job(job)
+    client = open_job(job, to_stop=True)
     if client.manifest.attached:
         fail(f"{job} was not launched by gpujob, which only watches it; end it with the program that started it")
     view = client.read_view()
@@ -390,5 +371,5 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
-for command in (explain, plan_command, run, scan, sweep, watch):
+for command in (explain, init, plan_command, run, scan, sweep, targets, watch):
     commands.add_command(command)

@@ -11,8 +11,9 @@ import yaml
 
 from launcher.errors import ConfigError, LauncherError, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec, parse_cluster, parse_job
-from launcher.planner.planned_job import PlannedJob, make_invocation, plan_job
+from launcher.planner.planned_job import JobText, PlannedJob, make_invocation, plan_job
 from launcher.rundir.cluster_file import find_cluster_file
+from launcher.rundir.yaml_files import load_yaml, read_yaml_text
 from launcher.sweep.points import expand_sweep, is_sweep
 
 ROUNDS = 8  # removing a part may reveal another mistake
@@ -25,22 +26,20 @@ _STEP = re.compile(r"[^.\[\]]+|\[\d+\]")
 Made = TypeVar("Made")
 
 
-def load_partial_job(job: str, *, local: bool) -> tuple[PlannedJob, frozenset[str]] | None:
+def load_partial_job(job: JobText, *, local: bool) -> tuple[PlannedJob, frozenset[str]] | None:
     """The job without the mistakes in its files, and the places removed; None if too little is left."""
     try:
         found = find_cluster_file(os.environ, Path.cwd())
-        text = found.path.read_text(encoding="utf-8-sig") if found is not None else ""
+        text = read_yaml_text(found.path) if found is not None else ""
         cluster, removed = (
-            _remove_mistakes(yaml.safe_load(text), parse_cluster) if text else (ClusterSpec(), frozenset())
+            _remove_mistakes(load_yaml(text, ""), parse_cluster) if text else (ClusterSpec(), frozenset())
         )
 
         def planned(body: str, source: str) -> PlannedJob:
-            return plan_job(parse_job(body, source), cluster, make_invocation(job, local=local))
+            return plan_job(parse_job(body, source), cluster, make_invocation(job.job_dir, local=local))
 
-        planned_job, more = _remove_mistakes(
-            _first_job(yaml.safe_load(Path(job).read_text(encoding="utf-8-sig"))), planned
-        )
-    except (OSError, ValueError, LookupError, TypeError, yaml.YAMLError, LauncherError):
+        planned_job, more = _remove_mistakes(_first_job(load_yaml(job.text, "")), planned)
+    except (ValueError, LookupError, TypeError, LauncherError):
         return None
     return planned_job, removed | more
 

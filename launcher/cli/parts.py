@@ -14,14 +14,13 @@ from exporter.contract import run_files
 if TYPE_CHECKING:
     from exporter.contract.report import Report
     from launcher.plan.plan import Plan
-    from launcher.planner.planned_job import PlannedJob
+    from launcher.planner.planned_job import JobText, PlannedJob
     from launcher.watch.view import JobClient
 
 USAGE = 2
 INTERRUPTED = 130
 
 INTERVAL = click.FloatRange(min=0.1, max=3600.0)
-JOB = click.argument("job", metavar="JOB.YAML")
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 NO_COLOR = click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 ASCII = click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
@@ -36,10 +35,13 @@ def fail(message: str) -> NoReturn:
 
 
 def print_json(value: Mapping[str, object]) -> None:
-    click.echo(json.dumps(value, ensure_ascii=False))
+    text = json.dumps(value, ensure_ascii=False)
+    if not text.isprintable():  # names of files can have what a terminal obeys, or what is not text
+        text = "".join(letter if letter.isprintable() else json.dumps(letter)[1:-1] for letter in text)
+    click.echo(text)
 
 
-def show_files(job: str) -> None:
+def show_files(job: "JobText") -> None:
     """Print which cluster file counts and why, and whose the job file is if it is another user's.
 
     Raises LauncherError if one of them must not be used.
@@ -50,23 +52,23 @@ def show_files(job: str) -> None:
     if (found := find_cluster_file(os.environ, Path.cwd())) is not None and found.path.exists():
         owner = read_facts(found.path).owner_name
         click.echo(f"gpujob: cluster file {found.path} ({found.found_by}; owner {owner})", err=True)
-    if other := foreign_owner(Path(job)):
-        click.echo(f"gpujob: notice: {job} belongs to {other}, whose commands will run as you", err=True)
+    if other := foreign_owner(Path(job.source)):
+        click.echo(f"gpujob: notice: {job.source} belongs to {other}, whose commands will run as you", err=True)
 
 
-def checked_plan(job: str, *, local: bool, quiet: bool = False) -> "Plan":
-    """The plan of a job file. Raises one error with all problems; writes nothing.
+def checked_plan(job: "JobText", *, local: bool, quiet: bool = False) -> "Plan":
+    """The plan of a job. Raises one error with all problems; writes nothing.
 
     Runs the cheap checks of this machine and shows their warnings, unless ``quiet``.
     """
     from launcher.planner.planned_job import read_planned_job
 
     subject = read_planned_job(job, local=local)
-    _show_preflight(subject, job, quiet=quiet)
+    _show_preflight(subject, job.source, quiet=quiet)
     return subject.plan
 
 
-def _show_preflight(planned_job: "PlannedJob", job: str, *, quiet: bool) -> None:
+def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool) -> None:
     """Show the warnings found before the start. Raises ConfigError with the errors."""
     from launcher.check.preflight import check_plan
     from launcher.errors import ConfigError
@@ -78,25 +80,44 @@ def _show_preflight(planned_job: "PlannedJob", job: str, *, quiet: bool) -> None
                 click.echo(f"gpujob: warning: {item}", err=True)
     errors = [str(item) for item in items if item.status == "error"]
     if errors:
-        raise ConfigError(job, errors)
+        raise ConfigError(source, errors)
 
 
-def open_job(job: str) -> "JobClient":
-    """Find a job by its id or run directory."""
-    from launcher.rundir.cluster_file import find_logs_dir
+def open_job(job: str, *, to_stop: bool = False) -> "JobClient":
+    """Find a job by its id or run directory. Its records must be trusted ``to_stop`` the processes that they name.
+
+    Otherwise another user's run directory is only named as theirs.
+    """
+    from launcher.rundir.cluster_file import find_logs_dir, require_trusted
     from launcher.rundir.rundir import find_run_dir
+    from launcher.rundir.trust import read_facts
     from launcher.watch.view import JobClient
 
     if (Path(job) / run_files.MANIFEST_FILE).is_file():
-        return JobClient(Path(job).resolve())
-    return JobClient(find_run_dir(job, find_logs_dir(os.environ, Path.cwd())))
+        run_dir = Path(job).resolve()
+    else:
+        run_dir = find_run_dir(job, find_logs_dir(os.environ, Path.cwd()))
+    if to_stop:
+        for name in (run_files.MANIFEST_FILE, run_files.ORCHESTRATOR_FILE):
+            require_trusted(run_dir / name, "only its owner stops a job with gpujob; on Slurm, others use `scancel`")
+    elif (facts := read_facts(run_dir)).owner != os.geteuid():
+        click.echo(f"gpujob: notice: {facts.path} belongs to {facts.owner_name}", err=True)
+    return JobClient(run_dir)
 
 
-def print_report(report: "Report", as_json: bool) -> None:
-    from launcher.report.text import render_report
+def print_report(report: "Report", as_json: bool, *, markdown: bool = False) -> None:
+    """Print JSON, or on a terminal the end of the job, or else the Markdown of ``report.md``."""
     from launcher.watch.text import printable_line
 
     if as_json:
         print_json(report.to_json())
+        return
+    if sys.stdout.isatty() and not markdown:
+        from launcher.watch.ending import render_ending
+
+        lines = render_ending(report)
     else:
-        click.echo("\n" + "\n".join(printable_line(line) for line in render_report(report).splitlines()))
+        from launcher.report.text import render_report
+
+        lines = render_report(report).splitlines()
+    click.echo("\n" + "\n".join(map(printable_line, lines)))

@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import JOB, JSON, show_files
+from launcher.cli.job_source import JobCommand, takes_job
+from launcher.cli.parts import JSON, show_files
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
-    from launcher.planner.planned_job import PlannedJob
+    from launcher.planner.planned_job import JobText, PlannedJob
     from launcher.show.records import PlanRecord, ValueSource
+    from launcher.show.sources import SourceNames
     from launcher.sweep.plan import PlannedSweep
 
 ENVIRONMENT_CODES = ("no-slurm",)  # codes that refuse a start but do not matter to a plan
@@ -28,9 +30,15 @@ SUBMIT_ONLY_CODES = (
 )  # codes that only `submit` refuses
 
 
-@click.command(name="plan", epilog="example: gpujob plan job.yaml --nodes n1,n2 --json")
-@JOB
-@click.option("--nodes", metavar="HOSTLIST", multiple=True, help="Names of the nodes in their order, as in cn[01-04].")
+@click.command(name="plan", cls=JobCommand, epilog="example: gpujob plan --gpus 8 --nodes 2 -- python train.py")
+@takes_job
+@click.option(
+    "--nodes",
+    "hosts",
+    metavar="N|HOSTLIST",
+    multiple=True,
+    help="Number of nodes, or their names in their order, as in cn[01-04].",
+)
 @click.option(
     "--local", is_flag=True, help="Show the plan of `gpujob run` instead of `gpujob submit`, without a script."
 )
@@ -38,24 +46,27 @@ SUBMIT_ONLY_CODES = (
 @click.option("--point", metavar="NAME", help="Show one point of a sweep, by its name or number, instead of the table.")
 @JSON
 def plan_command(
-    job: str, nodes: tuple[str, ...], local: bool, explained: bool, point: str | None, as_json: bool
+    job: "JobText", hosts: tuple[str, ...], local: bool, explained: bool, point: str | None, as_json: bool
 ) -> None:
-    """Show what `submit` and `run` would do. Nothing is written or submitted."""
+    """Show what `submit` and `run` would do with a job file, or with a command after --.
+
+    Nothing is written or submitted, except a job file with --save.
+    """
     import gc
 
     gc.disable()  # a short command has no garbage, and the search for it takes a fifth of the time
     from launcher.cli.sweep import read_planned_sweep
     from launcher.planner.planned_job import read_planned_job
-    from launcher.show.sources import explain_values, source_names
+    from launcher.show.sources import explain_values, name_options, source_names
     from launcher.steps.batch_script import render_sbatch
 
-    hosts = _hosts(nodes)
+    hosts = _hosts(hosts)
     show_files(job)
+    sources = source_names(job.source, os.environ, Path.cwd())._replace(options=job.options)
     swept = read_planned_sweep(job, local=local, available=len(hosts) or None)
     if swept is not None and point is None:
-        _show_sweep(swept, hosts, local=local, explained=explained, as_json=as_json)
+        _show_sweep(swept, hosts, sources, local=local, explained=explained, as_json=as_json)
         return
-    sources = source_names(job, os.environ, Path.cwd())
     if swept is not None:
         from launcher.sweep.show import choose_point, explain_point, script_of_point
 
@@ -63,11 +74,11 @@ def plan_command(
         subject, script = chosen.planned_job, "" if local else script_of_point(swept, chosen)
         rows = explain_point(swept, chosen, sources) if explained else None
     elif point is not None:
-        raise LauncherError(f"--point: {job} has no sweep; leave --point out")
+        raise LauncherError(f"--point: {job.source} has no sweep; leave --point out")
     else:
         subject = read_planned_job(job, local=local, available=len(hosts) or None)
         script = "" if local else render_sbatch(subject.plan)
-        rows = explain_values(subject, sources) if explained else None
+        rows = name_options(explain_values(subject, sources), sources) if explained else None
     at_once = (swept.sweep.max_parallel or 1) if swept is not None else 1
     _show_job(subject, script, rows, hosts, at_once, as_json=as_json)
 
@@ -88,12 +99,18 @@ def _hosts(nodes: tuple[str, ...]) -> tuple[str, ...]:
     return hosts
 
 
-def _show_sweep(swept: "PlannedSweep", hosts: tuple[str, ...], *, local: bool, explained: bool, as_json: bool) -> None:
+def _show_sweep(
+    swept: "PlannedSweep",
+    hosts: tuple[str, ...],
+    sources: "SourceNames",
+    *,
+    local: bool,
+    explained: bool,
+    as_json: bool,
+) -> None:
     _show_warnings({point.point.name: point.planned_job for point in swept.points})
-    from launcher.show.sources import source_names
     from launcher.sweep.show import describe_sweep, render_point_sources, render_sweep
 
-    sources = source_names(swept.source, os.environ, Path.cwd())
     if explained and not as_json:
         click.echo("\n".join(render_point_sources(swept, sources)))
         return

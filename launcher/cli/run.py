@@ -5,16 +5,15 @@ import os
 import signal
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from exporter.contract import run_files
-from exporter.contract.report import Report
+from launcher.cli.job_source import JobCommand, takes_job
 from launcher.cli.parts import (
     ASCII,
     INTERRUPTED,
     INTERVAL,
-    JOB,
     NO_COLOR,
     RESUME,
     checked_plan,
@@ -24,9 +23,12 @@ from launcher.cli.parts import (
 )
 from launcher.cli.watch import show_job
 
+if TYPE_CHECKING:
+    from launcher.planner.planned_job import JobText
 
-@click.command(epilog="example: gpujob run examples/embed/job.yaml")
-@JOB
+
+@click.command(cls=JobCommand, epilog="example: gpujob run --workers 2 -- python train.py --lr 1e-4")
+@takes_job
 @click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
 @click.option("--quiet", is_flag=True, help="No view; the report at the end.")
 @RESUME
@@ -34,7 +36,7 @@ from launcher.cli.watch import show_job
 @NO_COLOR
 @ASCII
 def run(
-    job: str,
+    job: "JobText",
     as_json: bool,
     quiet: bool,
     interval: float,
@@ -43,6 +45,9 @@ def run(
     resume: str | None,
 ) -> None:
     """Run a job on this machine, without Slurm, and watch it until its end.
+
+    The job is a job file, or a command after --, whose words reach the program as they are, without a
+    shell. Options set keys of the job file; --set sets any key.
 
     Ctrl-C stops the job in order. The exit status shows how the job ended: 0 completed and
     verified, 1 failed, 4 out of memory, 5 cancelled, 8 output incomplete or invalid, 130 Ctrl-C.
@@ -53,16 +58,17 @@ def run(
     from launcher.report.state import EXIT_STATUS, log_for_missing_report
     from launcher.run.job_state import teardown_limit_s
     from launcher.rundir import rundir
+    from launcher.rundir.job_records import read_report_elsewhere, report_path_elsewhere
     from launcher.steps.batch_script import render_sbatch
     from launcher.steps.local_steps import wait_for_guard
     from launcher.watch.view import JobClient
 
     show_files(job)
     if (swept := sweep.read_planned_sweep(job, local=True)) is not None:
-        sweep.run_command_for_sweep(swept, resume=resume, as_json=as_json, quiet=quiet)
+        sweep.run_command_for_sweep(swept, job.text, resume=resume, as_json=as_json, quiet=quiet)
         return
     if resume is not None:
-        fail(f"--resume: {job} has no sweep; leave --resume out")
+        fail(f"--resume: {job.source} has no sweep; leave --resume out")
     plan = checked_plan(job, local=True, quiet=as_json)
     job_id = f"local-{secrets.token_hex(4)}"
     run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
@@ -73,18 +79,28 @@ def run(
     if not (as_json or quiet):
         try:
             click.echo(f"job {job_id}, logs in {run_dir}")
-            show_job(JobClient(run_dir), interval, lambda _: started.process.poll() is not None, no_color, ascii_only)
+            show_job(
+                JobClient(run_dir),
+                interval,
+                lambda _: started.job.process.poll() is not None,
+                no_color,
+                ascii_only,
+                interrupt_kills=True,
+            )
         except Exception as error:  # noqa: BLE001 - the job continues without its view
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115
             with contextlib.suppress(OSError):
                 click.echo(f"gpujob: the view has ended ({error}); the job continues, see {run_dir}", err=True)
-    code = wait_for_guard(started.process, run_dir)
-    report = Report.read(run_dir / run_files.REPORT_FILE)
+    code = wait_for_guard(started.job.process, run_dir)
+    report = started.job.read_report()
     if report is None:
         see = log_for_missing_report(run_dir)
         click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)
         sys.exit(EXIT_STATUS["UNKNOWN"])
     print_report(report, as_json)
+    if read_report_elsewhere(run_dir) is not None:
+        place = report_path_elsewhere(run_dir, os.environ)
+        click.echo(f"gpujob: the report cannot be written to {run_dir}, so it is {place}", err=True)
     sys.exit(INTERRUPTED if started.interrupted else report.exit_status)
 
 
@@ -93,15 +109,13 @@ class _RunningJob:
 
     def __init__(self, run_dir: Path, interrupt_message: str | None) -> None:
         """Start the job of a run directory. ``interrupt_message`` is printed at the first Ctrl-C."""
-        from launcher.steps.local_steps import start_orchestrator
-        from launcher.steps.steps import ENDING_SIGNALS, PYTHON_FLAGS
+        from launcher.steps.local_steps import LocalJob
+        from launcher.steps.steps import ENDING_SIGNALS
 
         self.interrupted = False
         self._interrupt_message = interrupt_message
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-        with run_files.append_to(run_dir / "log.out") as out, run_files.append_to(run_dir / "log.err") as err:
-            argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
-            self.process = start_orchestrator(argv, out, err)
+        self.job = LocalJob(run_dir)
         for number in ENDING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._forward_signal)
@@ -109,6 +123,6 @@ class _RunningJob:
 
     def _forward_signal(self, number: int, _frame: object) -> None:
         again, self.interrupted = self.interrupted, self.interrupted or number == signal.SIGINT
-        self.process.send_signal(number)  # a second SIGINT kills workers that do not end
+        self.job.process.send_signal(number)  # a second SIGINT kills workers that do not end
         if self.interrupted and not again and self._interrupt_message is not None:
             click.echo(f"gpujob: {self._interrupt_message}", err=True)

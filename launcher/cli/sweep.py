@@ -15,12 +15,13 @@ from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
 if TYPE_CHECKING:
     from exporter.contract.records import JsonValue
+    from launcher.planner.planned_job import JobText
     from launcher.sweep.directory import PointState, SweepRecord
     from launcher.sweep.plan import PlannedSweep
 
 
-def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -> "PlannedSweep | None":
-    """Plan the sweep of a job file; None for a file without one. Raises ConfigErrors with all problems.
+def read_planned_sweep(job: "JobText", *, local: bool, available: int | None = None) -> "PlannedSweep | None":
+    """Plan the sweep of a job; None for one without one. Raises ConfigErrors with all problems.
 
     ``available`` is the number of nodes, if known.
     """
@@ -37,25 +38,24 @@ def read_planned_sweep(job: str, *, local: bool, available: int | None = None) -
     except ConfigError as error:
         problems.append(error)
     if problems or twice:
-        raise ConfigErrors([*problems, *_sweep_problems(body, job, twice)])
+        raise ConfigErrors([*problems, *_sweep_problems(body, job.source, twice)])
     try:
-        return plan_sweep(body, job, cluster, make_invocation(job, local=local, available=available))
+        return plan_sweep(body, job.source, cluster, make_invocation(job.job_dir, local=local, available=available))
     except ConfigError as error:
         raise ConfigErrors([error]) from error
 
 
-def _read_sweep(job: str) -> "tuple[dict[str, JsonValue], list[str]] | None":
-    """Read the job file of a sweep, and its duplicate keys.
+def _read_sweep(job: "JobText") -> "tuple[dict[str, JsonValue], list[str]] | None":
+    """Parse the job file of a sweep, and its duplicate keys.
 
-    None for other files, and for unreadable ones: they are reported like any job file.
+    None for other files, and for those that are not YAML: they are reported like any job file.
     """
     from launcher.jobfile.yamlfile import read_mapping
     from launcher.sweep.points import is_sweep
 
     try:
-        text = Path(job).read_text(encoding="utf-8-sig")
-        body, twice = read_mapping(text, job) if "sweep" in text else (None, [])
-    except (OSError, UnicodeDecodeError, ConfigError):
+        body, twice = read_mapping(job.text, job.source) if "sweep" in job.text else (None, [])
+    except ConfigError:
         return None
     return (body, twice) if body is not None and is_sweep(body) else None
 
@@ -82,7 +82,7 @@ def _replan_sweep(sweep_dir: Path, record: "SweepRecord") -> "PlannedSweep":
 
     workdir, job_dir = Path(str(record.submission["workdir"])), Path(str(record.submission["job_dir"]))
     require_trusted(sweep_dir / JOB_FILE, "name a job file of your own: `gpujob submit JOB.YAML --resume SWEEP`")
-    invocation = make_invocation(job_dir / JOB_FILE, workdir, local=record.local)
+    invocation = make_invocation(job_dir, workdir, local=record.local)
     job, cluster = read_job(sweep_dir / JOB_FILE), load_cluster(os.environ, workdir)
     return plan_sweep(job, str(sweep_dir / JOB_FILE), cluster, invocation)
 
@@ -118,15 +118,17 @@ def _adapt_for_slurm(planned: "PlannedSweep", dependency: str | None) -> "Planne
     return adapt_sweep(planned, read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
 
 
-def submit_command(planned: "PlannedSweep", *, dependency: str | None, resume: str | None, as_json: bool) -> None:
+def submit_command(
+    planned: "PlannedSweep", job_text: str, *, dependency: str | None, resume: str | None, as_json: bool
+) -> None:
     """Submit all points as arrays, or the incomplete points of the sweep ``resume``."""
     from launcher.sweep.submit import submit_sweep
 
     if resume is not None:
-        resume_points(_find_sweep(resume), planned=planned, local=False, dependency=dependency, as_json=as_json)
+        resume_points(_find_sweep(resume), new=(planned, job_text), local=False, dependency=dependency, as_json=as_json)
         return
     _show_warnings(planned, quiet=as_json)
-    home, record = submit_sweep(_adapt_for_slurm(planned, dependency), Path(planned.source).read_bytes())
+    home, record = submit_sweep(_adapt_for_slurm(planned, dependency), job_text.encode())
     ids = [array.job_id for array in record.arrays]
     if as_json:
         points = [
@@ -157,7 +159,9 @@ def _print_next_commands(sweep_dir: Path) -> None:
     click.echo(f"Table: gpujob sweep {shlex.quote(str(sweep_dir))}")
 
 
-def run_command_for_sweep(planned: "PlannedSweep", *, resume: str | None, as_json: bool, quiet: bool) -> None:
+def run_command_for_sweep(
+    planned: "PlannedSweep", job_text: str, *, resume: str | None, as_json: bool, quiet: bool
+) -> None:
     """Run all points on this machine, or the incomplete points of the sweep ``resume``.
 
     Exits with the exit status of the sweep.
@@ -165,11 +169,11 @@ def run_command_for_sweep(planned: "PlannedSweep", *, resume: str | None, as_jso
     from launcher.sweep.run import begin_sweep, gpu_slots
 
     if resume is not None:
-        resume_points(_find_sweep(resume), planned=planned, local=True, as_json=as_json)
+        resume_points(_find_sweep(resume), new=(planned, job_text), local=True, as_json=as_json)
         return
     _show_warnings(planned, quiet=as_json)
     gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
-    home, record = begin_sweep(planned, Path(planned.source).read_bytes())
+    home, record = begin_sweep(planned, job_text.encode())
     _run_points(planned, home, record, [one.point.index for one in planned.points], as_json=as_json, quiet=quiet)
 
 
@@ -220,15 +224,15 @@ def _find_sweep(sweep: str) -> Path:
 def resume_points(
     sweep_dir: Path,
     *,
-    planned: "PlannedSweep | None" = None,
+    new: "tuple[PlannedSweep, str] | None" = None,
     local: bool | None = None,
     dependency: str | None = None,
     as_json: bool,
 ) -> None:
     """Run missing and incomplete points again, on Slurm or here, as the sweep did.
 
-    Without such points this only prints a message. ``planned`` is the sweep of another job file with the same points,
-    by default the sweep's own.
+    Without such points this only prints a message. ``new`` is the sweep of another job file with the same points, and
+    that file's text; by default it is the sweep's own.
     """
     from launcher.report.state import UNFINISHED
     from launcher.sweep.directory import (
@@ -244,7 +248,7 @@ def resume_points(
     if local is not None and local != record.local:
         where, command = ("on this machine", "run") if record.local else ("on Slurm", "submit")
         raise LauncherError(f"{sweep_dir} is a sweep {where}; resume it with `gpujob {command} --resume`")
-    has_new_file = planned is not None
+    planned = new[0] if new is not None else None
     if planned is not None:
         _require_same_points(planned, record)
     queue = {} if record.local else require_queue(sweep_dir, record)
@@ -260,13 +264,13 @@ def resume_points(
         _require_same_points(planned, record)
     _show_warnings(planned, quiet=as_json)
     if record.local:
-        if has_new_file:
-            keep_job_file(sweep_dir, Path(planned.source).read_bytes())
+        if new is not None:
+            keep_job_file(sweep_dir, new[1].encode())
         _run_points(planned, sweep_dir, record, indexes, as_json=as_json)
     after = arrays_in_queue(record, queue) if planned.sweep.max_parallel is not None else ()
     changed, arrays = resume_sweep(_adapt_for_slurm(planned, dependency), sweep_dir, record, indexes, after)
-    if has_new_file:
-        keep_job_file(sweep_dir, Path(planned.source).read_bytes())
+    if new is not None:
+        keep_job_file(sweep_dir, new[1].encode())
     ids = [array.job_id for array in arrays]
     if as_json:
         points = [

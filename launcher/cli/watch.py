@@ -22,11 +22,16 @@ def show_job(
     is_over: "Callable[[JobView], bool]",
     no_color: bool,
     ascii_only: bool,
+    *,
+    interrupt_kills: bool = False,
 ) -> "JobView":
-    """Show the job until ``is_over`` returns true. Returns the last view."""
+    """Show the job until ``is_over`` returns true. Returns the last view.
+
+    ``interrupt_kills`` is whether a second Ctrl-C to this command kills the workers.
+    """
     from rich.live import Live
 
-    from launcher.watch.picture import LineView, render_picture
+    from launcher.watch.picture import LineView, fit_picture
 
     console = _console(no_color)
     if not console.is_terminal:
@@ -45,12 +50,13 @@ def show_job(
             ends = is_over(view)
             if ends:
                 view = client.read_view()
-            live.update(
-                render_picture(
-                    view, ascii_only=_plain_characters(console, ascii_only), most_workers=max(4, console.height - 16)
-                ),
-                refresh=True,
+            picture = fit_picture(
+                view,
+                console,
+                ascii_only=_plain_characters(console, ascii_only),
+                interrupt_kills=interrupt_kills,
             )
+            live.update(picture, refresh=True)
             if ends:
                 return view
             time.sleep(interval)

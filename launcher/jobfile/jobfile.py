@@ -7,7 +7,7 @@ An unknown key is an error that suggests the nearest known key. Nothing here con
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field, field_validator, model_validator
 
@@ -38,7 +38,8 @@ from launcher.jobfile.value_types import (
     combine_problems,
 )
 from launcher.jobfile.yamlfile import parse_yaml_model, read_mapping, validate_model
-from launcher.rundir.cluster_file import SYSTEM_FILE, find_cluster_file, read_yaml_text
+from launcher.rundir.cluster_file import SYSTEM_FILE, find_cluster_file
+from launcher.rundir.yaml_files import read_yaml_text
 
 HUB = "hf:"  # prefix of a model that the engine fetches from a hub, such as ``hf:Qwen/Qwen3-32B``
 
@@ -49,6 +50,7 @@ class PathsSpec(FileModel):
     output_dir: Directory | None = None
     log_dir: Directory | None = None
     checkpoint_dir: Directory | None = None
+    shared_output: bool = False
 
 
 def _import_problem(name: str) -> str | None:
@@ -161,6 +163,8 @@ class ClusterSpec(FileModel):
     logs_dir: Directory | None = None
     target_dir: Directory | None = None
     listen_address: Address | None = None
+    web_config_file: Directory | None = None
+    metrics_access: Literal["open", "authenticated"] | None = None
     prometheus_url: Url | None = None
     alertmanager_url: Url | None = None
     trusted_owners: list[str] = []

@@ -10,7 +10,7 @@ from launcher.errors import ConfigError, LauncherError
 from launcher.jobfile.monitoring import ErrorSpec, ProgressPatterns, VerifySpec
 from launcher.jobfile.value_types import Directory, FileModel, Seconds
 from launcher.jobfile.yamlfile import read_mapping, validate_model
-from launcher.rundir.cluster_file import read_yaml_text
+from launcher.rundir.yaml_files import read_yaml_text
 
 COMMAND_LINE = "the command line"
 

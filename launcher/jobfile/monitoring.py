@@ -11,6 +11,7 @@ from exporter.logs.packs_reader import pack_names
 from exporter.logs.patterns import PatternKind, pattern_problems
 from launcher.jobfile.value_types import (
     Address,
+    Count,
     FileModel,
     NotNegativeSeconds,
     Seconds,
@@ -69,9 +70,9 @@ ProgressPatterns = Annotated[dict[str, str], AfterValidator(_usable_patterns)]
 class ProgressSpec(FileModel):
     """How to read progress from the logs."""
 
-    total_items: int | None = Field(None, ge=1)
-    total_epochs: int | None = Field(None, ge=1)
-    total_steps: int | None = Field(None, ge=1)
+    total_items: Count | None = Field(None, ge=1)
+    total_epochs: Count | None = Field(None, ge=1)
+    total_steps: Count | None = Field(None, ge=1)
     pack: PackName = AUTO
     patterns: ProgressPatterns = {}
     sample: str | list[str] | None = None

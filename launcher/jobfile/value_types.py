@@ -12,6 +12,8 @@ from launcher.errors import did_you_mean
 
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME_LIMIT = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
+_DURATION = re.compile(r"(?=\d)(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+_POWER_OF_TEN = re.compile(r"\d{1,9}(?:\.\d{1,9})?[eE]\+?\d{1,2}")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
 
 
@@ -25,7 +27,7 @@ def parse_time_limit(text: str) -> float:
     """Seconds of a Slurm time limit: ``minutes``, ``min:sec``, ``h:min:sec``, ``days-h[:min[:sec]]`` (sbatch(1))."""
     match = _TIME_LIMIT.fullmatch(text)
     if not match:
-        raise ValueError(f'{text!r} is not a time limit; write for example "04:00:00" or "2-00:00:00"')
+        raise ValueError(f'{text!r} is not a time limit; write for example 4h, 90m, "04:00:00" or "2-00:00:00"')
     days, second, third = (int(part) if part is not None else None for part in match.group(1, 3, 4))
     first = int(match[2])
     if days is not None:
@@ -41,18 +43,31 @@ def parse_time_limit(text: str) -> float:
 
 
 def _time_text(value: object) -> object:
+    """The text that Slurm takes: ``4h`` becomes ``04:00:00``."""
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
     if isinstance(value, int):
         # YAML reads an unquoted 04:00:00 as base 60
-        raise ValueError(
-            f'{value} is a number; write the time limit in quotes, for example "{value}" for minutes or "04:00:00"'
-        )
+        raise ValueError(f'{value} is a number; give its unit, as in 4h or 90m, or write "04:00:00" in quotes')
+    if match := _DURATION.fullmatch(value):
+        days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+        minutes, seconds = minutes + seconds // 60, seconds % 60
+        days, hours, minutes = days + (hours + minutes // 60) // 24, (hours + minutes // 60) % 24, minutes % 60
+        value = (f"{days}-" if days else "") + f"{hours:02}:{minutes:02}:{seconds:02}"
     parse_time_limit(value)
     return value
 
 
 TimeLimit = Annotated[str, BeforeValidator(_time_text)]
+
+
+def _whole_number(value: object) -> object:
+    """Read 1e5 as a whole number; YAML reads it as a text, and 1.0e+5 as a fraction."""
+    number = float(value) if isinstance(value, str) and _POWER_OF_TEN.fullmatch(value) else value
+    return int(number) if isinstance(number, float) and number.is_integer() else value
+
+
+Count = Annotated[int, BeforeValidator(_whole_number)]
 
 
 def as_float(value: object) -> object:

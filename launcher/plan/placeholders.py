@@ -25,6 +25,8 @@ VARIABLES = {
     "checkpoint_dir": "GPUJOB_CHECKPOINT_DIR",
     "log_dir": "GPUJOB_LOG_DIR",
 }  # variable in the task's environment for each placeholder
+# Variables that the user's environment and the job file override. Python would hold back what it prints into a log.
+DEFAULT_VARIABLES = {"PYTHONUNBUFFERED": "1"}
 
 _PLACEHOLDER = re.compile(r"\{\{(?P<literal>[A-Za-z_][A-Za-z0-9_]*)\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
 # placeholders of a node's address and of a port, by number
@@ -182,9 +184,7 @@ def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: in
     hosts, node = facts.hosts, facts.hosts[planned.task.node_index]
     progress = progress_path(planned.task, facts.run_dir, node, facts.attempt, restart)
     return {
-        "RANK": values["rank"],
-        "LOCAL_RANK": values["local_rank"],
-        "WORLD_SIZE": values["world_size"],
+        **DEFAULT_VARIABLES,
         "GPUJOB_JOB_NAME": plan.job_name,
         "GPUJOB_NODE": node,
         "GPUJOB_NODES": ",".join(hosts),

@@ -152,6 +152,7 @@ class Plan:
     setup: SetupPlan = NO_SETUP
     secrets: tuple[str, ...] = ()  # names of variables whose values are in a file readable only by the owner
     network_interface: str | None = None  # workers reach each other at its addresses; None: at their host names
+    shared_output: bool = False  # whether other running jobs may write the same files
 
     def run_dir(self, job_id: str) -> Path:
         return Path(self.logs_dir, self.run_dir_name.replace("{job_id}", job_id, 1))

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 
 from exporter.contract.manifest import Task
@@ -24,6 +24,7 @@ from launcher.planner.backends.base import (
     config_name,
     config_path,
 )
+from launcher.planner.backends.command import connected_tasks, connecting_environment
 from launcher.planner.benchmarks import BENCHMARKS, Endpoint, benchmark_environment
 from launcher.planner.frontends import (
     FRONTENDS,
@@ -82,11 +83,17 @@ class _Assembler:
         self._config_environments = {role.name: self._config_environment(role) for role in topology.roles}
         self._services = self._make_services()
         groups = _worker_groups(topology)
-        self._ports = self._assign_ports(groups, local)
+        role_tasks = connected_tasks(topology.tasks, self._backends)
+        self._ports = self._assign_ports(groups, {tasks[0].rank for tasks in role_tasks.values()}, local)
         self._workers = [
             BackendWorker(role, tasks[0].worker, tasks, self._ports[tasks[0].rank], self._ports)
             for role, tasks in groups
         ]
+        self._connected_roles = {
+            role.name: BackendWorker(role, role.name, tasks, self._ports[tasks[0].rank])
+            for role in topology.roles
+            if (tasks := role_tasks.get(role.name))
+        }
         self._served = self._served_workers()
         self._endpoint = self._find_endpoint()
         parts = JobParts(topology.roles, self._backends, self._served, self._frontend, self._benchmark, self._endpoint)
@@ -133,14 +140,23 @@ class _Assembler:
             add(Service("benchmark"), layout.client_node, BENCHMARK)
         return found
 
-    def _assign_ports(self, groups: Sequence[WorkerGroup], is_one_machine: bool) -> dict[int, dict[str, int]]:
-        """Ports by rank: those that the program needs, and those that the user's command names."""
+    def _assign_ports(
+        self, groups: Sequence[WorkerGroup], first_ranks: Collection[int], is_one_machine: bool
+    ) -> dict[int, dict[str, int]]:
+        """Ports by rank: those that the program needs, and those that the user's command names.
+
+        ``first_ranks`` are the processes at which all others of their role connect.
+        """
         processes = {role.name: len(tasks) for role, tasks in groups}
         needs = {role.name: self._port_names(role, processes[role.name]) for role in self._topology.roles}
         requests = [(task, needs[role.name][task.local_rank > 0]) for role, tasks in groups for task in tasks]
         if self._frontend is not None and not self._frontend.has_own_process:
             task, own = requests[0]
             requests[0] = (task, tuple("public" if name == CLIENT_PORT_NAME else name for name in own))
+        requests = [
+            (task, tuple(dict.fromkeys((*names, "dist_init"))) if task.rank in first_ranks else names)
+            for task, names in requests
+        ]
         requests += [(service.task, service.program.ports) for service in self._services]
         if not any(names for _, names in requests):
             return {task.rank: {} for task, _ in requests}
@@ -210,11 +226,12 @@ class _Assembler:
         backend, per_node = self._backends[role.name], self._spec.resources.gpus_per_node
         before, given = {**self._infra, **self._config_environments[role.name]}, self._role_environments[role.name]
         gpus_by_node = _gpus_by_node(worker) if backend.sees_worker_gpus else {}
-        nodes = len(worker.nodes) if several else 1
+        nodes, group = len(worker.nodes) if several else 1, self._connected_roles.get(role.name)
         for task in worker.tasks:
             seen = gpus_by_node.get(task.node_index, task.gpus)
             words = (command_argv(options) if backend.is_service else []) or backend.argv(setting, worker, task)
-            environment = {**before, **backend.environment(setting, worker, task), **given}
+            connecting = connecting_environment(group, task) if group else {}
+            environment = {**before, **connecting, **backend.environment(setting, worker, task), **given}
             if task.local_rank:
                 words = self._with_leader_ports(words, worker, task)
                 values = self._with_leader_ports(environment.values(), worker, task)

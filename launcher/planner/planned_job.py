@@ -5,14 +5,15 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from launcher.errors import ConfigError, ConfigErrors, TopologyError
-from launcher.jobfile.jobfile import ClusterSpec, JobSpec, load_cluster, load_job
+from launcher.jobfile.jobfile import ClusterSpec, JobSpec, load_cluster, parse_job
 from launcher.plan.plan import Plan
 from launcher.planner.planner import Invocation, make_plan
 from launcher.rundir.rundir import user_name
+from launcher.rundir.yaml_files import read_yaml_text
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,28 @@ class PlannedJob:
     environ: Mapping[str, str]
 
 
+@dataclass(frozen=True)
+class JobText:
+    """The text of a job file, and what a command changes in it."""
+
+    source: str  # its name in messages
+    text: str
+    job_dir: Path  # directory of the file
+    options: Mapping[str, str] = field(default_factory=dict)  # option of the command that sets a place, by place
+
+
+def read_job_text(path: Path, source: str | None = None) -> JobText:
+    """Read a job file, once: it may be a pipe. Raises ConfigError."""
+    text = read_yaml_text(path)
+    return JobText(source or str(path), text, path.resolve().parent if path.is_file() else Path.cwd())
+
+
 def make_invocation(
-    job: str | Path, workdir: Path | None = None, *, local: bool, available: int | None = None
+    job_dir: Path, workdir: Path | None = None, *, local: bool, available: int | None = None
 ) -> Invocation:
-    """Describe a command given here and now for this job file; ``available`` is the number of nodes, if known."""
+    """Describe a command given here and now for this job; ``available`` is the number of nodes, if known."""
     return Invocation(
-        job_dir=Path(job).resolve().parent,
+        job_dir=job_dir,
         workdir=workdir or Path.cwd(),
         user=re.sub(r"\s", "_", user_name()),
         timestamp=time.strftime("%Y%m%d_%H%M%S"),
@@ -41,12 +58,12 @@ def make_invocation(
     )
 
 
-def read_planned_job(job: str, *, local: bool, available: int | None = None) -> PlannedJob:
-    """Read and plan a job for this machine or for Slurm. Raises ConfigErrors with every problem.
+def read_planned_job(job: JobText, *, local: bool, available: int | None = None) -> PlannedJob:
+    """Plan a job for this machine or for Slurm. Raises ConfigErrors with every problem.
 
     ``available`` is the number of nodes, if known.
     """
-    invocation = make_invocation(job, local=local, available=available)
+    invocation = make_invocation(job.job_dir, local=local, available=available)
     problems: list[ConfigError] = []
     spec = cluster = None
     try:
@@ -54,7 +71,7 @@ def read_planned_job(job: str, *, local: bool, available: int | None = None) -> 
     except ConfigError as error:
         problems.append(error)
     try:
-        spec = load_job(Path(job))
+        spec = parse_job(job.text, job.source)
     except ConfigError as error:
         problems.append(error)
     if spec is None or cluster is None:
@@ -62,7 +79,7 @@ def read_planned_job(job: str, *, local: bool, available: int | None = None) -> 
     try:
         return plan_job(spec, cluster, invocation)
     except TopologyError as error:
-        raise ConfigErrors([ConfigError(job, error.problems)]) from error
+        raise ConfigErrors([ConfigError(job.source, error.problems)]) from error
 
 
 def plan_job(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> PlannedJob:

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from exporter.contract.manifest import Manifest, PathGroup, Task, Verification
+from exporter.contract.manifest import OPEN, Manifest, PathGroup, Task, Verification
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_full_nodes, with_cluster
 from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.jobfile.redaction import redacted_job
@@ -81,6 +81,7 @@ def make_plan(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> Pl
         setup=setup_steps(spec, cluster, workdir),
         secrets=tuple(spec.secrets),
         network_interface=cluster.network_interface,
+        shared_output=spec.paths.shared_output,
     )
 
 
@@ -99,7 +100,8 @@ def _manifest(
     spec: JobSpec, cluster: ClusterSpec, invocation: Invocation, layout: Topology, tasks: tuple[Task, ...]
 ) -> Manifest:
     local, workdir = invocation.local, _workdir(spec, invocation)
-    time_limit = spec.slurm.time_limit or cluster.time_limit
+    # nobody enforces a limit here; that of a Slurm allocation is in its environment (SLURM_JOB_END_TIME)
+    time_limit = None if local else spec.slurm.time_limit or cluster.time_limit
     output = resolve_directory(spec.paths.output_dir, workdir) or "."
     checkpoint = resolve_directory(spec.paths.checkpoint_dir, workdir) or output
     log = resolve_directory(spec.paths.log_dir, workdir) or "."
@@ -133,5 +135,7 @@ def _manifest(
         kill_wait_s=invocation.kill_wait_s,
         gpu_metrics=monitoring.gpu_metrics,
         announced=cluster.target_dir is not None,
-        listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else ":0"),
+        listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else None),
+        web_config_file=resolve_directory(cluster.web_config_file, workdir),
+        metrics_access=cluster.metrics_access or OPEN,
     )

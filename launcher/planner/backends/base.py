@@ -115,11 +115,11 @@ class BackendWorker:
 
     @cached_property
     def local_indexes(self) -> Mapping[int, Mapping[int, int]]:
-        """For each node, in order: the local index of each process there, by rank in the worker."""
+        """For each node, in order: the local index of each process there, by rank."""
         found: dict[int, dict[int, int]] = {}
         for task in self.tasks:
             here = found.setdefault(task.node_index, {})
-            here[task.local_rank] = len(here)
+            here[task.rank] = len(here)
         return found
 
     @property
@@ -184,15 +184,15 @@ class Backend:
         return None
 
 
-def torch_environment(worker: BackendWorker, task: Task) -> dict[str, str]:
-    """Variables by which torch.distributed connects the processes of one worker; ranks count within the worker."""
-    here = worker.local_indexes[task.node_index]
+def torch_environment(group: BackendWorker, task: Task) -> dict[str, str]:
+    """Variables by which torch.distributed connects the processes of a worker or role; ranks count within it."""
+    here = group.local_indexes[task.node_index]
     return {
-        "MASTER_ADDR": worker.host,
-        "MASTER_PORT": worker.port("dist_init"),
-        "RANK": "{local_rank}",
-        "LOCAL_RANK": str(here[task.local_rank]),
-        "WORLD_SIZE": "{worker_size}",
+        "MASTER_ADDR": group.host,
+        "MASTER_PORT": group.port("dist_init"),
+        "RANK": str(task.rank - group.tasks[0].rank),
+        "LOCAL_RANK": str(here[task.rank]),
+        "WORLD_SIZE": str(len(group.tasks)),
         "LOCAL_WORLD_SIZE": str(len(here)),
     }
 

@@ -12,7 +12,8 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
-from launcher.cli.main import TEMPLATE, commands
+from launcher.cli.init import TEMPLATE
+from launcher.cli.main import commands
 from launcher.jobfile.jobfile import JobSpec
 from launcher.jobfile.yamlfile import parse_yaml_model
 from tests.support.launcher import GPUJOB, HARD_NAMES, clean_environment, gpujob
@@ -45,14 +46,28 @@ def test_init_writes_a_first_job_file(tmp_path: Path) -> None:
     assert (tmp_path / "job.yaml").read_text() == TEMPLATE
     assert parse_yaml_model(TEMPLATE, "job.yaml", JobSpec).name == "my-job"
     done = gpujob("check", "job.yaml", "--local", cwd=tmp_path)
-    assert done.returncode == 2
-    assert '"train.py" does not exist' in done.stdout
-    (tmp_path / "train.py").write_text("")
-    done = gpujob("check", "job.yaml", "--local", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == "1 Environment"
     assert done.stdout.endswith("\njob.yaml: 4 worker tasks on 1 nodes, 0 GPUs and 5 CPUs per node: ok\n")
-    assert files_in(tmp_path) == ["job.yaml", "train.py"]
+    assert files_in(tmp_path) == ["job.yaml"]
+
+
+def test_the_first_job_file_runs_as_it_is(tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text(TEMPLATE.replace("sleep 0.2", "sleep 0.01"))
+    done = gpujob("run", "job.yaml", "--quiet", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "- items: 400 of 400" in done.stdout
+
+
+@pytest.mark.parametrize("word", HARD_NAMES)
+def test_init_writes_a_job_file_for_a_command(word: str, tmp_path: Path) -> None:
+    done = gpujob("init", "--", "echo", word, cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    text = (tmp_path / "job.yaml").read_text()
+    spec = parse_yaml_model(text, "job.yaml", JobSpec)
+    assert (spec.name, spec.workers[0].command, spec.workers[0].count) == ("echo", ["echo", word], 1)
+    assert spec.progress.total_items is None
+    assert text.count("\n") == TEMPLATE.count("\n") - 1
 
 
 def test_init_replaces_a_file_only_with_force(folder: Path) -> None:
@@ -94,8 +109,8 @@ def test_a_local_plan_has_processes_and_no_script(folder: Path) -> None:
     for process in body["processes"]:
         assert process["command"][-1] == "127.0.0.1"
         assert f"  {' '.join(process['command'])}\n" in result.stdout
-        port = process["ports"]["http"]
-        about = f"rank {process['rank']}, on {process['node']}, GPUs {process['rank']}, http port {port}"
+        ports = ", ".join(f"{name} port {number}" for name, number in process["ports"].items())
+        about = f"rank {process['rank']}, on {process['node']}, GPUs {process['rank']}, {ports}"
         assert f"{process['worker']}: {about}\n" in result.stdout
         assert f"variables in addition to the user's own: {' '.join(process['environment'])}" in re.sub(
             r"\n  (?=[A-Z])", " ", result.stdout

@@ -64,4 +64,5 @@ def test_a_missing_file_is_not_mistaken_for_the_working_directory() -> None:
         "sys.argv = ['gpujob', 'lose']\n"
         "launcher.cli.main.main()\n"
     )
-    assert done.stderr.splitlines()[-1] == "FileNotFoundError: [Errno 2] No such file or directory: '/x/y'"
+    assert done.stderr == "gpujob: /x/y: No such file or directory; if it was moved, name its new place\n"
+    assert done.returncode == 2

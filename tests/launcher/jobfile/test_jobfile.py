@@ -65,7 +65,7 @@ def test_all_mistakes_are_reported_with_key_value_and_fix(golden: Golden) -> Non
     [
         ("", "is empty; `gpujob init` writes a job file"),
         ("\tname: x", "line 1, column 1: not YAML: found character '\\t' that cannot start any token"),
-        ("a: \x07", "not YAML: unacceptable character #x0007"),
+        ("a: \x07", "line 1, column 4: not YAML: the character U+0007 is not allowed"),
         (MINIMAL + "name: y\n", "line 3, column 1: not YAML: the key 'name' is duplicated"),
         (MINIMAL + 'slurm: {time_limit: "04:00:00\\n"}', "is not a time limit"),
     ],
@@ -320,6 +320,41 @@ def test_defaults_are_used_without_a_cluster_file(tmp_path: Path) -> None:
     assert find_cluster_file({}, tmp_path) is None
     assert find_cluster_file({"HOME": "", "GPUJOB_CONFIG": ""}, tmp_path) is None
     assert load_cluster({}, tmp_path) == ClusterSpec()
+
+
+@pytest.mark.parametrize(
+    ("written", "text"),
+    [
+        ("4h", "04:00:00"),
+        ("90m", "01:30:00"),
+        ("1d", "1-00:00:00"),
+        ("1d12h", "1-12:00:00"),
+        ("86399s", "23:59:59"),
+        ("36h", "1-12:00:00"),
+        ("4:00", "4:00"),
+    ],
+)
+def test_a_time_limit_with_units_is_written_as_slurm_takes_it(written: str, text: str) -> None:
+    job = MINIMAL + f"slurm: {{time_limit: {written!r}}}"
+    assert parse_job(job, "j").slurm.time_limit == text
+
+
+@pytest.mark.parametrize("text", ["h", "4x", "1h1d", "0h", "1.5h", "-4h"])
+def test_a_time_limit_with_wrong_units_is_refused(text: str) -> None:
+    with pytest.raises(ConfigError, match=r"slurm\.time_limit: .* time limit"):
+        parse_job(MINIMAL + f"slurm: {{time_limit: {text!r}}}", "j")
+
+
+@pytest.mark.parametrize("text", ["1e5", "1.0e5", "1.0e+5", "1E5", "100_000", "100000.0"])
+def test_a_total_may_be_a_power_of_ten(text: str) -> None:
+    assert parse_job(MINIMAL + f"progress: {{total_items: {text}}}", "j").progress.total_items == 100_000
+
+
+@pytest.mark.parametrize(("text", "shown"), [("1.5", "1.5"), ("1.23e1", '"1.23e1"'), (".inf", "inf"), ("'10'", '"10"')])
+def test_a_total_that_is_no_whole_number_is_refused(text: str, shown: str) -> None:
+    with pytest.raises(ConfigError, match=r"progress\.total_items: ") as caught:
+        parse_job(MINIMAL + f"progress: {{total_items: {text}}}", "j")
+    assert caught.value.problems == (f"progress.total_items: {shown} is not a whole number",)
 
 
 def test_a_missing_named_cluster_file_is_a_mistake(tmp_path: Path) -> None:

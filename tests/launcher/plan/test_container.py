@@ -127,7 +127,7 @@ def test_values_of_variables_are_not_in_the_arguments_of_a_runtime() -> None:
     plan = plan_of(spec)
     argv = worker_argv(plan)
     passed = [argv[at + 1] for at, word in enumerate(argv) if word == "--env"]
-    assert {"PLAIN", "HF_TOKEN", "RANK", "CUDA_VISIBLE_DEVICES"} <= set(passed)
+    assert {"PLAIN", "HF_TOKEN", "GPUJOB_RANK", "CUDA_VISIBLE_DEVICES"} <= set(passed)
     assert "hunter2" not in " ".join(argv)
 
 
@@ -155,7 +155,7 @@ def test_enroot_passes_mpi_variables_to_ranks_of_a_step(step: str, tmp_path: Pat
         argv, env=environment, capture_output=True, text=True, check=True
     ).stdout.splitlines()
     assert passed_variables[-1] == "image: i"
-    assert {"RANK", "GPUJOB_FOM_URL"} <= set(passed_variables)
+    assert {"GPUJOB_RANK", "GPUJOB_FOM_URL"} <= set(passed_variables)
     assert set(of_mpi) & set(passed_variables) == (set(of_mpi) if step else set())
     assert "MINE" not in passed_variables
 

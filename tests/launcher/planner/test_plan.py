@@ -157,9 +157,13 @@ def test_the_environment_names_the_worker_and_its_directories() -> None:
     plan = plan_of(spec)
     environment = task_environment(plan, plan.tasks[1], facts_of(plan, "n1", "n2"), restart=2)
     expected = {
+        "PYTHONUNBUFFERED": "1",
         "RANK": "1",
-        "LOCAL_RANK": "1",
+        "LOCAL_RANK": "0",
         "WORLD_SIZE": "2",
+        "LOCAL_WORLD_SIZE": "1",
+        "MASTER_ADDR": "n1",
+        "MASTER_PORT": "8300",
         "GPUJOB_JOB_ID": "4459",
         "GPUJOB_JOB_NAME": "my job",
         "GPUJOB_WORKER": "pre_w0",
@@ -234,6 +238,12 @@ def test_the_job_file_has_precedence_over_the_cluster_file() -> None:
     assert plan.manifest.partition == "gpu"
 
 
+def test_a_local_job_has_no_time_limit_that_nobody_enforces() -> None:
+    cluster = {"time_limit": "10"}
+    for spec in (job_spec(slurm={"time_limit": "5"}), job_spec()):
+        assert plan_of(spec, cluster, local=True).manifest.time_limit_s is None
+
+
 def test_cpus_are_those_of_the_fullest_node_plus_one() -> None:
     workers = [
         {"role": "a", "count": 3, "cpus": 4, "command": "x"},
@@ -270,7 +280,7 @@ def test_a_job_without_gpus_requests_no_whole_node() -> None:
 
 def test_a_local_plan_listens_on_loopback() -> None:
     assert plan_of(local=True).manifest.listen_address == "127.0.0.1:0"
-    assert plan_of().manifest.listen_address == ":0"
+    assert plan_of().manifest.listen_address is None
     named = plan_of(job_spec(monitoring={"listen_address": ":9410"}), {"listen_address": ":9999"}, local=True)
     assert named.manifest.listen_address == ":9410"
 

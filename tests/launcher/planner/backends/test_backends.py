@@ -215,7 +215,7 @@ def test_every_task_of_a_worker_knows_the_ports_of_the_first() -> None:
 
 
 def test_a_plain_job_has_no_ports_no_rules_and_no_files() -> None:
-    plan = plan_from(job(workers=[{"command": "true", "count": 3}]))
+    plan = plan_from(job(workers=[{"role": role, "command": "true"} for role in "abc"]))
     assert [dict(entry.ports) for entry in plan.tasks] == [{}, {}, {}]
     assert (plan.readiness, plan.templates) == (None, {})
     assert not any(entry.service or entry.step or entry.metrics for entry in plan.tasks)
@@ -340,6 +340,52 @@ def test_deepspeed_has_one_task_per_gpu_with_torch_variables() -> None:
     assert environment_of(plan, "train_w1", 5)["GPUJOB_RANK"] == "13"
     entry = planned(plan, "train_w1", 5)
     assert (entry.task.gpus, entry.visible, entry.narrowed, entry.step) == ((1,), (0, 1, 2, 3), False, "")
+
+
+CONNECTING = ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+
+
+def connections(**parts: Any) -> dict[str, list[str | None]]:
+    """What connects each process of a job, by worker and local rank."""
+    plan = plan_from(job(**parts))
+    found = {}
+    for entry in plan.tasks:
+        variables = environment_of(plan, entry.task.worker, entry.task.local_rank)
+        found[f"{entry.task.worker}-{entry.task.local_rank}"] = [variables.get(name) for name in CONNECTING]
+    return found
+
+
+def test_the_processes_of_a_role_connect_and_one_process_alone_has_nothing_to_connect() -> None:
+    assert connections(
+        resources={"nodes": 2},
+        workers=[
+            {"role": "one", "command": "x"},
+            {"role": "train", "count": 3, "command": "x"},
+            {"role": "eval", "count": 2, "command": "x", "env": {"MASTER_PORT": "29500", "RANK": "{rank}"}},
+        ],
+    ) == {
+        "one_w0-0": [None] * 6,
+        "train_w0-0": ["0", "3", "0", "2", "cn00", "8300"],
+        "train_w1-0": ["1", "3", "1", "2", "cn00", "8300"],
+        "train_w2-0": ["2", "3", "0", "1", "cn00", "8300"],
+        "eval_w0-0": ["4", "2", "0", "1", "cn00", "29500"],
+        "eval_w1-0": ["5", "2", "0", "1", "cn00", "29500"],
+    }
+
+
+def test_a_process_that_sees_only_its_own_gpus_is_alone_on_its_node() -> None:
+    workers = [{"role": "train", "count": 2, "gpus": 2, "command": "x"}]
+    for more in ({}, {"process_granularity": "gpu"}):
+        found = connections(resources={"nodes": 2, "gpus_per_node": 2, **more}, workers=workers)
+        size = str(len(found))
+        assert list(found.values()) == [[str(rank), size, "0", "1", "cn00", "8300"] for rank in range(len(found))]
+
+
+@pytest.mark.parametrize("kind", ["torchrun", "accelerate"])
+def test_a_launcher_connects_the_processes_that_it_starts(kind: str) -> None:
+    workers = [{"role": "train", "gpus": 4, "command": "x.py"}]
+    found = connections(resources={"gpus_per_node": 2}, workers=workers, backend={"type": kind})
+    assert found == {"train_w0-0": [None] * 6, "train_w0-1": [None] * 6}
 
 
 def test_the_ranks_of_an_mpi_worker_are_one_step_and_see_its_gpus() -> None:

@@ -1,0 +1,158 @@
+"""Run directories that cannot be read, have moved, or lost files: one line and a documented status, no traceback."""
+
+import contextlib
+import json
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from launcher.cli.main import main
+from launcher.report.report import build_report, write_report
+from launcher.report.state import EXIT_STATUS
+from launcher.rundir.rundir import SWEEP_FILE
+from tests.support.builders import orchestrator_record
+from tests.support.launcher import settled_run_dir
+
+NOBODY = 65534
+DOCUMENTED = {*EXIT_STATUS.values(), 2}
+COMMANDS = [("watch", "--once"), ("watch", "--json"), ("report",), ("report", "--verify"), ("stop",), ("sweep",)]
+
+Call = Callable[..., tuple[int, str]]
+
+
+@pytest.fixture
+def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Call:
+    """Run a command in this process; returns its status and standard error. Another exception fails the test."""
+
+    def run(*words: object) -> tuple[int, str]:
+        monkeypatch.setattr(sys, "argv", ["gpujob", *map(str, words)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        assert isinstance(ended.value.code, int)
+        return ended.value.code, capsys.readouterr().err
+
+    return run
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A job that has ended, with all its records; its orchestrator is gone."""
+    path = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]})
+    (path / "orchestrator.json").write_text(json.dumps(orchestrator_record(pid=2**22 + 1)))
+    write_report(path, build_report(path, now=2000.0, ended=True))
+    for name in ("state.json", "status/here.json", "sidecars/here.json", SWEEP_FILE):
+        (path / name).parent.mkdir(exist_ok=True)
+        (path / name).write_text('{"schema": 1}')
+    return path
+
+
+def remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path)
+    else:
+        path.unlink()
+
+
+def become_other_kind(path: Path) -> None:
+    was_directory = path.is_dir()
+    remove(path)
+    path.touch() if was_directory else path.mkdir()
+
+
+def link_to_itself(path: Path) -> None:
+    remove(path)
+    path.symlink_to(path.name)
+
+
+def lose_its_content(path: Path) -> None:
+    if path.is_file():
+        path.write_bytes(b'{"schema": 1, "\xff": [')
+
+
+@pytest.mark.parametrize("harm", [remove, become_other_kind, link_to_itself, lose_its_content])
+def test_no_harm_to_a_record_ends_in_a_traceback(harm: Callable[[Path], None], run_dir: Path, call: Call) -> None:
+    whole = shutil.copytree(run_dir, run_dir.parent / "whole")
+    names = sorted(path.relative_to(whole) for path in whole.rglob("*"))
+    for name in names:
+        for command in COMMANDS:
+            shutil.rmtree(run_dir)
+            shutil.copytree(whole, run_dir)
+            harm(run_dir / name)
+            status, errors = call(*command, run_dir)
+            assert status in DOCUMENTED, (command, name)
+            assert status != 2 or errors.startswith("gpujob: "), (command, name, errors)
+
+
+@pytest.fixture
+def other_user(tmp_path: Path) -> Iterator[None]:
+    """Files are opened as another user, who may look into the temporary directory."""
+    for folder in (tmp_path, *tmp_path.parents):
+        if folder.stat().st_uid == os.geteuid() and folder.is_relative_to("/tmp/") and folder != Path("/tmp"):
+            folder.chmod(folder.stat().st_mode | 0o055)
+    os.seteuid(NOBODY)
+    yield
+    os.seteuid(0)
+
+
+def everything(run_dir: Path) -> list[Path]:
+    return [run_dir, *sorted(run_dir.rglob("*"))]
+
+
+def first_file(command: tuple[str, ...]) -> str:
+    """The first file that a command reads."""
+    return SWEEP_FILE if command == ("sweep",) else "manifest.json"
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_logs_directory_that_cannot_be_read_is_named(run_dir: Path, other_user: None, call: Call) -> None:
+    os.seteuid(0)
+    logs = run_dir.parent
+    logs.chmod(0)
+    os.seteuid(NOBODY)
+    with contextlib.chdir(logs.parent):
+        status, errors = call("report", "local-1")
+    assert (status, errors) == (2, f"gpujob: {logs}: Permission denied; ask its owner for access\n")
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_what_cannot_be_read_is_named_in_one_line(run_dir: Path, other_user: None, call: Call) -> None:
+    os.seteuid(0)
+    places = {place: place.stat().st_mode for place in everything(run_dir)}
+    for place in places:
+        place.chmod(0o755 if place.is_dir() else 0o644)
+    for place in places:
+        mode = place.stat().st_mode
+        place.chmod(0)
+        os.seteuid(NOBODY)
+        for command in COMMANDS:
+            status, errors = call(*command, run_dir)
+            assert status in DOCUMENTED, (command, place)
+            if place == run_dir or (place.name == "manifest.json" and command[0] in ("watch", "report")):
+                assert status == 2
+                line = errors.splitlines()[-1]
+                assert line == f"gpujob: {run_dir / first_file(command)}: Permission denied; ask its owner for access"
+        os.seteuid(0)
+        place.chmod(mode)
+
+
+@pytest.mark.parametrize("options", [(), ("--json",)])
+def test_a_run_directory_that_moves_while_it_is_watched_ends_the_view(
+    options: tuple[str, ...], run_dir: Path, call: Call
+) -> None:
+    """The job goes on for the reader of its records: its orchestrator is this process."""
+    (run_dir / "report.json").unlink()
+    (run_dir / "orchestrator.json").write_text(json.dumps(orchestrator_record()))
+    moving = threading.Timer(1.0, run_dir.rename, [run_dir.with_name("elsewhere")])
+    moving.start()
+    status, errors = call("watch", "--interval", "0.1", *options, run_dir)
+    moving.join()
+    assert status == 2
+    assert (
+        errors
+        == f"gpujob: {run_dir / 'manifest.json'}: No such file or directory; if it was moved, name its new place\n"
+    )
