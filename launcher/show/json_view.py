@@ -144,7 +144,7 @@ def planned_targets(plan: Plan, facts: RunFacts) -> tuple[PlannedTarget, ...]:
     """Planned content of ``planned_targets.json``: one sidecar per node."""
     if not plan.monitoring:
         return ()
-    host, _, port = plan.manifest.listen_address.rpartition(":")
+    host, _, port = (plan.manifest.listen_address or ":0").rpartition(":")
     manifest = plan.manifest
     labels = {
         "cluster": safe_label(manifest.cluster) or "slurm",

@@ -14,7 +14,7 @@ from launcher.show.records import PlannedProcess, PlanRecord
 from launcher.steps import steps
 from launcher.steps.local_steps import LOOPBACK, local_hosts
 
-VISIBLE_DEVICES, FOM_URL = "CUDA_VISIBLE_DEVICES", "GPUJOB_FOM_URL"
+VISIBLE_DEVICES, FOM = "CUDA_VISIBLE_DEVICES", ("GPUJOB_FOM_URL", "GPUJOB_TOKEN")
 
 
 def local_facts(plan: Plan, hostname: str, hosts: Sequence[str] = ()) -> RunFacts:
@@ -31,7 +31,7 @@ def describe_local(plan: Plan, facts: RunFacts, devices: str | None = None) -> P
     record, processes = describe_plan(plan, "", facts.hosts), []
     for planned, process in zip(plan.tasks, record.processes, strict=True):
         visible = _visible_gpus(plan, planned, planned.env.get(VISIBLE_DEVICES, devices))
-        own = {FOM_URL, *plan.secrets, *([VISIBLE_DEVICES] if visible is not None else [])}
+        own = {*FOM, *plan.secrets, *([VISIBLE_DEVICES] if visible is not None else [])}
         changed = process._replace(
             command=tuple(steps.worker_argv(plan, planned, facts)),
             cuda_visible_devices=visible,

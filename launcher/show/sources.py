@@ -1,14 +1,17 @@
 """The source of each value of a plan: job file, cluster file, environment or default."""
 
+import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
+from exporter.contract.manifest import OWN_ADDRESSES
 from exporter.contract.records import JsonValue
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_full_nodes, gpus_are_defaulted
 from launcher.jobfile.redaction import REDACTED, is_secret_name
 from launcher.plan.container import container_mounts, parse_mount
-from launcher.plan.placeholders import fill_placeholders, placeholder_values
+from launcher.plan.placeholders import DEFAULT_VARIABLES, fill_placeholders, placeholder_values
 from launcher.plan.plan import Plan
 from launcher.planner.planned_job import PlannedJob
 from launcher.rundir.cluster_file import find_cluster_file
@@ -18,11 +21,12 @@ DEFAULT = "default"
 
 
 class SourceNames(NamedTuple):
-    """Displayed names of job file and cluster file."""
+    """Displayed names of job file and cluster file, and of options of the command that set places of the job file."""
 
     job: str
     cluster: str | None
     found_by: str  # how the cluster file was found
+    options: Mapping[str, str] = MappingProxyType({})  # option by place
 
 
 def source_names(job: str, environ: Mapping[str, str], workdir: Path) -> SourceNames:
@@ -44,9 +48,21 @@ def explain_values(planned_job: PlannedJob, sources: SourceNames) -> tuple[Value
         *_aliases(spec, cluster, sources),
         *_mounts(spec, cluster, plan, sources),
         *_setup(spec, cluster, sources),
-        *_environment(spec, sources),
+        *_environment(spec, sources, planned_job.environ),
         *_ignored_variables(planned_job.environ),
     )
+
+
+def name_options(rows: tuple[ValueSource, ...], sources: SourceNames) -> tuple[ValueSource, ...]:
+    """Name the option of the command as the source where one sets a place of the job file, or a part that it is in."""
+    file = f"{sources.job}: "
+
+    def named(row: ValueSource) -> ValueSource:
+        place = row.source.removeprefix(file)
+        found = [name for at, name in sources.options.items() if re.match(rf"{re.escape(at)}(?![^.\[ ])", place)]
+        return row._replace(source=found[-1]) if found and row.source.startswith(file) else row
+
+    return tuple(map(named, rows)) if sources.options else rows
 
 
 def _first_set(
@@ -108,8 +124,10 @@ def _paths(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames
         spec.monitoring.listen_address,
         cluster.listen_address,
         sources,
-        default=plan.manifest.listen_address,
+        default=plan.manifest.listen_address or OWN_ADDRESSES,
     )
+    yield _first_set("web_config_file", None, plan.manifest.web_config_file, sources)
+    yield _first_set("metrics_access", None, cluster.metrics_access, sources, default=plan.manifest.metrics_access)
 
 
 def _aliases(spec: JobSpec, cluster: ClusterSpec, sources: SourceNames) -> Iterator[ValueSource]:
@@ -153,7 +171,10 @@ def _mounts(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceName
         yield ValueSource("container.mounts", str(mount), source_of.get(mount.target, "built in"))
 
 
-def _environment(spec: JobSpec, sources: SourceNames) -> Iterator[ValueSource]:
+def _environment(spec: JobSpec, sources: SourceNames, environ: Mapping[str, str]) -> Iterator[ValueSource]:
+    for name in DEFAULT_VARIABLES.keys() - spec.env.keys():
+        source = "environment" if name in environ else DEFAULT
+        yield ValueSource(f"env.{name}", environ.get(name, DEFAULT_VARIABLES[name]), source)
     for name, value in spec.env.items():
         yield ValueSource(f"env.{name}", _redacted_value(name, value), f"{sources.job}: env.{name}")
     for index, workers in enumerate(spec.workers):

@@ -6,39 +6,35 @@ from rich.console import Console, Group, RenderableType
 from rich.text import Text
 
 from exporter.contract.status import DamagedFile
-from exporter.contract.view import JobView, WorkerView
+from exporter.contract.view import JobView
 from exporter.gpus.analysis.node_status import GpuProblem
 from exporter.progress.work import job_work, unit_word
 from launcher.report.restarts import restart_causes, restart_text
 from launcher.watch.gpus import (
     clearable_problems,
-    gpu_cells,
     gpu_problems,
-    gpus_by_node,
-    has_gpus,
-    is_done,
     mean_utilization,
 )
-from launcher.watch.table import FittedTable
 from launcher.watch.text import (
     clock_time_text,
     end_text,
     not_ready_reasons,
     printable_line,
     size_text,
-    throughput_text,
     token_rate_text,
 )
-from launcher.watch.waiting import is_pending, job_only_serves, wait_text
-from launcher.words import duration_text
+from launcher.watch.waiting import is_pending, job_only_serves, stop_text, wait_text
+from launcher.watch.worker_table import LEAST_LAG, worker_state, worker_table
+from launcher.words import duration_text, names_text
 
 BAR_CELLS = 28
 MOST_WORKERS = 32
+LEAST_WORKERS = 8  # shown in a window too small for the events as well
 MOST_EVENTS = 6
+VALUES_SHOWN = ("loss", "eval_loss", "accuracy", "learning_rate", "lr", "grad_norm")  # of a training, in this order
 LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
 STALLED_SHOWN = 4  # stalled workers named in one line
 GPU_PROBLEMS_SHOWN = 8  # nodes and workers with GPU problems shown
-LEAST_LAG = 0.2  # a worker with at least this lag is named
 STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
 
 
@@ -62,7 +58,8 @@ def eta_text(view: JobView) -> str:
     if view.report is not None:
         return f"took {duration_text(view.report.duration_s)}"
     if eta is None:
-        return "ETA unknown yet"
+        stalled = [worker.worker for worker in view.workers if worker.up and worker.stalled]
+        return f"ETA unknown while stalled: {names_text(stalled, STALLED_SHOWN)}" if stalled else "ETA unknown yet"
     text = f"ETA {duration_text(eta.seconds)} ({duration_text(eta.low)} to {duration_text(eta.high)})"
     text += f", at {clock_time_text(now + eta.seconds)}"
     if limit:
@@ -74,21 +71,49 @@ def eta_text(view: JobView) -> str:
     return text
 
 
-def render_picture(view: JobView, *, ascii_only: bool = False, most_workers: int = MOST_WORKERS) -> RenderableType:
+def fit_picture(
+    view: JobView, console: Console, *, ascii_only: bool = False, interrupt_kills: bool = False
+) -> RenderableType:
+    """The picture with as many workers as the height of the window allows; a small one loses old events first."""
+
+    def picture(workers: int, events: int = MOST_EVENTS) -> RenderableType:
+        return render_picture(
+            view, ascii_only=ascii_only, most_workers=workers, most_events=events, interrupt_kills=interrupt_kills
+        )
+
+    spare = console.height - len(console.render_lines(picture(0), pad=False))
+    events = MOST_EVENTS if spare >= LEAST_WORKERS else max(1, MOST_EVENTS - LEAST_WORKERS + spare)
+    return picture(max(LEAST_WORKERS, spare), events)
+
+
+def render_picture(
+    view: JobView,
+    *,
+    ascii_only: bool = False,
+    most_workers: int = MOST_WORKERS,
+    most_events: int = MOST_EVENTS,
+    interrupt_kills: bool = False,
+) -> RenderableType:
     parts: list[RenderableType] = [_head(view)]
+    if stops := stop_text(view, interrupt_kills=interrupt_kills):
+        parts.append(Text(stops, style="yellow"))
     if waits := "  ".join(filter(None, (wait_text(view), token_rate_text(view.output_tokens_per_second)))):
         parts.append(Text(printable_line(waits)))
     if _has_work(view):
         parts.append(_bar(view, ascii_only))
     if facts := _facts(view):
         parts.append(Text(facts))
-    parts += [Text(""), _workers(view, most_workers, ascii_only)]
+    parts += [Text(""), worker_table(view, most_workers, ascii_only)]
     if view.events:
-        parts += [Text(""), _events(view, ascii_only)]
+        parts += [Text(""), _events(view, most_events, ascii_only)]
     if view.launch.lacking:
         faults = "; ".join(printable_line(line) for line in view.launch.lacking)
         parts += [Text(f"! launch not verified: {faults}", style="red")]
     return Group(*parts)
+
+
+def _has_eta(view: JobView) -> bool:
+    return view.report is not None or (_has_work(view) and view.stop is None)
 
 
 def _has_work(view: JobView) -> bool:
@@ -102,6 +127,8 @@ def _head(view: JobView) -> Text:
     head.append(f"job {printable_line(view.job_id)} {printable_line(view.job_name)}", style="bold")
     head.append(f"  {printable_line(view.user)}  ")
     status = state if state in ("PENDING", "UNKNOWN") or view.report else f"{state}/{phase}"
+    if view.stop is not None:
+        status, state = "stopping", "PENDING"
     head.append(printable_line(status), style=STYLE_OF_STATE.get(state, "red"))
     if view.start:
         end = view.end or view.time
@@ -141,6 +168,15 @@ def _checkpoint_text(view: JobView) -> str:
     return f"{text}, " + (f"next in {duration_text(-late)}" if late < 0 else f"late by {duration_text(late)}")
 
 
+def _values_text(view: JobView) -> str:
+    """``worker_w0: loss 1.826, grad_norm 0.44``: the last values of the first worker that logs any of them."""
+    for worker in view.workers:
+        known = [f"{name} {worker.values[name]:.4g}" for name in VALUES_SHOWN if name in worker.values]
+        if known:
+            return f"{worker.worker}: {', '.join(known)}"
+    return ""
+
+
 def _file_problem_lines(view: JobView) -> list[str]:
     """Lines for files that stopped growing, are damaged, or are missing from a checkpoint."""
     names = {worker.rank: worker.worker for worker in view.workers}
@@ -176,9 +212,10 @@ def _problem_text(problem: GpuProblem) -> str:
 
 def _facts(view: JobView) -> str:
     """Lines of facts below the progress bar, with control characters of names and values escaped."""
-    lines = [eta_text(view)] if _has_work(view) or view.report is not None else []
+    lines = [eta_text(view)] if _has_eta(view) else []
     outputs = [
-        f"{group.group} {group.files} files {size_text(group.bytes)}"
+        f"{group.group} {group.files} {'file' if group.files == 1 else 'files'} {size_text(group.bytes)}"
+        + (" so far (still counting)" if group.counting else "")
         + (f" {group.records} records" if group.records is not None else "")
         + (f" (+{size_text(group.growth_bytes_per_second)}/s)" if group.growth_bytes_per_second else "")
         for group in view.outputs
@@ -200,15 +237,20 @@ def _facts(view: JobView) -> str:
         lines.append(", ".join([*outputs, *spaces]))
     if checkpoint := _checkpoint_text(view):
         lines.append(checkpoint)
+    if values := _values_text(view):
+        lines.append(values)
     lines += [*_file_problem_lines(view), *_gpu_problem_lines(view)]
     lagging = max(view.workers, key=lambda worker: worker.lag or 0.0, default=None)
     if lagging is not None and (lagging.lag or 0.0) >= LEAST_LAG:
         lines.append(f"{lagging.worker} on {lagging.node} is {100 * (lagging.lag or 0.0):.0f}% behind the others")
     if view.first_to_stop:
         lines.append(f"of the workers without progress, {view.first_to_stop} stopped first")
-    silent = [node.node for node in view.nodes if node.error]
+    silent = {node.node: node.error for node in view.nodes if node.error}
     if silent:
-        lines.append(f"no answer from the sidecar on {', '.join(silent[:8])}; showing its last status")
+        why = next((f" ({error})" for error in silent.values() if "no answer" not in error), "")
+        lines.append(f"no answer from the sidecar on {', '.join([*silent][:8])}{why}; showing its last status")
+    if since := view.orchestrator_silent_since:
+        lines.append(f"the orchestrator has not responded since {clock_time_text(since)}; the workers go on")
     if view.cause:
         cause = view.cause
         # with several workers not ready, the other evidence is their last log lines
@@ -218,90 +260,9 @@ def _facts(view: JobView) -> str:
     return "\n".join(map(printable_line, lines))
 
 
-def _workers(view: JobView, most: int, ascii_only: bool) -> FittedTable:
-    # workers with problems come first if not all fit
-    ordered = sorted(view.workers, key=lambda worker: (not _needs_attention(worker), worker.rank))
-    shown = view.workers if len(view.workers) <= most else sorted(ordered[:most], key=lambda w: int(w.rank))
-    mixed = len(job_work(view.workers).units) > 1
-    gpus, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
-    if not gpus:  # without a sidecar, only the plan is known
-        hidden |= {"GPU%", "GPU GiB"}
-    rows, late = [], not_ready_reasons(view)
-    for worker in shown:
-        failed = late.get(worker.rank) if worker.exit else None
-        row = _worker_row(worker, view.time, shows_unit=mixed, is_planned=is_pending(view), failure_reason=failed)
-        cells = map(printable_line, gpu_cells(worker, gpus.get(worker.node)))
-        rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
-    if len(shown) < len(view.workers):
-        rows.append({"WORKER": f"... and {len(view.workers) - len(shown)} more"})
-    return FittedTable(
-        [column for column in _COLUMNS if column not in hidden],
-        rows,
-        headings={"ITEMS": "POSITION" if mixed else printable_line(unit_word(view.unit)).upper()},
-        left_aligned=_LEFT_ALIGNED,
-        drop_order=_DROP_ORDER,
-        least_widths={"NODE": LEAST_NODE_WIDTH},
-        overflow="crop" if ascii_only else "ellipsis",
-    )
-
-
-def _needs_attention(worker: WorkerView) -> bool:
-    return not (worker.up or is_done(worker) or worker.state == "waiting")
-
-
-LEAST_NODE_WIDTH = 8  # minimum width of the node column, which shrinks before other columns are dropped
-GPU_COLUMNS = ("GPU", "GPU%", "GPU GiB")
-_COLUMNS = ("WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU GiB", "ITEMS", "RATE/s", "ETA", "RSS", "LAST")
-_LEFT_ALIGNED = ("WORKER", "NODE", "GPU", "STATE")
-# Columns dropped in a narrow window, in this order; worker, state and position stay.
-_DROP_ORDER = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
-
-
-def worker_state(worker: WorkerView) -> str:
-    """The state of a worker as one word, or its exit reason."""
-    if worker.state == "not_started":
-        return "not started"
-    if worker.exit:
-        return str(worker.exit.reason)
-    if worker.stalled and worker.state != "stopped":
-        return "stalled"
-    if worker.at and worker.state != "stopped":
-        return str(worker.at)
-    text = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker.state, str(worker.state))
-    return f"{text} (run {worker.restarts + 1})" if worker.restarts else text
-
-
-def _worker_row(
-    worker: WorkerView, now: float, *, shows_unit: bool, is_planned: bool, failure_reason: str | None
-) -> dict[str, str | Text]:
-    """The cells of a worker by column.
-
-    ``shows_unit`` adds the unit to the position. ``is_planned`` marks a worker of a job that has not started.
-    ``failure_reason`` is the reason if the job ended because of this worker; it replaces the worker's own exit reason.
-    """
-    state = "planned" if is_planned else printable_line(failure_reason or worker_state(worker))
-    bad = failure_reason is not None or (not worker.up and not is_done(worker) and worker.start is not None)
-    items = "-" if worker.items is None else str(worker.items)
-    if worker.items is not None and worker.items_expected:
-        items += f"/{worker.items_expected}"
-    if shows_unit and worker.items is not None:
-        items += f" {printable_line(unit_word(worker.unit))}"
-    last = worker.last_progress
-    return {
-        "WORKER": printable_line(worker.worker),
-        "NODE": printable_line(worker.node),
-        "STATE": Text(f"! {state}" if bad else state, style="red" if bad else ""),
-        "ITEMS": items,
-        "RATE/s": throughput_text(worker),
-        "ETA": duration_text(worker.eta.seconds) if worker.up and worker.eta else "-",
-        "RSS": size_text(worker.rss_bytes) if worker.up else "-",
-        "LAST": f"{duration_text(max(0.0, now - last))} ago" if last and worker.up else "-",
-    }
-
-
-def _events(view: JobView, ascii_only: bool) -> Text:
+def _events(view: JobView, most: int, ascii_only: bool) -> Text:
     lines = []
-    for event in view.events[-MOST_EVENTS:]:
+    for event in view.events[-most:]:
         mark = "!" if event.level == "critical" else " "
         owner = " ".join(filter(None, (event.event, event.worker)))
         lines.append(printable_line(f"{clock_time_text(event.time)} {mark} {owner}: {event.detail}"))
@@ -350,11 +311,11 @@ class LineView:
 
     def _show_restarts(self, view: JobView) -> None:
         """Print each new restart with its cause and the time of the end, which may be long before the first poll."""
-        for end in restart_causes(view.workers):
-            key = (view.attempt, end.worker, end.restart)
+        found = {(view.attempt, end.worker, end.restart): end for end in restart_causes(view.workers)}
+        for key, end in found.items():
             if key not in self._shown_restarts:
-                self._shown_restarts.add(key)
                 self._print_line(view.time if end.time is None else end.time, restart_text(end))
+        self._shown_restarts = set(found)
 
     def _show_gpu_problems(self, view: JobView) -> None:
         """Print each new GPU problem, and each that is over."""
@@ -386,8 +347,7 @@ class LineView:
         if _has_work(view):
             parts += [progress_text(view), _rate_text(view)]
         parts.append(token_rate_text(view.output_tokens_per_second))
-        if _has_work(view) or view.report is not None:
-            parts.append(eta_text(view))
+        parts.append(eta_text(view) if _has_eta(view) else stop_text(view))
         busy = mean_utilization(view)
         parts.append("" if busy is None else f"GPUs {100 * busy:.0f}% busy")
         if len(view.workers) <= 8:

@@ -64,7 +64,7 @@ class FittedTable:
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="bold")
         for column, width in widths.items():
             table.add_column(
-                self._headings.get(column, column),
+                escape(self._headings.get(column, column)),
                 justify="left" if column in self._left_aligned else "right",
                 no_wrap=True,
                 overflow=self._overflow,

@@ -31,7 +31,10 @@ def clock_time_text(moment: float | None) -> str:
     """``13:22:15``, with the date if it is not today; a dash if unknown."""
     if moment is None:
         return "-"
-    local_time, local_now = time.localtime(moment), time.localtime()
+    try:
+        local_time, local_now = time.localtime(moment), time.localtime()
+    except (OverflowError, ValueError):
+        return "-"  # no time of this world
     return time.strftime("%H:%M:%S" if local_time[:3] == local_now[:3] else "%Y-%m-%d %H:%M", local_time)
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
-from exporter.contract.records import RecordError
 from exporter.contract.report import Report, WorkerReport
 from exporter.contract.status import (
     EtaEstimate,
@@ -32,6 +31,7 @@ from exporter.contract.view import (
     NodeView,
     OutputView,
     ReadinessView,
+    StopView,
     WorkerView,
 )
 from exporter.gpus.analysis.node_status import worker_devices
@@ -43,9 +43,9 @@ from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord
+from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord, read_report
 from launcher.rundir.rundir import submitted_cluster
-from launcher.rundir.statuses import merge_workers, read_statuses
+from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
 from launcher.steps.slurm_queue import WAITING_STATES, SlurmQueue
 from launcher.steps.slurm_steps import read_final_state
@@ -54,7 +54,6 @@ from launcher.watch.serving_view import StageFacts, output_tokens_rate, readines
 if TYPE_CHECKING:
     from launcher.verify.timed_reads import ReportProgress
 
-HTTP_TIMEOUT_S = 2.0
 SILENT_S = 20.0  # a sidecar writes its status every 5 s
 CONCLUDING_S = 90.0  # after its final status, it verifies the results for up to 60 s
 STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
@@ -79,7 +78,7 @@ class JobClient:
         """Read the state of the job now; ``report`` is set when it has ended. Raises RecordError."""
         now = time.time()
         orchestrator = OrchestratorRecord.read(self.run_dir / run_files.ORCHESTRATOR_FILE)
-        report = Report.read(self.run_dir / run_files.REPORT_FILE)
+        report = read_report(self.run_dir)
         if report is not None and orchestrator is not None and report.attempt != orchestrator.attempt:
             report = None
         self._drop_outdated_queue_state(orchestrator, report)
@@ -99,7 +98,7 @@ class JobClient:
 
         ``verify`` checks the files again and reports to ``progress``.
         """
-        found = Report.read(self.run_dir / run_files.REPORT_FILE)
+        found = read_report(self.run_dir)
         if found is not None:
             return self._verify_again(found, progress) if verify else found
         state = self.read_view().state
@@ -135,7 +134,10 @@ class JobClient:
         """
         sidecars = read_sidecars(self.run_dir, attempt)
         with ThreadPoolExecutor(max_workers=min(32, len(sidecars) or 1)) as pool:
-            answers = dict(zip(sidecars, pool.map(_get_status, (r.address for r in sidecars.values())), strict=True))
+            workers = len(self.manifest.tasks)
+            token = run_files.read_token(self.run_dir)
+            fetched = pool.map(lambda node: fetch_status(node, sidecars[node], token, workers), sidecars)
+            answers = dict(zip(sidecars, fetched, strict=True))
         live, nodes = {}, []
         for node, answer in answers.items():
             if isinstance(answer, NodeStatus):
@@ -210,13 +212,18 @@ class JobClient:
         coming = orchestrator.attempt if state == "PENDING" else None
         summary = report or build_report(self.run_dir, now=now, ended=False, next_attempt=coming)
         gpus = {node: status.gpus for node, status in sorted(statuses.items()) if status.gpus is not None}
-        workers = self._workers(summary, statuses, gpus, is_running=state == "RUNNING", is_final=report is not None)
+        workers = [
+            _with_current_eta(worker, now)
+            for worker in self._workers(
+                summary, statuses, gpus, is_running=state == "RUNNING", is_final=report is not None
+            )
+        ]
         work = job_work(workers)
         job = next((status.job for status in statuses.values() if status.job.job_id), JobStatus())
         published = JobStateRecord()
         if coming is None:
             published = JobStateRecord.read(self.run_dir / run_files.STATE_FILE) or published
-        limit, start = self.manifest.time_limit_s, orchestrator.start
+        limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
         limit_end = job.end or (start + limit if start and limit else None)
         eta = None if report else _job_eta(workers)
         return JobView(
@@ -228,6 +235,7 @@ class JobClient:
             pending_reason=self._pending_reason(state),
             attempt=orchestrator.attempt,
             phase="finished" if report else _phase(published.phase, statuses.values()),
+            orchestrator_silent_since=None if report else published.orchestrator_silent_since,
             start=start,
             end=summary.end,
             time_limit_s=limit,
@@ -240,6 +248,7 @@ class JobClient:
             output_tokens_per_second=output_tokens_rate(workers),
             eta=eta,
             time_limit_met_probability=time_limit_met_probability(now, limit_end, eta) if eta else None,
+            stop=StopView.from_json(published.stop) if published.stop and state == "RUNNING" else None,
             readiness=self._readiness(state, orchestrator, published),
             first_to_stop=next((name for name in map(_first_to_stop, statuses.values()) if name), None),
             workers=tuple(workers),
@@ -303,24 +312,6 @@ class JobClient:
         )
 
 
-def _get_status(address: str) -> NodeStatus | str:
-    """The status of one sidecar, or an error text."""
-    import requests  # lazy: 30 ms, and a job that has ended has no sidecar to query
-
-    try:
-        with requests.Session() as session:
-            session.trust_env = False  # a user's proxy does not reach cluster nodes
-            answer = session.get(f"http://{address}/status", timeout=HTTP_TIMEOUT_S)
-        answer.raise_for_status()
-        body = answer.json()
-    except (requests.RequestException, ValueError) as error:
-        return f"{type(error).__name__}: no answer from {address}"
-    try:
-        return NodeStatus.from_json(body, "its status")
-    except RecordError as error:
-        return f"no status from {address}: {error}"
-
-
 def _merge_worker(
     worker: WorkerReport, seen: WorkerStatus | None, gpus: NodeGpus | None, *, is_final: bool
 ) -> WorkerView:
@@ -347,6 +338,16 @@ def _merge_worker(
         state=state,
         gpu_devices=worker_devices(seen, gpus),
     )
+
+
+def _with_current_eta(worker: WorkerView, now: float) -> WorkerView:
+    """The worker with its ETA counted from ``now``, so that the moment of the end stays; none once it is overdue."""
+    if worker.eta is None or worker.eta_time is None:
+        return worker
+    age = max(0.0, now - worker.eta_time)
+    if age > worker.eta.high:
+        return worker.replace(eta=None, eta_time=None)
+    return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
 
 
 def _sum_known(*values: float | None) -> float | None:
@@ -386,6 +387,7 @@ def _merge_outputs(statuses: Iterable[NodeStatus]) -> tuple[OutputView, ...]:
             entry = merged.get(group.group, OutputView(group=group.group))
             known = [stalled for stalled in (entry.stalled, group.stalled) if stalled is not None]
             merged[group.group] = entry.replace(
+                counting=entry.counting or group.counting,
                 files=entry.files + group.files,
                 bytes=entry.bytes + group.bytes,
                 growth_bytes_per_second=_sum_known(entry.growth_bytes_per_second, group.growth_bytes_per_second),

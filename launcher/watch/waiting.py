@@ -36,6 +36,22 @@ def wait_text(view: JobView) -> str:
     return f"{text}: " + (f"waiting for {found.waiting}" if found.waiting else "no answer yet")
 
 
+def stop_text(view: JobView, *, interrupt_kills: bool = False) -> str:
+    """``stopping: 4 workers have 24 s to save``; empty unless the job is being stopped.
+
+    ``interrupt_kills`` is whether this command owns the job, so that its next Ctrl-C kills the workers.
+    """
+    if view.stop is None:
+        return ""
+    up = sum(worker.up for worker in view.workers)
+    if not up:
+        return "stopping: all workers have ended"
+    workers = "1 worker has" if up == 1 else f"{up} workers have"
+    left = None if view.stop.kill_at is None else max(0.0, view.stop.kill_at - view.time)
+    time_left = "time" if left is None else f"{left:.0f} s"
+    return f"stopping: {workers} {time_left} to save" + ("; Ctrl-C again kills them" if interrupt_kills else "")
+
+
 def _requeued_text(over: EarlierAttempt, attempt: int) -> str:
     """The attempt that the job is queued for, and how the previous one ended; attempts count from 1."""
     state = f" {over.state}" if over.state else ""

@@ -177,7 +177,7 @@ def test_the_json_view_has_no_values_of_variables() -> None:
 
 def test_the_listed_files_are_those_that_are_written() -> None:
     plan = dataclasses.replace(two_roles(), templates={"nginx.conf": "x"})
-    assert set(described(plan, "")["files"]) == {*plan_files(plan, ""), "nginx.conf"}
+    assert set(described(plan, "")["files"]) == {*plan_files(plan, ""), "nginx.conf", "token"}
 
 
 def option_value(line: list[str], option: str) -> str:
@@ -188,13 +188,14 @@ def option_value(line: list[str], option: str) -> str:
 def test_each_step_has_its_srun_line() -> None:
     lines = described(two_roles(), "", ("n1", "n2"))["srun"]
     assert [(option_value(line, "--job-name"), option_value(line, "--nodelist")) for line in lines] == [
+        ("nodes", "n1,n2"),
         ("sidecar", "n1,n2"),
         ("pre_w0-0", "n1"),
         ("pre_w0-1", "n2"),
         ("ctl_w0", "n1"),
     ]
     assert all(line[0] == "srun" for line in lines)
-    assert lines[2][-3:] == ["--", "x", "1"]
+    assert lines[3][-3:] == ["--", "x", "1"]
 
 
 @pytest.mark.parametrize("step", ["", "together"])
@@ -222,7 +223,8 @@ def test_the_srun_lines_equal_those_of_the_real_steps(
     task_groups = [list(tasks[:-1])] if step else [[planned] for planned in tasks[:-1]]
     for task_group in [*task_groups, [tasks[-1]]]:
         steps.start_tasks(task_group, 0)
-    assert described(plan, "")["srun"] == started
+    _survey, *lines = described(plan, "")["srun"]
+    assert lines == started
     modes = [path.stat().st_mode & 0o777 for path in (facts.run_dir / "workers").glob("*.step.json")]
     assert modes == ([0o600] if step else []), "it holds the words and variables of the tasks"
     assert len(started) == (3 if step else 10)

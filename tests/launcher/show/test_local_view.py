@@ -39,6 +39,7 @@ def test_the_local_view_equals_the_started_processes(
     container = {"container": {"image": "i.sif", "runtime": runtime}} if runtime else {}
     plan = two_nodes(env={"A": "1"}, secrets=["HF_TOKEN"], **container)
     monkeypatch.setattr("launcher.steps.steps.read_secrets", lambda _, names: dict.fromkeys(names, "hunter2"))
+    monkeypatch.delenv("PYTHONUNBUFFERED", raising=False)
     started: list[tuple[list[str], dict[str, str]]] = []
 
     def start(self: local_steps.LocalSteps, argv: list[str], environment: dict[str, str], *_: object) -> Any:
@@ -100,7 +101,7 @@ def test_plan_local_uses_visible_devices_and_mentions_parallel_points(tmp_path: 
     body = json.loads(gpujob(*arguments, "--json", cwd=tmp_path, env=environment).stdout)
     assert [process["cuda_visible_devices"] for process in body["processes"]] == ["4", "5"]
     shown = gpujob(*arguments, cwd=tmp_path, env=environment).stdout
-    assert "GPUs 4\n  x 1\n" in shown
+    assert "GPUs 4, dist_init port 8300\n  x 1\n" in shown
     assert "2 points of the sweep run at once" in " ".join(shown.split())
 
 

@@ -12,8 +12,9 @@ from rich.console import Console
 
 from exporter.contract.view import JobView, WorkerView
 from launcher.watch import picture
-from launcher.watch.picture import LineView, render_picture, worker_state
+from launcher.watch.picture import LineView, fit_picture, render_picture
 from launcher.watch.text import clock_time_text, printable_line, size_text
+from launcher.watch.worker_table import worker_state
 from tests.launcher.conftest import Golden
 from tests.support.builders import NOW, dead, job_view, worker_end, worker_entry
 
@@ -152,15 +153,45 @@ def test_workers_and_their_states_are_readable_at_80_columns() -> None:
     assert all(f" {state}" in shown for state in ("running (run 2)", "stalled", "killed_unknown", "completed"))
 
 
-def test_failed_workers_are_shown_when_not_all_workers_fit() -> None:
-    workers = [worker_entry(rank) for rank in range(40)]
-    workers[33] = worker_entry(33, **dead("app_error", 3))
-    shown = screen(a_view(workers=workers), 120, most_workers=4)
-    assert "! app_error" in shown
-    assert "... and 36 more" in shown
-    assert [line.split()[0] for line in shown.splitlines() if line.startswith("worker_w")] == [
-        *("worker_w0", "worker_w1", "worker_w2", "worker_w33")
+def large_view() -> dict[str, Any]:
+    """Forty workers, of which one is stalled, one dead and one slow."""
+    workers = [
+        worker_entry(rank, node=f"cn{rank // 4:02d}", gpus=[rank % 4], rate=4.8 + rank / 200) for rank in range(40)
     ]
+    workers[17] |= {"slowdown": 2.1, "rate": 2.4}
+    workers[29] |= dead("app_error", 3)
+    workers[33] |= {"stalled": True, "rate": None, "eta": None, "last_progress": NOW - 432}
+    return a_view(workers=workers)
+
+
+@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 50)])
+def test_workers_with_problems_are_visible_in_every_window(width: int, height: int, golden: Golden) -> None:
+    console = Console(file=io.StringIO(), width=width, height=height, highlight=False, force_terminal=True, _environ={})
+    shown = fit_picture(JobView.from_json(large_view()), console)
+    lines = console.render_lines(shown, pad=False)[:height]  # the live view crops the rest
+    page = "".join("".join(segment.text for segment in line).rstrip() + "\n" for line in lines)
+    assert all(text in page for text in ("! app_error", "stalled", "2.1x slower", " more running, "))
+    golden(f"launcher/watch-forty-{width}x{height}.txt", page)
+
+
+def test_workers_are_shown_by_urgency_when_not_all_fit() -> None:
+    workers = [worker_entry(rank) for rank in range(9)]
+    idle: dict[str, Any] = {"up": False, "start": None, "rate": None, "eta": None}
+    workers[0] |= dead("completed", 0)
+    workers[1] |= {**idle, "state": "waiting"}
+    workers[2] |= {**idle, "state": "not_found"}
+    workers[3] |= {"slowdown": 1.3}
+    workers[4] |= {"gpu_misplaced": "uses GPU 0"}
+    workers[5] |= {"lag": 0.3}
+    workers[6] |= {"stalled": True}
+    workers[7] |= dead("app_error", 3)
+    for most in range(len(workers)):
+        shown = screen(a_view(workers=workers), 120, most_workers=most)
+        listed = [
+            line.split()[0] for line in shown.splitlines() if line.startswith("worker_w") and "behind" not in line
+        ]
+        assert listed == [f"worker_w{rank}" for rank in (7, 6, 5, 4, 3, 2, 8, 0, 1)[:most]]
+    assert "\n1 more running, 1 completed, 1 waiting, 12.5/s\n" in screen(a_view(workers=workers), 120, most_workers=6)
 
 
 def evil_view() -> dict[str, Any]:
@@ -251,17 +282,60 @@ def test_the_eta_has_its_interval_and_the_margin_to_the_limit() -> None:
     assert eta_text(late).endswith("margin to the limit -1m 00s")
     doubtful = a_view(limit_end=NOW + 65, time_limit_met_probability=0.123)
     assert eta_text(doubtful).endswith("margin to the limit -1m 00s (12% likely in time)")
-    assert eta_text(a_view(eta=None)) == "ETA unknown yet"
+    assert eta_text(job_view(eta=None)) == "ETA unknown yet"
+    assert eta_text(a_view(eta=None)) == "ETA unknown while stalled: worker_w2"
     assert eta_text(ended_view()) == "took 1h 01m"
 
 
 def test_the_state_of_a_worker_is_one_phrase() -> None:
     states = [worker_state(WorkerView.from_json(entry)) for entry in a_view()["workers"]]
-    assert states == ["running", "running (run 2)", "stalled", "killed_unknown", "completed", "not_found"]
+    assert states == ["running", "running (run 2)", "stalled", "killed_unknown", "completed", "starting"]
 
 
 def test_the_activity_of_a_worker_is_its_state() -> None:
     assert worker_state(WorkerView.from_json(worker_entry(at="checkpointing"))) == "checkpointing"
+
+
+def test_the_last_values_of_a_training_are_shown() -> None:
+    view = a_view()
+    view["workers"][1] |= {"values": {"grad_norm": 0.4412, "epoch": 2, "loss": 1.82599, "learning_rate": 8.6e-06}}
+    assert "\nworker_w1: loss 1.826, learning_rate 8.6e-06, grad_norm 0.4412\n" in screen(view, 120)
+    assert "loss" not in screen(a_view(), 120)
+
+
+def test_one_file_is_not_told_in_the_plural() -> None:
+    assert "output 1 file 5 B" in screen(a_view(outputs=[{"group": "output", "files": 1, "bytes": 5}]), 120)
+
+
+def test_a_worker_without_a_process_is_starting_until_the_job_has_ended() -> None:
+    assert "starting" in screen(a_view(), 120)
+    shown = screen(a_view(state="UNKNOWN"), 120)
+    assert "not started" in shown
+    assert "starting" not in shown
+
+
+@pytest.mark.parametrize(
+    ("up", "kill_at", "text"),
+    [
+        (2, NOW + 23.6, "stopping: 2 workers have 24 s to save"),
+        (1, NOW - 5, "stopping: 1 worker has 0 s to save"),
+        (1, None, "stopping: 1 worker has time to save"),
+        (0, NOW + 9, "stopping: all workers have ended"),
+    ],
+)
+def test_a_job_that_is_being_stopped_says_how_long_its_workers_have(
+    up: int, kill_at: float | None, text: str, lines: "Lines"
+) -> None:
+    workers = [worker_entry(rank, up=rank < up) for rank in range(2)]
+    view = job_view(workers=workers, stop={"reason": "cancelled", "cause": "c", "kill_at": kill_at}, phase="completing")
+    first, second, *_ = screen(view, 120).splitlines()
+    assert "  ana  stopping  started " in first
+    assert second == text
+    assert "ETA " not in screen(view, 120).replace("  ETA  ", "")
+    hint = "; Ctrl-C again kills them" if up else ""
+    assert f"\n{text}{hint}\n" in screen(view, 120, interrupt_kills=True)
+    (line,) = lines.show(view)
+    assert f" | {text} | " in line
 
 
 def test_stragglers_and_the_first_worker_to_stop_are_named() -> None:
@@ -315,6 +389,8 @@ def test_damaged_files_and_files_that_stopped_growing_are_shown() -> None:
     assert "! checkpoint step_400 is incomplete: 2 of 8 files are missing" in shown
     nobody = {**group, "stalled": True, "stalled_ranks": [], "files_invalid": 0, "invalid": []}
     assert "! output: no longer growing" in screen(a_view(outputs=[nobody]), 120)
+    early = {"group": "output", "counting": True, "files": 6, "bytes": 1024}
+    assert "output 6 files 1.0 KiB so far (still counting)" in screen(a_view(outputs=[early]), 120)
 
 
 def test_no_name_or_value_breaks_a_line() -> None:
@@ -382,10 +458,11 @@ def test_no_progress_bar_without_a_total() -> None:
     assert "\n[░░░" in screen(a_view(items=None, items_expected=None, rate=None), 100)
 
 
-def test_a_waiting_task_is_not_shown_before_a_missing_one() -> None:
-    view = serving_view(*(["running"] * 4), "not_found", "waiting")
-    shown = screen(view, 100, most_workers=2)
-    assert [line.split()[0] for line in shown.splitlines() if line.startswith("worker_w")] == ["worker_w0", "worker_w4"]
+def test_values_from_a_sidecar_are_plain_text() -> None:
+    """Neither markup nor control characters of a unit are obeyed, and a time of another world is unknown."""
+    picture = screen(a_view(unit="[/red]\x1b[2J", end=1e19, limit_end=1e19), 100)
+    assert "[/RED]\\X1B[2J" in picture
+    assert "\x1b[2J" not in picture
 
 
 # Lines for pipes and files

@@ -4,6 +4,7 @@ import http.server
 import io
 import json
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -51,8 +52,16 @@ def status(**worker: Any) -> dict[str, Any]:
     """A status with one worker."""
     entry = {"rank": 0, "worker": "worker_w0", "state": "running", "items": 5, "items_expected": 10, **worker}
     empty: dict[str, Any] = {"outputs": [], "filesystems": [], "events": []}
-    job = {"phase": "running", "end": None}
-    return {"schema": 1, "time": 2000.0, "final": False, "job": job, "workers": [entry], **empty}
+    job = {"phase": "running", "end": None, "job_id": "7"}
+    return {
+        "schema": 1,
+        "time": 2000.0,
+        "final": False,
+        "job": job,
+        "node": {"name": "here"},
+        "workers": [entry],
+        **empty,
+    }
 
 
 @pytest.fixture
@@ -73,7 +82,7 @@ def sidecar(run_dir: Path) -> Iterator[dict[str, Any]]:
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         address = f"127.0.0.1:{server.server_address[1]}"
-        write(run_dir / "sidecars/here.json", {"attempt": 0, "address": address, "labels": {}})
+        write(run_dir / "sidecars/here.json", {"attempt": 0, "address": address, "labels": {"job_id": "7"}})
         yield page
         server.shutdown()
 
@@ -160,7 +169,7 @@ def test_the_last_status_file_is_used_when_the_sidecar_does_not_answer(run_dir: 
     view = read_view(run_dir)
     assert view["items"] == 3
     assert view["nodes"][0]["source"] == "file"
-    assert "no answer from 127.0.0.1:" in view["nodes"][0]["error"]
+    assert view["nodes"][0]["error"].startswith("no status from 127.0.0.1:")
 
 
 def test_a_started_worker_is_not_shown_as_not_found(run_dir: Path, sidecar: dict[str, Any]) -> None:
@@ -178,7 +187,7 @@ def test_the_phase_comes_from_the_orchestrator(run_dir: Path, sidecar: dict[str,
 
 def test_the_phase_of_a_running_job_comes_from_its_logs(run_dir: Path, sidecar: dict[str, Any]) -> None:
     run_files.write_job_state(str(run_dir), "running")
-    sidecar.update({**status(), "job": {"phase": "checkpointing", "end": None}})
+    sidecar.update({**status(), "job": {"phase": "checkpointing", "end": None, "job_id": "7"}})
     assert read_view(run_dir)["phase"] == "checkpointing"
 
 
@@ -204,9 +213,23 @@ def test_the_eta_of_a_job_is_that_of_its_slowest_worker(run_dir: Path, sidecar: 
     assert read_view(run_dir)["eta"] is None, "one running worker has no ETA"
 
 
+def test_the_moment_of_the_end_does_not_move_between_two_reads(run_dir: Path, sidecar: dict[str, Any]) -> None:
+    record(run_dir, "start", pid=77, start=1500.0)
+    made = time.time() - 20
+    sidecar.update(status(eta={"seconds": 60.0, "low": 10.0, "high": 80.0}, eta_time=made))
+    view = JobClient(run_dir).read_view()
+    assert view.eta is not None
+    assert view.time + view.eta.seconds == pytest.approx(made + 60)
+    assert view.time + view.eta.high == pytest.approx(made + 80)
+    assert view.eta.low == 0.0
+    assert view.workers[0].eta == view.eta
+    sidecar.update(status(eta={"seconds": 10.0, "low": 5.0, "high": 19.0}, eta_time=made))
+    assert JobClient(run_dir).read_view().eta is None, "it is overdue"
+
+
 def test_the_worker_that_stopped_first_is_named(run_dir: Path, sidecar: dict[str, Any]) -> None:
     report_workers(sidecar, {"state": "running"}, {"state": "running"})
-    sidecar["job"] = {"phase": "running", "end": None, "first_to_stop": 1}
+    sidecar["job"] = {"phase": "running", "end": None, "job_id": "7", "first_to_stop": 1}
     assert read_view(run_dir)["first_to_stop"] == "worker_w1"
 
 
@@ -281,6 +304,7 @@ def test_files_of_all_nodes_are_combined(run_dir: Path) -> None:
     (found,) = view["outputs"]
     assert found == {
         "group": "output",
+        "counting": False,
         "files": 4,
         "bytes": 20,
         "growth_bytes_per_second": 3.0,
@@ -434,9 +458,13 @@ def test_an_ending_job_has_no_readiness(serving: Path, over: str) -> None:
     if over == "report":
         write(serving / "report.json", as_json(build_report(serving, now=2000.0, ended=True)))
     else:
-        stop = {"reason": "cancelled", "cause": "ctrl-c", "time": 1900.0} if over == "stop" else None
+        stop: Any = (
+            {"reason": "cancelled", "cause": "ctrl-c", "time": 1900.0, "kill_at": 1927.0} if over == "stop" else None
+        )
         run_files.write_job_state(str(serving), "launching" if stop else "completing", stop)
-    assert read_view(serving)["readiness"] is None
+    view = read_view(serving)
+    assert view["readiness"] is None
+    assert (view["stop"] or {}).get("kill_at") == (1927.0 if over == "stop" else None)
 
 
 def test_a_pending_job_has_the_reason_of_slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,128 @@
+"""The end of a job on a terminal: verdict, cause with its log lines, workers by how they ended, next step, places."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from exporter.contract.errors import ManifestError
+from exporter.contract.manifest import read_manifest
+from exporter.contract.report import EndCause, Report, WorkerReport
+from exporter.gpus.analysis.node_status import account_text
+from exporter.logs.log_files_reader import log_paths, read_last_bytes
+from exporter.logs.redact import redact
+from exporter.progress.work import unit_word
+from launcher.report.state import VERIFIED_STATES, verification_words
+from launcher.report.text import CHECK_WORDS
+from launcher.words import clock_text, duration_text, end_line, names_text, worker_text
+
+LOG_LINES = 10  # last lines of the log of the worker that failed
+LOG_TAIL_BYTES = 16 * 1024
+NAMES_SHOWN = 4  # workers, files and ends named in one line
+NEXT_STEPS = {
+    "app_error": "fix the program; if the failure is transient, set `restart` in the job file",
+    "cuda_oom": "reduce the batch size or sequence length, or shard the model further",
+    "host_oom": "raise `resources.memory_per_node`, or use fewer data-loading processes",
+    "gpu_fault": "exclude the node, and report it to its administrators with this line",
+    "nccl_timeout": "find the worker without progress, then check the network between the nodes",
+    "crashed_signal": "find the stack in the log; PYTHONFAULTHANDLER=1 gives a Python stack",
+    "disk_full": "free space, or move `paths.output_dir` and `paths.checkpoint_dir`",
+    "launch_failed": "check the command with `gpujob check`",
+    "killed_unknown": "ask the administrators what kills processes on this node",
+    "time_limit": "raise `slurm.time_limit`, or set `slurm.requeue: {time_limit: true}`",
+    "preempted": "set `slurm.requeue: {preempted: true}`, or use a partition without preemption",
+    "node_failure": "submit the job again; Slurm no longer uses a node that is down",
+}  # by exit reason; the page of exit reasons has more
+
+
+def render_ending(report: Report) -> list[str]:
+    """Lines for a terminal, without the Markdown of `report.md`."""
+    verdict = f"{report.state}{verification_words(report.state, report.verification)}"
+    took = "" if report.duration_s is None else f", took {duration_text(report.duration_s)}"
+    lines = [f"{verdict}: job {report.job_id} {report.job_name}{took}"]
+    if report.cause:
+        lines += _cause_lines(report, report.cause)
+    elif report.stopped and report.state != "COMPLETED":
+        lines.append(f"stopped: {report.stopped.cause}")
+    if report.requeued:
+        lines.append("requeued: the job continues in its next attempt")
+    lines += [f"restarted: {text}" for text in _ends(report.restarted)]
+    lines += [f"tolerated: {text}" for text in _ends(report.tolerated)]
+    if report.items is not None:
+        lines.append(_work_line(report))
+    if report.gpus:
+        lines.append(f"GPUs: {account_text(report.gpus)}")
+    for check in report.verification.checks:
+        if check.passed is False or report.state in VERIFIED_STATES:
+            lines.append(f"{check.name}: {CHECK_WORDS[check.passed]}: {check.detail}")
+            lines += [f"    {flaw.file}: {flaw.reason}" for flaw in check.files[:NAMES_SHOWN]]
+    if report.launch and not report.launch.verified:
+        faults = [check.detail for check in report.launch.checks if check.level == "issue" and not check.passed]
+        lines.append(f"launch: not verified: {'; '.join(faults)}")
+    lines += _worker_lines(report.workers)
+    if report.benchmark:
+        lines.append("benchmark: the results are in report.md")
+    if step := _next_step(report):
+        lines.append(f"next: {step}")
+    lines.append(f"everything: {report.run_dir}/report.md")
+    return lines
+
+
+def _cause_lines(report: Report, cause: EndCause) -> list[str]:
+    who = names_text([worker_text(entry) for entry in cause.missing], NAMES_SHOWN, cause.missing_total)
+    first, *rest = cause.evidence or ("no evidence",)
+    lines = [f"cause: {who or worker_text(cause)}: {cause.reason} at {clock_text(cause.time)}: {first}"]
+    lines += [f"    {text}" for text in rest]
+    if cause.diagnosis:
+        lines.append(f"diagnosis: {report.run_dir}/{cause.diagnosis}")
+    path, tail = read_log_end(report, cause)
+    if path is not None:
+        lines += [f"last lines of {path}:", *(f"    {line}" for line in tail)]
+    return lines
+
+
+def read_log_end(report: Report, cause: EndCause) -> tuple[Path | None, list[str]]:
+    """The last lines of the log in which the failed worker wrote last; (None, []) without a worker or a line."""
+    try:
+        manifest = read_manifest(report.run_dir)
+    except ManifestError:
+        return None, []  # the run directory has moved since
+    task = next((task for task in manifest.tasks if task.rank == cause.rank), None)
+    if task is None or cause.node is None:
+        return None, []
+    paths = log_paths(task, manifest.run_dir, cause.node, report.attempt, cause.restart or 0)
+    for path in sorted(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, reverse=True):
+        text = redact(read_last_bytes(path, LOG_TAIL_BYTES).decode("utf-8", "replace"))
+        # a progress bar rewrites its line; only its last state counts
+        if tail := [line.rstrip().rpartition("\r")[2] for line in text.split("\n") if line.strip()][-LOG_LINES:]:
+            return path, tail
+    return None, []
+
+
+def _ends(ends: Sequence[EndCause]) -> list[str]:
+    lines = [end_line(end) for end in ends[:NAMES_SHOWN]]
+    return [*lines, f"{len(ends) - len(lines)} more"] if len(ends) > len(lines) else lines
+
+
+def _work_line(report: Report) -> str:
+    unit, rate = unit_word(report.unit), report.throughput_items_per_second
+    expected = f" of {report.items_expected}" if report.items_expected else ""
+    return f"{unit}: {report.items}{expected}" + (f", {rate:.1f} {unit}/s over the whole job" if rate else "")
+
+
+def _worker_lines(workers: Sequence[WorkerReport]) -> list[str]:
+    """One line for each way in which workers ended."""
+    alike: dict[str, list[str]] = {}
+    for worker in workers:
+        end = worker.exit
+        suffix = " when asked to end" if end and end.reason == "completed" and end.asked_to_end else ""
+        word = "not started" if worker.state == "not_started" else f"{end.reason}{suffix}" if end else worker.state
+        alike.setdefault(word, []).append(worker.worker)
+    return [f"{len(names)} {word}: {names_text(names, NAMES_SHOWN)}" for word, names in alike.items()]
+
+
+def _next_step(report: Report) -> str | None:
+    if report.state in ("PENDING", "RUNNING"):
+        return f"gpujob watch {report.job_id}"
+    if report.state == "INCOMPLETE":
+        return f"repair the files, then `gpujob report {report.job_id} --verify`"
+    reason = report.cause.reason if report.cause else report.stopped.reason if report.stopped else ""
+    return NEXT_STEPS.get(reason) if report.state != "COMPLETED" else None

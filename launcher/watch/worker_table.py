@@ -1,0 +1,140 @@
+"""The table of workers in the terminal view: those with problems first, healthy ones that do not fit in one line."""
+
+from collections import Counter
+from collections.abc import Sequence
+
+from rich.console import Group, RenderableType
+from rich.text import Text
+
+from exporter.contract.view import JobView, WorkerView
+from exporter.progress.work import job_work, unit_word
+from launcher.report.state import UNFINISHED
+from launcher.watch.gpus import gpu_cells, gpus_by_node, has_gpus, is_done
+from launcher.watch.table import FittedTable
+from launcher.watch.text import not_ready_reasons, printable_line, size_text, throughput_text
+from launcher.watch.waiting import is_pending
+from launcher.words import duration_text
+
+LEAST_LAG = 0.2  # a worker with at least this lag has a problem
+LEAST_SLOWDOWN = 1.25  # the alert on slow jobs has the same value
+KINDS_OF_PROBLEM = 5  # the first ones of `_urgency`
+LEAST_NODE_WIDTH = 8  # minimum width of the node column, which shrinks before other columns are dropped
+GPU_COLUMNS = ("GPU", "GPU%", "GPU GiB")
+_COLUMNS = ("WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU GiB", "ITEMS", "RATE/s", "ETA", "RSS", "LAST")
+_LEFT_ALIGNED = ("WORKER", "NODE", "GPU", "STATE")
+# Columns dropped in a narrow window, in this order; worker, state and position stay.
+_DROP_ORDER = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
+
+
+def worker_table(view: JobView, most: int, ascii_only: bool) -> RenderableType:
+    """The workers in the order of the plan, or ``most`` of them and one line for the others."""
+    ordered = sorted(view.workers, key=lambda worker: (_urgency(worker), worker.rank))
+    shown, folded = (view.workers, []) if len(ordered) <= most else (ordered[:most], ordered[most:])
+    mixed = len(job_work(view.workers).units) > 1
+    gpus, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
+    if not gpus:  # without a sidecar, only the plan is known
+        hidden |= {"GPU%", "GPU GiB"}
+    rows, late = [], not_ready_reasons(view)
+    for worker in shown:
+        failed = late.get(worker.rank) if worker.exit else None
+        if view.state not in UNFINISHED and worker.state == "not_found":
+            worker = worker.replace(state="not_started")
+        row = _worker_row(worker, view.time, shows_unit=mixed, is_planned=is_pending(view), failure_reason=failed)
+        cells = map(printable_line, gpu_cells(worker, gpus.get(worker.node)))
+        rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
+    table = FittedTable(
+        [column for column in _COLUMNS if column not in hidden],
+        rows,
+        headings={"ITEMS": "POSITION" if mixed else printable_line(unit_word(view.unit)).upper()},
+        left_aligned=_LEFT_ALIGNED,
+        drop_order=_DROP_ORDER,
+        least_widths={"NODE": LEAST_NODE_WIDTH},
+        overflow="crop" if ascii_only else "ellipsis",
+    )
+    if not folded:
+        return table
+    text = Text(_folded_text(folded, is_planned=is_pending(view), mixed=mixed), no_wrap=True, overflow="crop")
+    return Group(table, text)
+
+
+def _urgency(worker: WorkerView) -> int:
+    """Rank of a worker in a window too small for all: problems first, then those still to start."""
+    is_idle = worker.stalled or worker.state == "stopped"
+    conditions = (
+        worker.exit is not None and not is_done(worker) and worker.state != "not_started",
+        worker.up and is_idle,
+        worker.up and (worker.lag or 0.0) >= LEAST_LAG,
+        worker.up and (worker.gpu_misplaced is not None or bool(worker.gpu_conditions)),
+        worker.up and _is_slow(worker),
+        not worker.up and not is_done(worker) and worker.state != "waiting",
+        worker.up,
+    )
+    return conditions.index(True) if True in conditions else len(conditions)
+
+
+def _is_slow(worker: WorkerView) -> bool:
+    return (worker.slowdown or 0.0) >= LEAST_SLOWDOWN
+
+
+def _folded_text(workers: Sequence[WorkerView], *, is_planned: bool, mixed: bool) -> str:
+    """``33 more running, 4.8 to 5.0/s``, with the number of each state."""
+    states = Counter("planned" if is_planned else worker_state(worker).partition(" (run ")[0] for worker in workers)
+    counts = ", ".join(f"{count} {state}" for state, count in states.items()).replace(" ", " more ", 1)
+    rates = [worker.rate for worker in workers if worker.up and worker.rate]
+    if not rates or mixed:
+        return printable_line(counts)
+    low, high = f"{min(rates):.1f}", f"{max(rates):.1f}"
+    return printable_line(f"{counts}, {low if low == high else f'{low} to {high}'}/s")
+
+
+def worker_state(worker: WorkerView) -> str:
+    """The state of a worker as one word, or its exit reason."""
+    if worker.state == "not_started":
+        return "not started"
+    if worker.state == "not_found" and worker.start is None:
+        return "starting"
+    if worker.exit:
+        return str(worker.exit.reason)
+    if worker.stalled and worker.state != "stopped":
+        return "stalled"
+    if worker.at and worker.state != "stopped":
+        return str(worker.at)
+    text = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker.state, str(worker.state))
+    return f"{text} (run {worker.restarts + 1})" if worker.restarts else text
+
+
+def _state_cell(worker: WorkerView, state: str, *, is_failed: bool) -> Text:
+    """The state, marked and coloured if the worker has a problem."""
+    if is_failed or (not worker.up and not is_done(worker) and worker.start is not None):
+        return Text(f"! {state}", style="red")
+    if not worker.up or _urgency(worker) >= KINDS_OF_PROBLEM:
+        return Text(state)
+    factor = f", {worker.slowdown:.1f}x slower" if _is_slow(worker) and not worker.stalled else ""
+    return Text(f"{state}{factor}", style="yellow")
+
+
+def _worker_row(
+    worker: WorkerView, now: float, *, shows_unit: bool, is_planned: bool, failure_reason: str | None
+) -> dict[str, str | Text]:
+    """The cells of a worker by column.
+
+    ``shows_unit`` adds the unit to the position. ``is_planned`` marks a worker of a job that has not started.
+    ``failure_reason`` is the reason if the job ended because of this worker; it replaces the worker's own exit reason.
+    """
+    state = "planned" if is_planned else printable_line(failure_reason or worker_state(worker))
+    items = "-" if worker.items is None else str(worker.items)
+    if worker.items is not None and worker.items_expected:
+        items += f"/{worker.items_expected}"
+    if shows_unit and worker.items is not None:
+        items += f" {printable_line(unit_word(worker.unit))}"
+    last = worker.last_progress
+    return {
+        "WORKER": printable_line(worker.worker),
+        "NODE": printable_line(worker.node),
+        "STATE": _state_cell(worker, state, is_failed=failure_reason is not None),
+        "ITEMS": items,
+        "RATE/s": throughput_text(worker),
+        "ETA": duration_text(worker.eta.seconds) if worker.up and worker.eta else "-",
+        "RSS": size_text(worker.rss_bytes) if worker.up else "-",
+        "LAST": f"{duration_text(max(0.0, now - last))} ago" if last and worker.up else "-",
+    }

@@ -1,0 +1,53 @@
+"""The end of a job on a terminal."""
+
+from pathlib import Path
+
+import pytest
+
+from exporter.contract.report import Report
+from exporter.workers.exit_reason import REASONS
+from launcher.watch.ending import LOG_LINES, NEXT_STEPS, render_ending
+from tests.launcher.conftest import Golden
+from tests.support.builders import TERM_SENT, RunDir
+
+pytestmark = pytest.mark.usefixtures("utc")
+
+
+def ending(job: RunDir) -> str:
+    """The text, with the run directory as RUN_DIR."""
+    text = "\n".join(render_ending(Report.from_json(job.report())))
+    return text.replace(str(job.path), "RUN_DIR") + "\n"
+
+
+def failed_job(folder: Path) -> RunDir:
+    """One worker of eight fails, the others are ended for it."""
+    job = RunDir(folder, count=8)
+    log = "".join(f"step {n}\n" for n in range(30)) + "10%\r20%\rValueError: no [b]such[/b] file\n"
+    job.ended(3, end=50.0, log=log, code=3)
+    for rank in (0, 1, 2, 4, 5, 6):
+        job.ended(rank, **TERM_SENT)
+    cause = "worker_w3 rank 3 on cn01 ended by app_error"
+    return job.stop("terminated_peer", cause, rank=3, restart=0)
+
+
+def test_a_failed_job_matches_its_golden_page(tmp_path: Path, golden: Golden) -> None:
+    text = ending(failed_job(tmp_path))
+    golden("launcher/ending-failed.txt", text)
+    assert [line.strip() for line in text.splitlines()].count("step 29") == 1
+    assert "    step 20\n" not in text
+    assert sum(line.startswith("    ") for line in text.partition("last lines of")[2].splitlines()) == LOG_LINES
+
+
+def test_a_completed_job_matches_its_golden_page(tmp_path: Path, golden: Golden) -> None:
+    golden("launcher/ending-completed.txt", ending(RunDir(tmp_path).ended(0).ended(1)))
+
+
+def test_the_end_of_a_moved_run_directory_has_no_log_lines(tmp_path: Path) -> None:
+    job = failed_job(tmp_path)
+    report = Report.from_json(job.report())
+    job.path.rename(job.path.with_name("elsewhere"))
+    assert not any("last lines" in line for line in render_ending(report))
+
+
+def test_the_next_steps_are_for_exit_reasons() -> None:
+    assert set(NEXT_STEPS) < set(REASONS)
