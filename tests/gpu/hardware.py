@@ -57,7 +57,7 @@ class HardwareJob(GpuJob):
     def until_seen(self) -> dict[str, Any]:
         """First reported GPU use of the worker with a known utilization."""
         return wait_for(
-            lambda: next((use for use in self.of_worker(0)["gpu_use"] if use["sm_ratio"] is not None), None),
+            lambda: next((use for use in self.of_worker(0)["gpu_use"] or () if use["sm_ratio"] is not None), None),
             SEEN_S,
             "the worker on the GPU",
             logs=self.log,

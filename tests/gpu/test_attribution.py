@@ -104,5 +104,5 @@ def test_a_gpu_that_its_worker_does_not_use_has_no_workers(job: HardwareJob) -> 
     job.start()
     job.until_ready()
     job.until(lambda page: page.value("gpu_workers", gpu=job.device.index) == 0, "a GPU without workers")
-    assert job.of_worker(0)["gpu_use"] == []
+    wait_for(lambda: job.of_worker(0)["gpu_use"] == [], SEEN_S, "a worker known to use no GPU", logs=job.run_dir)
     assert job.of_worker(0)["gpu_plan"] == [job.device.uuid]
