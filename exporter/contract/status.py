@@ -12,6 +12,8 @@ from typing import ClassVar, NamedTuple
 from exporter.contract.events import Event
 from exporter.contract.records import NOTHING, JsonObject, Record
 
+LISTED_RUNS = 5  # ends of a worker in the status of its node: it is rewritten every few seconds
+
 # -- workers ---------------------------------------------------------------------------------------
 
 
@@ -33,6 +35,7 @@ class WorkerEnd(Record):
     time: float | None = None
     restart: int | None = None  # number of the run, from 0; None if the worker never started
     evidence: tuple[str, ...] = ()  # facts behind the reason, for people
+    max_rss_bytes: int | None = None  # most memory that one of its processes used
     asked_to_end: bool | None = None  # whether it ended after a signal of the launcher
 
 
@@ -70,7 +73,8 @@ class RunFacts(Record):
     start: float | None = None  # of its latest run
     restarts: int = 0
     exit: WorkerEnd | None = None  # of its latest run; None while it runs
-    exits: tuple[WorkerEnd, ...] = ()  # of all runs, oldest first
+    exits: tuple[WorkerEnd, ...] = ()  # of its last runs, oldest first
+    exit_counts: Mapping[str, int] = NOTHING  # ends of all runs, by exit reason
     cpu_s: float | None = None  # CPU time of all its processes
 
 
@@ -97,11 +101,12 @@ class ProcessFacts(Record):
 class ProgressFacts(Record):
     """Pace and outlook of a worker."""
 
-    rate: float | None = None  # units per second, lately
+    rate: float | None = None  # units per second, lately; None while it is stalled
     average_rate: float | None = None  # over the whole run
     output_tokens_per_second: float | None = None
     input_tokens_per_second: float | None = None
-    eta: EtaEstimate | None = None
+    eta: EtaEstimate | None = None  # None while it is stalled
+    eta_time: float | None = None  # when the ETA was estimated
     last_progress: float | None = None  # when its position last rose
     stalled: bool | None = None
     at: str | None = None  # what it does instead of its work, such as evaluating
@@ -276,6 +281,7 @@ class OutputGroup(Record):
     group: str
     directory: str | None = None
     pattern: str | None = None
+    counting: bool = False  # whether files remain to be counted; then only files and bytes are set
     files: int = 0
     bytes: int = 0
     growth_bytes_per_second: float | None = None
@@ -283,6 +289,7 @@ class OutputGroup(Record):
     records: int | None = None
     stalled: bool | None = None
     valid: bool | None = None
+    files_checked: int | None = None  # files whose present contents have been checked
     files_invalid: int = 0
     invalid: tuple[DamagedFile, ...] = ()  # the first of them
     first_output: float | None = None
@@ -451,6 +458,7 @@ class JobFacts(Record):
     attempt: int = 0
     phase: str = "launching"
     stop_reason: str | None = None
+    orchestrator_silent_since: float | None = None  # epoch seconds; None while the orchestrator responds
     start: float | None = None
     end: float | None = None  # of the allocation
     time_limit_s: float | None = None

@@ -48,6 +48,7 @@ _FATAL_SIGNALS = (
 # A shell reports these signals as 128 + number; other statuses above 128 are the program's own.
 _FATAL_SIGNALS |= {signal.SIGUSR1, signal.SIGUSR2}
 SIGNAL_WINDOW_S = 600.0  # a signal this long before the end is not its reason: the worker survived it
+OOM_BURST_S = 5.0  # a victim takes seconds to free many GiB, and meanwhile the kernel kills others
 DISK_FULL_BYTES = 1 << 20  # with less free space the disk is full, and the log could not be written
 # Log classes that are reasons, causes before their consequences.
 _LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
@@ -147,11 +148,13 @@ class ExitEvidence:
     signal: int | None = None
     core: bool = False
     end: float | None = None
-    source: str = "wrapper"  # who reported the status: the wrapper, or the kernel if there was none or it was lost
+    # who reported the status: the wrapper, the kernel if there was none or it was lost, the step if the disk was full
+    source: str = "wrapper"
     attached: bool = False  # whether others started the job, so that there was no wrapper
     error: str | None = None  # why it could not be started
     oom_kills: int | None = None  # OOM kills in the worker's own cgroup during this run
     oom_victim: str | None = None  # words of the kernel log, if it names a process of the worker as a victim
+    max_rss_bytes: int | None = None  # most memory that one of its processes used
     forwarded: tuple[int, ...] = ()  # signals from outside that reached the wrapper before the end
     wrapper: str | None = None  # how the wrapper ended, if it left no record
     log: LogEvidence = LogEvidence()
@@ -209,8 +212,18 @@ def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
             count = "a process" if evidence.survivors == 1 else f"{evidence.survivors} processes"
             facts.append(f"it had left {count} in the background")
         return ExitReason("completed", tuple(facts))
+    if _was_oom_killed_before_stop(evidence):
+        return None
     asked = _teardown_reason(evidence, bool(_requests_to_end(evidence)))
     return None if asked is None else ExitReason(asked[0], (*facts, asked[1]))
+
+
+def _was_oom_killed_before_stop(evidence: ExitEvidence) -> bool:
+    """Whether the OOM killer had chosen it before the stop reached it: freeing its memory takes seconds."""
+    stop, end = evidence.stop, evidence.end
+    if stop is None or end is None or end - stop.time > OOM_BURST_S:
+        return False
+    return evidence.signal == signal.SIGKILL and ((evidence.oom_kills or 0) > 0 or evidence.oom_victim is not None)
 
 
 def _fatal_signal(evidence: ExitEvidence) -> int | None:
@@ -285,9 +298,9 @@ def _reason_from_kernel(evidence: ExitEvidence, *, killed: bool) -> tuple[str, s
     log = evidence.log
     otherwise = _has_reason(log) or (log.line is not None and "kill" not in log.line.lower())
     if (evidence.oom_kills or 0) > 0 and (killed or not otherwise):
-        return "host_oom", f"oom_kill rose by {evidence.oom_kills} in the worker's cgroup"
+        return "host_oom", f"oom_kill rose by {evidence.oom_kills} in the worker's cgroup{_memory_text(evidence)}"
     if evidence.oom_victim:
-        return "host_oom", f"the kernel log says: {evidence.oom_victim}"
+        return "host_oom", f"the kernel log says: {evidence.oom_victim}{_memory_text(evidence)}"
     for fault in evidence.gpu_faults:
         if fatal_xid_text(fault.xid) and fault.is_near(evidence.end):
             return "gpu_fault", fault.words
@@ -407,6 +420,11 @@ def _log_text(evidence: ExitEvidence) -> tuple[str, ...]:
     return (f"the last error in its log: {log.line}" + (f" ({log.place})" if log.place else ""),)
 
 
+def _memory_text(evidence: ExitEvidence) -> str:
+    used = evidence.max_rss_bytes
+    return f", and its largest process had used {used / 2**20:.0f} MiB" if used else ""
+
+
 def _status_text(evidence: ExitEvidence) -> str:
     if evidence.signal is not None:
         return f"killed by {signal_name(evidence.signal)}" + (", core dumped" if evidence.core else "")
@@ -437,8 +455,8 @@ def parse_job_stop(state: Mapping[str, object]) -> JobStop | None:
 
 
 _RECORDED = (
-    *("code", "signal", "core", "end", "source", "error", "oom_kills", "oom_victim", "wrapper", "gpu_faults"),
-    *("gpu_lost", "disk_available_bytes", "survivors", "service"),
+    *("code", "signal", "core", "end", "source", "error", "oom_kills", "oom_victim", "max_rss_bytes"),
+    *("wrapper", "gpu_faults", "gpu_lost", "disk_available_bytes", "survivors", "service"),
 )  # fields of `ExitEvidence` that an exit record has under the same name
 
 

@@ -21,6 +21,8 @@ from exporter.workers.exit_reason import (
     signal_name,
 )
 
+LISTED_RUNS = 20  # runs of a task whose ends are in the report; earlier ones are counted
+
 
 class ExitReasonFinder:
     """Finds exit reasons in one attempt. It reads the end of a log only if needed, and once per run."""
@@ -81,6 +83,7 @@ class ExitReasonFinder:
             time=evidence.end,
             restart=restart,
             evidence=tuple(judged.evidence),
+            max_rss_bytes=evidence.max_rss_bytes,
             asked_to_end=stop is not None and stop.reason != "completed" and bool(evidence.forwarded),
         )
 
@@ -93,6 +96,7 @@ class ExitReasonFinder:
 
             evidence = read_log_evidence(self._manifest, task, self._attempt, restart, node, since)
             self._evidence_by_run[task.rank, restart] = evidence
+            self._evidence_by_run.pop((task.rank, restart - LISTED_RUNS), None)
         return evidence
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from exporter.contract.records import RecordError
 from exporter.contract.report import CheckResult, EndCause, Verification, WorkerReport
 from exporter.logs.log_files_reader import read_last_bytes
-from exporter.workers.exit_reason import CONSEQUENCES, JobStop, first_failure
+from exporter.workers.exit_reason import CONSEQUENCES, OOM_BURST_S, JobStop, first_failure
 from launcher.report.restarts import end_cause, end_time
 from launcher.report.workers import TaskRun
 
@@ -81,10 +81,23 @@ def _deciding(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
 
 
 def job_cause(workers: Sequence[WorkerReport]) -> EndCause | None:
-    """First failure among the last ends of critical workers."""
-    ends = [end_cause(worker, worker.exit) for worker in _deciding(workers) if worker.exit is not None]
-    index = first_failure([(end.time or float("inf"), end.reason) for end in ends])
-    return None if index is None else ends[index]
+    """First failure among the last ends of critical workers.
+
+    Where memory ran out, it is the victim that used most: the kernel may have killed smaller ones before it was gone.
+    """
+    ends = [(worker, worker.exit) for worker in _deciding(workers) if worker.exit is not None]
+    index = first_failure([(end.time or float("inf"), end.reason) for _, end in ends])
+    if index is None:
+        return None
+    worker, first = ends[index]
+    if first.reason == "host_oom" and first.time is not None:
+        victims = [
+            (other, end)
+            for other, end in ends
+            if (other.node, end.reason) == (worker.node, first.reason) and (end.time or 0) <= first.time + OOM_BURST_S
+        ]
+        worker, first = max(victims, key=lambda victim: victim[1].max_rss_bytes or 0)
+    return end_cause(worker, first)
 
 
 def tolerated_failures(workers: Sequence[WorkerReport]) -> list[EndCause]:
@@ -126,4 +139,23 @@ def verification_result(state: str, checks: Iterable[CheckResult]) -> Verificati
     checks = tuple(checks)
     # at least one check besides the exit statuses must have passed
     passed = any(check.passed and check.name != "workers" for check in checks)
-    return Verification(verified=state == "COMPLETED" and passed, checks=checks)
+    found = [check.coverage for check in checks if check.coverage is not None]
+    covered = all(each.verified == each.files for each in found) and (found or not _has_output_check(checks))
+    return Verification(verified=state == "COMPLETED" and passed and bool(covered), checks=checks)
+
+
+def verification_words(state: str, verification: Verification) -> str:
+    """What follows the state in the headline: how far a completed job was verified; empty without output to verify."""
+    if state != "COMPLETED":
+        return ""
+    if verification.verified:
+        return " and verified"
+    partial = (each for check in verification.checks if (each := check.coverage) and each.verified < each.files)
+    if (coverage := next(partial, None)) is not None:
+        reason = f" ({coverage.reason})" if coverage.reason else ""
+        return f", {coverage.verified:,} of {coverage.files:,} files verified{reason}"
+    return ", output not verified" if not verification.checks or _has_output_check(verification.checks) else ""
+
+
+def _has_output_check(checks: Iterable[CheckResult]) -> bool:
+    return any(check.name == "outputs" for check in checks)

@@ -306,8 +306,11 @@ def test_a_worker_that_uses_too_much_memory_is_the_cause(out_of_memory: Ended) -
     report = out_of_memory.report
     assert (report["state"], report["exit_status"]) == ("OUT_OF_MEMORY", 4)
     assert (report["cause"]["worker"], report["cause"]["reason"]) == ("worker_w3", "host_oom")
-    check_end(out_of_memory, "worker_w3", "host_oom", "killed by SIGKILL", "oom_kill")
-    assert out_of_memory.reasons() == ["terminated_peer"] * 3 + ["host_oom"]
+    check_end(out_of_memory, "worker_w3", "host_oom", "killed by SIGKILL", "oom_kill", "its largest process had used")
+    reasons = out_of_memory.reasons()
+    # the kernel may kill the neighbour too, before the memory of the first victim is free
+    assert (reasons[:2], reasons[3]) == (["terminated_peer"] * 2, "host_oom")
+    assert reasons[2] in ("terminated_peer", "host_oom")
 
 
 @pytest.mark.slurm

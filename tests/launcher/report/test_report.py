@@ -67,7 +67,7 @@ def test_a_quick_report_reads_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_a_quick_report_of_a_completed_job_is_not_verified(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0).ended(1).report(quick=True)
     assert (report["state"], report["verification"]["checks"]) == ("COMPLETED", [])
-    assert rendered(report).startswith("# Job 4459 job: COMPLETED, output not checked\n")
+    assert rendered(report).startswith("# Job 4459 job: COMPLETED, output not verified\n")
 
 
 def test_a_job_with_completed_workers_is_completed(tmp_path: Path) -> None:
@@ -124,6 +124,27 @@ def test_the_first_failure_in_time_is_the_cause(tmp_path: Path) -> None:
     assert (report["cause"]["worker"], report["cause"]["reason"]) == ("worker_w1", "killed_unknown")
     assert report["workers"][2]["exit"]["reason"] == "terminated_peer"
     assert report["state"] == "FAILED"
+
+
+@pytest.mark.parametrize("killed_at", [52, 54])
+def test_the_largest_victim_of_the_oom_killer_is_the_cause(killed_at: int, tmp_path: Path) -> None:
+    """The kernel kills a neighbour while the largest process still frees its memory, and the stop reaches both."""
+    run_dir = RunDir(tmp_path, count=3).stop("terminated_peer", "worker_w1 rank 1", at=50)
+    run_dir.ended(0, end=90, **TERM_SENT).ended(1, end=50, oom_kills=1, max_rss_bytes=20 << 20, **KILLED)
+    run_dir.ended(2, end=killed_at, oom_kills=1, max_rss_bytes=3 << 30, signals=[[START + 51, 15, 1]], **KILLED)
+    report = run_dir.report()
+    assert [worker["exit"]["reason"] for worker in report["workers"]] == ["terminated_peer", "host_oom", "host_oom"]
+    assert (report["state"], report["cause"]["worker"]) == ("OUT_OF_MEMORY", "worker_w2")
+    assert report["cause"]["evidence"][1].endswith("and its largest process had used 3072 MiB")
+
+
+def test_a_worker_that_is_killed_long_after_an_oom_kill_next_to_it_is_no_victim(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).stop("terminated_peer", "worker_w0 rank 0", at=50)
+    run_dir.ended(0, end=50, oom_kills=1, max_rss_bytes=1 << 30, **KILLED)
+    run_dir.ended(1, end=80, oom_kills=1, max_rss_bytes=2 << 30, signals=[[START + 51, 15, 1]], **KILLED)
+    report = run_dir.report()
+    assert [worker["exit"]["reason"] for worker in report["workers"]] == ["host_oom", "terminated_peer"]
+    assert report["cause"]["worker"] == "worker_w0"
 
 
 def remove_exit_record(run_dir: RunDir, rank: int) -> RunDir:
