@@ -2,10 +2,13 @@
 
 import json
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from exporter.contract.records import Record, to_json
 from exporter.contract.run_files import open_with_file_mode
+
+KNOWN_EVENTS = 1000  # besides those of the present statuses
 
 
 class Event(Record):
@@ -34,11 +37,29 @@ class LoggedEvent(Record):
     detail: str | None = None
 
 
+class EventFilter:
+    """Finds new events among those of statuses, which repeat each event for as long as it is among their last.
+
+    A restarted sidecar repeats an event with the same time, or not at all.
+    """
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[object, ...], None] = {}  # those read last at the end
+
+    def find_new(self, found: Iterable[tuple[str, Event]]) -> list[tuple[str, Event]]:
+        """Return the new ones of these nodes and events, oldest first."""
+        keys = {(node, event.time, event.event, event.worker, event.detail): (node, event) for node, event in found}
+        new = [entry for key, entry in keys.items() if key not in self._known]
+        known = [*(key for key in self._known if key not in keys), *keys]
+        self._known = dict.fromkeys(known[-max(KNOWN_EVENTS, len(keys)) :])
+        return sorted(new, key=lambda entry: entry[1].time)
+
+
 class EventLog:
     """Appends events to the file.
 
-    Only one process writes it, because appends from several nodes may interleave on a network file system: the
-    orchestrator, or the sidecar of an attached job.
+    Only one node writes it, because appends from several nodes may interleave on a network file system: the
+    orchestrator and what stands in for it, or the sidecar of an attached job.
     """
 
     def __init__(self, path: Path, job_id: str) -> None:

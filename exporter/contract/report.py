@@ -67,6 +67,14 @@ class Stop(Record):
     time: float
 
 
+class FileCoverage(NamedTuple):
+    """How many of the output files were verified."""
+
+    verified: int  # whose contents were read
+    files: int
+    reason: str | None = None  # why the others were not verified
+
+
 class CheckResult(Record):
     """One check of the finished job."""
 
@@ -75,12 +83,13 @@ class CheckResult(Record):
     detail: str
     files: tuple[DamagedFile, ...] = ()  # the first damaged files
     files_total: int = 0
+    coverage: FileCoverage | None = None  # of a check of output files that were found; no files if none should exist
 
 
 class Verification(Record):
     """Checks of the finished job."""
 
-    verified: bool = False
+    verified: bool = False  # whether a check besides that of the workers has passed, and covers every output file
     checks: tuple[CheckResult, ...] = ()
     state_before: str | None = None  # state in the report that was verified again
     differs: tuple[str, ...] | None = None  # checks whose result was another one in it
@@ -204,3 +213,4 @@ class Report(Record):
     workers: tuple[WorkerReport, ...] = ()
     run_dir: str = ""
     requeued: bool | None = None  # whether the job continues in its next attempt
+    incomplete: str | None = None  # why records, logs or output in the run directory may be missing

@@ -33,6 +33,7 @@ class OutputView(Record):
     """Output files of one path group on all nodes."""
 
     group: str
+    counting: bool = False  # whether not all files have been counted yet
     files: int = 0
     bytes: int = 0
     growth_bytes_per_second: float | None = None
@@ -83,6 +84,14 @@ class LaunchView(Record):
     lacking: tuple[str, ...] = ()  # required checks that failed
 
 
+class StopView(Record):
+    """Why a running job is being stopped."""
+
+    reason: str | None = None  # exit reason that the workers inherit
+    cause: str | None = None  # a sentence for people
+    kill_at: float | None = None  # when the remaining workers are killed
+
+
 class JobView(Record):
     """The state of a job."""
 
@@ -97,6 +106,7 @@ class JobView(Record):
     attempt: int = 0
     requeued: EarlierAttempt | None = None  # set while the job waits for its next attempt
     phase: str = "launching"
+    orchestrator_silent_since: float | None = None  # epoch seconds; None while the orchestrator responds
     start: float | None = None
     end: float | None = None
     time_limit_s: float | None = None
@@ -109,6 +119,7 @@ class JobView(Record):
     output_tokens_per_second: float | None = None
     eta: EtaEstimate | None = None
     time_limit_met_probability: float | None = None
+    stop: StopView | None = None  # set while the job is being stopped
     readiness: ReadinessView | None = None  # None if nothing is waited for
     first_to_stop: str | None = None  # worker without progress that stopped first
     workers: tuple[WorkerView, ...] = ()

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from launcher.verify.benchmark_results import LATENCIES
-from launcher.words import plain_text
+from launcher.words import plain_item
 
 MOST_SHOWN = 40  # longest table
 
@@ -47,7 +47,7 @@ def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     if problems and columns:
         yield ""
     for entry in problems[:MOST_SHOWN]:
-        yield f"- {plain_text(': '.join(filter(None, (entry['file'], entry['problem']))))}"
+        yield f"- {plain_item(': '.join(filter(None, (entry['file'], entry['problem']))))}"
     if len(problems) > MOST_SHOWN:
         yield f"- and {len(problems) - MOST_SHOWN} more, in report.json"
 

@@ -26,7 +26,7 @@ from exporter.gpus.analysis.node_status import (
 )
 from exporter.gpus.analysis.xid import NOISE
 from exporter.gpus.records import GIB
-from launcher.words import clock_text, plain_text
+from launcher.words import clock_text, plain_item, plain_text
 
 EVENTS_SHOWN = 20  # events shown in the text; the JSON has more
 
@@ -73,7 +73,11 @@ def gpu_sections(gpus: GpuReport, workers: Sequence[WorkerReport]) -> Iterator[s
         yield from ("", "## GPUs of workers", "")
         yield from ("| worker | node | GPU | UUID | planned | used |", "|---|---|---|---|---|---|")
         yield from rows
-    misplaced = [f"- {worker.worker}: {plain_text(worker.gpu_misplaced)}" for worker in workers if worker.gpu_misplaced]
+    misplaced = [
+        f"- {plain_item(worker.worker)}: {plain_text(worker.gpu_misplaced)}"
+        for worker in workers
+        if worker.gpu_misplaced
+    ]
     if misplaced:
         yield from ("", *misplaced)
 
@@ -110,20 +114,21 @@ def _usage_cells(sums: GpuSums, memory_bytes: int | None, *, includes_all_instan
 
 
 def _problem_lines(node: NodeGpuReport) -> Iterator[str]:
-    name = node.node
+    name = plain_item(node.node)
     if node.driver_state != "ok":
         driver_problem = plain_text(node.words or "reason unknown")
-        yield f"- {name}: GPUs could not be read ({node.driver_state}): {driver_problem}"
+        yield f"- {name}: GPUs could not be read ({plain_text(node.driver_state)}): {driver_problem}"
     if lacking := missing_gpus_text(node):
-        yield f"- {name}: {lacking}"
+        yield f"- {name}: {plain_text(lacking)}"
     shown = {device.gpu for device in node.gpus}  # their reasons are in their table rows
     for reason in node.reasons:
         if reason.gpu not in shown:
-            yield f"- {name}: {reason.severity}: {plain_text(reason_text(reason))}"
+            yield f"- {name}: {plain_text(reason.severity)}: {plain_text(reason_text(reason))}"
     for device in node.gpus:
         for xid in device.xids:
             if xid.class_ != NOISE:
-                yield f"- {name} GPU {device.gpu}: {plain_text(xid_text(xid))}, last at {clock_text(xid.time)}"
+                found = plain_text(f"GPU {device.gpu}: {xid_text(xid)}")
+                yield f"- {name} {found}, last at {clock_text(xid.time)}"
 
 
 def _worker_gpu_row(worker: WorkerReport, device: WorkerGpu) -> str:

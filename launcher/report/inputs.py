@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 from exporter.contract.status import WorkerEnd
 from launcher.report.exit_reasons import ExitReasonFinder
+from launcher.rundir.job_records import OrchestratorRecord
 
 if TYPE_CHECKING:
     from launcher.verify.timed_reads import OutOfTime, ReportProgress
@@ -13,12 +14,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class KnownEnds:
-    """What an orchestrator knows about the ends of its tasks besides their records."""
+    """What an orchestrator knows besides the records in the run directory, whose disk may be full."""
 
     ends: Mapping[int, WorkerEnd] = field(default_factory=dict)  # last ends by rank, which may lack records
     finder: ExitReasonFinder | None = None  # has already read the logs of ended tasks
     job_end: float | None = None  # end of the time limit
     slurm_state: str | None = None  # of a job whose orchestrator was lost without publishing a reason
+    orchestrator: OrchestratorRecord | None = None  # instead of its file
+    job_state: Mapping[str, object] | None = None  # instead of `state.json`
+    elapsed_s: float | None = None  # since the start, by a clock that nobody sets
+    incomplete: str | None = None  # why records, logs or output may be missing
 
 
 @dataclass(frozen=True)

@@ -1,5 +1,7 @@
 """Build the report of a job from its run directory."""
 
+import contextlib
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -29,6 +31,7 @@ from launcher.report.state import (
 from launcher.report.workers import (
     TaskRun,
     add_peer_evidence,
+    exit_counts,
     last_end,
     last_known_position,
     read_runs,
@@ -37,7 +40,7 @@ from launcher.report.workers import (
     with_restart_evidence,
 )
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
+from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator, report_path_elsewhere
 from launcher.rundir.statuses import merge_workers, read_statuses
 
 if TYPE_CHECKING:
@@ -58,13 +61,14 @@ class _RunDirContents:
     job_state: Mapping[str, object]  # content of `state.json`
 
     @classmethod
-    def read(cls, run_dir: Path, next_attempt: int | None = None) -> "_RunDirContents":
+    def read(cls, run_dir: Path, known: KnownEnds, next_attempt: int | None = None) -> "_RunDirContents":
         """Read the files of the current attempt; ``next_attempt`` is an attempt that has no files yet."""
         if next_attempt is not None:
             return cls(read_manifest(run_dir), OrchestratorRecord(attempt=next_attempt), {}, {})
-        orchestrator = read_orchestrator(run_dir) or OrchestratorRecord()
+        orchestrator = known.orchestrator or read_orchestrator(run_dir) or OrchestratorRecord()
         statuses = read_statuses(run_dir, orchestrator.attempt)
-        return cls(read_manifest(run_dir), orchestrator, statuses, _read_job_state(run_dir))
+        job_state = _read_job_state(run_dir) if known.job_state is None else known.job_state
+        return cls(read_manifest(run_dir), orchestrator, statuses, job_state)
 
     @cached_property
     def nodes(self) -> dict[int, str]:
@@ -94,13 +98,14 @@ def build_report(
 
     ``next_attempt`` selects an attempt that has not begun.
     """
-    found = _RunDirContents.read(run_dir, next_attempt)
-    manifest, orchestrator = found.manifest, found.orchestrator
+    found = _RunDirContents.read(run_dir, known, next_attempt)
+    manifest, orchestrator, start = found.manifest, found.orchestrator, found.orchestrator.start
     finder = known.finder or ExitReasonFinder(manifest, orchestrator.attempt, known.job_end)
     if pace.is_quick:
         finder = finder.without_log_reads()
     runs, stop = _read_all_runs(found, finder, known.slurm_state)
-    if stop is None and next_attempt is None and (published := _read_job_state(run_dir)).get("stop"):
+    may_be_published = stop is None and next_attempt is None and known.job_state is None
+    if may_be_published and (published := _read_job_state(run_dir)).get("stop"):
         # the stop was published while we read the records, so records may show its effects
         found = replace(found, job_state=published)
         runs, stop = _read_all_runs(found, finder, known.slurm_state)
@@ -110,6 +115,8 @@ def build_report(
     judgement = _judge_attached(found, workers) if ended and manifest.attached else None
     cause = job_cause(judgement.known if judgement else workers) or stop_cause(found.job_state.get("stop"))
     state = job_end_state(workers, cause, stop.reason if stop else None, ended)
+    if state == "COMPLETED":
+        cause = None  # a part of gpujob was lost after the work was done
     of_workers = None
     if judgement and judgement.check:
         state, of_workers = judgement.state, judgement.check
@@ -117,14 +124,18 @@ def build_report(
     if ended:
         from launcher.report.verification import EndedJob, verify_ended_job  # lazy: file formats take 50 ms to load
 
-        contents = EndedJob(manifest, orchestrator.attempt, orchestrator.start, found.statuses, tuple(workers))
+        # if the clock was set back, files of the job are older than its start
+        begun = start if start is None or known.elapsed_s is None else min(start, now - known.elapsed_s)
+        contents = EndedJob(
+            manifest, orchestrator.attempt, begun, found.statuses, tuple(workers), incomplete=known.incomplete
+        )
         workers, benchmark, state, verification = verify_ended_job(contents, state, pace, of_workers)
     if cause is not None:
         cause = with_earlier_failures(cause, restarted)
         cause = cause.replace(diagnosis=_diagnosis(run_dir, cause, orchestrator.attempt))
-    start = orchestrator.start
     end = now if ended else None
-    duration = (end or now) - start if start is not None else None
+    duration = max(0.0, now - start) if start is not None else None
+    duration = duration if known.elapsed_s is None else known.elapsed_s
     work = job_work(workers)
     rate = work.processed / duration if work.processed is not None and duration else None
     return Report(
@@ -155,6 +166,7 @@ def build_report(
         nodes=orchestrator.hosts,
         workers=tuple(workers),
         run_dir=str(run_dir),
+        incomplete=known.incomplete,
     )
 
 
@@ -210,9 +222,10 @@ def _worker_entries(
             up=bool(own) and exit_ is None,
             state=state_of_worker(own, exit_, ended=ended),
             start=own[-1].start if own else None,
-            restarts=max(0, len(own) - 1),
+            restarts=max(own[-1].restart if own else 0, (exit_.restart or 0) if exit_ else 0),
             exit=exit_,
             exits=tuple(run.exit for run in own if run.exit is not None),
+            exit_counts=exit_counts(own, status),
             cpu_s=status.cpu_s,
             log_errors=status.log_errors,
             gpu_devices=worker_devices(status, gpus),
@@ -261,9 +274,29 @@ def archive(path: Path, attempt: int) -> None:
         path.replace(path.with_name(f"{path.stem}_a{attempt}{path.suffix}"))
 
 
-def write_report(run_dir: Path, report: Report) -> None:
-    """Write ``report.json`` and ``report.md``."""
+def write_report(run_dir: Path, report: Report) -> Path:
+    """Write ``report.json`` and ``report.md``; return the path of the first.
+
+    If the run directory has no room, they go to the user's state directory. Raises OSError if that fails too.
+    """
     from launcher.report.text import render_report  # lazy: `watch` writes no report
 
-    run_files.write_json(run_dir / run_files.REPORT_FILE, report.to_json())
-    run_files.replace_file(run_dir / REPORT_TEXT_FILE, render_report(report).encode("utf-8", "replace"))
+    path, mode = run_dir / run_files.REPORT_FILE, None
+    try:
+        run_files.write_json(path, report.to_json())
+    except OSError:
+        earlier, elsewhere = path, report_path_elsewhere(run_dir, os.environ)
+        if elsewhere is None:
+            raise
+        path, mode = elsewhere, 0o600
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        run_files.write_json(path, report.to_json(), mode=mode)
+        for name in (earlier, run_dir / REPORT_TEXT_FILE):
+            with contextlib.suppress(OSError):
+                name.unlink()  # it would hide this one
+    with contextlib.suppress(OSError):  # `gpujob report` renders it again
+        text = render_report(report).encode("utf-8", "replace")
+        run_files.replace_file(
+            path.with_name(REPORT_TEXT_FILE) if mode is None else path.with_suffix(".md"), text, mode=mode
+        )
+    return path

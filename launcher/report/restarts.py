@@ -1,13 +1,14 @@
 """Ends of runs that were followed by a restart, for the report and its text."""
 
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 
 from exporter.contract.report import EndCause, WorkerReport
 from exporter.contract.status import WorkerEnd
-from exporter.workers.exit_reason import PEER_WINDOW_S, first_failure
+from exporter.workers.exit_reason import CONSEQUENCES, PEER_WINDOW_S, first_failure
 from launcher.words import end_line, plain_text
 
-RESTARTS_SHOWN = 8  # ends shown in the text; the JSON has all
+RESTARTS_SHOWN = 8  # ends shown in the text; the JSON has the last ones of each worker
 
 
 def end_cause(worker: WorkerReport, end: WorkerEnd, run: int | None = None) -> EndCause:
@@ -69,9 +70,18 @@ def restart_text(end: EndCause) -> str:
     return f"{end.worker} on {end.node} restarted (run {(end.run or 0) + 1}) after {end.reason} ({evidence})"
 
 
-def restart_lines(restarted: Sequence[EndCause]) -> Iterator[str]:
-    """Markdown lines, one for each end."""
+def restart_lines(restarted: Sequence[EndCause], workers: Iterable[WorkerReport]) -> Iterator[str]:
+    """Markdown lines, one for each end, and the sums if there are more."""
     for end in restarted[:RESTARTS_SHOWN]:
         yield f"- restarted: {plain_text(end_line(end))}"
-    if len(restarted) > RESTARTS_SHOWN:
-        yield f"- restarted: {len(restarted) - RESTARTS_SHOWN} more, in report.json"
+    times: dict[str, int] = {}  # by worker, whose tasks restart together
+    reasons: Counter[str] = Counter()
+    for worker in workers:
+        times[worker.worker] = max(worker.restarts, times.get(worker.worker, 0))
+        reasons.update(worker.exit_counts)
+        reasons.subtract([worker.exit.reason] if worker.exit is not None else [])
+    total = sum(times.values())
+    if total > RESTARTS_SHOWN:
+        found = [(reason, count) for reason, count in reasons.most_common() if count > 0]
+        causes = [f"{count}x {reason}" for reason, count in found if reason not in CONSEQUENCES]
+        yield f"- restarted {total} times: {', '.join(causes or ['reasons unknown'])}"

@@ -7,10 +7,12 @@ from exporter.gpus.analysis.node_status import account_text
 from exporter.progress.work import ITEMS, job_work, unit_word
 from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
-from launcher.words import clock_text, duration_text, end_line, names_text, plain_text, worker_text
+from launcher.report.state import verification_words
+from launcher.words import clock_text, duration_text, end_line, names_text, plain_item, plain_text, worker_text
 
 FLAWS_SHOWN = 20  # damaged files named in the text; the JSON has all
 EARLIER_SHOWN = 8  # earlier reports named in the text
+CHECK_WORDS = {True: "ok", False: "FAILED", None: "not checked"}
 MISSING_SHOWN = 4  # workers named in the cause when they were not ready in time
 TOLERATED_SHOWN = 8  # failures of workers that are not critical in the text; the JSON has all
 
@@ -19,8 +21,8 @@ def _flaw_lines(check: CheckResult) -> list[str]:
     """List damaged files, at most ``FLAWS_SHOWN``."""
     lines = []
     for flaw in check.files[:FLAWS_SHOWN]:
-        file_format = f" ({flaw.format})" if flaw.format else ""
-        lines.append(f"{plain_text(flaw.file)}{file_format}: {plain_text(flaw.reason)}")
+        file_format = f" ({plain_text(flaw.format)})" if flaw.format else ""
+        lines.append(f"{plain_item(flaw.file)}{file_format}: {plain_text(flaw.reason)}")
     more = check.files_total - len(lines)
     return [*lines, f"and {more} more"] if more > 0 else lines
 
@@ -36,19 +38,18 @@ def render_report(report: Report) -> str:
     if report.gpus:
         lines += gpu_sections(report.gpus, report.workers)
     if report.diagnoses:
-        lines += ["", "## Diagnoses", "", *(f"- {name}" for name in report.diagnoses)]
+        lines += ["", "## Diagnoses", "", *(f"- {plain_item(name)}" for name in report.diagnoses)]
     return "\n".join(lines) + "\n"
 
 
 def _head(report: Report) -> list[str]:
     """Title, and one line per fact about the job."""
-    unseen = ", output not checked" if report.state == "COMPLETED" else ""
-    verified = " and verified" if report.verification.verified else unseen
+    verified = verification_words(report.state, report.verification)
     lines = [
-        f"# Job {report.job_id} {plain_text(report.job_name)}: {report.state}{verified}",
+        f"# Job {plain_text(report.job_id)} {plain_text(report.job_name)}: {plain_text(report.state)}{verified}",
         "",
         f"- time: {clock_text(report.start)} to {clock_text(report.end)}, {duration_text(report.duration_s)}",
-        f"- nodes: {', '.join(report.nodes)}",
+        f"- nodes: {plain_text(', '.join(report.nodes))}",
     ]
     if report.attempt:
         earlier = names_text([f"report_a{number}.md" for number in range(report.attempt)], EARLIER_SHOWN)
@@ -64,20 +65,22 @@ def _head(report: Report) -> list[str]:
     if report.cause:
         lines += _cause_lines(report.cause)
         if report.cause.diagnosis:
-            lines.append(f"- diagnosis: {report.run_dir}/{report.cause.diagnosis}")
-    lines += restart_lines(report.restarted)
+            lines.append(f"- diagnosis: {plain_text(f'{report.run_dir}/{report.cause.diagnosis}')}")
+    lines += restart_lines(report.restarted, report.workers)
     lines += _tolerated_lines(report.tolerated)
     if report.launch and not report.launch.verified:
         faults = [check.detail for check in report.launch.checks if check.level == "issue" and not check.passed]
         lines.append(f"- launch: not verified: {plain_text('; '.join(faults))}")
+    if report.incomplete:
+        lines.append(f"- records incomplete: {plain_text(report.incomplete)}")
     if report.monitoring.nodes_without:
-        lines.append(f"- no final values from: {', '.join(report.monitoring.nodes_without)}")
+        lines.append(f"- no final values from: {plain_text(', '.join(report.monitoring.nodes_without))}")
     return lines
 
 
 def _work_line(report: Report) -> str:
     expected = f" of {report.items_expected}" if report.items_expected else ""
-    rate, unit = report.throughput_items_per_second, unit_word(report.unit)
+    rate, unit = report.throughput_items_per_second, plain_item(unit_word(report.unit))
     speed = f", {rate:.1f} {unit}/s over the whole job" if rate else ""
     return f"- {unit}: {report.items}{expected}{speed}"
 
@@ -85,12 +88,12 @@ def _work_line(report: Report) -> str:
 def _cause_lines(cause: EndCause) -> list[str]:
     """Describe the failure. For workers that were not ready in time, add the ends of their logs."""
     if not cause.missing:
-        return [f"- cause: {end_line(cause)}"]
+        return [f"- cause: {plain_text(end_line(cause))}"]
     names = names_text([worker_text(entry) for entry in cause.missing], MISSING_SHOWN, cause.missing_total)
     first, *rest = cause.evidence
     return [
-        f"- cause: {names}: {cause.reason} at {clock_text(cause.time)}: {first}",
-        *(f"    {'    ' if line.startswith(' ') else ''}- {plain_text(line)}" for line in rest),
+        f"- cause: {plain_text(f'{names}: {cause.reason} at {clock_text(cause.time)}: {first}')}",
+        *(f"    {'    ' if line.startswith(' ') else ''}- {plain_item(line)}" for line in rest),
     ]
 
 
@@ -105,20 +108,20 @@ def _verification(verification: Verification) -> list[str]:
     lines = []
     if verification.checks:
         lines += ["", "## Verification", ""]
-        mark = {True: "ok", False: "FAILED", None: "not checked"}
         for check in verification.checks:
-            lines.append(f"- {check.name}: {mark[check.passed]}: {check.detail}")
+            lines.append(f"- {plain_item(check.name)}: {CHECK_WORDS[check.passed]}: {plain_text(check.detail)}")
             lines += [f"    - {flaw_line}" for flaw_line in _flaw_lines(check)]
     return lines
 
 
 def _workers(workers: Sequence[WorkerReport]) -> list[str]:
     units = job_work(workers).units
+    position = "position" if len(units) > 1 else (*units, ITEMS)[0]
     lines = [
         "",
         "## Workers",
         "",
-        f"| worker | rank | node | end | {'position' if len(units) > 1 else (*units, ITEMS)[0]} | restarts |",
+        f"| worker | rank | node | end | {plain_text(position)} | restarts |",
         "|---|---|---|---|---|---|",
     ]
     for worker in workers:
@@ -128,8 +131,8 @@ def _workers(workers: Sequence[WorkerReport]) -> list[str]:
         if worker.items is not None and len(units) > 1:
             items += f" {unit_word(worker.unit)}"
         allowed = f" of {worker.restarts_max}" if worker.restarts_max else ""
-        cells = (worker.worker, worker.rank, worker.node, plain_text(_end_text(worker)), items)
-        lines.append(f"| {' | '.join(map(str, cells))} | {worker.restarts}{allowed} |")
+        cells = (worker.worker, worker.rank, worker.node, _end_text(worker), items)
+        lines.append(f"| {' | '.join(map(plain_text, cells))} | {worker.restarts}{allowed} |")
     return lines
 
 

@@ -57,6 +57,7 @@ class EndedJob:
     start: float | None
     statuses: Mapping[str, NodeStatus]  # last statuses of the sidecars, by node
     workers: tuple[WorkerReport, ...]
+    incomplete: str | None = None  # why its logs may lack lines
 
 
 @dataclass(frozen=True)
@@ -113,6 +114,7 @@ def _verify(
         statuses=job.statuses,
         is_repeated=earlier is not None,
         files_before=earlier.files if earlier is not None else 0,
+        incomplete=None if of_files else job.incomplete,
     )
     found = verify_results(finished, out_of_time=pace.out_of_time, progress=pace.progress)
     if of_benchmark is None:
@@ -190,7 +192,8 @@ def verify_again(run_dir: Path, report: Report, progress: ReportProgress | None 
     planned = read_planned_benchmark(run_dir)
     results = read_job_results(manifest, planned, report.workers) if has_benchmark(manifest) else ()
     counted = _FILES_COUNTED.match(before["outputs"].detail) if "outputs" in before else None
-    job = EndedJob(manifest, report.attempt, report.start, read_statuses(run_dir, report.attempt), report.workers)
+    statuses = read_statuses(run_dir, report.attempt)
+    job = EndedJob(manifest, report.attempt, report.start, statuses, report.workers, report.incomplete)
     earlier = _EarlierCheck(int(counted[1]) if counted else 0, files_only=not well or manifest.attached)
     found = _verify(job, ReportPace(progress=progress), planned, results, earlier)
     checks = [(check if well else _skipped_check(check, state)).result() for check in found]

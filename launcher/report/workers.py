@@ -1,5 +1,7 @@
 """Workers in the report: their runs, last end and position."""
 
+import itertools
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +14,7 @@ from exporter.contract.status import Position, TaskFacts, WorkerEnd, WorkerStatu
 from exporter.progress.work import unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, JobStop
 from launcher.plan.plan import PLAN_FILE
-from launcher.report.exit_reasons import ExitReasonFinder, never_started_end, task_failures
+from launcher.report.exit_reasons import LISTED_RUNS, ExitReasonFinder, never_started_end, task_failures
 
 
 @dataclass(frozen=True)
@@ -28,18 +30,30 @@ class TaskRun:
 def read_runs(
     finder: ExitReasonFinder, manifest: Manifest, task: Task, attempt: int, node: str, stop: JobStop | None
 ) -> list[TaskRun]:
-    """Runs of one task, oldest first, each with its exit if it has ended."""
+    """Last runs of one task, oldest first, each with its exit if it has ended."""
     folder = manifest.run_dir / run_files.WORKERS_DIR
+
+    def records(restart: int) -> list[Path]:
+        stem = run_files.record_name(task.worker, task.rank, attempt, restart)
+        return [folder / f"{stem}.{kind}.json" for kind in ("exit", "start")]
+
     runs: list[TaskRun] = []
-    while True:
-        stem = run_files.record_name(task.worker, task.rank, attempt, len(runs))
-        begun = run_files.read_json(folder / f"{stem}.start.json")
-        ended = run_files.read_json(folder / f"{stem}.exit.json")
-        if begun is None and ended is None:
-            return runs
-        end = finder.describe_end(task, len(runs), node, ended, stop) if ended is not None else None
+    count = next(restart for restart in itertools.count() if not any(path.exists() for path in records(restart)))
+    for restart in range(max(0, count - LISTED_RUNS), count):
+        ended, begun = map(run_files.read_json, records(restart))
+        if ended is None and begun is None:
+            continue  # half-written by a process that was killed
+        end = finder.describe_end(task, restart, node, ended, stop) if ended is not None else None
         start = next((record["start"] for record in (ended, begun) if record is not None and "start" in record), None)
-        runs.append(TaskRun(len(runs), float(start) if isinstance(start, int | float) else None, ended, end))
+        runs.append(TaskRun(restart, float(start) if isinstance(start, int | float) else None, ended, end))
+    return runs
+
+
+def exit_counts(runs: Sequence[TaskRun], seen: WorkerStatus) -> dict[str, int]:
+    """Ends of all runs by exit reason: of those before ``runs`` as the sidecar has counted them."""
+    listed = Counter(run.exit.reason for run in runs if run.exit is not None)
+    earlier = Counter(seen.exit_counts) - listed if runs and runs[0].restart else Counter[str]()
+    return dict(listed + earlier)
 
 
 def add_peer_evidence(
@@ -78,12 +92,12 @@ def last_end(
     Once the job has ended for a known reason, a task that never started has an end too.
     """
     found = runs[-1].exit if runs else None
-    if known_end is not None and (found is None or (known_end.restart or 0) >= len(runs)):
+    if known_end is not None and (found is None or (known_end.restart or 0) > runs[-1].restart):
         return known_end
     if found is not None or not has_ended:
         return found
     if runs:
-        return finder.describe_end(task, len(runs) - 1, node, {}, stop)
+        return finder.describe_end(task, runs[-1].restart, node, {}, stop)
     return never_started_end(task, node, stop) if stop is not None else None
 
 

@@ -30,7 +30,7 @@ def test_a_written_value_is_read_back(tmp_path: Path, hard_name: str) -> None:
     assert os.listdir(tmp_path) == ["a.json"]
 
 
-@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"a"', "\x80\x81"])
+@pytest.mark.parametrize("text", ["", "{", "[1]", "null", '"a"', "\x80\x81", '{"a":' * 9999])
 def test_a_file_without_a_json_object_reads_as_none(tmp_path: Path, text: str) -> None:
     (tmp_path / "a.json").write_text(text, encoding="latin-1")
     assert run_files.read_json(tmp_path / "a.json") is None
@@ -104,7 +104,7 @@ def full_disk(monkeypatch: pytest.MonkeyPatch, run_dir: Path, number: int) -> No
     real = os.fsync
 
     def sync(fd: int) -> None:
-        if (run_dir / run_files.RESERVE_FILE).exists():
+        if (run_dir / run_files.RESERVE_DIR).exists():
             raise OSError(number, os.strerror(number))
         real(fd)
 
@@ -116,7 +116,8 @@ def test_urgent_records_use_the_reserve_on_a_full_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int
 ) -> None:
     run_files.make_reserve(tmp_path)
-    assert (tmp_path / run_files.RESERVE_FILE).stat().st_size == run_files.RESERVE_BYTES
+    files = list((tmp_path / run_files.RESERVE_DIR).iterdir())
+    assert (len(files), sum(path.stat().st_size for path in files)) == (8, run_files.RESERVE_BYTES)
     full_disk(monkeypatch, tmp_path, number)
     with pytest.raises(OSError, match=os.strerror(number)):
         run_files.write_json(tmp_path / "a.json", {"urgent": False})
@@ -125,12 +126,31 @@ def test_urgent_records_use_the_reserve_on_a_full_disk(
     assert os.listdir(tmp_path) == ["a.json"]
 
 
+def test_a_record_takes_the_place_of_a_spare_one_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_files.write_json(tmp_path / "start.json", {"pid": 7, "start": 1.5, "text": "x" * 60})
+    real = os.open
+
+    def no_new_file(path: str, flags: int, mode: int = 0o777) -> int:
+        if flags & os.O_CREAT:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return real(path, flags, mode)
+
+    monkeypatch.setattr(os, "open", no_new_file)
+    for number, value in enumerate(({"code": 3}, {"code": 3, "text": "y" * 200})):
+        path = tmp_path / f"exit{number}.json"
+        assert not run_files.write_json_with_reserve(tmp_path, path, value, spare=tmp_path / "start.json")
+        assert run_files.read_json(path) == run_files.read_json(tmp_path / "start.json") == value
+    assert sorted(os.listdir(tmp_path)) == ["exit0.json", "exit1.json", "start.json"]
+
+
 def test_the_reserve_is_not_released_for_other_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run_files.make_reserve(tmp_path)
     full_disk(monkeypatch, tmp_path, errno.EIO)
     with pytest.raises(OSError, match="Input/output error"):
         run_files.write_json_with_reserve(tmp_path, tmp_path / "a.json", {})
-    assert os.listdir(tmp_path) == [run_files.RESERVE_FILE]
+    assert os.listdir(tmp_path) == [run_files.RESERVE_DIR]
 
 
 def test_the_reserve_is_released_once(tmp_path: Path) -> None:
@@ -211,10 +231,10 @@ def test_a_record_name_has_worker_rank_attempt_and_restart() -> None:
 @pytest.mark.parametrize("ended", [False, True])
 def test_the_job_state_has_phase_stop_and_time(tmp_path: Path, ended: bool) -> None:
     stop: dict[str, object] = {"reason": "cancelled", "cause": "SIGTERM to the job", "time": 5.0}
-    run_files.write_job_state(str(tmp_path), "completing", stop, workers_ended=ended)
+    assert run_files.write_job_state(str(tmp_path), "completing", stop, workers_ended=ended, attempt=2)
     state = run_files.read_json(tmp_path / "state.json") or {}
     assert state.pop("time")
-    assert state == {"schema": 1, "phase": "completing", "stop": stop, "workers_ended": ended}
+    assert state == {"schema": 1, "attempt": 2, "phase": "completing", "stop": stop, "workers_ended": ended}
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ import pytest
 
 from exporter.contract.report import WorkerReport
 from exporter.contract.status import WorkerEnd
+from launcher.report.exit_reasons import LISTED_RUNS
 from launcher.report.restarts import RESTARTS_SHOWN, restart_causes, restart_lines, restart_text
 from launcher.words import clock_text
 from tests.support.builders import KILLED, START, RunDir, rendered, restartable
@@ -88,8 +89,25 @@ def test_restarts_are_in_order_of_time() -> None:
 
 
 def test_only_some_of_many_restarts_are_in_the_text() -> None:
-    many = [end("app_error", run, 10.0 * run) for run in range(RESTARTS_SHOWN + 3)]
-    lines = list(restart_lines(restart_causes([entry(0, *many, restarts=len(many))])))
-    assert len(lines) == RESTARTS_SHOWN + 1
-    assert lines[0] == f"- restarted: w0 (rank 0) on n0, run 1, ended by app_error at {clock_text(0.0)}: status 1"
-    assert lines[-1] == "- restarted: 3 more, in report.json"
+    many = [end("app_error", run, 10.0 * run) for run in range(RESTARTS_SHOWN)]
+    counts = {"app_error": 580, "cuda_oom": 21}
+    worker = entry(0, *many, restarts=600).replace(exit=end("cuda_oom", 600, 9000.0), exit_counts=counts)
+    (*listed, last) = restart_lines(restart_causes([worker]), [worker])
+    assert len(listed) == RESTARTS_SHOWN
+    assert listed[0] == f"- restarted: w0 (rank 0) on n0, run 1, ended by app_error at {clock_text(0.0)}: status 1"
+    assert last == "- restarted 600 times: 580x app_error, 20x cuda_oom"
+
+
+def test_the_report_of_many_restarts_lists_the_last_runs_and_counts_all(tmp_path: Path) -> None:
+    job = restartable(tmp_path).ended(1)
+    for run in range(50):
+        job.ended(0, run, end=100.0 + run, code=3)
+    job.ended(0, 50, end=160.0)
+    counts = {"app_error": 45, "cuda_oom": 5, "completed": 1}  # the first ones, whose logs the report does not read
+    report = job.status({"rank": 0, "exit_counts": counts}).report()
+    worker, other = report["workers"]
+    assert [ended["restart"] for ended in worker["exits"]] == list(range(51 - LISTED_RUNS, 51))
+    assert (worker["restarts"], worker["exit_counts"]) == (50, counts)
+    assert (other["restarts"], other["exit_counts"]) == (0, {"completed": 1})
+    assert "\n- restarted 50 times: 45x app_error, 5x cuda_oom\n" in rendered(report)
+    assert report["state"] == "COMPLETED"

@@ -13,11 +13,13 @@ import pytest
 from exporter.contract import run_files
 from exporter.contract.report import Report
 from exporter.machine.mounts import MountPoint
+from launcher.report.inputs import ReportPace
 from launcher.report.report import write_report
 from launcher.report.text import FLAWS_SHOWN
 from launcher.watch.view import JobClient
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.exporter.machine.fuse_server import FuseMount
+from tests.launcher.verify.verify_job import out_of_time_after, shortest_slices
 from tests.support.builders import START, RunDir, as_json, rendered
 from tests.support.launcher import GPUJOB, clean_environment, gpujob, poll, read_json
 
@@ -122,6 +124,42 @@ def test_output_of_the_first_attempt_belongs_to_the_job(tmp_path: Path) -> None:
     (job.path / "workers/worker_w0_rank0_a0_r0.start.json").unlink()
     checks = {check["name"]: check for check in job.report()["verification"]["checks"]}
     assert checks["outputs"]["detail"].endswith("none written since the job started")
+
+
+def test_files_that_were_not_read_are_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = Finished(tmp_path)
+    for number in range(2, 1200):
+        job.output(number)
+    shortest_slices(monkeypatch)
+    report = job.report(pace=ReportPace(out_of_time=out_of_time_after(1700)))
+    (coverage,) = [each["coverage"] for each in report["verification"]["checks"] if each["coverage"]]
+    assert 0 < coverage["verified"] < coverage["files"] == 1200
+    assert (report["exit_status"], report["verification"]["verified"]) == (0, False)
+    headline = f"COMPLETED, {coverage['verified']} of 1,200 files verified (time limit of verification)\n"
+    assert rendered(report).startswith(f"# Job 4459 job: {headline}")
+    assert rendered(job.report()).startswith("# Job 4459 job: COMPLETED and verified\n")
+
+
+@pytest.mark.parametrize(
+    ("pattern", "over", "words"),
+    [
+        ("output_worker_*", {}, " and verified"),
+        ("results_*", {}, ", output not verified"),  # none matches
+        (None, {}, " and verified"),
+        (None, {"progress": {}}, ""),
+    ],
+)
+def test_the_headline_claims_no_more_than_was_verified(
+    pattern: str | None, over: dict[str, Any], words: str, tmp_path: Path
+) -> None:
+    job = Finished(tmp_path, patterns={"output": pattern}, **over)
+    assert rendered(job.report()).startswith(f"# Job 4459 job: COMPLETED{words}\n")
+
+
+def test_output_that_there_was_no_time_to_list_is_not_verified(tmp_path: Path) -> None:
+    report = Finished(tmp_path).report(pace=ReportPace(out_of_time=lambda: True))
+    assert (check_result(report, "items"), check_result(report, "outputs")) == (True, None)
+    assert rendered(report).startswith("# Job 4459 job: COMPLETED, output not verified\n")
 
 
 def test_a_finished_job_can_be_verified_again(tmp_path: Path) -> None:
@@ -252,7 +290,8 @@ def test_the_result_of_an_attached_job_comes_from_its_monitor(tmp_path: Path) ->
     job = Finished(tmp_path)
     report = job.write_report()
     job.edit(run_files.MANIFEST_FILE, attached=True)
-    unmet = {"name": "workers", "passed": False, "detail": "as the monitor saw it", "files": [], "files_total": 0}
+    unmet = {"name": "workers", "passed": False, "detail": "as the monitor saw it"}
+    unmet |= {"files": [], "files_total": 0, "coverage": None}
     verification = {"verified": False, "checks": [unmet]}
     saved = {**report, "state": "INCOMPLETE", "exit_status": 8, "verification": verification}
     for worker in saved["workers"]:
