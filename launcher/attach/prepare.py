@@ -2,9 +2,10 @@
 
     python -I -m launcher.attach.prepare REQUEST
 
-REQUEST is a JSON object: the ``flags`` of ``gpujob-exporter sidecar`` by name, its ``listen_address`` and its
-``log_level``; or the file to ``check``. The run directory is like that of a launched job, so the sidecar, ``gpujob
-watch`` and ``gpujob report`` work as usual. On several nodes of one Slurm step, the first node prepares it for all.
+REQUEST is a JSON object: the ``flags`` of ``gpujob-exporter sidecar`` by name, what the manifest says about its
+``page``, and its ``log_level``; or the file to ``check``. The run directory is like that of a launched job, so the
+sidecar, ``gpujob watch`` and ``gpujob report`` work as usual. On several nodes of one Slurm step, the first node
+prepares it for all.
 """
 
 import dataclasses
@@ -16,11 +17,12 @@ import tempfile
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, WorkerSearch, WorkerSearchCriteria
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
+from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.manifest import (
     Manifest,
     PathGroup,
@@ -132,7 +134,7 @@ def absolute(path: str) -> str:
 
 
 def make_manifest(
-    config: MonitorConfig, search: WorkerSearchPlan, run_dir: Path, nodes: int, listen_address: str
+    config: MonitorConfig, search: WorkerSearchPlan, run_dir: Path, nodes: int, page: Mapping[str, Any]
 ) -> Manifest:
     """The manifest of the job, as a launcher would write it. The job itself tells its user and its cluster."""
     elsewhere = "" if search.slurm_job_id is not None else "local"
@@ -159,7 +161,7 @@ def make_manifest(
         launch_timeout_s=monitoring.launch_timeout,
         stall_timeout_s=monitoring.stall_timeout,
         gpu_metrics=monitoring.gpu_metrics,
-        listen_address=listen_address,
+        **page,
         attached=True,
         search=search,
         run_dir=run_dir,
@@ -173,6 +175,7 @@ class Preparation:
         own = {name: str(flags[name]) if name in flags else None for name in _OWN_FLAGS}
         places = {name: value for name, value in flags.items() if name not in own}
         self.config = load_monitor_config(own["config"], places)
+        self.lock = -1  # descriptor of the locked run directory; -1 without a lock
         self._environ = environ
         self._state_dir = None if own["state_dir"] is None else Path(absolute(own["state_dir"]))
         job = own["slurm_job_id"] or environ.get("SLURM_JOB_ID")
@@ -185,9 +188,9 @@ class Preparation:
     def is_first_node(self) -> bool:
         return self._place.index == 0
 
-    def run(self, listen_address: str) -> tuple[Path, dict[str, str]]:
+    def run(self, page: Mapping[str, Any]) -> tuple[Path, dict[str, str]]:
         """Create or find the run directory. Return it with the environment of the sidecar."""
-        run_dir = self._prepare(listen_address) if self.is_first_node else self._await_run_dir()
+        run_dir = self._prepare(page) if self.is_first_node else self._await_run_dir()
         record = AttachedRecord.read(run_dir / run_files.ORCHESTRATOR_FILE) or AttachedRecord()
         unwanted = (*_OF_ANOTHER_JOB, *_SLURM_FACTS)
         return run_dir, {
@@ -200,12 +203,13 @@ class Preparation:
             "GPUJOB_START_TIME": repr(record.start),
         }
 
-    def _prepare(self, listen_address: str) -> Path:
+    def _prepare(self, page: Mapping[str, Any]) -> Path:
         """Create the run directory, or take over that of an earlier sidecar."""
         now, job, own_id = time.time(), self._search.slurm_job_id, f"pid-{os.getpid()}"
         run_dir = self._make_run_dir(job or own_id, now)
+        self.lock = _lock(run_dir)
         earlier = self._read_earlier(run_dir)
-        manifest = make_manifest(self.config, self._search, run_dir, len(self._place.hosts), listen_address)
+        manifest = make_manifest(self.config, self._search, run_dir, len(self._place.hosts), page)
         criteria = WorkerSearchCriteria.of_node(manifest, self._search, self._place.index)
         workers = WorkerSearch(criteria, self._environ).find().candidates
         facts = self._slurm_facts(workers)
@@ -270,6 +274,7 @@ class Preparation:
                 f"--state-dir: {run_dir} belongs to the job {manifest.job_name!r}; give another directory"
             )
         earlier = AttachedRecord.read(run_dir / run_files.ORCHESTRATOR_FILE)
+        # where the file system has no locks
         if earlier is not None and earlier.pid != os.getpid() and earlier.is_running_here():
             raise LauncherError(f"--state-dir: {run_dir} is in use: process {earlier.pid} already watches this job")
         return earlier
@@ -303,6 +308,21 @@ class Preparation:
 _OWN_FLAGS = ("config", "pid_file", "slurm_job_id", "state_dir")  # flags without a place in the file
 
 
+def _lock(run_dir: Path) -> int:
+    """Lock the run directory for this process and the sidecar that it becomes; return the descriptor, or -1."""
+    try:
+        descriptor = lock_file(run_dir / run_files.LOCK_FILE)
+    except FileLockedError as error:
+        raise LauncherError(
+            f"--state-dir: {run_dir} is in use: {error} already watches this job; end it, or give another directory"
+        ) from error
+    except OSError as error:
+        raise LauncherError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
+    if descriptor >= 0:
+        os.set_inheritable(descriptor, True)
+    return descriptor
+
+
 def _owner(workers: Sequence[WorkerCandidate]) -> str | None:
     """Owner of the first worker; None if it is unknown."""
     try:
@@ -327,6 +347,7 @@ def _write_run_dir(manifest: Manifest, record: AttachedRecord) -> None:
         for folder in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
             (run_dir / folder).mkdir(run_files.FOLDER_MODE, exist_ok=True)
         (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of a watch that was stopped
+        run_files.make_token(run_dir)
         run_files.write_json(run_dir / run_files.MANIFEST_FILE, render_manifest(manifest))
         run_files.write_job_state(str(run_dir), "launching")
         run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, record.to_json())
@@ -357,8 +378,8 @@ def main(request: Mapping[str, object]) -> NoReturn:
             sys.exit(0)
         flags = request["flags"]
         preparation = Preparation(flags if isinstance(flags, dict) else {}, os.environ)
-        address, level = str(request["listen_address"]), str(request["log_level"])
-        run_dir, environ = preparation.run(address)
+        page = request["page"]
+        run_dir, environ = preparation.run(page if isinstance(page, dict) else {})
     except (LauncherError, ExporterError, RecordError) as error:
         _say(str(error))
         sys.exit(USAGE)
@@ -366,7 +387,7 @@ def main(request: Mapping[str, object]) -> NoReturn:
         for notice in notices(preparation.config):
             _say(notice)
         _say(f"the run directory is {run_dir}; gpujob watch {run_dir} shows the job")
-    words = ("sidecar", "--run-dir", str(run_dir), "--web.listen-address", address, "--log-level", level)
+    words = ("sidecar", "--run-dir", str(run_dir), "--log-level", str(request["log_level"]))
     os.execve(sys.executable, [sys.executable, "-I", "-m", "exporter", *words], environ)  # noqa: S606 - no shell
 
 

@@ -51,6 +51,7 @@ SECTION_BY_KEY = {
     **dict.fromkeys(("paths", "resume", "verify", "logs_dir"), "Output"),
     **dict.fromkeys(("monitoring", "progress", "errors", "patterns", "target_dir"), "Monitoring"),
     **dict.fromkeys(("prometheus_url", "alertmanager_url", "listen_address"), "Monitoring"),
+    **dict.fromkeys(("web_config_file", "metrics_access"), "Monitoring"),
 }  # section of each key of a job or cluster file; other keys are in Job
 TOPOLOGY_CODES = (
     ("topology-missing", re.compile(r"(?:resources\.\w+_)?workers: (?:is missing|the job has none)")),
@@ -140,6 +141,7 @@ def _input_data(job: PlannedJob) -> Iterator[CheckFinding]:
 def _output(job: PlannedJob) -> Iterator[CheckFinding]:
     yield from preflight.check_directories(job)
     yield preflight.check_output_files(job)
+    yield from preflight.check_output_use(job)
 
 
 def _monitoring(job: PlannedJob) -> Iterator[CheckFinding]:
@@ -158,6 +160,7 @@ def _monitoring(job: PlannedJob) -> Iterator[CheckFinding]:
     yield finding.ok("errors", "errors", message)
     yield from preflight.check_sample(job)
     yield preflight.check_target_directory(job)
+    yield from preflight.check_page(job)
     yield from site_facts.check_endpoints(job)
 
 
@@ -246,8 +249,8 @@ def _buffering(job: PlannedJob) -> Iterator[CheckFinding]:
         if argv and _buffers_output(argv) and not environment_of(job, planned).get("PYTHONUNBUFFERED")
     ]
     for place in places:
-        fix = "use `python -u`, or set PYTHONUNBUFFERED=1 in env"
-        yield finding.warning("buffered", place, f"Python buffers its output, so progress is seen late; {fix}")
+        problem = "PYTHONUNBUFFERED is empty, so Python buffers its output and progress is seen late"
+        yield finding.warning("buffered", place, f"{problem}; leave it out, or use `python -u`")
     if not places:
         yield finding.ok("buffering", "workers", "no Python command buffers its output")
 

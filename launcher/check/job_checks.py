@@ -287,6 +287,11 @@ def _time_limit_s(planned_job: PlannedJob) -> float | None:
 def check_slurm(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that signal, requeue and segment suit the rest of the job."""
     asked, limit = planned_job.plan.slurm, _time_limit_s(planned_job)
+    if asked.time_limit and re.fullmatch(r"\d+:\d+", asked.time_limit):
+        first, second = map(int, asked.time_limit.split(":"))
+        meant = f"{first}h" + (f"{second}m" if second else "")
+        message = f"Slurm reads {asked.time_limit} as minutes and seconds; for hours and minutes write {meant}"
+        yield finding.warning("minutes-and-seconds", "slurm.time_limit", message)
     if asked.signal and limit is not None:
         name, seconds = parse_signal(asked.signal)
         if seconds >= limit:

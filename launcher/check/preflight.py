@@ -6,12 +6,15 @@ import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
+from exporter.contract.errors import ExporterError
+from exporter.contract.manifest import OWN_ADDRESSES
 from exporter.files.outputs.csv_reader import is_sidecar_csv
 from exporter.logs.lexicon import AUTO, GENERIC
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.machine.folders import list_files
+from exporter.web.config_file import load_web_config
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.inputs import check_inputs
@@ -29,9 +32,10 @@ from launcher.check.role_programs import (
 )
 from launcher.check.unknown_placeholders import check_placeholders
 from launcher.jobfile.resources import command_argv
-from launcher.plan.placeholders import shell_text_index
+from launcher.plan.placeholders import SHELLS, shell_text_index
 from launcher.plan.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, Plan, TaskPlan
 from launcher.planner.planned_job import PlannedJob
+from launcher.rundir.output_locks import find_output_in_use
 
 INTERPRETERS = ("python", "python3", "bash", "sh")
 MOST_SAMPLE_BYTES = 256 * 1024  # read from a sample file
@@ -44,7 +48,7 @@ _SLURM_PREFIXES = ("SLURM_", "GPUJOB_", "CUDA_VISIBLE_DEVICES")
 _SHELL_VARIABLES = {
     *("HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY")
 }
-_TASK_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE"}
+_LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def check_plan(planned_job: PlannedJob) -> list[CheckFinding]:
@@ -57,9 +61,11 @@ def check_plan(planned_job: PlannedJob) -> list[CheckFinding]:
         *check_inputs(planned_job.plan, planned_job.spec.inputs, check_contents=False),
         *check_directories(planned_job),
         check_output_files(planned_job),
+        *check_output_use(planned_job),
         *check_placeholders(planned_job),
         *check_sample(planned_job),
         check_target_directory(planned_job),
+        *check_page(planned_job),
         *check_planned_job(planned_job),
     ]
 
@@ -182,10 +188,12 @@ def check_variables(planned_job: PlannedJob) -> Iterator[CheckFinding]:
 def _check_named_variables(planned_job: PlannedJob, place: str, planned: TaskPlan) -> Iterator[CheckFinding]:
     argv = program_command(planned_job, planned, planned.argv)
     text_index = shell_text_index(argv)
-    known, fix = environment_of(planned_job, planned), _fix_without_shell(planned_job, planned)
+    known, fix = {*environment_of(planned_job, planned)}, _fix_without_shell(planned_job, planned)
+    if argv and os.path.basename(argv[0]) not in (*SHELLS, "env"):  # a launcher such as torchrun starts the shell
+        known |= _LAUNCHER_VARIABLES
     for index, word in enumerate(argv):
         names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
-        own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | _TASK_VARIABLES | set(known)
+        own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | known
         for name in names:
             if text_index is None:
                 message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
@@ -294,6 +302,15 @@ def check_output_files(planned_job: PlannedJob) -> CheckFinding:
     return finding.warning("output-exists", place, message)
 
 
+def check_output_use(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    """Check that no running job writes the same files. Slurm may start this one only after the end of that one."""
+    plan = planned_job.plan
+    if plan.slurm.dependency is None and (use := find_output_in_use(plan, os.environ)) is not None:
+        place, _, message = use.partition(": ")
+        make = finding.error if planned_job.local else finding.warning
+        yield make("output-in-use", place, message)
+
+
 # -- monitoring ----------------------------------------------------------------------------------
 
 
@@ -353,6 +370,21 @@ def check_target_directory(planned_job: PlannedJob) -> CheckFinding:
         return finding.ok("targets", place, f'"{directory}" can be written to')
     message = f'"{directory}" is not a directory you can write to; Prometheus will not find this job there'
     return finding.warning("target-dir", place, message)
+
+
+def check_page(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    """Check the web configuration file, and report where the sidecars listen."""
+    manifest = planned_job.plan.manifest
+    address = manifest.listen_address or OWN_ADDRESSES
+    if address.startswith((":", "0.0.0.0:", "[::]:")):
+        address += ", which is every interface"
+    yield finding.ok("listen-address", "listen_address", f"the sidecars listen on {address}")
+    if manifest.web_config_file is not None:
+        try:
+            load_web_config(manifest.web_config_file)
+        except ExporterError as error:
+            message = f"the job would run without sidecars: {error}"
+            yield finding.warning("web-config", "web_config_file", message)
 
 
 def _sample_text(sample: str | list[str], workdir: Path) -> bytes:

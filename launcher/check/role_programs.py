@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.check.python_modules import InterpreterSilent, missing_modules
-from launcher.plan.placeholders import fill_placeholders, placeholder_values, task_argv
+from launcher.plan.placeholders import DEFAULT_VARIABLES, fill_placeholders, placeholder_values, task_argv
 from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, TaskPlan
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.planner.planned_job import PlannedJob
@@ -59,7 +59,8 @@ def find_program(planned_job: PlannedJob, planned: TaskPlan, program: str) -> st
 def environment_of(planned_job: PlannedJob, planned: TaskPlan) -> Mapping[str, str]:
     """Environment of a worker of this role, as far as known here."""
     values = placeholder_values(planned_job.plan, planned, planned_job.plan.facts_before_run())
-    return {**planned_job.environ, **{name: fill_placeholders(value, values) for name, value in planned.env.items()}}
+    given = {name: fill_placeholders(value, values) for name, value in planned.env.items()}
+    return {**DEFAULT_VARIABLES, **planned_job.environ, **given}
 
 
 def is_known_only_at_run(planned_job: PlannedJob, planned: TaskPlan, name: str) -> bool:

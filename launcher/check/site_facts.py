@@ -199,6 +199,14 @@ class SlurmPartition:
     gpus: int  # most GPUs of any node
 
 
+def _partition_limit_s(text: str) -> float | None:
+    """The time limit of a partition; None if it has none, such as ``infinite``, or none that we know."""
+    try:
+        return parse_time_limit(text)
+    except ValueError:
+        return None
+
+
 def parse_partitions(text: str) -> dict[str, SlurmPartition]:
     """Partitions by name, from ``%P|%a|%l|%D|%G`` lines; a partition has one line for each kind of node."""
     found: dict[str, SlurmPartition] = {}
@@ -214,7 +222,7 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
             name,
             default,
             available == "up",
-            None if limit in ("infinite", "n/a", "UNLIMITED") else parse_time_limit(limit),
+            _partition_limit_s(limit),
             int(nodes) + (before.nodes if before else 0),
             max(gpus, before.gpus if before else 0),
         )

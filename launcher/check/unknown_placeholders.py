@@ -86,9 +86,9 @@ def _filled_texts(planned_job: PlannedJob, facts: RunFacts) -> Iterator[FilledTe
             continue
         seen.add(planned.task.role)
         values = placeholder_values(plan, planned, facts)
-        for text in (*planned.argv, *_variables(planned_job, planned).values()):
-            for name in dict.fromkeys(_WORD.findall(text)):
-                yield FilledText(_find_place(owned_texts, planned, name), f"{{{name}}}", values, planned.stage)
+        texts = (*planned.argv, *_variables(planned_job, planned).values())
+        for name in dict.fromkeys(itertools.chain.from_iterable(map(_WORD.findall, texts))):
+            yield FilledText(_find_place(owned_texts, planned, name), f"{{{name}}}", values, planned.stage)
         if planned.contained and plan.container is not None:
             first = len(planned_job.cluster.mounts)
             for index, mount in enumerate(plan.container.mounts):

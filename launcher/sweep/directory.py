@@ -15,7 +15,7 @@ from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord
+from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command
@@ -174,10 +174,10 @@ def _read_last_report(sweep_dir: Path, point: SweepPoint) -> Report | None:
     if not point.runs:
         return None
     run_dir = sweep_dir / point.runs[-1]
-    report = Report.read(run_dir / run_files.REPORT_FILE)
+    report = read_report(run_dir)
     orchestrator = OrchestratorRecord.read(run_dir / run_files.ORCHESTRATOR_FILE)
-    same = report is not None and orchestrator is not None and report.attempt == orchestrator.attempt
-    return report if same else None
+    is_earlier = report is not None and orchestrator is not None and report.attempt != orchestrator.attempt
+    return None if is_earlier else report
 
 
 def _point_outcome(

@@ -5,19 +5,15 @@ import os
 import secrets
 import signal
 import socket
-import subprocess
-import sys
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from exporter.contract import run_files
 from exporter.contract.process_identity import read_start_ticks
-from exporter.contract.report import Report
 from launcher.errors import LauncherError
 from launcher.rundir import rundir
 from launcher.rundir.job_records import ProcessRecord
-from launcher.steps.local_steps import start_orchestrator
-from launcher.steps.steps import ENDING_SIGNALS, PYTHON_FLAGS
+from launcher.steps.local_steps import LocalJob
+from launcher.steps.steps import ENDING_SIGNALS
 from launcher.sweep.directory import SweepRecord, with_runs, write_record
 from launcher.sweep.plan import PlannedPoint, PlannedSweep
 from launcher.sweep.submit import make_sweep_dir, new_record, settle_point
@@ -66,7 +62,7 @@ class LocalSweep:
         runner = ProcessRecord(pid=os.getpid(), start_ticks=ticks, host=socket.gethostname())
         self.record = record.replace(runner=runner)
         self._free_slots = gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
-        self._running: dict[int, tuple[subprocess.Popen[bytes], str | None]] = {}
+        self._running: dict[int, tuple[LocalJob, str | None]] = {}
         self._ended_count = 0
         self.received_signal: int | None = None  # the signal that ended the sweep
         self._is_starting = False
@@ -89,8 +85,8 @@ class LocalSweep:
                 self._reap(len(indexes))
         finally:
             self._stop_all()
-            for process, _ in self._running.values():
-                process.wait()
+            for job, _ in self._running.values():
+                job.process.wait()
             self.record = self.record.replace(runner=None)
             write_record(self._sweep_dir, self.record)
 
@@ -105,8 +101,8 @@ class LocalSweep:
         self._stop_all(number)  # a second SIGINT kills workers that do not end
 
     def _stop_all(self, number: int = signal.SIGTERM) -> None:
-        for process, _ in self._running.values():
-            process.send_signal(number)
+        for job, _ in self._running.values():
+            job.process.send_signal(number)
 
     def _start(self, planned_point: PlannedPoint, sweep_id: str, count: int) -> None:
         """Start a point, unless a signal has come. A signal during the start is handled after it."""
@@ -131,20 +127,17 @@ class LocalSweep:
         self.record = with_runs(self.record, {index: run_dir.name})
         write_record(self._sweep_dir, self.record)
         slot = self._free_slots.pop(0)
-        argv = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
-        if slot is not None:
-            argv = ["env", f"CUDA_VISIBLE_DEVICES={slot}", *argv]
-        with run_files.append_to(run_dir / "log.out") as out, run_files.append_to(run_dir / "log.err") as err:
-            self._running[index] = (start_orchestrator(argv, out, err), slot)
+        words = () if slot is None else ("env", f"CUDA_VISIBLE_DEVICES={slot}")
+        self._running[index] = (LocalJob(run_dir, *words), slot)
 
     def _reap(self, count: int) -> None:
-        for index, (process, slot) in list(self._running.items()):
-            if process.poll() is None:
+        for index, (job, slot) in list(self._running.items()):
+            if job.process.poll() is None:
                 continue
             del self._running[index]
             self._free_slots.append(slot)
             self._ended_count += 1
             point = self.record.points[index]
-            report = Report.read(self._sweep_dir / point.runs[-1] / run_files.REPORT_FILE)
-            state = report.state if report is not None else f"ended without a report (status {process.returncode})"
+            report = job.read_report()
+            state = report.state if report is not None else f"ended without a report (status {job.process.returncode})"
             self._report(f"{point.name} {state}, {self._ended_count} of {count} ended")

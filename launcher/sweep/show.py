@@ -13,7 +13,7 @@ from launcher.show.records import (
     SweepPlanRecord,
     ValueSource,
 )
-from launcher.show.sources import SourceNames, explain_values, render_sources
+from launcher.show.sources import SourceNames, explain_values, name_options, render_sources
 from launcher.steps.hostlist import fold_hostlist
 from launcher.sweep.directory import align_columns
 from launcher.sweep.plan import PlannedPoint, PlannedSweep, place_array, plan_arrays
@@ -135,7 +135,7 @@ def explain_point(planned: PlannedSweep, planned_point: PlannedPoint, sources: S
     ]
     shown = {row.source for row in rows}
     own = (row for row in _sweep_sources(planned.sweep, planned_point.point, sources) if row.source not in shown)
-    return (*own, *rows)
+    return name_options((*own, *rows), sources)
 
 
 def _sweep_sources(sweep: ExpandedSweep, point: PointSpec, sources: SourceNames) -> Iterator[ValueSource]:

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from exporter.contract import run_files
+from exporter.contract.file_locks import lock_file
 from exporter.contract.identity import Identity, identify
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.process_identity import read_start_ticks
@@ -94,7 +95,10 @@ def test_disabled_alerts_give_no_notice(tmp_path: Path) -> None:
 def attach(tmp_path: Path, environ: dict[str, str] | None = None, **more: Any) -> tuple[Manifest, Identity]:
     """Manifest and identity of a prepared sidecar."""
     flags = {**FLAGS, "job_name": f"none{os.getpid()}", "log_dir": str(tmp_path), **more}
-    run_dir, found = Preparation(flags, environ or {}).run(":9410")
+    preparation = Preparation(flags, environ or {})
+    run_dir, found = preparation.run({"listen_address": ":9410"})
+    if preparation.lock >= 0:
+        os.close(preparation.lock)  # as at the end of its process
     manifest = read_manifest(run_dir)
     return manifest, identify(manifest, found, "host")
 
@@ -208,6 +212,21 @@ def test_a_directory_has_one_sidecar(tmp_path: Path) -> None:
     run_files.write_json(path, {**record, "pid": other, "start_ticks": ticks})
     with pytest.raises(LauncherError, match=f"is in use: process {other} already watches this job"):
         attach(tmp_path, state_dir=str(tmp_path / "state"))
+
+
+def test_a_directory_that_another_host_locks_is_refused(tmp_path: Path) -> None:
+    attach(tmp_path, state_dir=str(tmp_path / "state"))
+    path = tmp_path / "state" / run_files.LOCK_FILE
+    lock = lock_file(path, {"pid": 4711, "host": "gn2", "since": time.mktime((2025, 11, 22, 4, 13, 41, 0, 0, -1))})
+    try:
+        with pytest.raises(LauncherError) as refused:
+            attach(tmp_path, state_dir=str(tmp_path / "state"))
+    finally:
+        os.close(lock)
+    assert str(refused.value) == (
+        f"--state-dir: {tmp_path / 'state'} is in use: process 4711 on gn2 since 2025-11-22 04:13:41 already watches "
+        "this job; end it, or give another directory"
+    )
 
 
 def test_the_run_directory_is_temporary_if_logs_cannot_be_created(

@@ -98,7 +98,8 @@ class Launched:
 
     def get(self, path: str) -> str:
         connection = http.client.HTTPConnection(self.address(), timeout=20)
-        connection.request("GET", path, headers={"Accept-Encoding": "identity"})
+        token = {"Authorization": f"Bearer {run_files.read_token(self.state)}"}
+        connection.request("GET", path, headers={"Accept-Encoding": "identity", **token})
         text = connection.getresponse().read().decode("utf-8")
         connection.close()
         return text

@@ -21,13 +21,14 @@ from launcher.check.checklist import (
 from launcher.check.site_facts import GIB
 from launcher.cli.partial_check import load_partial_job
 from launcher.errors import ConfigError, ConfigErrors
-from launcher.planner.planned_job import read_planned_job
+from launcher.planner.planned_job import read_job_text, read_planned_job
 from tests.launcher.check.planned_jobs import planned_job
 from tests.launcher.conftest import Golden
 from tests.support.fake_slurm import BIN, FakeSlurm
 from tests.support.launcher import gpujob
 
 PYTHON = sys.executable
+OFF = {"PYTHONUNBUFFERED": ""}
 
 GOOD: dict[str, Any] = {
     "name": "embed",
@@ -134,8 +135,10 @@ def test_thirteen_mistakes_are_all_listed_in_their_sections(
     monkeypatch.chdir(site)
     monkeypatch.setenv("VIRTUAL_ENV", "/venv")
     with pytest.raises(ConfigErrors) as caught:
-        read_planned_job("job.yaml", local=False)
-    sections = checklist_of_broken_job(caught.value.errors, load_partial_job("job.yaml", local=False))
+        read_planned_job(read_job_text(Path("job.yaml")), local=False)
+    sections = checklist_of_broken_job(
+        caught.value.errors, load_partial_job(read_job_text(Path("job.yaml")), local=False)
+    )
     golden("launcher/check-thirteen.txt", text_of(sections, site))
     errors = [item for item in checklist_findings(sections) if item.status == "error"]
     assert len(errors) == 13
@@ -177,7 +180,7 @@ def test_invalid_keys_are_removed_and_the_rest_is_checked(
 ) -> None:
     (site / "job.yaml").write_text(text)
     monkeypatch.chdir(site)
-    rest = load_partial_job("job.yaml", local=True)
+    rest = load_partial_job(read_job_text(Path("job.yaml")), local=True)
     assert (None if rest is None else rest[1]) == removed
 
 
@@ -199,7 +202,7 @@ def test_a_key_with_a_mistake_has_no_ok_finding(
 
     def ok_findings(file: str) -> list[tuple[str, str]]:
         (site / "job.yaml").write_text(file)
-        rest = load_partial_job("job.yaml", local=True)
+        rest = load_partial_job(read_job_text(Path("job.yaml")), local=True)
         sections = checklist_of_broken_job([ConfigError("job.yaml", ["x"])], rest)
         return [(item.code, item.place) for entry in sections for item in entry.items if item.status == "ok"]
 
@@ -322,18 +325,19 @@ def test_the_json_has_the_findings_and_all_sections(site: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "env", "buffered"),
     [
-        ("python3 train.py", {}, True),
-        ("python3 train.py -u", {}, True),
-        ("/venv/bin/python3.11 -m train", {}, True),
-        ("python3 -u train.py", {}, False),
-        ("python3 -Bu train.py", {}, False),
-        ("python3 --check-hash-based-pycs always x.py", {}, True),
+        ("python3 train.py", {}, False),
         ("python3 train.py", {"PYTHONUNBUFFERED": "1"}, False),
-        ("torchrun train.py", {}, False),
-        (["bash", "-c", "cd x && python3 train.py"], {}, True),
-        (["bash", "-c", "cd x && python3 -u train.py"], {}, False),
-        (["bash", "-c", "PYTHONUNBUFFERED=1 python3 train.py"], {}, False),
-        (["bash", "-c", "./train"], {}, False),
+        ("python3 train.py", OFF, True),
+        ("python3 train.py -u", OFF, True),
+        ("/venv/bin/python3.11 -m train", OFF, True),
+        ("python3 -u train.py", OFF, False),
+        ("python3 -Bu train.py", OFF, False),
+        ("python3 --check-hash-based-pycs always x.py", OFF, True),
+        ("torchrun train.py", OFF, False),
+        (["bash", "-c", "cd x && python3 train.py"], OFF, True),
+        (["bash", "-c", "cd x && python3 -u train.py"], OFF, False),
+        (["bash", "-c", "PYTHONUNBUFFERED=1 python3 train.py"], OFF, False),
+        (["bash", "-c", "./train"], OFF, False),
     ],
 )
 def test_python_with_buffered_output_is_a_warning(

@@ -222,6 +222,8 @@ def test_a_value_that_looks_like_a_secret_is_a_warning(
         ({"signal": "USR1@120"}, []),
         ({"requeue": {"time_limit": True}}, [("requeue-no-checkpoints", "warning", "slurm.requeue")]),
         ({"requeue": {}}, []),
+        ({"time_limit": "4:00"}, [("minutes-and-seconds", "warning", "slurm.time_limit")]),
+        ({"time_limit": "4h"}, []),
         ({"segment": 2}, [("segment", "warning", "slurm.segment")]),
     ],
 )

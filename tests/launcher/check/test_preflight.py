@@ -14,6 +14,7 @@ from launcher.check.preflight import (
     check_gpus_here,
     check_modules,
     check_output_files,
+    check_page,
     check_plan,
     check_sample,
     check_target_directory,
@@ -298,13 +299,29 @@ def test_the_suggested_fix_for_a_variable_fits_its_command(
         ("DATA=/d; cat $DATA", []),
         ("export DATA=/d && cat $DATA", []),
         ("for DATA in a b; do cat $DATA; done", []),
-        ("cat $HOME $RANK ${GPUJOB_RUN_DIR} $SLURM_JOB_ID $$ $? $1 \\$DATA", []),
+        ("cat $HOME ${GPUJOB_RUN_DIR} $SLURM_JOB_ID $$ $? $1 \\$DATA", []),
+        ("cat $RANK", ["$RANK"]),
     ],
 )
 def test_a_variable_of_a_shell_command_should_be_set(text: str, unset: list[str], tmp_path: Path) -> None:
     items = list(check_variables(planned_job(tmp_path, workers=[{"command": text, "shell": True}])))
     assert [item.message.partition(" ")[0] for item in items] == unset
     assert all(item.status == "warning" for item in items)
+
+
+@pytest.mark.parametrize(
+    "over",
+    [
+        {"workers": [{"count": 2, "command": "cat $RANK $MASTER_ADDR", "shell": True}]},
+        {
+            "workers": [{"gpus": 1, "command": "cat $RANK", "shell": True}],
+            "resources": {"gpus_per_node": 1},
+            "backend": {"type": "torchrun"},
+        },
+    ],
+)
+def test_variables_that_connect_processes_are_known(over: dict[str, Any], tmp_path: Path) -> None:
+    assert list(check_variables(planned_job(tmp_path, **over))) == []
 
 
 def test_requested_gpus_are_compared_with_those_of_this_machine(tmp_path: Path) -> None:
@@ -543,6 +560,35 @@ def test_the_target_directory_must_be_writable(tmp_path: Path) -> None:
     for directory, status in ((None, "not checked"), (str(tmp_path), "ok"), ("/no/such", "warning")):
         item = check_target_directory(planned_job(tmp_path, cluster={"target_dir": directory}))
         assert item.status == status
+
+
+@pytest.mark.parametrize(
+    ("cluster", "message"),
+    [
+        ({}, "the sidecars listen on the node's address and 127.0.0.1, on a free port"),
+        ({"listen_address": "10.0.0.1:9410"}, "the sidecars listen on 10.0.0.1:9410"),
+        ({"listen_address": ":9410"}, "the sidecars listen on :9410, which is every interface"),
+        ({"listen_address": "0.0.0.0:0"}, "the sidecars listen on 0.0.0.0:0, which is every interface"),
+    ],
+)
+def test_the_address_of_the_sidecars_is_reported(tmp_path: Path, cluster: dict[str, str], message: str) -> None:
+    (found,) = check_page(planned_job(tmp_path, local=False, cluster=cluster))
+    assert (found.status, found.message) == ("ok", message)
+
+
+def test_an_invalid_web_configuration_is_found_before_the_start(tmp_path: Path) -> None:
+    path = tmp_path / "web.yml"
+    job = planned_job(tmp_path, cluster={"web_config_file": str(path)})
+    for text, problem in ((None, "cannot be read"), ("a: 1", "unknown key"), ("", None)):
+        if text is not None:
+            path.write_text(text)
+        _, *found = check_page(job)
+        if problem is None:
+            assert found == []
+        else:
+            assert [item.status for item in found] == ["warning"]
+            assert f"the job would run without sidecars: {path}: " in found[0].message
+            assert problem in found[0].message
 
 
 def test_the_checks_of_every_start_use_no_network_and_no_process(

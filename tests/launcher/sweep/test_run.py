@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import yaml
@@ -146,14 +147,14 @@ class Signalled:
         sweep = planned(2, 0, folder)
         home, record = begin_sweep(sweep, b"")
         self.local = LocalSweep(sweep, home, record, lambda _: None)
-        monkeypatch.setattr(sweep_run, "start_orchestrator", self._start)
+        monkeypatch.setattr(sweep_run, "LocalJob", self._start)
 
-    def _start(self, *_: object) -> "subprocess.Popen[bytes]":
+    def _start(self, *_: object) -> Mock:
         def prepare() -> None:
             signal.pthread_sigmask(signal.SIG_UNBLOCK, ENDING_SIGNALS)
 
         self.started.append(subprocess.Popen(self.command, cwd=self.folder, preexec_fn=prepare))
-        return self.started[-1]
+        return Mock(process=self.started[-1], read_report=lambda: None)
 
     def run(self, indexes: Sequence[int] = (0, 1, 2)) -> list[int | None]:
         """Run points; return the exit statuses of those that were started."""
