@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {
     "exporter": (
         *("contract", "machine", "collecting", "logs", "files", "progress", "gpus", "workers", "launch"),
-        *("sidecar", "attach", "cli"),
+        *("web", "sidecar", "attach", "cli"),
     ),
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),
@@ -44,7 +44,14 @@ CATALOGUES = {  # their __init__ is the registry; every other one contains only 
 MACHINE = {"os", "time", "logging", "pathlib", "io", "socket", "subprocess", "threading", "shutil", "tempfile", "glob"}
 TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
     *("exporter.machine", "exporter.gpus.nvidia", "exporter.gpus.amd", "exporter.files.formats"),
-    *("exporter.sidecar", "exporter.attach", "exporter.contract", "exporter.collecting", "exporter.cli"),
+    *(
+        "exporter.web",
+        "exporter.sidecar",
+        "exporter.attach",
+        "exporter.contract",
+        "exporter.collecting",
+        "exporter.cli",
+    ),
 )
 PURE_IN_LAUNCHER = (
     *("launcher.planner.assembly", "launcher.planner.assembly_checks", "launcher.planner.topology"),
@@ -61,11 +68,13 @@ WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its ar
 FOR_LAUNCHER = (  # parts of the exporter that the launcher may import
     *("contract", "machine", "logs", "files", "progress", "workers", "launch"),
     *("gpus.records", "gpus.inventory_reader", "gpus.analysis", "attach.workers_reader"),
+    "web.config_file",
 )
 IN_A_JOB = ("programs", "plan", "rundir", "verify", "steps", "report", "run", "watch")
 PACKAGES = {  # third-party package: where it may be imported
-    "aiohttp": ("exporter.sidecar.service",),
+    "aiohttp": ("exporter.sidecar.service", "exporter.web"),
     "ahocorasick_rs": ("exporter.logs.search.automata",),
+    "bcrypt": ("exporter.web",),
     "amdsmi": ("exporter.gpus.amd",),
     "click": ("launcher.cli",),
     "pydantic": ("launcher.jobfile",),
@@ -77,7 +86,8 @@ PACKAGES = {  # third-party package: where it may be imported
     "rich": ("launcher.watch", "launcher.cli"),
     "yaml": (
         *("launcher.jobfile", "launcher.planner", "launcher.rundir"),
-        *("launcher.check", "launcher.show", "launcher.sweep", "launcher.cli"),
+        *("launcher.check", "launcher.show", "launcher.sweep", "launcher.cli", "exporter.web.config"),
+        "exporter.contract.bounded_yaml",
     ),
 }
 

@@ -155,7 +155,7 @@ def test_commands_and_options_exist(fence: Fence) -> None:
         ("gpujob --version", None),
         ("gpujob plann job.yaml", "No such command"),
         ("cd x; gpujob plan job.yaml --exlain", "No such option"),
-        ("gpujob plan", "Missing argument"),
+        ("gpujob plan", "no job"),
         ("gpujob-exporter check-config manifest.json", None),
         ("gpujob-exporter sidecar --rundir x", "unrecognized arguments"),
         ("ls --whatever", None),

@@ -21,6 +21,7 @@ from launcher.cli.main import commands
 from launcher.jobfile.keys import Key, as_yaml, cluster_keys, job_keys
 from launcher.plan.placeholders import VARIABLES
 from tests.docs.pages import REFERENCE, ROOT
+from tests.docs.redaction_page import redaction_page
 from tests.support.exporter import declared_families
 from tests.support.record_schema import PUBLISHED, problems, published_schema
 
@@ -33,7 +34,7 @@ JOB_FILE = """\
 # Job file
 
 A job file is a YAML file that describes one job. Only `name` and the workers are required.
-`gpujob init` writes a first job file, and `gpujob check` tests yours. An unknown key is an error.
+`gpujob init` writes a first job file that runs as it is, and `gpujob check` tests yours. An unknown key is an error.
 
 `gpujob explain KEY` prints an entry of this page in the terminal.
 `gpujob schema` prints the JSON Schema of the file for your editor.
@@ -43,6 +44,8 @@ A job file is a YAML file that describes one job. Only `name` and the workers ar
 - Each example is a part of a job file.
 - Relative paths are relative to the directory in which you give the command, or from `workdir`.
 - Defaults for all jobs of a site belong in the [cluster file](cluster-file.md).
+- Limits of the file: 1 MiB, 40,000 keys and values (those of an anchor count for each alias), 64 levels, and 128 KiB
+  for a text, which is what Linux passes to a program in one argument or variable.
 
 """
 PLACEHOLDERS = """\
@@ -119,12 +122,13 @@ These are the JSON Schemas (draft 2020-12) of what gpujob prints and writes for 
 
 """
 ARGUMENTS = {
-    "JOB.YAML": "job file",
+    "[JOB.YAML | -- COMMAND...]": "job file (`-` is standard input), or the command of the workers, word by word",
     "JOB": "id of a job, or its run directory",
     "SWEEP": "id of a sweep, or its directory",
-    "[FILE]": "file to write, by default `job.yaml`",
+    "[FILE] [-- COMMAND...]": "file to write, by default `job.yaml`, and the command of its worker",
     "[KEY]": "path of a key, or its last part",
     "LOG...": "log files",
+    "TARGET_DIR": "target directory of the site",
     "FILE": "`manifest.json`, its run directory, or a `monitor_config.yaml`",
 }
 """Meaning of each argument, by the name that its usage line has."""
@@ -320,6 +324,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "metrics.md": metrics_page,
     "log-packs.md": packs_page,
     "schemas.md": schemas_page,
+    "redaction.md": lambda: GENERATED + redaction_page(),
     **{f"schemas/{name}.schema.json": partial(schema_file, name) for name in PUBLISHED},
 }
 

@@ -25,7 +25,7 @@ import json, os, sys
 if "GPUJOB_WORKER" in os.environ:
     folder = os.path.join(os.environ["GPUJOB_RUN_DIR"], "seen")
     os.makedirs(folder, exist_ok=True)
-    with open(folder + "/{GPUJOB_WORKER}_{LOCAL_RANK}.json".format_map(os.environ), "w") as out:
+    with open(folder + "/{GPUJOB_WORKER}_{GPUJOB_LOCAL_RANK}.json".format_map(os.environ), "w") as out:
         json.dump({"argv": sys.orig_argv, "environment": dict(os.environ)}, out)
 """  # as `sitecustomize`: each program of the job records its arguments and environment
 
@@ -33,7 +33,7 @@ if "GPUJOB_WORKER" in os.environ:
 BACK = "back"  # file for which a restarted worker waits
 WAIT_FOR_FILE = f"""
 import os, time
-ended = "{{GPUJOB_RUN_DIR}}/workers/{{GPUJOB_WORKER}}_rank{{RANK}}_a0_r0.exit.json"
+ended = "{{GPUJOB_RUN_DIR}}/workers/{{GPUJOB_WORKER}}_rank{{GPUJOB_RANK}}_a0_r0.exit.json"
 if "GPUJOB_WORKER" in os.environ and os.path.exists(ended.format_map(os.environ)):
     while not os.path.exists("{BACK}"):
         time.sleep(0.1)

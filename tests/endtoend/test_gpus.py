@@ -49,7 +49,7 @@ def test_each_worker_is_matched_to_its_gpu_although_indices_restart_at_0(
         cluster.wait_for(lambda: cluster.job_state(int(other)) == "RUNNING", 30, "the other job")
         script = jobs.directory / "worker.sh"
         script.write_text(
-            f"if [ $RANK = {ASTRAY} ]; then export CUDA_VISIBLE_DEVICES=0; fi\n"
+            f"if [ $GPUJOB_RANK = {ASTRAY} ]; then export CUDA_VISIBLE_DEVICES=0; fi\n"
             f"exec {shlex.quote(sys.executable)} {shlex.quote(str(USE))} --items 400 --seconds 25 --percent 60\n"
         )
         job = jobs.submit(

@@ -233,9 +233,9 @@ def test_each_task_has_the_environment_and_command_of_the_plan(
     for name, process in planned.items():
         environment, argv = seen[name]["environment"], seen[name]["argv"]
         expected = {
-            "RANK": process["rank"],
-            "LOCAL_RANK": process["local_rank"],
-            "WORLD_SIZE": len(workers),
+            "GPUJOB_RANK": process["rank"],
+            "GPUJOB_LOCAL_RANK": process["local_rank"],
+            "GPUJOB_WORLD_SIZE": len(workers),
             "GPUJOB_WORKER": process["worker"],
             "GPUJOB_WORKER_INDEX": process["worker_index"],
             "GPUJOB_ROLE": process["role"],
@@ -251,7 +251,7 @@ def test_each_task_has_the_environment_and_command_of_the_plan(
             variable: str(value) for variable, value in expected.items()
         }
         assert set(process["environment"]) <= set(environment)
-        assert process["leader"] == (environment["LOCAL_RANK"] == "0")
+        assert process["leader"] == (environment["GPUJOB_LOCAL_RANK"] == "0")
         assert [with_ports(word, ports) for word in process["command"]][-len(argv) :] == argv
     script = (job.run_dir / "sbatch_script.sh").read_text()
     assert without_time(script) == without_time(plan["script"])

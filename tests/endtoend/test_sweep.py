@@ -21,7 +21,7 @@ while not os.path.exists("go"):
     time.sleep(0.1)
 while fails and not glob.glob(os.environ["GPUJOB_RUN_DIR"] + "/workers/*_rank1_*.start.json"):
     time.sleep(0.1)
-time.sleep(300 if fails and os.environ["RANK"] == "1" else float(os.environ.get("SECONDS_EACH", "1")))
+time.sleep(300 if fails and os.environ["GPUJOB_RANK"] == "1" else float(os.environ.get("SECONDS_EACH", "1")))
 sys.exit(3 if fails else 0)
 """
 """All points wait for the file ``go``.

@@ -259,8 +259,8 @@ class Cluster:
         listed = self.run(["sinfo", "-h", "-N", "-o", "%N %T"], check=True).stdout
         return dict(line.split(maxsplit=1) for line in listed.splitlines())
 
-    def node_processes(self, node: str) -> list[tuple[int, str]]:
-        """Pid on the node and command line of its processes, without init and Slurm daemons.
+    def node_processes(self, node: str, *, daemons: bool = False) -> list[tuple[int, str]]:
+        """Pid on the node and command line of its processes, without init and, unless asked for, Slurm daemons.
 
         Zombies are omitted. Empty for a node without power.
         """
@@ -283,7 +283,9 @@ class Cluster:
             except (FileNotFoundError, ProcessLookupError, PermissionError):
                 continue  # it has just ended, or is a hidden process of the machine
             pid = int(status["NSpid"].split()[-1])
-            if pid != 1 and status["Name"] not in _SLURM_DAEMONS and not status["State"].startswith(("Z", "X")):
+            if pid == 1 or (status["Name"] in _SLURM_DAEMONS and not daemons):
+                continue
+            if not status["State"].startswith(("Z", "X")):
                 found.append((pid, command.strip() or f"[{status['Name']}]"))
         return sorted(found)
 

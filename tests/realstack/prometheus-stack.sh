@@ -11,7 +11,7 @@
 #   PORT=19090            first of 3 ports: Prometheus, Alertmanager, receiver; 0: any three that are free.
 #                         They are in $STACK_DIR/ports.json while the stack is up
 #   RULES=<project>/alertmanager/rules/*.yml   globs of rule files, one per line; empty: none
-#   TARGETS_DIR=$STACK_DIR/targets    what to scrape: file_sd, *.json and *.yml
+#   TARGETS_DIR=$STACK_DIR/targets    what to scrape: file_sd, *.json
 #   BIN=                  a folder with other versions of the programs
 # Alerts arrive in $STACK_DIR/alerts.jsonl, one line per webhook call.
 # For a cluster of slurm-cluster.sh run this on its head (slurm-cluster.sh exec), every command.
@@ -79,7 +79,7 @@ wait_ready() { # NAME
 # --- configuration ---
 
 configure() {
-    local ports rule files found=0 rule_files=
+    local ports rule files found=0 rule_files= scrape wanted
     ports=$("$PYTHON" - "$PORT" <<'PY'
 import json, socket, sys
 
@@ -102,19 +102,19 @@ PY
         found=$((found + ${#files[@]}))
         rule_files+="${rule_files:+, }$(json "$(realpath -ms "$rule")")"
     done <<<"$RULES"
+    # Scraped as docker/prometheus.yml says, but every second.
+    wanted='"/targets/*.json"'
+    scrape=$(sed -n '/^  - job_name: gpujob-sidecar/,/^$/{s/: 1[05]s/: 1s/;p}' "$HERE/../../docker/prometheus.yml")
+    scrape=${scrape/"$wanted"/"$(json "$TARGETS_DIR/*.json")"}
     cat >"$D/prometheus.yml" <<CONF
 global: {scrape_interval: 1s, evaluation_interval: 1s}
 rule_files: [$rule_files]
 alerting: {alertmanagers: [{static_configs: [{targets: ["127.0.0.1:$(port alertmanager)"]}]}]}
 scrape_configs:
-  - job_name: gpujob
-    honor_labels: true
-    file_sd_configs:
-      - files: [$(json "$TARGETS_DIR/*.json"), $(json "$TARGETS_DIR/*.yml")]
-        refresh_interval: 2s
+$scrape
 CONF
     cat >"$D/alertmanager.yml" <<CONF
-route: {receiver: test, group_by: [cluster, job_id], group_wait: 1s, group_interval: 2s, repeat_interval: 1h}
+route: {receiver: test, group_by: [cluster, job_id, user], group_wait: 1s, group_interval: 2s, repeat_interval: 1h}
 receivers:
   - name: test
     webhook_configs: [{url: "http://127.0.0.1:$(port receiver)/", send_resolved: true}]

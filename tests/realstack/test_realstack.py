@@ -303,11 +303,11 @@ def test_a_wait_retries_only_the_given_errors() -> None:
 
 
 def assert_scraped_and_fired(stack: Stack, target: str, value: Path) -> None:
-    """The target is scraped, its own labels have precedence, and the alert reaches the webhook within 45 s."""
+    """The target is scraped, its labels have precedence, and the alert reaches the webhook within 45 s."""
     stack.announce("demo", [target], {"cluster": "from-target"})
     series = stack.wait_for(lambda: stack.query("demo_value"), 60, f"{target} to be scraped")
-    assert [s["metric"]["cluster"] for s in series] == ["test"]
-    assert [s["metric"]["instance"] for s in series] == ["chosen"]
+    assert [s["metric"]["cluster"] for s in series] == ["from-target"]
+    assert [s["metric"]["instance"] for s in series] == [target]
     assert [t["health"] for t in stack.targets()] == ["up"]
     start = time.time()
     value.write_text("11")
@@ -316,7 +316,7 @@ def assert_scraped_and_fired(stack: Stack, target: str, value: Path) -> None:
     assert alert["status"] == "firing"
     assert alert["labels"]["alertname"] == "DemoTooHigh"
     assert alert["annotations"]["summary"] == "7 is at 11"
-    assert alert["groupKey"] == '{}:{cluster="test", job_id="7"}'
+    assert alert["groupKey"] == '{}:{cluster="from-target", job_id="7"}'
     now = time.time()
     values: list[Any] = stack.query_range("demo_value", now - 20, now)[0]["values"]
     assert values[-1][1] == "11"

@@ -133,6 +133,7 @@ def write_manifest(manifest: Manifest) -> Path:
     """Write the manifest into its run directory and return the directory."""
     text = json.dumps(render_manifest(manifest))
     (manifest.run_dir / run_files.MANIFEST_FILE).write_text(text, encoding="utf-8")
+    run_files.make_token(manifest.run_dir)
     return manifest.run_dir
 
 

@@ -44,7 +44,10 @@ HARD_NAMES = (
     "back\\slash",
 )  # names that users may give to a job or a folder; none contains a slash
 
-OURS = ("GPUJOB_", "SLURM_", "SBATCH_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "CUDA_VISIBLE_DEVICES", "XDG_", "NO_COLOR")
+OURS = (
+    *("GPUJOB_", "SLURM_", "SBATCH_", "RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_"),
+    *("CUDA_VISIBLE_DEVICES", "PYTHONUNBUFFERED", "XDG_", "NO_COLOR"),
+)
 
 T = TypeVar("T")
 
