@@ -137,6 +137,8 @@ class UniqueKeyLoader(BoundedLoader):
             if key_node.tag == "tag:yaml.org,2002:merge" and isinstance(value_node, yaml.MappingNode):
                 self._checked.add(id(value_node))
         super().flatten_mapping(node)
+        last = {(pair[0].tag, str(pair[0].value)): pair for pair in node.value}
+        node.value = list(last.values())  # PyYAML 6.0.4 takes the first of some keys where this mapping is merged
 
 
 def _find_unusable_texts(value: object, location: list[int | str]) -> Iterator[tuple[list[int | str], str]]:

@@ -114,7 +114,7 @@ def build_report(
     restarted = restart_causes(workers)
     judgement = _judge_attached(found, workers) if ended and manifest.attached else None
     cause = job_cause(judgement.known if judgement else workers) or stop_cause(found.job_state.get("stop"))
-    state = job_end_state(workers, cause, stop.reason if stop else None, ended)
+    state = job_end_state(workers, cause, stop, ended)
     if state == "COMPLETED":
         cause = None  # a part of gpujob was lost after the work was done
     of_workers = None

@@ -119,15 +119,18 @@ def stop_cause(stop: object) -> EndCause | None:
         return None  # written by another version
 
 
-def job_end_state(workers: Sequence[WorkerReport], cause: EndCause | None, stop_reason: str | None, ended: bool) -> str:
+def job_end_state(workers: Sequence[WorkerReport], cause: EndCause | None, stop: JobStop | None, ended: bool) -> str:
     if not ended:
         return "RUNNING"
     ends = [worker.exit for worker in _deciding(workers)]
-    # a task that exits with 0 after SIGTERM has not completed its work
-    if all(end is not None and end.reason == "completed" and not end.asked_to_end for end in ends):
+    # a task that exits with 0 after SIGTERM, or once the job is to be requeued, has not completed its work
+    is_interrupted = stop is not None and stop.requeue
+    if not is_interrupted and all(
+        end is not None and end.reason == "completed" and not end.asked_to_end for end in ends
+    ):
         return "COMPLETED"
-    if stop_reason in _STATE_OF_REASON:
-        return _STATE_OF_REASON[stop_reason]
+    if stop is not None and stop.reason in _STATE_OF_REASON:
+        return _STATE_OF_REASON[stop.reason]
     if cause is not None:
         return _STATE_OF_REASON.get(cause.reason, "FAILED")
     inherited = [end.reason for end in ends if end is not None and end.reason in CONSEQUENCES]

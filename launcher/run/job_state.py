@@ -73,7 +73,6 @@ class StopOrigin(TypedDict, total=False):
 class Stop(JobStop):
     """Why the job is being stopped."""
 
-    requeue: bool = False
     failed: Mapping[str, object] | None = None
 
     def to_json(self) -> dict[str, object]:

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from exporter.contract import run_files
-from exporter.machine.procfs import read_children, read_process_stat
+from exporter.machine.procfs import read_process_stat
 from launcher.guard import reported_status
 from launcher.run.signals import OrchestratorSignals
 from tests.launcher.programs.guarded import Guarded
-from tests.support.launcher import poll
+from tests.support.launcher import poll, processes_with
 
 STUBBORN = "sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'"
 LIMITS = {"WAIT_S": 0.1, "SILENT_S": 1.0, "LOST_S": 5.0, "ENDING_S": 3.0}
@@ -23,6 +23,11 @@ SECONDS = 60.0
 
 def job_of(folder: Path, command: str = "sleep 600", **over: Any) -> Guarded:
     return Guarded(folder, [{"role": "worker", "count": 2, "command": command}], {}, **over)
+
+
+def started_orchestrators(job: Guarded) -> list[int]:
+    """Pids after exec(2). Until then the guard waits in vfork(2), and a stopped child would stop it too."""
+    return [pid for pid, argv in processes_with(job.run_dir).items() if "launcher.run.orchestrator" in argv]
 
 
 def kill_and_wait(job: Guarded, pid: int) -> int:
@@ -149,7 +154,7 @@ def test_a_failure_under_a_stopped_orchestrator_ends_the_job(tmp_path: Path) -> 
 
 def test_an_orchestrator_stopped_at_its_start_is_the_cause(tmp_path: Path) -> None:
     with job_of(tmp_path, limits=LIMITS) as job:
-        os.kill(poll(lambda: read_children(job.guard.pid), "the orchestrator")[0], signal.SIGSTOP)
+        os.kill(poll(lambda: started_orchestrators(job), "the orchestrator")[0], signal.SIGSTOP)
         assert job.wait() == 1
         assert_all_ended(job)
     assert "The job needs an orchestrator: the job has not begun" in job.log

@@ -117,6 +117,12 @@ def test_exit_status_0_on_cancellation_does_not_complete_the_job(tmp_path: Path)
     assert "| worker_w1 | 1 | cn01 | completed when asked to end (exit status 0) |" in text
 
 
+def test_a_job_that_is_to_be_requeued_has_not_completed(tmp_path: Path) -> None:
+    """Its workers saved their state after the warning, and ended before any other signal."""
+    run_dir = RunDir(tmp_path).stop("time_limit", "the time limit is near", at=50, requeue=True)
+    assert run_dir.ended(0, end=51).ended(1, end=51).report()["state"] == "TIMEOUT"
+
+
 def test_the_first_failure_in_time_is_the_cause(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path, count=3).ended(0, end=80, code=4).ended(1, end=50, **KILLED)
     run_dir.stop("terminated_peer", "worker_w1 rank 1", at=51).ended(2, end=60, **TERM_SENT)
