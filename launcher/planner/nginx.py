@@ -2,7 +2,8 @@
 
 Its prefix (``-p``) is the run directory, and all paths are relative to it, so an ordinary user can run it. Requests
 may be long, and answers are streams of tokens that may take hours: nothing is buffered, and time limits are long. An
-upstream that does not answer is skipped.
+upstream that does not answer is skipped. All processes of nginx share what they know of the upstreams (``zone``), else
+one that was asked before the front ends were up would refuse requests long after.
 """
 
 from collections.abc import Sequence
@@ -29,6 +30,7 @@ http {{
     access_log off;
 {folders}
     upstream frontends {{
+        zone frontends 256k;
 {servers}
         keepalive 1024;
     }}

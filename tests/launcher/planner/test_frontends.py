@@ -7,6 +7,7 @@ import signal
 import subprocess
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
@@ -132,9 +133,9 @@ class Server(http.server.ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        super().__init__(("127.0.0.1", 0), Handler)
+    def __init__(self, name: str, port: int, delay_s: float) -> None:
+        self.name, self.delay_s = name, delay_s
+        super().__init__(("127.0.0.1", port), Handler)
 
 
 class Handler(http.server.BaseHTTPRequestHandler):
@@ -148,6 +149,7 @@ class Handler(http.server.BaseHTTPRequestHandler):
         self.answer(f"{self.server.name} {len(self.rfile.read(int(self.headers['Content-Length'])))}")
 
     def answer(self, text: str) -> None:
+        time.sleep(self.server.delay_s)
         self.send_response(200)
         self.send_header("Content-Length", str(len(text)))
         self.end_headers()
@@ -158,9 +160,9 @@ class Handler(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def front(name: str) -> Iterator[int]:
+def front(name: str, port: int = 0, delay_s: float = 0.0) -> Iterator[int]:
     """Run a front end and yield its port."""
-    server = Server(name)
+    server = Server(name, port, delay_s)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
     try:
         yield server.server_address[1]
@@ -222,6 +224,18 @@ class TestRealNginx:
         with front("one") as port, balancer(run_dir, [free_port(), port, free_port()]) as (url, _):
             answers = [ask(f"{url}/v1/models") for _ in range(20)] + [ask(url, b"x" * 100_000) for _ in range(20)]
         assert {(status, body.split()[0]) for status, body in answers} == {(200, b"one")}
+
+    def test_no_request_is_refused_once_late_front_ends_have_answered(self, run_dir: Path) -> None:
+        ports = [free_port(), free_port()]
+        with ExitStack() as stack:
+            url, _ = stack.enter_context(balancer(run_dir, ports))
+            with ThreadPoolExecutor(16) as pool:
+                early = {status for status, _ in pool.map(lambda _: ask(url), range(64))}
+                for name, port in zip(("one", "two"), ports, strict=True):
+                    stack.enter_context(front(name, port, delay_s=0.1))
+                poll(lambda: ask(url)[0] == 200, "an answer")
+                late = {status for status, _ in pool.map(lambda _: ask(url, b"x"), range(64))}
+        assert (early, late) == ({502}, {200})
 
     def test_nginx_ends_with_status_0(self, run_dir: Path) -> None:
         with front("one") as port, balancer(run_dir, [port]) as (_, process):
