@@ -50,7 +50,7 @@ TOKEN_FILE = "token"  # noqa: S105 - a name
 RESERVE_DIR = ".reserve"
 RESERVE_FILES = 8  # inodes for the report, diagnoses, and files that are replaced
 RESERVE_BYTES = 512 * 1024  # of all files together
-FOLDER_MODE = 0o755  # before the umask: a lax umask must not let others write
+FOLDER_MODE = 0o750  # before the umask: others see and write nothing; to show a job is up to its owner
 FILE_MODE = 0o644  # likewise
 
 

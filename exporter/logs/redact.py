@@ -15,16 +15,16 @@ REDACTED = "<redacted>"
 EVERY_VALUE, NO_ORDINARY_VALUE, RANDOM_VALUE = 3, 2, 1  # which values under a name are secret
 
 _WORD = re.compile(
-    r"passw|passphrase|secret|cred|token|auth|cookie|bearer|jwt|key|pass|pwd|signature|sig|pat(?![A-Za-z])",
+    r"passw|passphrase|secret|cred|token|auth|cookie|bearer|jwt|key|pass|pwd|pw(?![A-Za-z])|signature|sig|pat(?![A-Za-z])",
     re.IGNORECASE,
 )  # parts of names of secrets; searched first, since most lines contain none
 _NAME_CHARACTERS = re.compile(r"[\w.-]*")
 _LONGEST_NAME = 100
 _WORDS_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_STRONG = ("passw", "passphrase", "secret", "credential")
+_STRONG = ("passw", "passphrase", "passcode", "secret", "credential")
 _ABOUT_SECRETS = frozenset(
     {"reset", "file", "path", "dir", "name", "policy", "length", "version", "count", "expiry", "expires", "required"}
-    | {"type", "manager", "changed", "age", "attempts", "enabled", "rotation", "store", "provider", "helper"}
+    | {"type", "manager", "changed", "age", "attempts", "enabled", "rotation", "store", "provider", "helper", "stdin"}
 )  # last words of names such as `password_file`, whose values are no secrets
 _KEY_OWNERS = frozenset(
     {"api", "access", "secret", "private", "encryption", "signing", "license", "ssh", "account", "auth", "master"}
@@ -32,6 +32,7 @@ _KEY_OWNERS = frozenset(
     | {"gcp", "google", "cohere", "mistral", "together", "groq", "neptune", "comet", "ngc", "nvidia", "databricks"}
 )  # words that make a following `key` secret, unlike `sort_key` or `cache_key`
 _PASS_OWNERS = frozenset({"db", "user", "smtp", "mail", "proxy", "root", "admin", "pg", "mysql", "redis", "ftp"})
+_NO_PASSWORDS = frozenset({"bypass", "compass", "encompass", "surpass"})  # though they end in `pass`
 _PAT_OWNERS = frozenset({"git", "github", "gitlab", "azure", "ado", "devops", "access"})
 _WEAK = frozenset({"token", "jwt", "auth", "cookie", "bearer", "apikey", "accesskey"}) | {
     f"{kind}token" for kind in ("access", "api", "auth", "bearer", "id", "refresh")
@@ -65,7 +66,7 @@ _NOTHING = re.compile(r"(?:None|null|nil|true|false|True|False|\*{3,}|<redacted>
 _ORDINARY = re.compile(
     r"(?:tensor\()?[\[(]?[-+]?[\d,]{1,12}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?"
     r"(?:k|K|M|B|s|ms|us|%|/s|tok/s|tokens/s|it/s|/[\d,]{1,12})?[,;.)\]}\"']{0,3}$"
-    r"|[<\[]\|?/?[A-Za-z_/]{1,24}\|?[>\]][,;)\]}\"']{0,3}$|(?:-?inf|nan|auto|unknown|N/A|n/a|-)[,;.)]?$"
+    r"|[<\[]\|?/?[A-Za-z_/]{1,24}\|?[>\]][,;)\]}\"']{0,3}$|(?:-?inf|nan|auto|none|no|yes|on|off|unknown|N/A|n/a|-)[,;.)]?$"
 )  # values of `token` in training logs: numbers, and vocabulary words such as `<pad>`
 _MARKS = r"(?![~./\\$*%-]|[A-Za-z]:\\)(?=[^\s\"']{0,80}[A-Za-z])(?=[^\s\"']{0,80}[\d!@#$^&+])"
 _RANDOM = re.compile(_MARKS + r"[^\s\"'`,;=()\[\]{}<>|]{6,}={0,2}")  # neither a word, a number, a path nor an expression
@@ -141,10 +142,10 @@ def _secrecy_weight(name: str) -> int:
         return EVERY_VALUE if before in _KEY_OWNERS or is_upper_case else 0
     if last == "id":
         return EVERY_VALUE if words[-3:-1] == ["access", "key"] else 0
-    if last in ("pwd", "pass"):
-        if before in _PASS_OWNERS or (last == "pwd" and before not in ("", "old")):
-            return EVERY_VALUE
-        return RANDOM_VALUE if not before else 0
+    if last in ("pwd", "pass") and (before in _PASS_OWNERS or (last == "pwd" and before not in ("", "old"))):
+        return EVERY_VALUE
+    if last in ("pwd", "pw") or (last.endswith("pass") and last not in _NO_PASSWORDS):
+        return RANDOM_VALUE if last != "pass" or not before or name.startswith("-") else 0
     if last in ("signature", "sig"):
         return EVERY_VALUE if before in ("amz", "goog") or name.startswith(("?", "&")) else 0
     if last in _HEADERS:
@@ -159,7 +160,7 @@ def _programs() -> tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], re.Patter
     """A pattern of all programs, and for each form those of its programs and of its option."""
     every = "|".join(dict.fromkeys(form.programs for form in PROGRAMS))
     forms = tuple((re.compile(rf"(?:{form.programs})\Z"), re.compile(form.pattern)) for form in PROGRAMS)
-    return re.compile(rf"(?<![\w.-])(?:{every})(?=[\s\"'\\,])"), forms
+    return re.compile(rf"(?<![\w.-])(?:{every})(?=[\s\"'\\,(])"), forms
 
 
 _END_OF_COMMAND = re.compile(r"(?<![\\,\[(])(?<![\\,\[(]\r)\n(?!(?:\[[^\]\n]{1,40}\]:?)?[ \t]{0,40}- )|[;|&]{1,2}[ \t]")  # lists and `\\` go on in the next line

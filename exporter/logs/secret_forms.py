@@ -74,7 +74,7 @@ PROGRAMS = (
     Program("curl", _option("-u|-U|--user|--proxy-user", USER_AND), "curl -u ada:hunter22 https://example.org"),
     Program("curl", _option("-b|--cookie|--oauth2-bearer", r"(?=\S*=|ey)"), "curl -b session=a1b2c3d4 https://example.org"),
     Program(
-        "mysql[a-z]{0,12}|mariadb[a-z-]{0,12}",
+        "mysql[a-z]{0,12}|mariadb[a-z-]{0,12}|7z[a-z]?",
         rf"{_OPTION}-p(?!ort|ipe|rompt|rint|ager)[\"']?{_SECRET}",
         "mysqldump -u root -phunter22 items",
     ),
@@ -86,7 +86,7 @@ PROGRAMS = (
     ),
     Program("mongo(?:sh|dump|restore|export|import)?", _option("-p"), "mongosh -u ada -p hunter22"),
     Program("redis-cli", _option("-a"), "redis-cli -h cache -a hunter22"),
-    Program("sqlcmd|bcp|ipmitool", _option("-P"), "ipmitool -H bmc1 -U admin -P hunter22 power status"),
+    Program("sqlcmd|bcp|ipmitool|(?:un)?zip", _option("-P"), "ipmitool -H bmc1 -U admin -P hunter22 power status"),
     Program("ldap(?:search|add|modify|delete|whoami|passwd)", _option("-w|-s"), "ldapsearch -D cn=ada -w hunter22"),
     Program("smbclient|rpcclient|smbget", _option("-U", r"[^\s%\"']{0,100}%"), "smbclient //host/share -U ada%hunter22"),
     Program("lftp", _option("-u", r"[^\s,\"']{0,100},"), "lftp -u ada,hunter22 ftp.example.org"),
@@ -99,6 +99,22 @@ PROGRAMS = (
         r"wandb[\s\"',]{1,8}login",
         r"[\s\"',](?P<secret>(?:local-)?(?=\w{0,80}[A-Za-z]\d)(?=\w{0,80}\d[A-Za-z])\w{16,})",
         "wandb login --relogin 0123456789abcdef0123456789abcdef01234567",
+    ),
+    Program(
+        r"wandb\.login",
+        rf"\([^()\n]{{0,200}}?\bkey=[bru]?[\"']{_SECRET}",
+        "wandb.login(key='0123456789abcdef0123456789abcdef01234567')",
+    ),
+    Program("https?|xh", _option("-a|--auth", USER_AND), "http -a ada:hunter22 GET https://example.org"),
+    Program(
+        "auth=|(?:[A-Za-z]{1,20}\\.){0,3}(?:HTTP)?(?:Basic|Digest)Auth",
+        rf"\(\s*[bru]?[\"'][^\"'\n]{{0,100}}[\"'],\s*[bru]?[\"']{_SECRET}",
+        "HTTPBasicAuth('ada', 'hunter22')",
+    ),
+    Program(
+        "echo|printf",
+        rf"\s(?P<value>[\"']?{_SECRET})[\"']?[ \t]*\|[^|\n]{{0,200}}?(?:\s--(?:password-|with-)?(?:stdin|token)|sudo\s-S|kinit)\b",
+        "echo hunter22 | docker login -u ada --password-stdin registry.example.org",
     ),
     Program(
         "IDENTIFIED",

@@ -7,6 +7,7 @@ less protected than its file says.
 import difflib
 import os
 import re
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
@@ -94,8 +95,8 @@ class _UniqueKeys(BoundedLoader):
     """Refuses a key that is there twice, of which YAML would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        names = [key.value for key, _ in node.value]
-        if twice := [name for name in names if names.count(name) > 1]:
+        counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [name for name, count in counts.items() if count > 1]:
             raise yaml.MarkedYAMLError(problem=f"{twice[0]} is there twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
@@ -142,6 +143,11 @@ def _known_values(body: Mapping[Any, Any], keys: Mapping[str, type], place: str,
     return found
 
 
+def _is_path(text: str) -> bool:
+    """Whether a file can have this name: NUL and half a character (a surrogate) are in none."""
+    return not any(character == "\0" or "\ud800" <= character <= "\udfff" for character in text)
+
+
 def _header_problem(name: object, value: object) -> str | None:
     if name not in HEADERS:
         return f"cannot be set; use one of {', '.join(HEADERS)}"
@@ -159,7 +165,9 @@ def _parse_tls(body: Mapping[Any, Any], folder: str, problems: list[str]) -> Tls
         values[key] = tuple(values.get(key, ()))
         found += [f"{key}: {entry!r} is not a text" for entry in values[key] if not isinstance(entry, str)]
     for key in ("cert_file", "key_file", "client_ca_file"):
-        if values.get(key):
+        if not _is_path(values.get(key, "")):
+            found.append(f"{key}: {values[key]!r} is not a file name; remove what no name can have")
+        elif values.get(key):
             values[key] = os.path.join(folder, values[key])
         elif key != "client_ca_file" and body:
             found.append(f"{key}: is missing; name the PEM file of the {'certificate' if 'cert' in key else 'key'}")

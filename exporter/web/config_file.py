@@ -6,6 +6,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
+from exporter.contract.bounded_yaml import MOST_BYTES
 from exporter.contract.errors import ExporterError
 from exporter.web.config import WebConfig, parse_web_config
 
@@ -31,10 +32,12 @@ def load_web_config(path: str) -> LoadedConfig:
     own = _stamp(path)
     try:
         with open(path, encoding="utf-8") as source:
-            text = source.read()
+            text = source.read(MOST_BYTES + 1)
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not UTF-8"
         raise ExporterError(f"{path}: the web configuration cannot be read: {why}") from error
+    if len(text) > MOST_BYTES:
+        raise ExporterError(f"{path}: has more than {MOST_BYTES:,} characters, the limit; is it the right file?")
     config = parse_web_config(text, path)
     if config.users:
         import bcrypt  # noqa: F401 - lazy: only pages with users need it, and must have it before they listen

@@ -21,6 +21,8 @@ _TIMED_OUT = re.compile(r"\bJobState=(TIMEOUT|COMPLETING\s+Reason=TimeLimit)\b")
 LONGEST_GRACE_S = 3600.0  # above any grace time of a partition or QOS in practice
 
 TIME_LIMIT = ("time_limit", "Slurm: the time limit was reached")  # exit reason and words
+CANCELLED = ("cancelled", "Slurm: cancelled")
+LAST_ENDS = (TIME_LIMIT, CANCELLED)  # after which Slurm does not run the job again
 _REASONS = {
     "TIME LIMIT": TIME_LIMIT,
     "PREEMPTION": ("preempted", "Slurm: preempted by another job"),
@@ -48,7 +50,7 @@ def parse_slurm_end_notice(text: str) -> SlurmEndNotice:
         return SlurmEndNotice(failed_nodes=nodes)
     why = last[1]
     if why is None:
-        return SlurmEndNotice("cancelled", "Slurm: cancelled", nodes)
+        return SlurmEndNotice(*CANCELLED, nodes)
     reason, cause = _REASONS.get(why, ("cancelled", f"Slurm: cancelled due to {why.lower()}"))
     if reason == "node_failure" and nodes:
         cause = f"Slurm: node {', '.join(nodes)} has failed"

@@ -42,18 +42,16 @@ def print_json(value: Mapping[str, object]) -> None:
 
 
 def show_files(job: "JobText") -> None:
-    """Print which cluster file counts and why, and whose the job file is if it is another user's.
-
-    Raises LauncherError if one of them must not be used.
-    """
-    from launcher.rundir.cluster_file import find_cluster_file
-    from launcher.rundir.trust import foreign_owner, read_facts
+    """Print which cluster file counts and why. Raises LauncherError if it or the job file must not be used."""
+    from launcher.rundir.cluster_file import find_cluster_file, require_trusted
+    from launcher.rundir.trust import read_facts
 
     if (found := find_cluster_file(os.environ, Path.cwd())) is not None and found.path.exists():
         owner = read_facts(found.path).owner_name
         click.echo(f"gpujob: cluster file {found.path} ({found.found_by}; owner {owner})", err=True)
-    if other := foreign_owner(Path(job.source)):
-        click.echo(f"gpujob: notice: {job.source} belongs to {other}, whose commands will run as you", err=True)
+    require_trusted(
+        Path(job.source), "its commands would run as you, so read it and use a copy of your own", is_named=True
+    )
 
 
 def checked_plan(job: "JobText", *, local: bool, quiet: bool = False) -> "Plan":

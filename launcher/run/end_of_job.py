@@ -20,6 +20,7 @@ from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis
 from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
+from exporter.workers.slurm_end_notice import LAST_ENDS
 from launcher.report import run_logs, verification  # noqa: F401 - loaded now: an upgrade during the job may not mix versions
 from launcher.report.inputs import ReportPace
 from launcher.report.report import build_report, write_report
@@ -150,8 +151,8 @@ class EndOfJob:
             self._write_diagnoses()  # after the report, with whatever time is left
         job_state.publish("finished")
         self._sidecars.end(hurry=hurry or will_requeue)
-        is_slurm_ending = hurry or self._job_tasks.slurm_end_query.signal_deadline is not None  # it may requeue the job
-        if isinstance(self._steps, LocalSteps) or not (is_slurm_ending or will_requeue):
+        is_slurm_ending = hurry or self._job_tasks.slurm_end_query.signal_deadline is not None
+        if isinstance(self._steps, LocalSteps) or not (will_requeue or (is_slurm_ending and self._may_run_again())):
             attempt_optional("remove the secrets", lambda: remove_secrets(self._facts.run_dir))
         if will_requeue:
             self._requeue(report)
@@ -159,6 +160,11 @@ class EndOfJob:
             log_line("Waiting for Slurm to end the job")
             self._await_signal(self._job_tasks.slurm_end_query.signal_deadline)
         return status
+
+    def _may_run_again(self) -> bool:
+        """Whether Slurm may requeue the job that it is ending: it has not said that it was cancelled or timed out."""
+        external_end = self._steps.query_end()
+        return (external_end.reason, external_end.cause) not in LAST_ENDS
 
     @property
     def _is_in_kill_wait(self) -> bool:

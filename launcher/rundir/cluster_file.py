@@ -2,12 +2,12 @@
 
 import os
 import pwd
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
 from launcher.errors import ConfigError, LauncherError
-from launcher.rundir.trust import ROOT, distrust, find_problem, foreign_owner, read_facts
+from launcher.rundir.trust import ROOT, distrust, find_problem, read_facts
 from launcher.rundir.yaml_files import load_yaml, read_yaml_text
 
 CLUSTER_FILE = "gpujob.yaml"
@@ -29,8 +29,10 @@ def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> ClusterFile 
     Raises LauncherError if others can write it, or if it belongs to another user whom nobody trusts.
     """
     if named := environ.get(CLUSTER_VARIABLE):
-        foreign_owner(Path(named))  # any owner is right, since the user has named the file
-        return ClusterFile(Path(named), f"environment: {CLUSTER_VARIABLE}")
+        path = Path(named)
+        # any owner is right, since the user has named the file, but nobody else may be able to replace it
+        require_trusted(path, "or name a copy of your own", lambda: (path.stat().st_uid,))
+        return ClusterFile(path, f"environment: {CLUSTER_VARIABLE}")
     above = "in or above the working directory"
     places = [ClusterFile(folder / CLUSTER_FILE, above) for folder in (workdir, *workdir.parents)]
     home = environ.get("XDG_CONFIG_HOME") or (f"{environ['HOME']}/.config" if environ.get("HOME") else None)
@@ -43,9 +45,14 @@ def find_cluster_file(environ: Mapping[str, str], workdir: Path) -> ClusterFile 
     return found
 
 
-def require_trusted(path: Path, fix: str) -> None:
-    """Raise LauncherError if a file that nobody named, or its directory, is not this user's, root's or the site's."""
-    if problem := distrust(path, read_trusted_owners):
+def require_trusted(
+    path: Path, fix: str, read_owners: Callable[[], Collection[int]] | None = None, *, is_named: bool = False
+) -> None:
+    """Raise LauncherError if a file, or its directory unless the user named the file, is not trusted.
+
+    It must be this user's, root's or an owner's of the site, or of those that ``read_owners`` returns.
+    """
+    if problem := distrust(path, read_owners or read_trusted_owners, is_named=is_named):
         raise LauncherError(f"{path}: is not used: {problem}; {fix}")
 
 

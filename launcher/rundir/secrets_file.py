@@ -1,6 +1,6 @@
 """Secrets of a job: taken from the submitting environment, kept in one file that only the owner can read.
 
-The file is removed when the job has ended. It stays if Slurm may requeue the job, which then reads it again.
+The file is removed when the job has ended. It stays if Slurm may run the job again, which then reads it.
 """
 
 import json

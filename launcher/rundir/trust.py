@@ -9,8 +9,6 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
-from launcher.errors import LauncherError
-
 ROOT = 0
 
 
@@ -22,7 +20,7 @@ class FileFacts(NamedTuple):
     mode: int
     owner_name: str
     group_name: str
-    has_private_group: bool  # its group is the owner's primary one and has the owner's name
+    has_private_group: bool  # its group is the owner's primary one, has the owner's name, and has no other members
 
 
 def other_writers(facts: FileFacts) -> str | None:
@@ -48,45 +46,32 @@ def find_problem(facts: FileFacts, owners: Collection[int]) -> str | None:
 def read_facts(path: Path) -> FileFacts:
     """Owner and rights of a file, behind links. Raises OSError."""
     status = path.stat()
-    user, group, primary = str(status.st_uid), str(status.st_gid), None
+    user, group, primary, members = str(status.st_uid), str(status.st_gid), None, list[str]()
     with contextlib.suppress(KeyError):
-        group = grp.getgrgid(status.st_gid).gr_name
+        group, _, _, members = grp.getgrgid(status.st_gid)
     with contextlib.suppress(KeyError):
         known = pwd.getpwuid(status.st_uid)
         user, primary = known.pw_name, known.pw_gid
-    is_private = primary == status.st_gid and user == group
+    is_private = primary == status.st_gid and user == group and not set(members) - {user}
     return FileFacts(str(path), status.st_uid, status.st_mode, user, group, is_private)
 
 
-def distrust(path: Path, read_site_owners: Callable[[], Collection[int]]) -> str | None:
-    """Why a file that nobody named is not trusted, or None. Its directory counts too, and the target of a link.
+def distrust(path: Path, read_site_owners: Callable[[], Collection[int]], *, is_named: bool = False) -> str | None:
+    """Why a file is not trusted, or None. The target of a link counts, and the directory unless the user named it.
 
-    The owners trusted by the site are read only if they matter. A missing file is no danger.
+    What others put in the place of a named file is theirs, and so is not trusted either.
+    The owners trusted by the site are read only if they matter. Missing files and pipes are no danger.
     """
     real = Path(os.path.realpath(path))
-    for place in dict.fromkeys((real, real.parent, path.parent)):
+    for place in (real,) if is_named else dict.fromkeys((real, real.parent, path.parent)):
         try:
             facts = read_facts(place)
         except OSError:
             return None  # the reader of the file says why it cannot be read
+        if place == real and not stat.S_ISREG(facts.mode):
+            return None
         own = (os.geteuid(), ROOT)
         owners = own if facts.owner in own else (*own, *read_site_owners())
         if (problem := find_problem(facts, owners)) is not None:
             return problem
     return None
-
-
-def foreign_owner(path: Path) -> str | None:
-    """Owner of a file that the user has named, if it is another user.
-
-    Raises LauncherError if others than its owner can write it. Missing files and pipes are no danger.
-    """
-    try:
-        facts = read_facts(path)
-    except OSError:
-        return None
-    if not stat.S_ISREG(facts.mode):
-        return None
-    if other_writers(facts) is not None:
-        raise LauncherError(f"{path}: is not used: {find_problem(facts, (facts.owner,))}, or use a copy of your own")
-    return None if facts.owner in (os.geteuid(), ROOT) else facts.owner_name

@@ -74,10 +74,10 @@ gpujob takes the first file that it finds:
 
 A file that gpujob finds must belong to you, to root or to one of `trusted_owners`, and so must its directory.
 If anybody else can write one of them, gpujob stops before it does anything. `/tmp` is such a directory.
-Write access of a group counts too, unless it is the owner's own group with the owner's name.
+Write access of a group counts too, unless it is the owner's own group with the owner's name and no other members.
 The same rules hold for `setup.script` and for the job file of a sweep that is resumed.
-A file that you name yourself, as job file or in `GPUJOB_CONFIG`, may belong to anyone.
-But only its owner may be able to write it.
+A job file must belong to one of these owners too, who alone may be able to write it; its directory does not count.
+The file of `GPUJOB_CONFIG` may belong to anyone who alone can write it and its directory, or root.
 
 Files are not merged. An unknown key is an error.
 [Administration](../admin.md) says how to give all users the same file.

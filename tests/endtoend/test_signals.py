@@ -1,5 +1,6 @@
 """Signals, steps and requeues of jobs on a real Slurm."""
 
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
@@ -31,16 +32,17 @@ def outputs(job: Job, run: str = "") -> list[str]:
     return [path.read_text() if path is not None else "" for path in found]
 
 
-def started(jobs: JobSpace, spec: dict[str, Any]) -> Job:
+def started(jobs: JobSpace, spec: dict[str, Any], env: Mapping[str, str] | None = None) -> Job:
     """Submit a job and wait until its workers handle signals."""
-    job = jobs.submit(spec)
+    job = jobs.submit(spec, env=env)
     job.wait_for_phase("running")
     jobs.cluster.wait_for(lambda: all("up" in text for text in outputs(job)), 60, "the workers")
     return job
 
 
 def test_each_signal_reaches_the_workers_once(jobs: JobSpace, cluster: Cluster) -> None:
-    job = started(jobs, job_file("signals", slurm={"signal": "USR1@60"}))
+    spec = job_file("signals", slurm={"signal": "USR1@60"}, secrets=["HF_TOKEN"])
+    job = started(jobs, spec, env={"HF_TOKEN": "a secret"})
     cluster.run(["scancel", "--batch", "--signal=USR1", job.job_id], user=jobs.user, check=True)
     cluster.wait_for(lambda: all("saving" in text for text in outputs(job)), 60, "the workers' answer")
 
@@ -51,6 +53,7 @@ def test_each_signal_reaches_the_workers_once(jobs: JobSpace, cluster: Cluster) 
     assert outputs(job) == ["up\nsaving\ntold\n"] * 4
     assert [event["processes"] for event in read_events(job.run_dir, "checkpoint signal")] == [4]
     assert read_events(job.run_dir, "job stopping")[-1]["reason"] == "cancelled"
+    assert not (job.run_dir / "secrets.json").exists()
     assert len(read_events(job.run_dir, "signal")) <= 1, "Slurm may report the cancellation before the signal arrives"
 
 

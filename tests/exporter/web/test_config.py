@@ -1,6 +1,7 @@
 """The web configuration file: what is valid, and what is said about everything else."""
 
 import subprocess
+import time
 from pathlib import Path
 
 import pytest
@@ -159,6 +160,14 @@ def test_each_client_auth_type_is_known(kind: str) -> None:
             'http_server_config: {headers: {X-XSS-Protection: "1\\r\\nSet-Cookie: a"}}',
             "http_server_config.headers.X-XSS-Protection: '1\\r\\nSet-Cookie: a' is not a text of one line, in quotes",
         ),
+        (
+            'tls_server_config: {cert_file: "a\\0", key_file: k.pem}',
+            "tls_server_config.cert_file: 'a\\x00' is not a file name; remove what no name can have",
+        ),
+        (
+            'tls_server_config: {cert_file: c.pem, key_file: "\\ud800"}',
+            "tls_server_config.key_file: '\\ud800' is not a file name; remove what no name can have",
+        ),
         ("basic_auth_users: {1: x}", "basic_auth_users: 1 is not a user name; use a text without a colon"),
     ],
 )
@@ -222,6 +231,18 @@ def test_files_that_cannot_be_used_are_named(tmp_path: Path, pair: Pair, keys: s
     with pytest.raises(ExporterError) as info:
         load_web_config(str(path))
     assert str(info.value).startswith(f"{path}: tls_server_config.{problem.format(**values)}")
+
+
+def test_a_large_file_takes_little_time(tmp_path: Path) -> None:
+    path = tmp_path / "web.yml"
+    users = "".join(f"  u{number}: {HASH}\n" for number in range(14_000))
+    path.write_text(f"basic_auth_users:\n{users}")
+    begun = time.process_time()
+    assert len(parse_web_config(path.read_text(), str(path)).users) == 14_000
+    assert time.process_time() - begun < 10.0, "a comparison of all with all takes half a minute"
+    path.write_text(f"basic_auth_users:\n{users}#{'x' * 100_000}")
+    with pytest.raises(ExporterError, match=r"web\.yml: has more than 1,048,576 characters, the limit"):
+        load_web_config(str(path))
 
 
 def test_a_missing_file_is_reported(tmp_path: Path) -> None:

@@ -50,13 +50,14 @@ def test_the_umask_of_the_user_applies(tmp_path: Path) -> None:
     assert staging / "progress" in folders
 
 
-def test_no_umask_lets_others_write_into_the_run_directory(tmp_path: Path) -> None:
+def test_no_umask_lets_others_see_or_write_into_the_run_directory(tmp_path: Path) -> None:
     spec = {"name": "open", "workers": [{"command": "sleep 2", "restart": {"max": 1}}]}
     job = LocalJob(tmp_path / "job", spec, prefix=("sh", "-c", 'umask 0; exec "$@"', "sh"))
     with job:
         assert job.wait() == 0, job.output
         found = [job.run_dir, *job.run_dir.rglob("*")]
         assert [path for path in found if not path.is_symlink() and path.stat().st_mode & 0o022] == []
+        assert [path for path in found if path.is_dir() and path.stat().st_mode & 0o027] == []
         assert {run_files.STATUS_DIR, "log.out", run_files.EVENTS_FILE} <= {path.name for path in found}
 
 

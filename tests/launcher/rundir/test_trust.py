@@ -1,6 +1,8 @@
 """Files of others are not used, unless the user names them or the site trusts their owner."""
 
+import grp
 import os
+import pwd
 import stat
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from launcher.errors import ConfigError, LauncherError
 from launcher.jobfile.jobfile import load_cluster
 from launcher.rundir import cluster_file
 from launcher.rundir.cluster_file import find_logs_dir, require_trusted
-from launcher.rundir.trust import FileFacts, find_problem
+from launcher.rundir.trust import FileFacts, find_problem, read_facts
 from tests.support.launcher import clean_environment, gpujob
 
 ANA, BOB, SW = 1001, 1002, 900
@@ -74,16 +76,45 @@ def test_the_cluster_file_of_another_user_is_refused(command: str, folder: Path)
 
 
 @as_root
-def test_the_job_file_of_another_user_is_used_with_a_notice(folder: Path) -> None:
-    (folder / "gpujob.yaml").write_text("partition: gpu\n")
-    for name in ("job.yaml", "gpujob.yaml"):
-        os.chown(folder / name, NOBODY, NOBODY)
-    done = gpujob("plan", "job.yaml", cwd=folder, env=clean_environment(GPUJOB_CONFIG=str(folder / "gpujob.yaml")))
-    assert done.returncode == 0
-    assert done.stderr.splitlines() == [
-        f"gpujob: cluster file {folder}/gpujob.yaml (environment: GPUJOB_CONFIG; owner nobody)",
-        "gpujob: notice: job.yaml belongs to nobody, whose commands will run as you",
-    ]
+@pytest.mark.parametrize("command", COMMANDS[:4])
+def test_the_job_file_of_another_user_is_refused(command: str, folder: Path) -> None:
+    os.chown(folder / "job.yaml", NOBODY, NOBODY)
+    (folder / "link.yaml").symlink_to("job.yaml")
+    before = files_in(folder.parent)
+    for name in ("job.yaml", "link.yaml"):
+        done = gpujob(command.split()[0], name, cwd=folder)
+        assert (done.returncode, done.stdout, files_in(folder.parent)) == (2, "", before)
+        assert done.stderr == (
+            f"gpujob: {name}: is not used: {folder}/job.yaml belongs to nobody; "
+            "its commands would run as you, so read it and use a copy of your own\n"
+        )
+
+
+@as_root
+def test_a_cluster_file_that_the_user_names_may_be_of_anyone_who_alone_can_replace_it(folder: Path) -> None:
+    shared = folder / "site"
+    shared.mkdir()
+    (shared / "gpujob.yaml").write_text("partition: gpu\n")
+    os.chown(shared / "gpujob.yaml", NOBODY, NOBODY)
+    environment = clean_environment(GPUJOB_CONFIG=str(shared / "gpujob.yaml"))
+    done = gpujob("plan", "job.yaml", cwd=folder, env=environment)
+    named = f"gpujob: cluster file {shared}/gpujob.yaml (environment: GPUJOB_CONFIG; owner nobody)\n"
+    assert (done.returncode, done.stderr) == (0, named)
+    shared.chmod(0o777)
+    done = gpujob("plan", "job.yaml", cwd=folder, env=environment)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{shared} belongs to root and can be written by everyone" in done.stderr
+
+
+def test_a_group_with_other_members_is_not_private(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = folder / "job.yaml"
+    user = pwd.getpwuid(path.stat().st_uid).pw_name
+    group = grp.struct_group((user, "x", path.stat().st_gid, []))
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: pwd.struct_passwd((user, "x", 0, group.gr_gid, "", "", "")))
+    for members, is_private in (([], True), ([user], True), ([user, "bob"], False)):
+        group.gr_mem[:] = members
+        monkeypatch.setattr(grp, "getgrgid", lambda _: group)
+        assert read_facts(path).has_private_group is is_private
 
 
 @as_root
@@ -123,7 +154,7 @@ def test_a_file_that_others_can_write_is_refused_wherever_it_is_named(folder: Pa
         path.chmod(mode | 0o002)
         done = gpujob("plan", "job.yaml", cwd=folder)
         assert (done.returncode, done.stdout) == (2, "")
-        assert f"run `chmod go-w {'job.yaml' if path == job else path}`" in done.stderr
+        assert f"run `chmod go-w {path}`" in done.stderr
         path.chmod(mode)
 
 
