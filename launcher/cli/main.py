@@ -18,6 +18,7 @@ from exporter.contract.errors import ExporterError, ManifestError
 from launcher.cli.explain import explain
 from launcher.cli.init import init
 from launcher.cli.job_source import JobCommand, in_option_words, takes_job
+from launcher.cli.jobs.attach import attach
 from launcher.cli.jobs.logs import logs
 from launcher.cli.jobs.stop import stop
 from launcher.cli.parts import (
@@ -348,5 +349,5 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
-for command in (explain, init, logs, plan_command, run, scan, stop, sweep, targets, watch):
+for command in (attach, explain, init, logs, plan_command, run, scan, stop, sweep, targets, watch):
     commands.add_command(command)
