@@ -84,7 +84,7 @@ def _parser() -> argparse.ArgumentParser:
         dest="listen",
         metavar="ADDRESS",
         help="host:port; :port is every interface, and port 0 picks a free one (default: the address in the manifest, "
-        f"or {ATTACHED_LISTEN_ADDRESS})",
+        f"or {ATTACHED_LISTEN_ADDRESS}, or another port if that one is taken)",
     )
     sidecar.add_argument(
         "--web.config.file",
@@ -159,9 +159,9 @@ def _run_sidecar(arguments: argparse.Namespace) -> None:
         _watch(arguments)
     if not given:
         arguments.usage("no job is given; use --run-dir DIR, --config FILE or the flags of a running job")
-    address = arguments.listen or ATTACHED_LISTEN_ADDRESS
+    address = arguments.listen or _free_attached_address()
     host, port = parse_listen_address(address)
-    if port:
+    if port and arguments.listen:
         open_socket(host, port).close()  # before anything is written
     if arguments.web_config is not None:
         _load_web_config(arguments.web_config)  # likewise
@@ -171,6 +171,16 @@ def _run_sidecar(arguments: argparse.Namespace) -> None:
         "metrics_access": arguments.metrics_access or OPEN,
     }
     _prepare({"flags": flags, "page": page, "log_level": arguments.log_level})
+
+
+def _free_attached_address() -> str:
+    """The default address, or one with a free port if another sidecar of this machine has it."""
+    try:
+        open_socket(*parse_listen_address(ATTACHED_LISTEN_ADDRESS)).close()
+    except ExporterError as error:
+        print(f"gpujob-exporter: {error}; a free port is used instead", file=sys.stderr)
+        return f"{ATTACHED_LISTEN_ADDRESS.rpartition(':')[0]}:0"
+    return ATTACHED_LISTEN_ADDRESS
 
 
 def _load_web_config(path: str) -> "WebConfigFile":

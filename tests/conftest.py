@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -25,6 +26,9 @@ for _number, _action in (
 
 # The run history of one test job must not affect the next job with its name.
 os.environ["GPUJOB_HISTORY_DIR"] = ""
+# Likewise its place in the index of jobs, and its locks of outputs.
+_STATE = tempfile.TemporaryDirectory(prefix="gpujob-tests-")
+os.environ["XDG_STATE_HOME"] = _STATE.name
 
 TESTS = Path(__file__).resolve().parent
 GOLDEN = TESTS / "golden"

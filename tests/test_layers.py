@@ -21,7 +21,7 @@ ROOMS = {
     ),
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),
-        *("planner", "report", "check", "run", "watch", "show", "attach", "sweep", "cli"),
+        *("registry", "planner", "report", "check", "run", "watch", "show", "attach", "sweep", "cli"),
     ),
 }
 COMMANDS = ("launcher.cli", "exporter.cli")  # import lazily, so that `--help` and `watch` are fast
@@ -70,7 +70,7 @@ FOR_LAUNCHER = (  # parts of the exporter that the launcher may import
     *("gpus.records", "gpus.inventory_reader", "gpus.analysis", "attach.workers_reader"),
     "web.config_file",
 )
-IN_A_JOB = ("programs", "plan", "rundir", "verify", "steps", "report", "run", "watch")
+IN_A_JOB = ("programs", "plan", "rundir", "verify", "steps", "registry", "report", "run", "watch")
 PACKAGES = {  # third-party package: where it may be imported
     "aiohttp": ("exporter.sidecar.service", "exporter.web"),
     "ahocorasick_rs": ("exporter.logs.search.automata",),
@@ -355,7 +355,7 @@ SCHEMA = {"pydantic", "launcher.jobfile", "launcher.planner"}
             ("exporter.gpus.vendors_reader",),
             HEAVY | {"ctypes", "exporter.gpus.nvidia.reader", "exporter.gpus.amd.reader"},
         ),
-        (("launcher.watch.view", "launcher.report.report"), SCHEMA),
+        (("launcher.watch.view", "launcher.report.report", "launcher.registry.search"), SCHEMA),
         (("launcher.run.orchestrator", "launcher.run.lost_orchestrator", "launcher.programs.supervisor"), SCHEMA),
     ],
     ids=[

@@ -29,8 +29,8 @@ def _name_set(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-_SHELLS = _name_set("sh bash dash zsh ksh mksh fish csh tcsh ash busybox slurm_script")
-_STARTERS = _name_set(
+SHELLS = _name_set("sh bash dash zsh ksh mksh fish csh tcsh ash busybox slurm_script")
+STARTERS = _name_set(
     """
     accelerate accelerate.commands.launch apptainer conda deepspeed deepspeed.launcher.launch docker doas enroot env
     horovodrun hydra_pmi_proxy ionice ltrace make mamba mpiexec mpiexec.hydra mpirun ncu nice nohup nsys numactl orterun
@@ -246,7 +246,7 @@ def _command_text(argv: Sequence[str]) -> str:
     """Program with its script or first argument; later arguments may be secret."""
     if not argv:
         return ""
-    base, program = os.path.basename(argv[0]), _program(argv)
+    base, program = os.path.basename(argv[0]), program_name(argv)
     second = program if program != base else "".join(word for word in argv[1:2] if not word.startswith("-"))
     return "".join(character if character.isprintable() else "?" for character in f"{base} {second}".strip())[:60]
 
@@ -374,20 +374,20 @@ def find_by_name(
     for pid in order:  # grows during the loop: parents before children
         process = processes[pid]
         order += children.get(pid, ())
-        program = _program(process.argv)
+        program = program_name(process.argv)
         named[pid] = program not in _BYSTANDERS and any(pattern.search(word) for word in process.argv)
         if named[pid] or process.parent in under:
             under.add(pid)
     numbers = {
         pid: _worker_numbers(processes[pid], criteria, environ, proc)
         for pid in under
-        if pid not in excluded and _program(processes[pid].argv) not in _BYSTANDERS
+        if pid not in excluded and program_name(processes[pid].argv) not in _BYSTANDERS
     }
     chosen: dict[int, list[int]] = {}
     for pid in reversed(order):
         below = [found for child in children.get(pid, ()) for found in chosen.pop(child, ())]
         itself = pid in numbers and (named[pid] or bool(numbers[pid]))
-        starter = _program(processes[pid].argv) in _SHELLS | _STARTERS and not numbers.get(pid)
+        starter = program_name(processes[pid].argv) in SHELLS | STARTERS and not numbers.get(pid)
         chosen[pid] = below if not itself or starter or _are_distinguished(below, numbers) else [pid]
     candidates = sorted(
         (pid for found in chosen.values() for pid in found), key=lambda pid: (processes[pid].start_ticks, pid)
@@ -396,7 +396,7 @@ def find_by_name(
     return [_make_candidate(processes[pid], "name", numbers[pid].get(source), boot_time, proc) for pid in candidates]
 
 
-def _program(argv: Sequence[str]) -> str:
+def program_name(argv: Sequence[str]) -> str:
     """Name of a program; for Python, its script or module."""
     if not argv or not argv[0].strip():
         return ""

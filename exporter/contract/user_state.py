@@ -1,4 +1,5 @@
-"""Where the user's files are that last beyond a job: run histories, reports without a place, locks of outputs."""
+"""Where the user's files are that last beyond a job: run histories, reports without a place, locks of outputs,
+the index of jobs."""
 
 import os
 from collections.abc import Mapping

@@ -45,12 +45,25 @@ def extra_log_finder(
 ) -> "LogFinder | None":
     """Finder of files of the job's own log pattern, by the rank that ``rank_of`` finds in their names.
 
-    ``since`` keeps only files written after it: others are from an earlier job.
+    A file without a worker's number is that of the only worker, if the job has one. ``since`` keeps only files written
+    after it: others are from an earlier job.
     """
     group = manifest.logs
     if group is None or group.pattern is None:
         return None
+    if len(manifest.tasks) == 1:
+        rank_of = _or_only(rank_of, manifest.tasks[0].rank)
     return LogFinder(manifest.directory(group), group.pattern, rank_of, since)
+
+
+def _or_only(rank_of: Callable[[str], int | None], only: int) -> Callable[[str], int | None]:
+    """The same, with the rank of the only worker for names without a number."""
+
+    def rank(name: str) -> int | None:
+        found = rank_of(name)
+        return only if found is None else found
+
+    return rank
 
 
 def find_extra_logs(

@@ -3,9 +3,11 @@
     python -I -m launcher.attach.prepare REQUEST
 
 REQUEST is a JSON object: the ``flags`` of ``gpujob-exporter sidecar`` by name, what the manifest says about its
-``page``, and its ``log_level``; or the file to ``check``. The run directory is like that of a launched job, so the
-sidecar, ``gpujob watch`` and ``gpujob report`` work as usual. On several nodes of one Slurm step, the first node
-prepares it for all.
+``page``, and its ``log_level``; or the file to ``check``. From ``gpujob attach`` also what it has ``found`` of the job,
+and ``view_fd``, through which the view learns the run directory.
+
+The run directory is like that of a launched job, so the sidecar, ``gpujob watch`` and ``gpujob report`` work as usual.
+On several nodes of one Slurm step, the first node prepares it for all.
 """
 
 import dataclasses
@@ -25,9 +27,6 @@ from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.manifest import (
     Manifest,
-    PathGroup,
-    Task,
-    Verification,
     WorkerSearchPlan,
     read_manifest,
     render_manifest,
@@ -35,17 +34,16 @@ from exporter.contract.manifest import (
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.records import NOTHING, RecordError
 from exporter.machine.procfs import read_environment
+from launcher.attach.manifest import NOTHING_FOUND, FoundJob, absolute, make_manifest, with_found
 from launcher.errors import LauncherError
 from launcher.jobfile.monitor_config import MonitorConfig, load_monitor_config
-from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.plan.plan import safe_file_word
+from launcher.registry.entries import register_job
 from launcher.report.report import REPORT_TEXT_FILE, archive
 from launcher.rundir.job_records import OrchestratorRecord
-from launcher.rundir.rundir import user_name
 from launcher.steps.hostlist import parse_hostlist
 
 USAGE = 2
-ROLE = "worker"
 FIRST_NODE_S = 60.0  # how long the other nodes wait for the run directory, whose file system may be slow
 POLL_S = 0.2
 _OF_ANOTHER_JOB = ("GPUJOB_SUPERVISED", "GPUJOB_FIRST_GPU")  # variables of a launched job around this command
@@ -82,29 +80,6 @@ def find_place(environ: Mapping[str, str], hostname: str, job: str | None) -> No
     return NodePlace(hosts, hosts.index(name), f"{job}.{step}.{environ.get('SLURM_RESTART_COUNT', '0')}")
 
 
-def shares(count: int, parts: int) -> list[int]:
-    """Sizes of ``parts`` even parts of ``count`` things, the larger ones first."""
-    return [count // parts + (part < count % parts) for part in range(parts)]
-
-
-def gpus_of_workers(gpu_ids: Sequence[int], workers: int) -> tuple[tuple[int, ...], ...]:
-    """GPUs of each worker: divided evenly, or shared if there are fewer GPUs than workers."""
-    count = len(gpu_ids)
-    least = 1 if count < workers else 0
-    bounds = [(index * count // workers, (index + 1) * count // workers) for index in range(workers)]
-    return tuple(tuple(gpu_ids[first : max(end, first + least)]) for first, end in bounds)
-
-
-def make_tasks(config: MonitorConfig, nodes: int) -> tuple[Task, ...]:
-    """One task per worker, divided evenly over the nodes in their order. Each node has the GPUs of the settings."""
-    tasks: list[Task] = []
-    for node_index, workers in enumerate(shares(config.job.num_workers, nodes)):
-        for local_rank, gpus in enumerate(gpus_of_workers(config.job.gpu_ids, workers)):
-            rank = len(tasks)
-            tasks.append(Task(f"{ROLE}_w{rank}", ROLE, rank, rank, local_rank, node_index, gpus))
-    return tuple(tasks)
-
-
 def notices(config: MonitorConfig) -> list[str]:
     """Notices about settings that do less than one may expect, without secrets."""
     found, alerts = [], config.alerts
@@ -121,57 +96,20 @@ def notices(config: MonitorConfig) -> list[str]:
             f"`slack_configs:` entry below a receiver in {place}"
         )
     if alerts.terminal.enabled:
-        found.append("the terminal display is a separate command: gpujob watch with the run directory named below")
+        found.append("the terminal display is `gpujob attach`, or `gpujob watch` in another terminal")
     for name, path in config.paths.model_dump().items():
         if path is not None and not os.path.isdir(os.path.expanduser(path)):
             found.append(f"{name}: {absolute(path)} does not exist yet")
     return found
 
 
-def absolute(path: str) -> str:
-    """The path from the working directory, with ``~`` expanded."""
-    return os.path.abspath(os.path.expanduser(path))
-
-
-def make_manifest(
-    config: MonitorConfig, search: WorkerSearchPlan, run_dir: Path, nodes: int, page: Mapping[str, Any]
-) -> Manifest:
-    """The manifest of the job, as a launcher would write it. The job itself tells its user and its cluster."""
-    elsewhere = "" if search.slurm_job_id is not None else "local"
-    paths, patterns, monitoring = config.paths, config.patterns, config.monitoring
-    output = absolute(paths.output_dir)
-    checkpoint = absolute(paths.checkpoint_dir) if paths.checkpoint_dir is not None else output
-    return Manifest(
-        job_name=config.job.name,
-        user=user_name(),
-        cluster=elsewhere,
-        partition=elsewhere,
-        nodes=nodes,
-        tasks=make_tasks(config, nodes),
-        groups=(
-            PathGroup("output", output, patterns.output),
-            PathGroup("checkpoint", checkpoint, patterns.checkpoints),
-        ),
-        logs=PathGroup("logs", absolute(paths.log_dir), patterns.logs),
-        progress=progress_patterns(config.progress_patterns),
-        errors=error_patterns(config.error_patterns),
-        total_items=config.job.total_items or None,
-        verify=Verification(**config.verify.model_dump()),
-        check_interval_s=monitoring.check_interval,
-        launch_timeout_s=monitoring.launch_timeout,
-        stall_timeout_s=monitoring.stall_timeout,
-        gpu_metrics=monitoring.gpu_metrics,
-        **page,
-        attached=True,
-        search=search,
-        run_dir=run_dir,
-    )
-
-
 class Preparation:
     """The run directory of one attached job, and the environment of its sidecar."""
 
-    def __init__(self, flags: Mapping[str, object], environ: Mapping[str, str]) -> None:
+    def __init__(
+        self, flags: Mapping[str, object], environ: Mapping[str, str], found: FoundJob = NOTHING_FOUND
+    ) -> None:
+        self._found = found
         own = {name: str(flags[name]) if name in flags else None for name in _OWN_FLAGS}
         places = {name: value for name, value in flags.items() if name not in own}
         self.config = load_monitor_config(own["config"], places)
@@ -209,10 +147,14 @@ class Preparation:
         run_dir = self._make_run_dir(job or own_id, now)
         self.lock = _lock(run_dir)
         earlier = self._read_earlier(run_dir)
+        if self._found.pids:
+            self._search = dataclasses.replace(self._search, pid_file=str(run_dir / PID_FILE_NAME), must_exist=True)
+            _write_pid_file(run_dir, self._found.pids)
         manifest = make_manifest(self.config, self._search, run_dir, len(self._place.hosts), page)
+        manifest = with_found(manifest, self._found)
         criteria = WorkerSearchCriteria.of_node(manifest, self._search, self._place.index)
         workers = WorkerSearch(criteria, self._environ).find().candidates
-        facts = self._slurm_facts(workers)
+        slurm = self._slurm_facts(workers)
         start, attempt = min((worker.start for worker in workers), default=now), 0
         if earlier is not None:
             attempt = earlier.attempt
@@ -224,8 +166,8 @@ class Preparation:
         manifest = dataclasses.replace(
             manifest,
             user=_owner(workers) or manifest.user,
-            cluster=facts.get("SLURM_CLUSTER_NAME") or manifest.cluster,
-            partition=facts.get("SLURM_JOB_PARTITION") or manifest.partition,
+            cluster=slurm.get("SLURM_CLUSTER_NAME") or manifest.cluster,
+            partition=slurm.get("SLURM_JOB_PARTITION") or manifest.partition,
         )
         earlier_id = earlier.job_id if earlier is not None else None
         record = AttachedRecord(
@@ -238,9 +180,11 @@ class Preparation:
             start=start,
             local=True,
             step=self._place.step,
-            slurm=facts,
+            slurm=slurm,
         )
         _write_run_dir(manifest, record)
+        facts = {"job_name": manifest.job_name, "user": manifest.user, "host": record.host, "submitted": now}
+        register_job(run_dir, {"job_id": record.job_id, **facts}, self._environ, Path.cwd())
         return run_dir
 
     def _make_run_dir(self, job_id: str, now: float) -> Path:
@@ -340,6 +284,13 @@ def _archive(run_dir: Path, attempt: int) -> None:
             raise LauncherError(f"{run_dir / name} cannot be archived: {error.strerror}") from error
 
 
+def _write_pid_file(run_dir: Path, pids: Sequence[int]) -> None:
+    try:
+        run_files.replace_file(run_dir / PID_FILE_NAME, "".join(f"{pid}\n" for pid in pids).encode("ascii"))
+    except OSError as error:
+        raise LauncherError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error
+
+
 def _write_run_dir(manifest: Manifest, record: AttachedRecord) -> None:
     """Write the run directory's files; the record, for which other nodes wait, last."""
     run_dir = manifest.run_dir
@@ -370,6 +321,16 @@ def _say(text: str) -> None:
     print(f"gpujob-exporter: {text}", file=sys.stderr)
 
 
+def _hand_over(run_dir: Path, view_fd: int) -> None:
+    """Tell the view where the run directory is, and leave the terminal to it."""
+    with open(run_dir / "sidecars.log", "ab", opener=run_files.open_with_file_mode) as log:
+        sys.stderr.flush()
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    os.write(view_fd, os.fsencode(run_dir))
+    os.close(view_fd)
+
+
 def main(request: Mapping[str, object]) -> NoReturn:
     """Carry out a request of ``gpujob-exporter``."""
     try:
@@ -377,7 +338,8 @@ def main(request: Mapping[str, object]) -> NoReturn:
             check_file(str(request["check"]))
             sys.exit(0)
         flags = request["flags"]
-        preparation = Preparation(flags if isinstance(flags, dict) else {}, os.environ)
+        found = FoundJob.from_json(request.get("found", {}))
+        preparation = Preparation(flags if isinstance(flags, dict) else {}, os.environ, found)
         page = request["page"]
         run_dir, environ = preparation.run(page if isinstance(page, dict) else {})
     except (LauncherError, ExporterError, RecordError) as error:
@@ -386,7 +348,10 @@ def main(request: Mapping[str, object]) -> NoReturn:
     if preparation.is_first_node:
         for notice in notices(preparation.config):
             _say(notice)
-        _say(f"the run directory is {run_dir}; gpujob watch {run_dir} shows the job")
+        record = AttachedRecord.read(run_dir / run_files.ORCHESTRATOR_FILE) or AttachedRecord()
+        _say(f"the run directory is {run_dir}; `gpujob watch {record.job_id}` shows the job")
+    if isinstance(view_fd := request.get("view_fd"), int):
+        _hand_over(run_dir, view_fd)
     words = ("sidecar", "--run-dir", str(run_dir), "--log-level", str(request["log_level"]))
     os.execve(sys.executable, [sys.executable, "-I", "-m", "exporter", *words], environ)  # noqa: S606 - no shell
 

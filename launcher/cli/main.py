@@ -5,7 +5,6 @@ import errno
 import io
 import json
 import os
-import signal
 import sys
 import time
 from collections.abc import Iterator
@@ -19,16 +18,21 @@ from exporter.contract.errors import ExporterError, ManifestError
 from launcher.cli.explain import explain
 from launcher.cli.init import init
 from launcher.cli.job_source import JobCommand, in_option_words, takes_job
+from launcher.cli.jobs.attach import attach
+from launcher.cli.jobs.logs import logs
+from launcher.cli.jobs.stop import stop
 from launcher.cli.parts import (
     INTERRUPTED,
+    JOB,
     JSON,
     RESUME,
     USAGE,
     checked_plan,
     fail,
-    open_job,
+    open_target,
     print_json,
     print_report,
+    register_run,
     show_files,
 )
 from launcher.cli.plan import plan_command
@@ -191,12 +195,6 @@ def check(job: "JobText", local: bool, as_json: bool) -> None:
     sys.exit(0 if body["ok"] else USAGE)
 
 
-def _quoted(word: str) -> str:
-    import shlex
-
-    return shlex.quote(word)
-
-
 def _dependency(_context: click.Context, _option: click.Parameter, text: str | None) -> str | None:
     if text is not None:
         from launcher.jobfile.slurm import check_dependency
@@ -257,30 +255,40 @@ def submit(job: "JobText", dependency: str | None, resume: str | None, as_json: 
                 f"{error}\n  job {job_id} is on hold and could not be cancelled: {second}; cancel it by hand"
             ) from error
         raise
+    register_run(run_dir, job_id)
     if as_json:
         print_json({"schema": 1, "job_id": job_id, "run_dir": str(run_dir), "nodes": plan.nodes})
         return
     click.echo(f"Submitted batch job {job_id}")
     click.echo(f"Logs: {run_dir}/")
-    click.echo(f"Watch: gpujob watch {_quoted(str(run_dir))}")
+    click.echo(f"Watch: gpujob watch {job_id}")
     click.echo(f"Connect: srun --jobid {job_id} -w NODE --overlap --pty bash")
     click.echo(f"Stop: gpujob stop {job_id}")
 
 
-@commands.command(epilog="example: gpujob report logs/4459_embed_20251122_041341 --verify")
-@click.argument("job", metavar="JOB")
+@commands.command(epilog="example: gpujob report 4459 --verify")
+@JOB
 @click.option("--verify", is_flag=True, help="Verify the files of a finished job again; report.json stays as it is.")
 @click.option("--markdown", is_flag=True, help="The text of report.md also on a terminal.")
 @JSON
-def report(job: str, verify: bool, markdown: bool, as_json: bool) -> None:
-    """Print the report of a job: a summary on a terminal, else the text of report.md.
+def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None:
+    """Print the report of a job: a summary on a terminal, else the text of report.md. Of a sweep, the table of points.
 
     The exit status is that of `gpujob run`; 10 while the job still runs.
 
     With --verify the exit status is 0 if the files are complete and valid now, else 8 with a list of
     problems. A job that has failed keeps its own status.
     """
-    client = open_job(job)
+    from launcher.cli.sweep import show_states
+    from launcher.registry.search import is_sweep
+    from launcher.watch.view import JobClient
+
+    directory = open_target(job)
+    if is_sweep(directory):
+        if verify:
+            fail(f"--verify: {directory} is a sweep; name one of its points")
+        sys.exit(show_states(directory, as_json=as_json))
+    client = JobClient(directory)
     if not verify:
         found = client.report()
     else:
@@ -332,36 +340,6 @@ class _VerifyLine:
             click.echo(f"\r\x1b[KVerifying: {done} of {files} files{waits}", nl=False, err=True)
 
 
-@commands.command(epilog="example: gpujob stop 4459")
-@click.argument("job", metavar="JOB")
-def stop(job: str) -> None:
-    """Stop a job in order: its workers get SIGTERM, and it still writes its report."""
-    from launcher.report.state import UNFINISHED
-    from launcher.rundir.job_ids import job_id_of
-    from launcher.rundir.job_records import read_orchestrator
-    from launcher.rundir.rundir import submitted_cluster
-    from launcher.steps import slurm_steps
-
-    client = open_job(job, to_stop=True)
-    if client.manifest.attached:
-        fail(f"{job} was not launched by gpujob, which only watches it; end it with the program that started it")
-    view = client.read_view()
-    if view.state not in UNFINISHED:
-        click.echo(f"job {view.job_id} has ended: {view.state}")
-        return
-    orchestrator = read_orchestrator(client.run_dir)
-    if orchestrator is not None and orchestrator.local:
-        try:
-            os.kill(orchestrator.pid, signal.SIGTERM)
-        except ProcessLookupError:
-            pass
-        except PermissionError:
-            fail(f"job {view.job_id} belongs to another user (process {orchestrator.pid})")
-    else:
-        slurm_steps.cancel_job(job_id_of(client.run_dir), submitted_cluster(client.run_dir))
-    click.echo(f"job {view.job_id} is being stopped")
-
-
 @commands.command(epilog="example: gpujob schema > job.schema.json")
 @click.option("--cluster", is_flag=True, help="Print the schema of the cluster file instead.")
 def schema(cluster: bool) -> None:
@@ -371,5 +349,5 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
-for command in (explain, init, plan_command, run, scan, sweep, targets, watch):
+for command in (attach, explain, init, logs, plan_command, run, scan, stop, sweep, targets, watch):
     commands.add_command(command)

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from exporter.contract import run_files
+from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
     from exporter.contract.report import Report
@@ -24,6 +26,7 @@ INTERVAL = click.FloatRange(min=0.1, max=3600.0)
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 NO_COLOR = click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 ASCII = click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
+JOB = click.argument("job", metavar="[JOB]", required=False)
 RESUME = click.option(
     "--resume", metavar="SWEEP", help="Run only the points of this sweep that are missing or did not complete."
 )
@@ -81,26 +84,49 @@ def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool) -> N
         raise ConfigError(source, errors)
 
 
-def open_job(job: str, *, to_stop: bool = False) -> "JobClient":
-    """Find a job by its id or run directory. Its records must be trusted ``to_stop`` the processes that they name.
+def open_target(job: str | None, *, to_stop: bool = False) -> Path:
+    """Find the directory of a job or sweep; see `find_job`.
 
-    Otherwise another user's run directory is only named as theirs.
+    Its records must be trusted ``to_stop`` the processes that they name. Otherwise another user's directory is only
+    named as theirs.
     """
-    from launcher.rundir.cluster_file import find_logs_dir, require_trusted
-    from launcher.rundir.rundir import find_run_dir
+    from launcher.registry.search import find_job
+    from launcher.rundir.cluster_file import require_trusted
+    from launcher.rundir.rundir import SWEEP_FILE
     from launcher.rundir.trust import read_facts
+
+    found = find_job(job, os.environ, Path.cwd())
+    for notice in found.notices:
+        click.echo(f"gpujob: {notice}", err=True)
+    if to_stop:
+        for name in (run_files.MANIFEST_FILE, run_files.ORCHESTRATOR_FILE, SWEEP_FILE):
+            require_trusted(
+                found.directory / name, "only its owner stops a job with gpujob; on Slurm, others use `scancel`"
+            )
+    elif (facts := read_facts(found.directory)).owner != os.geteuid():
+        click.echo(f"gpujob: notice: {facts.path} belongs to {facts.owner_name}", err=True)
+    return found.directory
+
+
+def open_job(job: str | None) -> "JobClient":
+    """Find a job, which must not be a sweep."""
+    from launcher.registry.search import is_sweep
     from launcher.watch.view import JobClient
 
-    if (Path(job) / run_files.MANIFEST_FILE).is_file():
-        run_dir = Path(job).resolve()
-    else:
-        run_dir = find_run_dir(job, find_logs_dir(os.environ, Path.cwd()))
-    if to_stop:
-        for name in (run_files.MANIFEST_FILE, run_files.ORCHESTRATOR_FILE):
-            require_trusted(run_dir / name, "only its owner stops a job with gpujob; on Slurm, others use `scancel`")
-    elif (facts := read_facts(run_dir)).owner != os.geteuid():
-        click.echo(f"gpujob: notice: {facts.path} belongs to {facts.owner_name}", err=True)
-    return JobClient(run_dir)
+    directory = open_target(job)
+    if is_sweep(directory):
+        points = sorted(path.parent for path in directory.glob(f"*/{run_files.MANIFEST_FILE}"))
+        name = f", as in {shlex.quote(str(points[0]))}" if points else ""
+        raise LauncherError(f"{job or str(directory)!r} is a sweep; name one of its points{name}")
+    return JobClient(directory)
+
+
+def register_run(run_dir: Path, job_id: str) -> None:
+    """Add a job to the index, by its submission record."""
+    from launcher.registry.entries import register_job
+
+    submission = run_files.read_json(run_dir / f"{job_id}.json") or {}
+    register_job(run_dir, submission, os.environ, Path.cwd())
 
 
 def print_report(report: "Report", as_json: bool, *, markdown: bool = False) -> None:

@@ -19,6 +19,7 @@ from launcher.cli.parts import (
     checked_plan,
     fail,
     print_report,
+    register_run,
     show_files,
 )
 from launcher.cli.watch import show_job
@@ -72,6 +73,7 @@ def run(
     plan = checked_plan(job, local=True, quiet=as_json)
     job_id = f"local-{secrets.token_hex(4)}"
     run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
+    register_run(run_dir, job_id)
     interrupt_message = (
         f"stopping the job; its workers have {teardown_limit_s(plan.kill_wait_s):g} s to end; Ctrl-C again kills them"
     )

@@ -4,6 +4,7 @@ import os
 import shutil
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -18,6 +19,8 @@ if TYPE_CHECKING:
     from launcher.planner.planned_job import JobText
     from launcher.sweep.directory import PointState, SweepRecord
     from launcher.sweep.plan import PlannedSweep
+
+QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queue by `watch`
 
 
 def read_planned_sweep(job: "JobText", *, local: bool, available: int | None = None) -> "PlannedSweep | None":
@@ -129,6 +132,7 @@ def submit_command(
         return
     _show_warnings(planned, quiet=as_json)
     home, record = submit_sweep(_adapt_for_slurm(planned, dependency), job_text.encode())
+    _register(home, record)
     ids = [array.job_id for array in record.arrays]
     if as_json:
         points = [
@@ -142,8 +146,16 @@ def submit_command(
     for array in record.arrays:
         click.echo(f"Submitted array job {array.job_id} of {array.tasks.partition('%')[0]}")
     _print_next_commands(home)
-    on = {f"--clusters={array.cluster} " for array in record.arrays if array.cluster}
-    click.echo(f"Stop: scancel {''.join(on)}{' '.join(ids)}")
+    click.echo(f"Stop: gpujob stop {ids[0]}")
+
+
+def _register(sweep_dir: Path, record: "SweepRecord") -> None:
+    """Add a sweep to the index of jobs, under the id of each of its arrays."""
+    from launcher.registry.entries import register_job
+
+    for array in record.arrays:
+        submission = {**record.submission, "job_id": array.job_id, "cluster": array.cluster}
+        register_job(sweep_dir, submission, os.environ, Path.cwd())
 
 
 def _job_id(sweep_dir: Path, runs: tuple[str, ...]) -> str:
@@ -196,29 +208,81 @@ def _run_points(
     show_line(f"{len(indexes)} of {len(planned.points)} points, at most {at_once} at once, logs in {sweep_dir}")
     local = LocalSweep(planned, sweep_dir, record, show_line)
     local.run(indexes)
-    status = _show_states(sweep_dir, local.record, as_json=as_json)
+    status = show_states(sweep_dir, local.record, as_json=as_json)
     sys.exit(INTERRUPTED if local.received_signal == signal.SIGINT else status)
 
 
-def _show_states(sweep_dir: Path, record: "SweepRecord", *, as_json: bool) -> int:
+def show_states(sweep_dir: Path, record: "SweepRecord | None" = None, *, as_json: bool) -> int:
     """Print the state of every point. Returns the exit status of the sweep."""
-    from launcher.sweep.directory import read_point_states, render_states, sweep_exit_status, sweep_json
-    from launcher.watch.text import printable_line
+    from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
 
+    record = record or read_record(sweep_dir)
     states = read_point_states(sweep_dir, record)
+    _print_states(sweep_dir, record, states, as_json=as_json)
+    return sweep_exit_status(states)
+
+
+def _print_states(sweep_dir: Path, record: "SweepRecord", states: "Sequence[PointState]", *, as_json: bool) -> None:
+    from launcher.sweep.directory import sweep_json
+
     if as_json:
         print_json(sweep_json(sweep_dir, record, states))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo("\n".join(map(printable_line, render_states(states, width))))
-    return sweep_exit_status(states)
+        click.echo(_states_text(states, width))
+
+
+def _states_text(states: "Sequence[PointState]", width: int | None) -> str:
+    from launcher.sweep.directory import render_states
+    from launcher.watch.text import printable_line
+
+    return "\n".join(map(printable_line, render_states(states, width)))
+
+
+def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_json: bool) -> int:
+    """Show the states of the points until the sweep has ended, or runs. Returns its exit status.
+
+    On a terminal this is a live table, elsewhere the table after each change.
+    """
+    from launcher.report.state import UNFINISHED
+    from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
+
+    live, shown = None, ""
+    if sys.stdout.isatty() and not (once or as_json):
+        from rich.live import Live
+
+        live = Live(auto_refresh=False, vertical_overflow="crop")
+        live.start()
+    try:
+        while True:
+            record = read_record(sweep_dir)
+            states = read_point_states(sweep_dir, record)
+            if live is not None:
+                from rich.text import Text
+
+                live.update(Text(_states_text(states, live.console.width)), refresh=True)
+            elif as_json or (text := _states_text(states, None)) != shown:
+                _print_states(sweep_dir, record, states, as_json=as_json)
+                shown = "" if as_json else text
+            unfinished = [state.state for state in states if state.state in UNFINISHED]
+            if once or not unfinished:
+                return sweep_exit_status(states)
+            if until == "running" and set(unfinished) != {"PENDING"}:
+                return 0
+            time.sleep(interval if record.local else max(interval, QUEUE_INTERVAL_S))
+    finally:
+        if live is not None:
+            live.stop()
 
 
 def _find_sweep(sweep: str) -> Path:
-    from launcher.rundir.cluster_file import find_logs_dir
-    from launcher.sweep.directory import find_sweep_dir
+    from launcher.registry.search import find_job
+    from launcher.rundir.rundir import SWEEP_FILE
 
-    return find_sweep_dir(sweep, find_logs_dir(os.environ, Path.cwd()))
+    directory = find_job(sweep, os.environ, Path.cwd()).directory
+    if not (directory / SWEEP_FILE).is_file():
+        raise LauncherError(f"{sweep!r} is a job, not a sweep; see `gpujob watch`")
+    return directory
 
 
 def resume_points(
@@ -269,6 +333,7 @@ def resume_points(
         _run_points(planned, sweep_dir, record, indexes, as_json=as_json)
     after = arrays_in_queue(record, queue) if planned.sweep.max_parallel is not None else ()
     changed, arrays = resume_sweep(_adapt_for_slurm(planned, dependency), sweep_dir, record, indexes, after)
+    _register(sweep_dir, changed)
     if new is not None:
         keep_job_file(sweep_dir, new[1].encode())
     ids = [array.job_id for array in arrays]
@@ -323,10 +388,8 @@ def sweep(sweep: str, again: bool, as_json: bool) -> None:
     The exit status is 0 when all have completed, 10 while some still run or wait, else that of the first that
     did not complete.
     """
-    from launcher.sweep.directory import read_record
-
     home = _find_sweep(sweep)
     if again:
         resume_points(home, as_json=as_json)
         return
-    sys.exit(_show_states(home, read_record(home), as_json=as_json))
+    sys.exit(show_states(home, as_json=as_json))

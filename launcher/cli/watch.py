@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, NO_COLOR, open_job, print_json
+from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, JOB, NO_COLOR, open_target, print_json
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -74,7 +74,7 @@ def _console(no_color: bool) -> "Console":
 
 
 @click.command(epilog="example: gpujob watch 4459 --until done")
-@click.argument("job", metavar="JOB")
+@JOB
 @click.option("--once", is_flag=True, help="Print the state once and exit.")
 @click.option("--json", "as_json", is_flag=True, help="JSON; without --once one object per line and refresh.")
 @click.option(
@@ -83,19 +83,29 @@ def _console(no_color: bool) -> "Console":
 @click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two refreshes.")
 @NO_COLOR
 @ASCII
-def watch(job: str, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool) -> None:
-    """Watch a job: progress, time left, workers, GPUs, output, events. JOB is a job id or a run directory.
+def watch(
+    job: str | None, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool
+) -> None:
+    """Watch a job: progress, time left, workers, GPUs, output, events. Of a sweep, the table of its points.
+
+    JOB is an id, the beginning of a local id, the name of a job, or a directory; by default it is the newest job.
 
     Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
     `gpujob run`; 10 means that it still runs (--once).
     """
+    from launcher.cli.sweep import watch_sweep
+    from launcher.registry.search import is_sweep
     from launcher.report.state import EXIT_STATUS, UNFINISHED
+    from launcher.watch.view import JobClient
 
     def over(view: "JobView") -> bool:
         return view.state not in UNFINISHED or (until == "running" and view.phase != "launching")
 
     try:
-        client = open_job(job)
+        directory = open_target(job)
+        if is_sweep(directory):
+            sys.exit(watch_sweep(directory, interval, until, once=once, as_json=as_json))
+        client = JobClient(directory)
         if once or as_json:
             while True:
                 view = client.read_view()

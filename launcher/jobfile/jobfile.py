@@ -162,6 +162,7 @@ class ClusterSpec(FileModel):
     preamble: str | None = None
     logs_dir: Directory | None = None
     target_dir: Directory | None = None
+    registry_dir: Directory | None = None
     listen_address: Address | None = None
     web_config_file: Directory | None = None
     metrics_access: Literal["open", "authenticated"] | None = None

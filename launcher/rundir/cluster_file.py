@@ -80,13 +80,23 @@ def find_logs_dir(environ: Mapping[str, str], workdir: Path) -> Path:
     Only ``logs_dir`` is read; the rest of the cluster file is checked at launch. Raises ConfigError if the file
     cannot be read or names no directory.
     """
+    return _find_directory("logs_dir", environ, workdir) or workdir / LOGS_DIR
+
+
+def find_registry_dir(environ: Mapping[str, str], workdir: Path) -> Path | None:
+    """The site's index of jobs; None without one. Raises as `find_logs_dir` does."""
+    return _find_directory("registry_dir", environ, workdir)
+
+
+def _find_directory(key: str, environ: Mapping[str, str], workdir: Path) -> Path | None:
     found = find_cluster_file(environ, workdir)
     if found is None:
-        return workdir / LOGS_DIR
-    named = _read_mapping(found.path).get("logs_dir")
+        return None
+    named = _read_mapping(found.path).get(key)
     if named is not None and not isinstance(named, str):
-        raise ConfigError(str(found.path), [f"logs_dir: {named!r} is not a directory; write a path"])
-    return Path(resolve_directory(named, workdir) or workdir / LOGS_DIR)
+        raise ConfigError(str(found.path), [f"{key}: {named!r} is not a directory; write a path"])
+    resolved = resolve_directory(named, workdir)
+    return None if resolved is None else Path(resolved)
 
 
 def _read_mapping(path: Path) -> Mapping[str, object]:

@@ -1,11 +1,9 @@
-"""Run directories: complete before a job can start, and found again by job id."""
+"""Run directories: complete before a job can start."""
 
-import contextlib
 import getpass
 import os
 import platform
 import secrets
-import shlex
 import shutil
 import socket
 import subprocess
@@ -140,42 +138,3 @@ def _git_state(workdir: str) -> dict[str, JsonValue] | None:
         "branch": ask("rev-parse", "--abbrev-ref", "HEAD"),
         "dirty": bool(ask("status", "--porcelain", "--untracked-files=no")),
     }
-
-
-def find_run_dir(job: str, logs_dir: Path) -> Path:
-    """Find a run directory by its path, or the newest one with this job id in the logs directory.
-
-    Those of this user come first: anyone may have written to a shared logs directory.
-    """
-    place = Path(job)
-    if (place / run_files.MANIFEST_FILE).is_file():
-        return place.resolve()
-    if place.name == run_files.MANIFEST_FILE and place.is_file():
-        return place.resolve().parent
-    if os.sep not in job:
-        sweep, name = _escaped_glob(job.partition("_")[0]), _escaped_glob(job)
-        in_sweeps = (f"{sweep}_*/{name}_*", f"*/{name}_*") if "_" in job else ()  # the second matches a resumed sweep
-        for pattern in (f"{name}_*", *in_sweeps):
-            found = [path for path in logs_dir.glob(pattern) if (path / run_files.MANIFEST_FILE).is_file()]
-            if found:
-                return max(found, key=_rank).resolve()
-        place = next((path for path in logs_dir.glob(f"{name}_*") if (path / SWEEP_FILE).is_file()), place)
-    if (place / SWEEP_FILE).is_file():
-        point = next((path.parent for path in sorted(place.glob(f"*/{run_files.MANIFEST_FILE}"))), None)
-        name = "" if point is None else f", and name one of its points, as in {shlex.quote(str(point))}"
-        raise LauncherError(f"{job!r} is a sweep; see `gpujob sweep {shlex.quote(str(place))}`{name}")
-    with contextlib.suppress(FileNotFoundError, NotADirectoryError):
-        os.scandir(logs_dir).close()  # raises what hides its contents from a glob
-    raise LauncherError(
-        f"{job!r} is neither a run directory nor the id of a job in {logs_dir}; "
-        "give the run directory that `gpujob submit` printed, or run the command where you submitted"
-    )
-
-
-def _rank(run_dir: Path) -> tuple[bool, float]:
-    status = run_dir.stat()
-    return status.st_uid == os.geteuid(), status.st_mtime
-
-
-def _escaped_glob(text: str) -> str:
-    return "".join(f"[{character}]" if character in "*?[" else character for character in text)

@@ -1,7 +1,6 @@
 """The directory of a sweep: its record, the run directories of its points, and their states."""
 
 import dataclasses
-import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -93,20 +92,6 @@ def read_record(sweep_dir: Path) -> SweepRecord:
         return SweepRecord.from_json(body, str(sweep_dir / SWEEP_FILE))
     except RecordError as error:
         raise LauncherError(str(error)) from error
-
-
-def find_sweep_dir(sweep: str, logs_dir: Path) -> Path:
-    """Find a sweep by its directory, or by its job id in the logs directory. Raises LauncherError."""
-    if (Path(sweep) / SWEEP_FILE).is_file():
-        return Path(sweep).resolve()
-    if os.sep not in sweep and sweep:
-        for path in logs_dir.glob("*_*"):
-            if path.name.startswith(f"{sweep}_") and (path / SWEEP_FILE).is_file():
-                return path.resolve()
-    raise LauncherError(
-        f"{sweep!r} is neither the directory of a sweep nor the id of one in {logs_dir}; "
-        "give the directory that `gpujob submit` or `gpujob run` printed"
-    )
 
 
 def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from exporter.contract.process_identity import read_start_ticks
 from launcher.errors import LauncherError
+from launcher.registry.entries import register_job
 from launcher.rundir import rundir
 from launcher.rundir.job_records import ProcessRecord
 from launcher.steps.local_steps import LocalJob
@@ -71,6 +72,7 @@ class LocalSweep:
     def run(self, indexes: Collection[int]) -> None:
         """Run these points until all end or a signal comes. The points still running are then stopped and awaited."""
         sweep_id = f"local-{secrets.token_hex(4)}" if self._has_runs() else str(self.record.submission["job_id"])
+        register_job(self._sweep_dir, {**self.record.submission, "job_id": sweep_id}, os.environ, Path.cwd())
         for number in ENDING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._stop)

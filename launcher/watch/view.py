@@ -77,11 +77,7 @@ class JobClient:
     def read_view(self) -> JobView:
         """Read the state of the job now; ``report`` is set when it has ended. Raises RecordError."""
         now = time.time()
-        orchestrator = OrchestratorRecord.read(self.run_dir / run_files.ORCHESTRATOR_FILE)
-        report = read_report(self.run_dir)
-        if report is not None and orchestrator is not None and report.attempt != orchestrator.attempt:
-            report = None
-        self._drop_outdated_queue_state(orchestrator, report)
+        orchestrator, report = self._read_records()
         if orchestrator is not None and self._is_requeued(orchestrator, report):
             return self._queued_view(orchestrator.attempt, report, now)
         state = self._state(orchestrator, report)
@@ -92,6 +88,22 @@ class JobClient:
             live, nodes = self._fetch_statuses(attempt, statuses, now)
             statuses = {**statuses, **live}
         return self._view(state, statuses, nodes, orchestrator or OrchestratorRecord(), report, now)
+
+    def read_state(self) -> str:
+        """Read only the state of the job, without its sidecars. Raises RecordError."""
+        orchestrator, report = self._read_records()
+        if orchestrator is not None and self._is_requeued(orchestrator, report):
+            return "PENDING"
+        return self._state(orchestrator, report)
+
+    def _read_records(self) -> tuple[OrchestratorRecord | None, Report | None]:
+        """The last orchestrator, and its report if it has written one."""
+        orchestrator = OrchestratorRecord.read(self.run_dir / run_files.ORCHESTRATOR_FILE)
+        report = read_report(self.run_dir)
+        if report is not None and orchestrator is not None and report.attempt != orchestrator.attempt:
+            report = None
+        self._drop_outdated_queue_state(orchestrator, report)
+        return orchestrator, report
 
     def report(self, *, verify: bool = False, progress: "ReportProgress | None" = None) -> Report:
         """The report of the job, or one made now; its state shows whether the job has ended. Raises RecordError.

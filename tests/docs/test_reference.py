@@ -123,8 +123,10 @@ These are the JSON Schemas (draft 2020-12) of what gpujob prints and writes for 
 """
 ARGUMENTS = {
     "[JOB.YAML | -- COMMAND...]": "job file (`-` is standard input), or the command of the workers, word by word",
-    "JOB": "id of a job, or its run directory",
-    "SWEEP": "id of a sweep, or its directory",
+    "[JOB]": "id, beginning of a local id, name or directory of a job or sweep; by default the newest",
+    "[PID... | CONFIG.YAML]": "process ids of the workers, or a `monitor_config.yaml`",
+    "[WORKER]": "name, role or rank of a worker",
+    "SWEEP": "id, name or directory of a sweep",
     "[FILE] [-- COMMAND...]": "file to write, by default `job.yaml`, and the command of its worker",
     "[KEY]": "path of a key, or its last part",
     "LOG...": "log files",

@@ -19,7 +19,8 @@ class FakeSlurm:
 
     def environment(self, **over: str) -> dict[str, str]:
         """An environment in which the fake commands are found first."""
-        return clean_environment(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", FAKE_SLURM=str(self.folder), **over)
+        own = {"FAKE_SLURM": str(self.folder), "XDG_STATE_HOME": str(self.folder / "state")}
+        return clean_environment(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", **own | over)
 
     def say(self, command: str, what: str, text: str | int) -> None:
         """Set the ``out``, ``err``, ``status`` or ``sleep`` of a command."""

@@ -101,7 +101,8 @@ def settled_run_dir(
 
 def clean_environment(**over: str) -> dict[str, str]:
     """The environment of the tests without variables of a surrounding job or launcher."""
-    return {name: value for name, value in os.environ.items() if not name.startswith(OURS)} | over
+    state = {} if "HOME" in over else {"XDG_STATE_HOME": os.environ["XDG_STATE_HOME"]}
+    return {name: value for name, value in os.environ.items() if not name.startswith(OURS)} | state | over
 
 
 def poll(condition: Callable[[], T | None], what: str, timeout: float = 60.0) -> T:

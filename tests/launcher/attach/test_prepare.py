@@ -12,7 +12,8 @@ from exporter.contract.file_locks import lock_file
 from exporter.contract.identity import Identity, identify
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.process_identity import read_start_ticks
-from launcher.attach.prepare import NodePlace, Preparation, find_place, gpus_of_workers, make_tasks, notices, shares
+from launcher.attach.manifest import gpus_of_workers, make_tasks, shares
+from launcher.attach.prepare import NodePlace, Preparation, find_place, notices
 from launcher.errors import LauncherError
 from launcher.jobfile.monitor_config import load_monitor_config
 from tests.support.exporter import make_manifest, write_manifest

@@ -103,11 +103,6 @@ def everything(run_dir: Path) -> list[Path]:
     return [run_dir, *sorted(run_dir.rglob("*"))]
 
 
-def first_file(command: tuple[str, ...]) -> str:
-    """The first file that a command reads."""
-    return SWEEP_FILE if command == ("sweep",) else "manifest.json"
-
-
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 def test_a_logs_directory_that_cannot_be_read_is_named(run_dir: Path, other_user: None, call: Call) -> None:
     os.seteuid(0)
@@ -135,7 +130,7 @@ def test_what_cannot_be_read_is_named_in_one_line(run_dir: Path, other_user: Non
             if place == run_dir or (place.name == "manifest.json" and command[0] in ("watch", "report")):
                 assert status == 2
                 line = errors.splitlines()[-1]
-                assert line == f"gpujob: {run_dir / first_file(command)}: Permission denied; ask its owner for access"
+                assert line == f"gpujob: {run_dir / 'manifest.json'}: Permission denied; ask its owner for access"
         os.seteuid(0)
         place.chmod(mode)
 

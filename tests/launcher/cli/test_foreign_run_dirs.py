@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from exporter.contract.process_identity import read_start_ticks
-from launcher.rundir.rundir import find_run_dir
+from launcher.registry.search import find_job
 from tests.support.builders import orchestrator_record
 from tests.support.launcher import gpujob, settled_run_dir
 
@@ -77,6 +77,6 @@ def test_the_own_run_directory_is_found_before_a_newer_one_of_another_user(run_d
     shutil.copytree(run_dir, planted)
     os.chown(planted, NOBODY, NOBODY)
     os.utime(planted, (2e9, 2e9))
-    assert find_run_dir("local-1", run_dir.parent) == run_dir
+    assert find_job("local-1", {}, run_dir.parents[1]).directory == run_dir
     shutil.rmtree(run_dir)
-    assert find_run_dir("local-1", planted.parent) == planted
+    assert find_job("local-1", {}, run_dir.parents[1]).directory == planted

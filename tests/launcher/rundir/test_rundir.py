@@ -11,7 +11,6 @@ from exporter.contract import run_files
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
 from launcher.rundir import rundir
-from launcher.rundir.rundir import find_run_dir
 from launcher.steps.batch_script import render_sbatch
 from tests.support.launcher import LocalJob, job_spec, plan_of
 
@@ -86,38 +85,3 @@ def test_a_working_directory_may_have_a_name_that_is_not_unicode(tmp_path: Path)
     run_dir = rundir.finalize_run_dir(stage(plan), plan, "4459")
     assert os.fsencode(run_dir.parent.parent).endswith(b"/caf\xe9")
     assert b"caf\xe9" in (run_dir / "sbatch_script.sh").read_bytes()
-
-
-@pytest.fixture
-def logs(tmp_path: Path) -> Path:
-    """A logs directory with two runs of job 4459 and one of a job with a similar id."""
-    logs_dir = tmp_path / "logs"
-    for age, name in enumerate(
-        ["4459_b_20251122_041341", "4459_a_20251121_041341", "44590_c_20251122_041341", "4459_x"]
-    ):
-        (logs_dir / name).mkdir(parents=True)
-        if name != "4459_x":
-            (logs_dir / name / "manifest.json").write_text("{}")
-        os.utime(logs_dir / name, (1000 - age, 1000 - age))
-    return logs_dir
-
-
-def test_a_job_is_found_by_its_id(logs: Path) -> None:
-    assert find_run_dir("4459", logs) == logs / "4459_b_20251122_041341"
-    os.utime(logs / "4459_a_20251121_041341", (2000, 2000))
-    assert find_run_dir("4459", logs) == logs / "4459_a_20251121_041341"
-    assert find_run_dir("44590", logs) == logs / "44590_c_20251122_041341"
-
-
-def test_a_job_is_found_by_its_directory(logs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    run_dir = logs / "4459_b_20251122_041341"
-    monkeypatch.chdir(logs)
-    for name in (str(run_dir), f"{run_dir}/", f"{run_dir}/manifest.json", run_dir.name, f"./{run_dir.name}"):
-        assert find_run_dir(name, Path("nowhere")) == run_dir
-
-
-@pytest.mark.parametrize("job", ["1", "445", "4459*", "*", "[4]459", "", "..", "no/such", "4459_x", "-1", "a\nb"])
-def test_an_unknown_job_is_reported(job: str, logs: Path) -> None:
-    with pytest.raises(LauncherError, match="is neither a run directory nor the id of a job in") as caught:
-        find_run_dir(job, logs)
-    assert repr(job) in str(caught.value)

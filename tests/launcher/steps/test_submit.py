@@ -66,7 +66,7 @@ def test_a_job_is_held_until_its_run_directory_is_complete(slurm: FakeSlurm, fol
     assert done.stdout.splitlines() == [
         "Submitted batch job 4459",
         f"Logs: {run_dir}/",
-        f"Watch: gpujob watch {run_dir}",
+        "Watch: gpujob watch 4459",
         "Connect: srun --jobid 4459 -w NODE --overlap --pty bash",
         "Stop: gpujob stop 4459",
     ]

@@ -12,7 +12,6 @@ from exporter.contract import run_files
 from launcher.errors import LauncherError
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import ProcessRecord
-from launcher.rundir.rundir import find_run_dir
 from launcher.sweep.directory import (
     MISSING,
     PointState,
@@ -20,7 +19,6 @@ from launcher.sweep.directory import (
     SweepPoint,
     SweepRecord,
     arrays_in_queue,
-    find_sweep_dir,
     points_to_resume,
     read_point_states,
     read_queue,
@@ -215,40 +213,14 @@ def test_a_queue_without_an_answer_is_not_an_empty_queue(tmp_path: Path, slurm: 
     assert state.state == "UNKNOWN"
 
 
-def test_a_sweep_is_found_by_directory_and_job_id(tmp_path: Path) -> None:
-    home = tmp_path / "logs" / "4459_embed_20251122_041341"
-    home.mkdir(parents=True)
+def test_a_sweep_is_read_from_its_directory(tmp_path: Path) -> None:
+    home = tmp_path / "4459_embed_20251122_041341"
+    home.mkdir()
     write_record(home, record_of())
-    for name in (str(home), "4459"):
-        assert find_sweep_dir(name, tmp_path / "logs") == home
     assert read_record(home) == record_of()
-    for name in ("445", "44590", str(tmp_path), ""):
-        with pytest.raises(LauncherError, match="is neither the directory of a sweep nor the id of one"):
-            find_sweep_dir(name, tmp_path / "logs")
     (home / "sweep.json").write_text('{"schema": 2}')
     with pytest.raises(LauncherError, match="has schema 2, and this gpujob reads up to 1"):
         read_record(home)
-
-
-def test_points_are_found_by_the_job_id_of_slurm(tmp_path: Path) -> None:
-    home = tmp_path / "4459_embed_20251122_041341"
-    run_dir(home, "4459_1_p1_20251122_041341")
-    run_dir(home, "4459_12_p12_20251122_041341")
-    (home / "4459_1_p1_20251122_041341").rename(home / "5000_1_p1_20251122_051341")
-    write_record(home, record_of())
-    assert find_run_dir("4459_12", tmp_path).name == "4459_12_p12_20251122_041341"
-    assert find_run_dir("5000_1", tmp_path).name == "5000_1_p1_20251122_051341"
-    for name in ("4459", str(home)):
-        with pytest.raises(LauncherError, match="is a sweep; see `gpujob sweep ") as raised:
-            find_run_dir(name, tmp_path)
-        example = str(raised.value).rpartition("as in ")[2]
-        assert find_run_dir(example, tmp_path).parent == home
-    for run in home.glob("*_p*"):
-        run.rename(tmp_path / f"x{run.name}")
-    with pytest.raises(LauncherError, match=r"is a sweep; see `gpujob sweep \S+`$"):
-        find_run_dir("4459", tmp_path)
-    with pytest.raises(LauncherError, match="is neither a run directory nor the id of a job"):
-        find_run_dir("4459_2", tmp_path)
 
 
 @pytest.mark.parametrize(

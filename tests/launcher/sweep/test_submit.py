@@ -94,7 +94,7 @@ def test_an_array_is_held_until_the_directory_of_every_point_is_complete(slurm: 
         "Submitted array job 4459 of 0-5",
         f"Logs: {home}/",
         f"Table: gpujob sweep {home}",
-        "Stop: scancel 4459",
+        "Stop: gpujob stop 4459",
     ]
 
 
@@ -293,6 +293,20 @@ def test_a_single_point_can_be_stopped(slurm: FakeSlurm, folder: Path) -> None:
     done = command(slurm, folder, "stop", "4459_3")
     assert (done.returncode, done.stdout) == (0, "job 4459_3 is being stopped\n")
     assert [call["argv"] for call in slurm.calls("scancel")] == [["4459_3"]]
-    done = command(slurm, folder, "stop", "4459")
-    assert done.returncode == 2
-    assert "'4459' is a sweep; see `gpujob sweep " in done.stderr
+
+
+def test_a_sweep_is_watched_reported_and_stopped_by_its_id_from_anywhere(slurm: FakeSlurm, folder: Path) -> None:
+    submitted(slurm, folder)
+    elsewhere = folder.parent
+    slurm.say("squeue", "out", "4459_0|RUNNING\n4459_1|PENDING\n")
+    watched = command(slurm, elsewhere, "watch", "--once", "4459")
+    assert watched.returncode == 10
+    assert watched.stdout.splitlines()[-1].endswith("1 RUNNING, 1 PENDING, 4 MISSING")
+    assert watched.stdout == command(slurm, elsewhere, "report", "4459").stdout
+    assert command(slurm, elsewhere, "stop", "4459").stdout == "sweep 4459 is being stopped\n"
+    assert [call["argv"] for call in slurm.calls("scancel")] == [["4459"]]
+    refused = command(slurm, elsewhere, "logs", "4459")
+    assert refused.returncode == 2
+    assert refused.stderr.startswith("gpujob: '4459' is a sweep; name one of its points, as in /")
+    slurm.say("squeue", "out", "")
+    assert command(slurm, elsewhere, "stop", "4459").stdout == "sweep 4459 has ended\n"

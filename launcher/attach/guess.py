@@ -1,0 +1,212 @@
+"""Guess from /proc what the flags of an attached job do not say: workers, name, logs, GPUs, directories."""
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+from exporter.attach.workers_reader import (
+    SHELLS,
+    STARTERS,
+    ProcessInfo,
+    WorkerSearchCriteria,
+    ancestors,
+    find_by_name,
+    find_by_slurm_step,
+    program_name,
+    read_boot_time,
+    read_processes,
+)
+from exporter.machine.procfs import read_environment
+from launcher.errors import LauncherError
+
+MOST_WORKERS = 1024  # found by name, if nothing says how many there are
+_OUTPUT_WORDS = ("output-dir", "output", "out-dir", "outdir", "out", "save-dir", "results-dir")
+_CHECKPOINT_WORDS = ("checkpoint-dir", "checkpoints", "ckpt-dir", "save-path", "checkpoint-path")
+_NOT_FILES = ("/dev/", "/proc/", "/sys/", "/run/")
+_GPU = re.compile(r"/dev/nvidia(\d+)")
+
+
+class Sought(NamedTuple):
+    """What the user has said about the processes."""
+
+    pids: tuple[int, ...] = ()
+    slurm_job_id: str | None = None
+    job_name: str | None = None
+
+
+@dataclass(frozen=True)
+class JobGuess:
+    """What is known of a running job; ``logs`` has the files of each worker."""
+
+    pids: tuple[int, ...]
+    name: str
+    directory: str
+    logs: tuple[tuple[str, ...], ...]
+    gpu_ids: tuple[int, ...] = ()
+    output_dir: str | None = None
+    checkpoint_dir: str | None = None
+
+    def lines(self) -> list[str]:
+        """Lines that say what was guessed."""
+        files = [path for paths in self.logs for path in paths]
+        return [
+            f"name: {self.name}",
+            f"workers: {len(self.pids)} (pid {', '.join(map(str, self.pids))})",
+            f"GPUs: {', '.join(map(str, self.gpu_ids)) or 'none'}",
+            f"logs: {', '.join(files) or 'none, since the output goes to no file; see --log-dir and --log-pattern'}",
+            f"working directory: {self.directory}",
+            f"output: {self.output_dir or 'unknown; see --output-dir'}",
+            *([f"checkpoints: {self.checkpoint_dir}"] if self.checkpoint_dir else []),
+        ]
+
+
+def guess_job(sought: Sought, environ: Mapping[str, str], proc: str = "/proc") -> JobGuess:
+    """Find the processes that are sought, and guess. Raises LauncherError if there are none."""
+    processes = read_processes(proc)
+    barred = ancestors(os.getpid(), processes) | {os.getpid()}
+    pids = _find_workers(sought, processes, barred, environ, proc)
+    directory = _link(f"{proc}/{pids[0]}/cwd") or os.getcwd()
+    argv = processes[pids[0]].argv
+    return JobGuess(
+        pids=tuple(pids),
+        name=sought.job_name or program_name(argv) or f"pid-{pids[0]}",
+        directory=directory,
+        logs=_logs(pids, proc),
+        gpu_ids=_gpu_ids(pids, proc),
+        output_dir=_directory_word(argv, _OUTPUT_WORDS, directory) or _open_directory(pids, proc),
+        checkpoint_dir=_directory_word(argv, _CHECKPOINT_WORDS, directory),
+    )
+
+
+def _find_workers(
+    sought: Sought, processes: Mapping[int, ProcessInfo], barred: set[int], environ: Mapping[str, str], proc: str
+) -> list[int]:
+    """Pids of the workers, in their order."""
+    for pid in sought.pids:
+        if pid not in processes:
+            raise LauncherError(f"there is no process {pid} on this machine")
+        if not processes[pid].argv:
+            raise LauncherError(f"process {pid} belongs to another user, or has ended; only its owner can attach to it")
+        if pid in barred:
+            raise LauncherError(f"process {pid} is this command or has started it")
+    if sought.pids:
+        return list(dict.fromkeys(worker for pid in sought.pids for worker in _workers_below(pid, processes)))
+    criteria = WorkerSearchCriteria(
+        sought.job_name or "", (), Path(), slurm_job_id=sought.slurm_job_id, workers=MOST_WORKERS
+    )
+    facts = (processes, criteria, environ, barred, read_boot_time(), proc)
+    if sought.slurm_job_id is not None:
+        found = [candidate.pid for candidate in find_by_slurm_step(*facts)]
+        found = found or _batch_processes(sought.slurm_job_id, processes, barred, proc)
+        subject = f"Slurm job {sought.slurm_job_id}"
+    else:
+        candidates = sorted(find_by_name(*facts), key=lambda one: (one.number is None, one.number or 0))
+        found, subject = [candidate.pid for candidate in candidates], f"the job {sought.job_name!r}"
+    if not found:
+        raise LauncherError(
+            f"this machine has no process of {subject} that is yours; run this on its node, or give pids"
+        )
+    return found
+
+
+def _workers_below(pid: int, processes: Mapping[int, ProcessInfo]) -> list[int]:
+    """The process, or what it runs if it is a shell or a program that starts workers."""
+    if program_name(processes[pid].argv) not in SHELLS | STARTERS:
+        return [pid]
+    children = [child for child, process in sorted(processes.items()) if process.parent == pid and process.argv]
+    return [worker for child in children for worker in _workers_below(child, processes)] or [pid]
+
+
+def _batch_processes(job: str, processes: Mapping[int, ProcessInfo], barred: set[int], proc: str) -> list[int]:
+    """Topmost processes that the batch script of a job has started."""
+    own = {
+        pid
+        for pid, process in processes.items()
+        if process.argv
+        and pid not in barred
+        and (read_environment(pid, ("SLURM_JOB_ID",), proc) or {}).get("SLURM_JOB_ID") == job
+    }
+    top = sorted(pid for pid in own if processes[pid].parent not in own)
+    return [worker for pid in top for worker in _workers_below(pid, processes)]
+
+
+def _link(path: str) -> str | None:
+    try:
+        return os.readlink(path)
+    except OSError:
+        return None
+
+
+def _logs(pids: Iterable[int], proc: str) -> tuple[tuple[str, ...], ...]:
+    """Regular files that are descriptors 1 and 2. A file of several workers counts for the first."""
+    taken: set[str] = set()
+    found = []
+    for pid in pids:
+        links = dict.fromkeys(link for number in (1, 2) if (link := _link(f"{proc}/{pid}/fd/{number}")))
+        own = tuple(link for link in links if link not in taken and _is_data_file(link))
+        taken |= set(own)
+        found.append(own)
+    return tuple(found)
+
+
+def _is_data_file(path: str) -> bool:
+    return os.path.isabs(path) and not path.startswith(_NOT_FILES) and os.path.isfile(path)
+
+
+def _gpu_ids(pids: Iterable[int], proc: str) -> tuple[int, ...]:
+    """GPUs of the workers: those in their CUDA_VISIBLE_DEVICES, else those whose device they have opened."""
+    found: list[int] = []
+    for pid in pids:
+        visible = (read_environment(pid, ("CUDA_VISIBLE_DEVICES",), proc) or {}).get("CUDA_VISIBLE_DEVICES", "")
+        numbers = [int(word) for word in visible.split(",") if word.isascii() and word.isdigit()]
+        found += numbers or sorted(
+            {int(match[1]) for path in _open_files(pid, proc) if (match := _GPU.fullmatch(path))}
+        )
+    return tuple(dict.fromkeys(found))
+
+
+def _open_files(pid: int, proc: str) -> list[str]:
+    try:
+        names = os.listdir(f"{proc}/{pid}/fd")
+    except OSError:
+        return []
+    return [link for name in names if (link := _link(f"{proc}/{pid}/fd/{name}"))]
+
+
+def _directory_word(argv: Sequence[str], words: Sequence[str], directory: str) -> str | None:
+    """The directory that an option of the command line names, such as ``--output-dir DIR``; None without one."""
+    for at, word in enumerate(argv):
+        name, _, value = word.partition("=")
+        if name.startswith("-") and name.lstrip("-").replace("_", "-") in words:
+            value = value or "".join(argv[at + 1 : at + 2])
+            if (path := os.path.normpath(os.path.join(directory, value))) and value and os.path.isdir(path):
+                return path
+    return None
+
+
+def _open_directory(pids: Iterable[int], proc: str) -> str | None:
+    """The directory in which the workers have most files open for writing, besides their logs; None without any."""
+    folders: Counter[str] = Counter()
+    for pid in pids:
+        for number in _descriptors_for_writing(pid, proc):
+            path = _link(f"{proc}/{pid}/fd/{number}")
+            if number > 2 and path is not None and _is_data_file(path):
+                folders[os.path.dirname(path)] += 1
+    return folders.most_common(1)[0][0] if folders else None
+
+
+def _descriptors_for_writing(pid: int, proc: str) -> list[int]:
+    found = []
+    try:
+        for name in os.listdir(f"{proc}/{pid}/fdinfo"):
+            with open(f"{proc}/{pid}/fdinfo/{name}", encoding="ascii") as source:
+                flags = re.search(r"^flags:\s*([0-7]+)", source.read(4096), re.MULTILINE)
+            if flags is not None and int(flags[1], 8) & os.O_ACCMODE != os.O_RDONLY:
+                found.append(int(name))
+    except (OSError, ValueError):
+        pass  # it has just ended
+    return found

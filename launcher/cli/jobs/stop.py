@@ -1,0 +1,82 @@
+"""The command `gpujob stop`."""
+
+import os
+import signal
+from pathlib import Path
+
+import click
+
+from launcher.cli.parts import JOB, fail, open_target
+
+
+@click.command(epilog="example: gpujob stop 4459")
+@JOB
+def stop(job: str | None) -> None:
+    """Stop a job or sweep in order: its workers get SIGTERM, and it still writes its report.
+
+    Without JOB it stops the newest.
+    """
+    from launcher.registry.search import is_sweep
+
+    directory = open_target(job, to_stop=True)
+    if is_sweep(directory):
+        _stop_sweep(directory)
+    else:
+        _stop_job(directory)
+
+
+def _stop_job(run_dir: Path) -> None:
+    from launcher.report.state import UNFINISHED
+    from launcher.rundir.job_ids import job_id_of
+    from launcher.rundir.job_records import read_orchestrator
+    from launcher.rundir.rundir import submitted_cluster
+    from launcher.steps import slurm_steps
+    from launcher.watch.view import JobClient
+
+    client = JobClient(run_dir)
+    view = client.read_view()
+    if client.manifest.attached:
+        fail(
+            f"{view.job_id} was not launched by gpujob, which only watches it; end it with the program that started it"
+        )
+    if view.state not in UNFINISHED:
+        click.echo(f"job {view.job_id} has ended: {view.state}")
+        return
+    orchestrator = read_orchestrator(run_dir)
+    if orchestrator is not None and orchestrator.local:
+        _terminate(orchestrator.pid, f"job {view.job_id}")
+    else:
+        slurm_steps.cancel_job(job_id_of(run_dir), submitted_cluster(run_dir))
+    click.echo(f"job {view.job_id} is being stopped")
+
+
+def _stop_sweep(sweep_dir: Path) -> None:
+    from launcher.report.state import UNFINISHED
+    from launcher.steps import slurm_steps
+    from launcher.sweep.directory import arrays_in_queue, read_point_states, read_record, require_queue
+
+    record = read_record(sweep_dir)
+    sweep_id = record.submission["job_id"]
+    if record.local:
+        runner = record.runner if record.runner is not None and record.runner.is_running_here() else None
+        if runner is not None:
+            _terminate(runner.pid, f"sweep {sweep_id}")
+        elif any(state.state in UNFINISHED for state in read_point_states(sweep_dir, record)):
+            fail(f"sweep {sweep_id} does not run on this machine; stop it on {record.submission.get('host')}")
+        is_stopping = runner is not None
+    else:
+        left = arrays_in_queue(record, require_queue(sweep_dir, record))
+        for array in record.arrays:
+            if array.job_id in left:
+                slurm_steps.cancel_job(array.job_id, array.cluster)
+        is_stopping = bool(left)
+    click.echo(f"sweep {sweep_id} is being stopped" if is_stopping else f"sweep {sweep_id} has ended")
+
+
+def _terminate(pid: int, subject: str) -> None:
+    try:
+        os.kill(pid, signal.SIGTERM)
+    except ProcessLookupError:
+        pass
+    except PermissionError:
+        fail(f"{subject} belongs to another user (process {pid})")

@@ -1,0 +1,162 @@
+"""Lines of the logs of a job's workers, of all runs, as they are written."""
+
+import os
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from exporter.contract.manifest import Manifest, Task
+from exporter.contract.worker_names import rank_in_file_name
+from exporter.logs.last_error import plain_line
+from exporter.logs.lexicon_reader import lexicon_of_job
+from exporter.logs.log_files_reader import find_extra_logs
+from exporter.logs.search.engine import SearchEngine
+from exporter.logs.tail_reader import MARK_BYTES, LogTail, TailPosition
+from launcher.errors import LauncherError, did_you_mean
+from launcher.rundir.job_records import read_orchestrator
+
+BLOCK_BYTES = 64 * 1024  # read at once from the end of a file
+MOST_KNOWN = 8  # workers that an error names
+_RUN = re.compile(r"(?P<head>.*?)(?P<run>(?:_a\d+)?(?:_r\d+)?)(?P<end>\.[^.]*)?")
+
+
+class LogLine(NamedTuple):
+    """A line of a worker's log, without colours and control characters."""
+
+    worker: str
+    rank: int
+    run: str  # `_r1` for the first restart, `_a1` for the second attempt; empty for the first run
+    text: str
+
+
+class _Source(NamedTuple):
+    """A log file, and whose it is."""
+
+    task: Task
+    run: str
+
+
+def select_tasks(manifest: Manifest, worker: str | None) -> tuple[Task, ...]:
+    """Tasks of a worker, given by its name, role or rank; None selects all. Raises LauncherError if there is none."""
+    if worker is None:
+        return manifest.tasks
+    found = tuple(task for task in manifest.tasks if worker in (task.worker, task.role, str(task.rank)))
+    if not found:
+        names = list(dict.fromkeys(task.worker for task in manifest.tasks))
+        known = ", ".join(names[:MOST_KNOWN]) + (", ..." if len(names) > MOST_KNOWN else "")
+        raise LauncherError(f"job has no worker {worker!r}{did_you_mean(worker, names)} (known: {known})")
+    return found
+
+
+class JobLogs:
+    """The logs of some tasks, to be read repeatedly."""
+
+    def __init__(self, manifest: Manifest, tasks: Sequence[Task], last: int | None = None, *, errors: bool = False):
+        """``last`` limits the lines of each file that exists now; ``errors`` selects lines with errors."""
+        self._manifest, self._tasks, self._last = manifest, {task.rank: task for task in tasks}, last
+        self._tails: dict[Path, tuple[_Source, LogTail]] = {}
+        self._errors = SearchEngine(lexicon_of_job(manifest).errors) if errors else None
+        self._is_first_read = True
+
+    def read(self, *, ended: bool = False) -> Iterator[LogLine]:
+        """New lines, also of files that are new. If the job has ``ended``, also the last ones without a line end."""
+        for path, source in self._find_files():
+            if path not in self._tails:
+                is_limited = self._last is not None and self._is_first_read
+                self._tails[path] = source, _tail_of(path, self._last if is_limited else None)
+        self._is_first_read = False
+        for source, tail in self._tails.values():
+            while True:
+                for records in tail.read_chunks():
+                    yield from self._lines(source, bytes(records.buffer[: records.end]))
+                if not tail.has_more and not tail.lag_bytes:
+                    break
+                if tail.problem is not None:
+                    break
+            if ended and (rest := tail.pop_unfinished_record()):
+                yield from self._lines(source, rest)
+
+    def _lines(self, source: _Source, text: bytes) -> Iterator[LogLine]:
+        if self._errors is not None and not self._errors.scan(text).errors:
+            return
+        for raw in text.removesuffix(b"\n").split(b"\n"):
+            if self._errors is None or self._errors.scan(raw + b"\n").errors:
+                yield LogLine(source.task.worker, source.task.rank, source.run, plain_line(raw, None))
+
+    def _find_files(self) -> Iterator[tuple[Path, _Source]]:
+        """Files of all runs, by rank and run."""
+        record = read_orchestrator(self._manifest.run_dir)
+        hosts = record.hosts if record is not None else ()
+        wanted: dict[Path, Task] = {}
+        for task in self._tasks.values():
+            if task.node_index < len(hosts):
+                for name in task.logs:
+                    name = name.replace("{node}", hosts[task.node_index])
+                    wanted[self._manifest.run_dir / name.replace("{run}", "")] = task
+        found = list(_runs_of(wanted))
+        ranks = partial(rank_in_file_name, ranks=self._manifest.ranks_of_roles())
+        since = record.start if record is not None else None
+        for rank, paths in find_extra_logs(self._manifest, ranks, since).items():
+            if rank in self._tasks:
+                found += [(path, _Source(self._tasks[rank], "")) for path in paths]
+        return iter(sorted(found, key=lambda entry: (entry[1].task.rank, _run_number(entry[1].run), entry[0])))
+
+
+def _runs_of(wanted: Mapping[Path, Task]) -> Iterator[tuple[Path, _Source]]:
+    """Existing files of all runs, given the paths of the first runs."""
+    for folder in dict.fromkeys(path.parent for path in wanted):
+        for name in _names_in(folder):
+            match = _RUN.fullmatch(name)
+            if match is None:
+                continue
+            task = wanted.get(folder / f"{match['head']}{match['end'] or ''}")
+            if task is not None:
+                yield folder / name, _Source(task, match["run"])
+
+
+def _names_in(folder: Path) -> Iterable[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:
+        return ()
+
+
+def _run_number(run: str) -> tuple[int, int]:
+    numbers = {word[0]: int(word[1:]) for word in run.split("_") if word}
+    return numbers.get("a", 0), numbers.get("r", 0)
+
+
+def _tail_of(path: Path, last: int | None) -> LogTail:
+    """A tail that begins at the top, or at the last lines."""
+    tail = LogTail(str(path))
+    if last is None:
+        return tail
+    try:
+        with path.open("rb") as source:
+            facts = os.fstat(source.fileno())
+            start = _start_of_last_lines(source.fileno(), facts.st_size, last)
+            begin = max(0, start - MARK_BYTES)
+            mark = os.pread(source.fileno(), start - begin, begin)
+    except OSError:
+        return tail  # its first read says why
+    if start == 0:
+        return tail
+    position = TailPosition(os.path.realpath(path), facts.st_ino, start, start, mark.hex(), 0, 0)
+    return LogTail.restore(str(path), position)
+
+
+def _start_of_last_lines(descriptor: int, size: int, count: int) -> int:
+    """Offset at which the last lines of a file begin; a last line without an end is none of them."""
+    left, position = count + 1, size
+    while position > 0:
+        begin = max(0, position - BLOCK_BYTES)
+        block = os.pread(descriptor, position - begin, begin)
+        at = len(block)
+        while (at := block.rfind(b"\n", 0, at)) >= 0:
+            left -= 1
+            if left == 0:
+                return begin + at + 1
+        position = begin
+    return 0

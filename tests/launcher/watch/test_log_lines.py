@@ -1,0 +1,121 @@
+"""Logs of workers: every run told apart, followed through rotation and restarts, plain text only."""
+
+import json
+import os
+import signal
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from exporter.contract.manifest import read_manifest
+from launcher.errors import LauncherError
+from launcher.watch.log_lines import JobLogs, LogLine, select_tasks
+from tests.support.builders import orchestrator_record
+from tests.support.launcher import GPUJOB, LocalJob, clean_environment, gpujob, poll, settled_run_dir
+
+JOB = {"name": "embed", "workers": [{"command": "true", "count": 2}]}
+FAILS_ONCE = """
+echo "began run $GPUJOB_RESTART of $GPUJOB_WORKER"
+[ "$GPUJOB_RESTART" = 1 ] || { echo "RuntimeError: CUDA out of memory" >&2; exit 1; }
+printf '\\033[31mred\\033[0m\\rstep 2\\n'
+"""
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A run directory of two workers on gn1."""
+    path = settled_run_dir(tmp_path, JOB)
+    (path / "orchestrator.json").write_text(json.dumps(orchestrator_record(hosts=["gn1"])))
+    return path
+
+
+def reader(run_dir: Path, worker: str | None = None, last: int | None = None, *, errors: bool = False) -> JobLogs:
+    manifest = read_manifest(run_dir)
+    return JobLogs(manifest, select_tasks(manifest, worker), last, errors=errors)
+
+
+def texts(logs: JobLogs, *, ended: bool = False) -> list[tuple[str, str]]:
+    return [(f"{line.worker}{line.run}", line.text) for line in logs.read(ended=ended)]
+
+
+def test_runs_are_in_order_and_told_apart(run_dir: Path) -> None:
+    for name in ("w1", "w0_r10", "w0_r2", "w0_a1", "w0", "w0_a1_r1"):
+        (run_dir / f"gn1_worker_{name}.out").write_text(f"{name}\n")
+    (run_dir / "gn1_worker_w0.err").write_text("error\n")
+    (run_dir / "gn1_worker_w00.out").write_text("no worker of this job\n")
+    assert list(reader(run_dir, "0").read()) == [
+        LogLine("worker_w0", 0, run, text)
+        for run, text in (
+            *(("", "error"), ("", "w0"), ("_r2", "w0_r2"), ("_r10", "w0_r10")),
+            *(("_a1", "w0_a1"), ("_a1_r1", "w0_a1_r1")),
+        )
+    ]
+    assert {line.worker for line in reader(run_dir).read()} == {"worker_w0", "worker_w1"}
+
+
+def test_new_lines_follow_rotation_and_restarts(run_dir: Path) -> None:
+    log = run_dir / "gn1_worker_w0.out"
+    log.write_text("one\ntwo\nhalf")
+    logs = reader(run_dir)
+    assert texts(logs) == [("worker_w0", "one"), ("worker_w0", "two")]
+    log.rename(f"{log}.1")
+    log.write_text("three\n")
+    assert [*texts(logs), *texts(logs)] == [("worker_w0", "half"), ("worker_w0", "three")]
+    (run_dir / "gn1_worker_w0_r1.out").write_text("again\nlast")
+    assert texts(logs) == [("worker_w0_r1", "again")]
+    assert texts(logs, ended=True) == [("worker_w0_r1", "last")]
+
+
+@pytest.mark.parametrize("count", [0, 1, 3, 1000, 200_000])
+def test_the_last_lines_of_each_file_come_first(run_dir: Path, count: int) -> None:
+    lines = [f"line {number}" for number in range(100_000)]
+    log = run_dir / "gn1_worker_w0.out"
+    log.write_text("\n".join(lines) + "\n")
+    logs = reader(run_dir, last=count)
+    assert [text for _, text in texts(logs)] == (lines[-count:] if count else [])
+    with log.open("a") as out:
+        out.write("new\n")
+    (run_dir / "gn1_worker_w1.out").write_text("a\nb\nc\nd\ne\n")
+    assert [text for _, text in texts(logs)] == ["new", *"abcde"]
+
+
+def test_only_lines_with_errors(run_dir: Path) -> None:
+    text = "Processed 1/2 items\nRuntimeError: CUDA out of memory\nProcessed 2/2 items\n"
+    (run_dir / "gn1_worker_w0.out").write_text(text)
+    (run_dir / "gn1_worker_w1.out").write_text("Processed 1/2 items\n")
+    assert texts(reader(run_dir, errors=True)) == [("worker_w0", "RuntimeError: CUDA out of memory")]
+
+
+def test_an_unknown_worker_is_named_with_those_there_are(run_dir: Path) -> None:
+    with pytest.raises(LauncherError, match=r"no worker 'worker_w7'; did you mean .*\(known: worker_w0, worker_w1\)"):
+        select_tasks(read_manifest(run_dir), "worker_w7")
+
+
+def test_logs_of_a_real_job_end_with_it_and_have_no_escapes(tmp_path: Path) -> None:
+    workers = [{"command": FAILS_ONCE, "shell": True, "count": 2, "restart": {"max": 1, "backoff": 0}}]
+    spec = {"name": "again", "workers": workers, "patterns": {"output": None}, "monitoring": {"linger": 0}}
+    with LocalJob(tmp_path / "work", spec, "--quiet") as job:
+        followed = gpujob("logs", "-f", job.run_dir, cwd=tmp_path)
+        job.wait()
+        lines = set(followed.stdout.splitlines())
+        for worker in ("worker_w0", "worker_w1"):
+            assert f"{worker}_r1 | began run 1 of {worker}" in lines
+            assert f"{worker}_r1 | step 2" in lines
+        assert (followed.returncode, "\x1b" in followed.stdout, followed.stderr) == (0, False, "")
+        printed = gpujob("logs", job.run_dir, "worker_w1", cwd=tmp_path).stdout.splitlines()
+        assert sorted(printed[:2]) == ["RuntimeError: CUDA out of memory", "began run 0 of worker_w1"]
+        assert printed[2:] == ["worker_w1_r1 | began run 1 of worker_w1", "worker_w1_r1 | step 2"]
+
+
+def test_ctrl_c_ends_following_quietly(run_dir: Path) -> None:
+    (run_dir / "orchestrator.json").write_text(json.dumps(orchestrator_record(hosts=["gn1"])))
+    (run_dir / "gn1_worker_w0.out").write_text("one\n")
+    out = run_dir / "followed"
+    with out.open("w") as stdout:
+        process = subprocess.Popen(
+            [str(GPUJOB), "logs", str(run_dir), "-f"], stdout=stdout, stderr=subprocess.PIPE, env=clean_environment()
+        )
+    poll(lambda: "worker_w0 | one" in out.read_text(), "the first line")
+    os.kill(process.pid, signal.SIGINT)
+    assert (process.wait(20), process.communicate()[1]) == (130, b"")
