@@ -15,7 +15,7 @@ class Event(Record):
     """Something that happened on one node."""
 
     time: float  # epoch seconds
-    level: str  # info, warning or critical
+    level: str  # info, progress, warning or critical
     event: str  # what happened, in two or three words
     worker: str | None = None
     rank: int | None = None

@@ -413,6 +413,7 @@ class LaunchCheck(Record):
     passed: bool | None = None
     detail: str = ""
     lacking: tuple[LaunchProblem, ...] = ()
+    unseen: int = 0  # workers for which it could not be seen, such as those that ended early
 
 
 class Launch(Record):

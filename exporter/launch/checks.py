@@ -100,8 +100,10 @@ def check_launch(
     return tuple(check for check in checks if check is not None)
 
 
-def _check(name: str, passed: bool | None, detail: str, lacking: tuple[LaunchProblem, ...] = ()) -> LaunchCheck:
-    return LaunchCheck(name=name, level=LEVELS[name], passed=passed, detail=detail, lacking=lacking)
+def _check(
+    name: str, passed: bool | None, detail: str, lacking: tuple[LaunchProblem, ...] = (), unseen: int = 0
+) -> LaunchCheck:
+    return LaunchCheck(name=name, level=LEVELS[name], passed=passed, detail=detail, lacking=lacking, unseen=unseen)
 
 
 def is_launch_verified(checks: Iterable[LaunchCheck]) -> bool:
@@ -109,7 +111,7 @@ def is_launch_verified(checks: Iterable[LaunchCheck]) -> bool:
     return all(check.passed is True for check in checks if check.level == "issue")
 
 
-NOT_VISIBLE = ""  # finding for a worker that was not visible: it may still pass, and never fails
+NOT_VISIBLE = ""  # finding for a worker that was not visible: it never fails, and may still pass while it runs
 
 
 def _check_each(
@@ -121,17 +123,18 @@ def _check_each(
 ) -> LaunchCheck | None:
     """Apply one check to each worker; None if there are no workers, or none was visible in time."""
     found = [(worker, problem(worker)) for worker in workers]
-    unseen = sum(found_text == NOT_VISIBLE for _, found_text in found)
-    if not workers or (final and unseen == len(found)):
+    unseen = [worker for worker, found_text in found if found_text == NOT_VISIBLE]
+    is_awaited = not final and any(worker.reason is None for worker in unseen)
+    if not workers or (not is_awaited and len(unseen) == len(found)):
         return None
     problems = tuple(
         LaunchProblem(worker=worker.worker, rank=worker.rank, found=found_text)
         for worker, found_text in found
         if found_text
     )
-    well = len(found) - len(problems) - unseen
-    passed = True if not problems and (final or not unseen) else False if final else None
-    return _check(name, passed, _detail(f"{well} of {len(found)} workers {text}", problems), problems)
+    well = len(found) - len(problems) - len(unseen)
+    passed = True if not problems and not is_awaited else False if final else None
+    return _check(name, passed, _detail(f"{well} of {len(found)} workers {text}", problems), problems, len(unseen))
 
 
 def _detail(text: str, problems: Sequence[LaunchProblem]) -> str:
@@ -180,7 +183,7 @@ def _wrong_gpus(worker: WorkerLaunchFacts, workers: Sequence[WorkerLaunchFacts])
     if worker.devices_unset:
         return "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"
     if worker.devices is None:
-        return None if worker.reason is not None else NOT_VISIBLE
+        return NOT_VISIBLE
     seen, wanted = parse_visible_devices(worker.devices), len(worker.gpus)
     if len(seen) != wanted:
         return (
@@ -208,7 +211,7 @@ def _positions(worker: WorkerLaunchFacts) -> str:
 
 def _unused_gpus(worker: WorkerLaunchFacts) -> str | None:
     if worker.device_files is None:
-        return None if worker.reason is not None else NOT_VISIBLE
+        return NOT_VISIBLE
     return None if worker.device_files else "none of its processes has opened a GPU"
 
 

@@ -35,6 +35,8 @@ SAMPLE_BYTES = 16 << 10  # kept of such a log, to describe it
 EARLY_PIECES, UNSURE_BYTES, UNSURE_S = 8, 64 << 10, 60.0
 POLL_BYTES = 256 << 20  # read from one file at most in one poll
 LATE_S = 600.0  # a new line with an older time is from another clock or time zone
+FOREIGN_S = 86400.0  # a stamp older than this, when its line is first read, is no time of a line whose run is unknown
+STANDING_S, STANDING_READS = 2.0, 2  # reads, this far apart, with the newest stamp of the one before: it is no clock
 # Clocks change for summer time by this, or twice this; other differences are late lines.
 SHIFT_S, SHIFT_SLACK_S = 1800.0, 60.0
 # Values of an LLM server that show when its last batch is draining.
@@ -122,6 +124,21 @@ class _LogSource:
     zone_s: float | None = None  # added to its times; None while unknown
     live: bool = False  # whether it was read to its end before, so that new lines were just written
     lasting: bool = False  # whether it belongs to all runs of the worker, not to one
+    is_clock: bool = True  # whether its stamps are times at which lines were written
+    newest_stamp: float | None = None
+    newest_stamp_at: float = 0.0  # when that was read
+    same_stamps: int = 0  # reads in a row that have not changed it
+
+    def stands_still(self, newest: float, now: float) -> bool:
+        """Whether the newest stamp of new lines is the same at several reads, such as the start of the program."""
+        if newest != self.newest_stamp:
+            self.newest_stamp, self.same_stamps = newest, 0
+        elif now - self.newest_stamp_at < STANDING_S:
+            return False
+        else:
+            self.same_stamps += 1
+        self.newest_stamp_at = now
+        return self.same_stamps >= STANDING_READS
 
 
 class WorkerLogs:
@@ -314,7 +331,7 @@ class WorkerLogs:
 
     def _apply(self, source: _LogSource, found: LogFindings, now: float) -> None:
         """Take the records of a piece in order; positions with the same time are one reading of the estimator."""
-        self._learn_zone(source, found, now)
+        self._learn_clock(source, found, now)
         if found.errors:
             self._reported_errors = None
             for name, count in found.errors.items():
@@ -379,19 +396,26 @@ class WorkerLogs:
 
     def _record_time(self, source: _LogSource, stamp: float | None, now: float) -> float:
         """Time of a record, from its own stamp if usable, else now."""
-        if stamp is None or source.zone_s is None:
+        if stamp is None or source.zone_s is None or not source.is_clock:
             return now
         t = min(stamp + source.zone_s, now)
         return now if source.live and now - t > LATE_S else t
 
-    def _learn_zone(self, source: _LogSource, found: LogFindings, now: float) -> None:
-        """Find the offset for times without a zone: clocks of logs are local or UTC."""
+    def _learn_clock(self, source: _LogSource, found: LogFindings, now: float) -> None:
+        """Find the offset for times without a zone: clocks of logs are local or UTC.
+
+        Stamps that stand still, or are from before the run, are no clock, such as the time of the data or of the start.
+        """
         records: list[LogPosition | ActivityMark | LogValue] = [*found.positions, *found.marks]
         records += [value for of_ranks in found.values.values() for value in of_ranks.values()]
         stamps = [record.stamp for record in records if record.stamp is not None]
-        if not stamps:
+        if not stamps or not source.is_clock:
             return
         last = max(stamps)
+        if source.live and source.stands_still(last, now):
+            source.is_clock = False
+            self._estimator = self._new_estimator()  # it had wrong times
+            return
         if source.zone_s is not None and source.live:
             shift = round((now - last - source.zone_s) / SHIFT_S) * SHIFT_S
             if shift and abs(now - last - source.zone_s - shift) <= SHIFT_SLACK_S:
@@ -404,6 +428,10 @@ class WorkerLogs:
             # A backlog that has not been read to its end.
             local = float(time.localtime(last).tm_gmtoff)
             source.zone_s = -local if last - local <= now else 0.0
+        if not source.live:
+            began = self.track.began
+            earliest = now - FOREIGN_S if began is None else began - LATE_S
+            source.is_clock = last + (source.zone_s or 0.0) >= earliest
 
     # -- results ----------------------------------------------------------------------------------
 

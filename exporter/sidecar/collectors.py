@@ -16,6 +16,7 @@ from exporter.gpus.records import JobGpus
 from exporter.launch.collector import LaunchCollector
 from exporter.launch.readiness_collector import ReadinessCollector
 from exporter.progress.collector import LogsCollector
+from exporter.sidecar.events_collector import WorkerEventsCollector
 from exporter.sidecar.figures_collector import FomCollector
 from exporter.sidecar.job_collector import JobCollector
 from exporter.sidecar.self_collector import SelfCollector
@@ -56,6 +57,7 @@ def make_collectors(context: CollectorContext, status: Callable[[], NodeStatus])
         DiskCollector(context),
         GpuMetricsCollector(context, gpus, phase),
         SelfCollector(context),
-        LaunchCollector(context, status),  # last, since it uses the facts of the others
+        LaunchCollector(context, status),  # these last, since they use the facts of the others
+        WorkerEventsCollector(context, status),
     )
     return Register(collectors, gpus)

@@ -31,6 +31,7 @@ from launcher.verify.benchmark_results import (
     read_benchmark_results,
     with_counted_requests,
 )
+from launcher.verify.logged_total import short_workers
 from launcher.verify.timed_reads import ReportProgress
 from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 
@@ -115,12 +116,18 @@ def _verify(
         is_repeated=earlier is not None,
         files_before=earlier.files if earlier is not None else 0,
         incomplete=None if of_files else job.incomplete,
+        short=() if manifest.attached else short_workers(workers, manifest.verify.complete_share, _with_epochs(job)),
     )
     found = verify_results(finished, out_of_time=pace.out_of_time, progress=pace.progress)
     if of_benchmark is None:
         return found
     others = [check for check in found if check.name != "workers" and not check.is_inapplicable]
     return [*(check for check in found if check.name == "workers"), of_benchmark, *others]
+
+
+def _with_epochs(job: EndedJob) -> set[int]:
+    """Ranks whose logs count epochs: a training may stop early."""
+    return {worker.rank for status in job.statuses.values() for worker in status.workers if worker.epoch is not None}
 
 
 def _unreadable_results(error: Exception) -> tuple[JsonObject, ...]:

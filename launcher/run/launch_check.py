@@ -185,6 +185,7 @@ class JobLaunchCheck:
     def _merge(self, elapsed_s: float, silent_nodes: Sequence[int]) -> LaunchChecklist:
         """Merge the checks of all nodes into one result per check."""
         faults: dict[str, list[LaunchFault]] = {}
+        unseen: dict[str, int] = {}
         silent_text = "its sidecar has not reported on the launch"
         if silent_nodes:
             faults[SIDECAR] = [
@@ -196,10 +197,27 @@ class JobLaunchCheck:
                 if check.name in LEVELS and (check.passed is not None or check.lacking):
                     found = faults.setdefault(check.name, [])
                     found += [self._fault(check.name, index, problem) for problem in check.lacking]
+        for name in ("gpus", "gpu_use"):  # only these need a look at a process while it runs
+            unseen[name] = sum(self._unseen(name, index) for index in self._node_checks)
         return LaunchChecklist(
             elapsed_s,
-            tuple(self._result(name, faults[name]) for name in _LEVELS if name in faults),
+            tuple(self._result(name, faults[name], unseen.get(name, 0)) for name in _LEVELS if name in faults),
         )
+
+    def _unseen(self, name: str, index: int) -> int:
+        """Workers of a node for which this check has no result."""
+        found = next((check for check in self._node_checks[index] if check.name == name), None)
+        tasks = (task for task in self._checked_tasks(name) if task.node_index == index)
+        return found.unseen if found is not None else sum(1 for _ in tasks)
+
+    def _checked_tasks(self, name: str) -> list[Task]:
+        """Tasks to which a check of workers applies."""
+        tasks = [planned.task for planned in self._plan.tasks if not planned.task.later]
+        if name == "gpu_use":
+            return [task for task in tasks if task.gpus]
+        if name == "progress":
+            return [task for task in tasks if task.critical and not task.service]
+        return tasks
 
     def _fault(self, name: str, index: int, problem: LaunchProblem) -> LaunchFault:
         fix = _FIXES[name]
@@ -217,17 +235,12 @@ class JobLaunchCheck:
         paths = log_paths(task, Path(), self._facts.hosts[index], self._facts.attempt, restart)
         return paths[-1].name if paths else "in the run directory"
 
-    def _result(self, name: str, faults: Sequence[LaunchFault]) -> LaunchResult:
-        tasks = [planned.task for planned in self._plan.tasks if not planned.task.later]
-        if name == SIDECAR:
-            count = self._plan.nodes
-        elif name == "gpu_use":
-            count = sum(bool(task.gpus) for task in tasks)
-        elif name == "progress":
-            count = sum(task.critical and not task.service for task in tasks)
-        else:
-            count = len(tasks)
-        detail = (_FAILED_TEXTS if faults else _PASSED_TEXTS)[name].format(count=count, well=count - len(faults))
+    def _result(self, name: str, faults: Sequence[LaunchFault], unseen: int) -> LaunchResult:
+        count = self._plan.nodes if name == SIDECAR else len(self._checked_tasks(name))
+        texts = _FAILED_TEXTS if faults or unseen else _PASSED_TEXTS
+        detail = texts[name].format(count=count, well=count - len(faults) - unseen)
+        if unseen:
+            detail += f"; {unseen} could not be seen"
         return LaunchResult(name=name, level=_LEVELS[name], passed=not faults, detail=detail, faults=tuple(faults))
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import Manifest, PathGroup, Verification
 from exporter.contract.report import CheckResult, FileCoverage
-from exporter.contract.status import DamagedFile, NodeStatus
+from exporter.contract.status import DamagedFile, NodeStatus, TaskPosition
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.formats.source import printable
@@ -30,6 +30,7 @@ from launcher.verify.files import (
 )
 from launcher.verify.timed_reads import FileWorkResult, OutOfTime, ReportProgress, WatchFactory, run_file_work
 from launcher.verify.tokens import NO_TOKENS, add_token_counts, token_check_text
+from launcher.words import names_text
 
 CLOCK_SLACK_S = 60.0  # tolerated clock lag of a file server
 MOST_NAMED = 5  # files and workers named in one line
@@ -82,6 +83,7 @@ class FinishedJob:
     is_repeated: bool = False  # whether to compare the files with the checksums from the end of the job
     files_before: int = 0  # number of output files at the end of the job, if repeated
     incomplete: str | None = None  # why `work_source` may lack some of the work
+    short: Sequence[TaskPosition] = ()  # workers that completed short of the total of their own log
 
 
 def verify_results(
@@ -187,7 +189,9 @@ def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
         given = manifest.total_epochs is not None or manifest.total_steps is not None
         checks.append(_count_check(str(work.unit), done, expected, work.processed, wanted, is_total_given=given))
     if total is None:
-        if not checks:
+        if job.short:
+            checks.append(_short_check(job.short))
+        elif not checks:
             counted = "" if work.counts_items else f" {work.unit}"
             lacking = (
                 "--total-items is not given" if manifest.attached else "the job file gives no progress.total_items"
@@ -198,6 +202,15 @@ def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
     else:
         checks.append(VerificationCheck(ITEMS, None, _unknown_items_reason(work, total)))
     return checks
+
+
+def _short_check(short: Sequence[TaskPosition]) -> VerificationCheck:
+    """The check of a job with workers that completed short of the totals of their logs."""
+    names = names_text(
+        [f"{each.worker} {each.items} of {each.items_expected}" for each in short], MOST_NAMED, len(short)
+    )
+    text = f"completed short of the total in its log: {names}; verify.complete_share says how much is enough"
+    return VerificationCheck(ITEMS, False, text)
 
 
 def _undecided(check: VerificationCheck, why: str) -> VerificationCheck:

@@ -59,6 +59,7 @@ WORKER_STALLED = Family(
     labels=WORKER_GROUP,
 )
 
+OUTPUT_GROUP = "output"  # whose events name it already
 CHECKPOINT = "checkpoint"  # group of checkpoints: they are rare, and have their own collector
 SLOW_S = 5.0  # an unanswered poll is slow up to this, and hangs after it
 MOST_EVENTS = 50
@@ -220,7 +221,8 @@ class OutputsCollector:
         stalled = self._is_silent(max(written, default=None), min(self._running_since.values(), default=None), now)
         if bool(stalled) != group.is_stalled:
             group.is_stalled = bool(stalled)
-            self._report_stall(group, now, stalled=group.is_stalled)
+            if self._running_since:  # else it is over, and not because the output goes on
+                self._report_stall(group, now, stalled=group.is_stalled)
         return stalled
 
     def _is_silent(self, last_write: float | None, running_since: float | None, now: float) -> bool | None:
@@ -241,7 +243,7 @@ class OutputsCollector:
             stalled = self._is_silent(last, self._running_since.get(rank), now)
             if bool(stalled) != (rank in group.stalled_ranks):
                 group.stalled_ranks ^= {rank}
-                if not group.is_stalled:
+                if not group.is_stalled and rank in self._running_since:
                     self._report_stall(group, now, stalled=bool(stalled), rank=rank)
             if owned.files:
                 found[rank] = WorkerOutput(
@@ -295,7 +297,7 @@ class OutputsCollector:
                 worker=None if task is None else task.worker,
                 rank=None if task is None else task.rank,
                 group=name,
-                detail=f"{name}: {detail}",
+                detail=detail if name == OUTPUT_GROUP else f"{name}: {detail}",
             )
         )
 

@@ -183,6 +183,13 @@ def test_an_unreadable_environment_is_awaited_and_never_a_problem() -> None:
     assert is_launch_verified(checks.values())
 
 
+def test_gpus_of_a_worker_that_ended_unseen_are_not_confirmed() -> None:
+    assert not {"gpus", "gpu_use"} & checks_of(ended(0, "completed")).keys()
+    checks = checks_of(ended(0, "completed"), worker(1))
+    assert [(checks[name].passed, checks[name].unseen) for name in ("gpus", "gpu_use")] == [(True, 1), (True, 1)]
+    assert checks["gpu_use"].detail == "1 of 2 workers with a GPU in use"
+
+
 def test_workers_may_share_gpus_if_the_plan_says_so() -> None:
     pair = worker(0, gpus=(0,), devices="0"), worker(1, gpus=(0,), devices="0")
     assert checks_of(*pair)["gpus"].passed is True

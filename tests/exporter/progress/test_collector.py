@@ -709,6 +709,31 @@ def test_the_end_of_daylight_saving_time_causes_no_stall(logs: Logs) -> None:
         logs.clock.advance(30)
 
 
+@pytest.mark.parametrize("backlog", [0, 100])
+@pytest.mark.parametrize(
+    ("stamp_offset", "moves"),
+    [(-60e6, False), (-60e6, True), (0.0, False), (60e6, True)],
+    ids=["old and standing", "old and moving", "the start of the program", "ahead"],
+)
+def test_a_stamp_that_stands_still_or_is_of_another_time_is_no_clock(
+    logs: Logs, stamp_offset: float, moves: bool, backlog: int
+) -> None:
+    start = logs.clock.now
+    logs.record("start", start=start)
+    for second in range(1, 151):
+        logs.clock.advance(1)
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime(start + stamp_offset + (second if moves else 0)))
+        logs.append(f"{stamp} [INFO] {items(second, total=400)}")
+        if second >= backlog and second % 5 == 0:
+            facts = logs.facts()
+            assert not facts.stalled
+    assert facts.rate == pytest.approx(1.0, rel=0.02)
+    assert facts.average_rate == pytest.approx(1.0, rel=0.02)
+    assert facts.eta is not None
+    assert facts.eta.seconds == pytest.approx(250, rel=0.02)
+    assert facts.last_rise == logs.clock.now
+
+
 def test_a_log_with_two_time_zones_causes_no_stall(logs: Logs) -> None:
     for number in range(1, 30):
         utc = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(logs.clock.now))

@@ -343,3 +343,15 @@ def test_ctrl_c_ends_a_verification_that_waits_for_a_lost_file_server(tmp_path: 
     finally:
         mount.say("answer")
         mount.close()
+
+
+@pytest.mark.parametrize(("share", "state", "status"), [(0.99, "INCOMPLETE", 8), (0.3, "COMPLETED", 0)])
+def test_exit_status_0_short_of_the_total_in_the_log_is_incomplete(
+    share: float, state: str, status: int, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path, count=1, verify={"complete_share": share}).ended(0, log="Processed 6/20 items\n")
+    position = {"pattern": "items", "unit": "items", "items": 6, "items_expected": 20, "items_first": 1}
+    report = run_dir.status({"rank": 0, "worker": "worker_w0", **position}).report()
+    assert (report["state"], report["exit_status"]) == (state, status)
+    again = run_dir.verify_again(report)
+    assert (again["state"], again["verification"]["differs"]) == (state, [])

@@ -142,6 +142,23 @@ def test_services_are_not_counted_among_workers_with_progress(job: Job) -> None:
     assert [fault.worker for fault in checklist.faults("warning")] == ["worker_w4"]
 
 
+def test_the_checklist_confirms_no_gpus_that_were_not_seen(job: Job) -> None:
+    first = job.workers(0)
+    first[1] = dataclasses.replace(first[1], up=False, reason="completed", devices=None, device_files=None)
+    unseen = {
+        rank: dataclasses.replace(worker, up=False, reason="completed", devices=None, device_files=None)
+        for rank, worker in job.workers(1).items()
+    }
+    job.write_launch_status(0, first)
+    job.write_launch_status(1, unseen)
+    checklist = job.poll_after(TIMEOUT_S)
+    assert checklist is not None
+    assert checklist.is_verified
+    details = {result.name: result.detail for result in checklist.results}
+    assert details["gpu_use"] == "3 of 8 workers with GPUs use them; 5 could not be seen"
+    assert details["gpus"] == "3 of 8 workers have the GPUs of the plan; 5 could not be seen"
+
+
 def three_faults(job: Job) -> LaunchChecklist:
     """Checklist with a worker that never starts, one with a wrong GPU, and an unwritable output directory."""
     problem = "/data/out cannot be written to"

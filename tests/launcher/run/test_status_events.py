@@ -8,7 +8,7 @@ import pytest
 
 from exporter.contract.events import KNOWN_EVENTS, EventLog
 from exporter.contract.status import NodeStatus
-from launcher.run.status_events import StatusEvents
+from launcher.run.status_events import PROGRESS_S, StatusEvents
 
 
 def event(time: float, kind: str, **facts: object) -> dict[str, object]:
@@ -24,7 +24,8 @@ class CopiedEvents:
 
     def __init__(self, folder: Path, total: int | None = None) -> None:
         self.path = folder / "events.jsonl"
-        self.events = StatusEvents(EventLog(self.path, "7"), total)
+        self.now = 0.0
+        self.events = StatusEvents(EventLog(self.path, "7"), total, clock=lambda: self.now)
 
     def lines(self) -> list[dict[str, Any]]:
         return [json.loads(line) for line in self.path.read_text().splitlines()] if self.path.exists() else []
@@ -47,7 +48,7 @@ def test_an_event_is_copied_once_with_its_node_and_time(copied: CopiedEvents) ->
         "detail": "step_100, 5 GB",
     }
     assert "worker" not in line
-    assert messages == ["n1: checkpoint saved: step_100, 5 GB"]
+    assert messages == ["INFO n1: checkpoint saved: step_100, 5 GB"]
 
 
 def test_an_event_that_stays_in_the_status_is_copied_once_however_many_others_pass(copied: CopiedEvents) -> None:
@@ -72,7 +73,8 @@ def test_events_that_the_orchestrator_writes_are_not_copied(copied: CopiedEvents
 def test_each_read_gives_at_most_one_milestone_for_tenths_of_the_work(copied: CopiedEvents) -> None:
     for items in (0, 99, 100, 150, 420, 410, 999, 1000, 1000):
         copied.events.copy_new_events({"n1": status(items=items)})
-    assert [(line["event"], line["detail"], line["items"]) for line in copied.lines()] == [
+    lines = [line for line in copied.lines() if line["event"] == "milestone"]
+    assert [(line["event"], line["detail"], line["items"]) for line in lines] == [
         ("milestone", "10% done", 100),
         ("milestone", "40% done", 420),
         ("milestone", "90% done", 999),
@@ -89,3 +91,20 @@ def test_the_total_of_the_job_file_takes_precedence_over_the_logs(tmp_path: Path
     copied = CopiedEvents(tmp_path, total=10_000)
     copied.events.copy_new_events({"n1": status(items=1000)})
     assert [line["detail"] for line in copied.lines()] == ["10% done"]
+
+
+def test_a_job_is_near_completion_once(copied: CopiedEvents) -> None:
+    for items in (940, 950, 960, 1000):
+        copied.events.copy_new_events({"n1": status(items=items)})
+    found = [(line["level"], line["detail"]) for line in copied.lines() if line["event"] == "near completion"]
+    assert found == [("info", "950 of 1000 items done")]
+
+
+def test_progress_is_reported_at_intervals_while_workers_run(copied: CopiedEvents) -> None:
+    logged: list[str] = []
+    for now, running in ((0, True), (PROGRESS_S - 1, True), (PROGRESS_S, True), (2 * PROGRESS_S, False)):
+        copied.now = now
+        worker = {"items": 50, "up": running, "rate": 2.0, "eta": [475, 400, 500]}
+        copied.events.copy_new_events({"n1": status(**worker)}, logged.append)
+    assert logged == ["PROGRESS progress: 50 of 1000 items, 5.0%, 2.0/s, ETA 7m 55s"]
+    assert [(line["level"], line["items"]) for line in copied.lines()] == [("progress", 50)]

@@ -241,12 +241,22 @@ def test_output_is_stalled_when_nothing_is_written_while_workers_run(tmp_path: P
     page = job.poll()
     assert samples_of(page, STALLED) == {OUTPUT: 1}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 1, WORKER_1: 1}
-    assert job.events("output stalled") == ["output: nothing written for 300 s"]
+    assert job.events("output stalled") == ["nothing written for 300 s"]
     job.write("output_rank0.jsonl", 20)
     page = job.poll()
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0, WORKER_1: 1}
-    assert "output: writing has resumed" in job.events("output goes on")
+    assert "writing has resumed" in job.events("output goes on")
+
+
+def test_output_of_a_worker_that_was_ended_while_it_was_stalled_does_not_go_on(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write("output_rank0.jsonl")
+    job.write("output_rank1.jsonl")
+    job.after(TIMEOUT_S)
+    job.processes.publish(WorkerProcesses())
+    assert samples_of(job.poll(), STALLED) == {OUTPUT: 0}
+    assert job.events("output goes on") == []
 
 
 def test_one_worker_alone_may_stall(tmp_path: Path) -> None:
@@ -383,7 +393,7 @@ def test_damaged_files_are_counted_and_reported_once(tmp_path: Path) -> None:
     page = job.after(60)
     assert (samples_of(page, VALID), samples_of(page, INVALID)) == ({OUTPUT: 0}, {OUTPUT: 1})
     (detail,) = job.events("output damaged")
-    assert detail.startswith("output: b.gz ")
+    assert detail.startswith("b.gz ")
     assert [(file.file, file.format) for file in job.snapshot.groups[0].invalid] == [("b.gz", "gzip")]
     (tmp_path / "out" / "b.gz").unlink()
     assert samples_of(job.poll(), VALID) == {OUTPUT: 1}
@@ -401,8 +411,8 @@ def test_the_first_output_and_completed_files_are_events(tmp_path: Path) -> None
     job = Job(tmp_path, groups=(PathGroup("output", "out", "output_*"),))
     job.write("output_rank0.gz", gzip.compress(b"text"))
     job.after(60)
-    assert job.events("first output") == ["output: output_rank0.gz"]
-    assert job.events("output complete") == ["output: output_rank0.gz, 24 bytes"]
+    assert job.events("first output") == ["output_rank0.gz"]
+    assert job.events("output complete") == ["output_rank0.gz, 24 bytes"]
     assert [event.time for event in job.snapshot.events] == [START, START]
     parts = described(job.collector, job.snapshot)
     assert parts.outputs[0].first_output == START
@@ -469,7 +479,7 @@ def test_an_unreadable_group_is_reported_once(collector_and_host: tuple[OutputsC
     snapshot = collector.read()
     assert snapshot.groups == ()
     assert [event.detail for event in snapshot.events] == [
-        "output: Permission denied",
+        "Permission denied",
         "checkpoint: Permission denied",
     ]
 
