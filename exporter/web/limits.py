@@ -33,6 +33,7 @@ MOST_STALLED = 8  # responses that wait for their readers; each is in memory
 MOST_HEADER_BYTES = 16 * 1024  # of one request; a Prometheus sends less than 1 KiB
 MOST_BODY_BYTES = 64 * 1024  # of a request
 MOST_PIPELINED = 4  # requests that wait behind another one; no known scraper pipelines
+TLS_BUFFER_BYTES = 16 * 1024  # which asyncio reserves for each TLS connection; its 256 KiB are for uploads
 SERVER = "gpujob"  # without versions of Python and aiohttp
 
 LOCAL = "this node"  # peer of all loopback connections
@@ -237,7 +238,11 @@ async def serve(
     server = runner.server
     if server is None:
         raise RuntimeError("the runner is not set up")
-    loop, visitors = asyncio.get_running_loop(), dict[Any, _Visitor]()
+    loop, visitors, listening = asyncio.get_running_loop(), dict[Any, _Visitor](), list(listening)
+    if any(context is not None for _, context in listening):
+        from asyncio.sslproto import SSLProtocol  # lazy: OpenSSL takes 8 MiB
+
+        SSLProtocol.max_size = TLS_BUFFER_BYTES
     return [
         await loop.create_server(
             lambda: Connection(server),

@@ -5,6 +5,7 @@ import http.client
 import os
 import resource
 import socket
+import ssl
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ import pytest
 from exporter.contract import run_files
 from exporter.web.limits import MOST_LOCAL
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
+from tests.support.certificates import Authority
 from tests.support.exporter import make_manifest, make_task, until, write_manifest
 
 SCRAPE_S = 5.0  # half of the default scrape timeout of Prometheus
@@ -63,6 +65,12 @@ def rss_bytes(sidecar: SidecarProcess) -> int:
     return int(statm.split()[1]) * resource.getpagesize()
 
 
+def insecure_context() -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+    return context
+
+
 def scrape_s(sidecar: SidecarProcess) -> float:
     """Seconds of one scrape over a connection of its own."""
     begun = time.monotonic()
@@ -98,6 +106,26 @@ def test_slow_readers_take_little_memory(sidecar: SidecarProcess, requests: int)
             after.append(rss_bytes(sidecar))
             time.sleep(0.1)  # the memory of the attack grows meanwhile
     assert max(after) - before < 10 << 20
+
+
+def test_connections_without_a_handshake_take_little_memory(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).issue("server", "IP:127.0.0.1")
+    (tmp_path / "web.yml").write_text(f"tls_server_config: {{cert_file: {pair.certificate}, key_file: {pair.key}}}")
+    write_manifest(make_manifest(tmp_path, make_task(0)))
+    options = ("--web.listen-address", "127.0.0.1:0", "--web.config.file", str(tmp_path / "web.yml"))
+    with contextlib.closing(SidecarProcess(tmp_path, *options)) as sidecar:
+
+        def scrape() -> None:
+            page = http.client.HTTPSConnection("127.0.0.1", sidecar.port, timeout=SCRAPE_S, context=insecure_context())
+            page.request("GET", "/metrics")
+            assert page.getresponse().status == http.HTTPStatus.OK
+            page.close()
+
+        scrape()
+        before = rss_bytes(sidecar)
+        with attackers(sidecar, 600, b"\x16\x03\x01\x02\x00\x01"):
+            scrape()
+            assert rss_bytes(sidecar) - before < 60 << 20, "asyncio would reserve 256 KiB for each"
 
 
 def test_malformed_requests_do_not_fill_the_log(sidecar: SidecarProcess) -> None:
