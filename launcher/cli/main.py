@@ -279,7 +279,7 @@ def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None
     With --verify the exit status is 0 if the files are complete and valid now, else 8 with a list of
     problems. A job that has failed keeps its own status.
     """
-    from launcher.cli.sweep import show_states
+    from launcher.cli.jobs.sweep_states import show_states
     from launcher.registry.search import is_sweep
     from launcher.watch.view import JobClient
 

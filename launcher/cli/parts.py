@@ -129,6 +129,12 @@ def register_run(run_dir: Path, job_id: str) -> None:
     register_job(run_dir, submission, os.environ, Path.cwd())
 
 
+def come_back_lines(job_id: str, *, sweep: bool = False) -> str:
+    """Commands for a job that runs in the background."""
+    logs = [] if sweep else [f"Logs: gpujob logs {job_id} -f"]
+    return "\n".join([f"Watch: gpujob watch {job_id}", *logs, f"Stop: gpujob stop {job_id}"])
+
+
 def print_report(report: "Report", as_json: bool, *, markdown: bool = False) -> None:
     """Print JSON, or on a terminal the end of the job, or else the Markdown of ``report.md``."""
     from launcher.watch.text import printable_line

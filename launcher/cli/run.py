@@ -4,6 +4,7 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,9 @@ from launcher.cli.parts import (
     NO_COLOR,
     RESUME,
     checked_plan,
+    come_back_lines,
     fail,
+    print_json,
     print_report,
     register_run,
     show_files,
@@ -27,11 +30,14 @@ from launcher.cli.watch import show_job
 if TYPE_CHECKING:
     from launcher.planner.planned_job import JobText
 
+START_POLL_S = 0.05  # between two looks whether a job in the background has started
+
 
 @click.command(cls=JobCommand, epilog="example: gpujob run --workers 2 -- python train.py --lr 1e-4")
 @takes_job
 @click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
 @click.option("--quiet", is_flag=True, help="No view; the report at the end.")
+@click.option("-d", "--detach", is_flag=True, help="Run in the background, also after the terminal is closed.")
 @RESUME
 @click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two refreshes.")
 @NO_COLOR
@@ -40,6 +46,7 @@ def run(
     job: "JobText",
     as_json: bool,
     quiet: bool,
+    detach: bool,
     interval: float,
     no_color: bool,
     ascii_only: bool,
@@ -52,6 +59,7 @@ def run(
 
     Ctrl-C stops the job in order. The exit status shows how the job ended: 0 completed and
     verified, 1 failed, 4 out of memory, 5 cancelled, 8 output incomplete or invalid, 130 Ctrl-C.
+    With --detach it is 0 once the job has started; `gpujob watch` comes back to it.
     """
     import secrets
 
@@ -66,7 +74,7 @@ def run(
 
     show_files(job)
     if (swept := sweep.read_planned_sweep(job, local=True)) is not None:
-        sweep.run_command_for_sweep(swept, job.text, resume=resume, as_json=as_json, quiet=quiet)
+        sweep.run_command_for_sweep(swept, job.text, resume=resume, as_json=as_json, quiet=quiet, detach=detach)
         return
     if resume is not None:
         fail(f"--resume: {job.source} has no sweep; leave --resume out")
@@ -74,6 +82,9 @@ def run(
     job_id = f"local-{secrets.token_hex(4)}"
     run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
     register_run(run_dir, job_id)
+    if detach:
+        _start_in_background(run_dir, job_id, as_json=as_json)
+        return
     interrupt_message = (
         f"stopping the job; its workers have {teardown_limit_s(plan.kill_wait_s):g} s to end; Ctrl-C again kills them"
     )
@@ -104,6 +115,25 @@ def run(
         place = report_path_elsewhere(run_dir, os.environ)
         click.echo(f"gpujob: the report cannot be written to {run_dir}, so it is {place}", err=True)
     sys.exit(INTERRUPTED if started.interrupted else report.exit_status)
+
+
+def _start_in_background(run_dir: Path, job_id: str, *, as_json: bool) -> None:
+    """Start a job that outlives this command, and return when it has started."""
+    from launcher.report.state import EXIT_STATUS, log_for_missing_report
+    from launcher.rundir.job_records import read_orchestrator
+    from launcher.steps.local_steps import LocalJob
+
+    if as_json:
+        print_json({"schema": 1, "job_id": job_id, "run_dir": str(run_dir)})
+    else:
+        click.echo(f"job {job_id} runs in the background, logs in {run_dir}\n{come_back_lines(job_id)}")
+    job = LocalJob(run_dir, detached=True)
+    while read_orchestrator(run_dir) is None:
+        if job.process.poll() is not None:
+            see = log_for_missing_report(run_dir)
+            click.echo(f"gpujob: the job could not start (status {job.process.returncode}); see {see}", err=True)
+            sys.exit(EXIT_STATUS["UNKNOWN"])
+        time.sleep(START_POLL_S)
 
 
 class _RunningJob:

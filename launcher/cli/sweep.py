@@ -1,7 +1,6 @@
 """Commands for sweeps: `check`, `submit` and `run` of one, and `gpujob sweep`."""
 
 import os
-import shutil
 import signal
 import sys
 import time
@@ -11,7 +10,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import INTERRUPTED, JSON, print_json
+from launcher.cli.jobs.sweep_states import show_states
+from launcher.cli.parts import INTERRUPTED, JSON, come_back_lines, print_json
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
 if TYPE_CHECKING:
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from launcher.sweep.directory import PointState, SweepRecord
     from launcher.sweep.plan import PlannedSweep
 
-QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queue by `watch`
+START_POLL_S = 0.05  # between two looks whether a sweep in the background has started
 
 
 def read_planned_sweep(job: "JobText", *, local: bool, available: int | None = None) -> "PlannedSweep | None":
@@ -172,7 +172,7 @@ def _print_next_commands(sweep_dir: Path) -> None:
 
 
 def run_command_for_sweep(
-    planned: "PlannedSweep", job_text: str, *, resume: str | None, as_json: bool, quiet: bool
+    planned: "PlannedSweep", job_text: str, *, resume: str | None, as_json: bool, quiet: bool, detach: bool
 ) -> None:
     """Run all points on this machine, or the incomplete points of the sweep ``resume``.
 
@@ -181,12 +181,36 @@ def run_command_for_sweep(
     from launcher.sweep.run import begin_sweep, gpu_slots
 
     if resume is not None:
+        if detach:
+            raise LauncherError("--detach: not with --resume; leave one of them out")
         resume_points(_find_sweep(resume), new=(planned, job_text), local=True, as_json=as_json)
         return
     _show_warnings(planned, quiet=as_json)
     gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
     home, record = begin_sweep(planned, job_text.encode())
+    if detach and not _continue_in_background(home, str(record.submission["job_id"]), as_json=as_json):
+        return
     _run_points(planned, home, record, [one.point.index for one in planned.points], as_json=as_json, quiet=quiet)
+
+
+def _continue_in_background(sweep_dir: Path, sweep_id: str, *, as_json: bool) -> bool:
+    """Go on as a process that outlives this command. Returns true there, and false here once its points run."""
+    from launcher.sweep.directory import read_record
+
+    if as_json:
+        print_json({"schema": 1, "job_id": sweep_id, "sweep_dir": str(sweep_dir)})
+    else:
+        click.echo(f"sweep {sweep_id} runs in the background, {sweep_dir}\n{come_back_lines(sweep_id, sweep=True)}")
+    sys.stdout.flush()
+    if child := os.fork():
+        while read_record(sweep_dir).runner is None and os.waitpid(child, os.WNOHANG) == (0, 0):
+            time.sleep(START_POLL_S)
+        return False
+    os.setsid()
+    with open(os.devnull, "rb") as nothing, open(sweep_dir / "log.out", "ab") as log:
+        for source, descriptor in ((nothing, 0), (log, 1), (log, 2)):
+            os.dup2(source.fileno(), descriptor)
+    return True
 
 
 def _run_points(
@@ -210,69 +234,6 @@ def _run_points(
     local.run(indexes)
     status = show_states(sweep_dir, local.record, as_json=as_json)
     sys.exit(INTERRUPTED if local.received_signal == signal.SIGINT else status)
-
-
-def show_states(sweep_dir: Path, record: "SweepRecord | None" = None, *, as_json: bool) -> int:
-    """Print the state of every point. Returns the exit status of the sweep."""
-    from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
-
-    record = record or read_record(sweep_dir)
-    states = read_point_states(sweep_dir, record)
-    _print_states(sweep_dir, record, states, as_json=as_json)
-    return sweep_exit_status(states)
-
-
-def _print_states(sweep_dir: Path, record: "SweepRecord", states: "Sequence[PointState]", *, as_json: bool) -> None:
-    from launcher.sweep.directory import sweep_json
-
-    if as_json:
-        print_json(sweep_json(sweep_dir, record, states))
-    else:
-        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(_states_text(states, width))
-
-
-def _states_text(states: "Sequence[PointState]", width: int | None) -> str:
-    from launcher.sweep.directory import render_states
-    from launcher.watch.text import printable_line
-
-    return "\n".join(map(printable_line, render_states(states, width)))
-
-
-def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_json: bool) -> int:
-    """Show the states of the points until the sweep has ended, or runs. Returns its exit status.
-
-    On a terminal this is a live table, elsewhere the table after each change.
-    """
-    from launcher.report.state import UNFINISHED
-    from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
-
-    live, shown = None, ""
-    if sys.stdout.isatty() and not (once or as_json):
-        from rich.live import Live
-
-        live = Live(auto_refresh=False, vertical_overflow="crop")
-        live.start()
-    try:
-        while True:
-            record = read_record(sweep_dir)
-            states = read_point_states(sweep_dir, record)
-            if live is not None:
-                from rich.text import Text
-
-                live.update(Text(_states_text(states, live.console.width)), refresh=True)
-            elif as_json or (text := _states_text(states, None)) != shown:
-                _print_states(sweep_dir, record, states, as_json=as_json)
-                shown = "" if as_json else text
-            unfinished = [state.state for state in states if state.state in UNFINISHED]
-            if once or not unfinished:
-                return sweep_exit_status(states)
-            if until == "running" and set(unfinished) != {"PENDING"}:
-                return 0
-            time.sleep(interval if record.local else max(interval, QUEUE_INTERVAL_S))
-    finally:
-        if live is not None:
-            live.stop()
 
 
 def _find_sweep(sweep: str) -> Path:

@@ -93,7 +93,7 @@ def watch(
     Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
     `gpujob run`; 10 means that it still runs (--once).
     """
-    from launcher.cli.sweep import watch_sweep
+    from launcher.cli.jobs.sweep_states import watch_sweep
     from launcher.registry.search import is_sweep
     from launcher.report.state import EXIT_STATUS, UNFINISHED
     from launcher.watch.view import JobClient

@@ -190,13 +190,17 @@ class LocalSteps:
 class LocalJob:
     """The guard of a job on this machine, as a child of the command."""
 
-    def __init__(self, run_dir: Path, *first_words: str) -> None:
-        """Start the job of a run directory. ``first_words`` are put before the command line of the guard."""
+    def __init__(self, run_dir: Path, *first_words: str, detached: bool = False) -> None:
+        """Start the job of a run directory. ``first_words`` are put before the command line of the guard.
+
+        A ``detached`` one outlives the command.
+        """
         self._run_dir = run_dir
         self._report_fd = os.memfd_create("report")  # whatever happens to disks
         argv = [*first_words, sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
         with open_log(run_dir, "log.out") as out, open_log(run_dir, "log.err") as err:
-            self.process = _start_guard([*argv, "--report-fd", str(self._report_fd)], out, err, self._report_fd)
+            argv += ["--report-fd", str(self._report_fd)]
+            self.process = _start_guard(argv, out, err, self._report_fd, detached=detached)
 
     def read_report(self) -> Report | None:
         """The report of the ended job; None if it left none."""
@@ -205,16 +209,20 @@ class LocalJob:
         return Report.from_json(json.loads(content)) if content else read_report(self._run_dir)
 
 
-def _start_guard(argv: Sequence[str], output: IO[bytes], error: IO[bytes], report_fd: int) -> subprocess.Popen[bytes]:
+def _start_guard(
+    argv: Sequence[str], output: IO[bytes], error: IO[bytes], report_fd: int, *, detached: bool
+) -> subprocess.Popen[bytes]:
     """Start the guard.
 
-    It gets SIGTERM when the command dies. It starts with its signals blocked until it can handle them.
+    Unless it is ``detached``, it gets SIGTERM when the command dies. It starts with its signals blocked until it can
+    handle them.
     """
     ask_for_signal = die_with_parent()
 
     def prepare() -> None:
         signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
-        ask_for_signal()
+        if not detached:
+            ask_for_signal()
 
     return subprocess.Popen(
         argv,

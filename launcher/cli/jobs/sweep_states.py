@@ -1,0 +1,80 @@
+"""The states of the points of a sweep, once or live."""
+
+import shutil
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.parts import print_json
+
+if TYPE_CHECKING:
+    from launcher.sweep.directory import PointState, SweepRecord
+
+QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queue by `watch`
+
+
+def show_states(sweep_dir: Path, record: "SweepRecord | None" = None, *, as_json: bool) -> int:
+    """Print the state of every point. Returns the exit status of the sweep."""
+    from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
+
+    record = record or read_record(sweep_dir)
+    states = read_point_states(sweep_dir, record)
+    _print_states(sweep_dir, record, states, as_json=as_json)
+    return sweep_exit_status(states)
+
+
+def _print_states(sweep_dir: Path, record: "SweepRecord", states: "Sequence[PointState]", *, as_json: bool) -> None:
+    from launcher.sweep.directory import sweep_json
+
+    if as_json:
+        print_json(sweep_json(sweep_dir, record, states))
+    else:
+        width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+        click.echo(_states_text(states, width))
+
+
+def _states_text(states: "Sequence[PointState]", width: int | None) -> str:
+    from launcher.sweep.directory import render_states
+    from launcher.watch.text import printable_line
+
+    return "\n".join(map(printable_line, render_states(states, width)))
+
+
+def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_json: bool) -> int:
+    """Show the states of the points until the sweep has ended, or runs. Returns its exit status.
+
+    On a terminal this is a live table, elsewhere the table after each change.
+    """
+    from launcher.report.state import UNFINISHED
+    from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
+
+    live, shown = None, ""
+    if sys.stdout.isatty() and not (once or as_json):
+        from rich.live import Live
+
+        live = Live(auto_refresh=False, vertical_overflow="crop")
+        live.start()
+    try:
+        while True:
+            record = read_record(sweep_dir)
+            states = read_point_states(sweep_dir, record)
+            if live is not None:
+                from rich.text import Text
+
+                live.update(Text(_states_text(states, live.console.width)), refresh=True)
+            elif as_json or (text := _states_text(states, None)) != shown:
+                _print_states(sweep_dir, record, states, as_json=as_json)
+                shown = "" if as_json else text
+            unfinished = [state.state for state in states if state.state in UNFINISHED]
+            if once or not unfinished:
+                return sweep_exit_status(states)
+            if until == "running" and set(unfinished) != {"PENDING"}:
+                return 0
+            time.sleep(interval if record.local else max(interval, QUEUE_INTERVAL_S))
+    finally:
+        if live is not None:
+            live.stop()
