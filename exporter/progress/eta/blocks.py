@@ -87,7 +87,10 @@ WINDOW_LINES = 10
 
 @dataclass(slots=True)
 class RecentThroughput:
-    """Rate over the last one or two minutes of work, or the last ten lines if those took longer."""
+    """Rate over the last one or two minutes of work, or the last ten lines if those took longer.
+
+    It does not reach back to before a lasting change of speed.
+    """
 
     seconds: float = 0.0
     items: float = 0.0
@@ -103,6 +106,11 @@ class RecentThroughput:
         self.seconds += seconds
         self.items += items
         self.lines += 1
+
+    def restart(self, seconds: float, items: float) -> None:
+        """Count only work at a new speed, of which there was this much."""
+        self.seconds, self.items, self.lines = seconds, items, 0
+        self.previous_seconds = self.previous_items = 0.0
 
     @property
     def rate(self) -> float | None:

@@ -198,7 +198,8 @@ class EtaEstimator:
     def _add_block(self, block: WorkBlock) -> None:
         warm = self._blocks.update_warm_up()
         if warm is None:
-            self._changes.add(block)
+            if self._changes.add(block):
+                self._throughput.restart(self._changes.speed.seconds, self._changes.speed.items)
         else:
             self._changes.restart(warm)
         self._pause_factor = pause_factor(self._changes.speed.sd)

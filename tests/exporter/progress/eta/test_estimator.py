@@ -420,6 +420,18 @@ def test_busy_gpus_delay_a_stall_and_idle_gpus_hasten_it() -> None:
     assert not estimator.is_stalled(at + 1000, busy=True)
 
 
+def test_half_a_minute_after_a_slowdown_the_current_rate_is_the_new_one() -> None:
+    lines = run(3000, seconds_per_item=0.05, change=lambda item: 1.0 if item <= 1200 else 4.0)
+    slow = next(t for t, done, _ in lines if done == 1200)
+    estimator = EtaEstimator()
+    for t, done, total in lines:
+        if t > slow + 35:
+            break
+        estimator.update(t, done, total)
+    assert estimator.rate(slow + 35) == pytest.approx(5.0, rel=0.1)
+    assert estimator.average_rate(slow + 35) > 10  # type: ignore[operator]
+
+
 def test_a_named_pause_is_neither_a_stall_nor_slow_work() -> None:
     lines = run()
     estimator = feed(lines[:3])  # too early to recognize a pause by its length
