@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 COMMAND_LINE, STANDARD_INPUT = "command line", "standard input"  # names in messages
 WORDS = "gpujob.words"  # key of click's context: the words after ``--``
+OPTIONS_OF_PLACES = "gpujob.options"  # another: the options that set places, for messages
 WORKERS_PLACE = "workers[0]."
 MOST_NAME = 200  # characters of a name, as in the job file
 
@@ -101,6 +102,7 @@ def takes_job(function: Callable[..., None]) -> Callable[..., None]:
         with option_words() as known:
             text = _read_job(job, words, values, sets)
             known.update(text.options)
+            click.get_current_context().meta[OPTIONS_OF_PLACES] = text.options
             if save is not None:
                 _save(text, save)
             function(job=text, **rest)
@@ -274,6 +276,12 @@ def option_words() -> "Iterator[dict[str, str]]":
         raise _reworded(error, options) from error
     except ConfigErrors as errors:
         raise ConfigErrors([_reworded(error, options) for error in errors.errors]) from errors
+
+
+def warn(text: str) -> None:
+    """Print a warning, in the words of the options of this command."""
+    options = click.get_current_context().meta.get(OPTIONS_OF_PLACES, {})
+    click.echo(f"gpujob: warning: {in_option_words(text, options)}", err=True)
 
 
 def _reworded(error: ConfigError, options: Mapping[str, str]) -> ConfigError:

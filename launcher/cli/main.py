@@ -41,6 +41,7 @@ from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
     from exporter.contract.report import Report
+    from launcher.plan.plan import Plan
     from launcher.planner.planned_job import JobText
 
 BROKEN_PIPE = 141
@@ -144,8 +145,9 @@ def commands() -> None:
 @commands.command(cls=JobCommand, epilog="example: gpujob check --local -- python train.py")
 @takes_job
 @click.option("--local", is_flag=True, help="Check for a run on this machine instead of Slurm.")
+@click.option("--all", "show_all", is_flag=True, help="Also show what was not checked, and why.")
 @JSON
-def check(job: "JobText", local: bool, as_json: bool) -> None:
+def check(job: "JobText", local: bool, show_all: bool, as_json: bool) -> None:
     """Check everything that a launch needs: environment, resources, input, output, the job, monitoring.
 
     The exit status is 2 if a finding would prevent the job from working.
@@ -155,6 +157,7 @@ def check(job: "JobText", local: bool, as_json: bool) -> None:
         checklist_to_json,
         make_checklist,
         render_preflight_checklist,
+        verdict,
     )
     from launcher.cli.partial_check import load_partial_job
     from launcher.cli.sweep import read_planned_sweep
@@ -162,7 +165,7 @@ def check(job: "JobText", local: bool, as_json: bool) -> None:
     from launcher.planner.planned_job import read_planned_job
 
     show_files(job)
-    subject = None
+    subject = swept = None
     try:
         swept = read_planned_sweep(job, local=local)
         subject = swept.points[0].planned_job if swept is not None else read_planned_job(job, local=local)
@@ -175,20 +178,21 @@ def check(job: "JobText", local: bool, as_json: bool) -> None:
     if as_json:
         print_json(body)
     else:
-        text = "\n".join(render_preflight_checklist(sections))
+        text = "\n".join(render_preflight_checklist(sections, show_all=show_all))
         click.echo(in_option_words(text, job.options))
-        if subject is not None:
-            plan = subject.plan
-            if swept is not None:
-                click.echo(
-                    f"checked the first of the {len(swept.points)} points of a sweep; all of them can be planned"
-                )
-            click.echo(
-                f"{job.source}: {len(plan.tasks)} worker tasks on {plan.nodes} nodes, "
-                f"{plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs per node: "
-                + ("ok" if body["ok"] else "not ready")
-            )
+        if swept is not None:
+            click.echo(f"checked the first of the {len(swept.points)} points of a sweep; all of them can be planned")
+        click.echo(f"{job.source}: {_size_text(subject.plan) if subject is not None else ''}{verdict(sections)}")
     sys.exit(0 if body["ok"] else USAGE)
+
+
+def _size_text(plan: "Plan") -> str:
+    from launcher.words import count_text
+
+    return (
+        f"{count_text(len(plan.tasks), 'worker task')} on {count_text(plan.nodes, 'node')}, "
+        f"{count_text(plan.gpus_per_node, 'GPU')} and {count_text(plan.cpus_per_node, 'CPU')} per node: "
+    )
 
 
 def _quoted(word: str) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.job_source import warn
 from launcher.cli.parts import INTERRUPTED, JSON, print_json
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
@@ -104,7 +105,7 @@ def _show_warnings(planned: "PlannedSweep", *, quiet: bool) -> None:
 
     for warning in check_sweep(planned):
         if not quiet:
-            click.echo(f"gpujob: warning: {warning}", err=True)
+            warn(warning)
 
 
 def _adapt_for_slurm(planned: "PlannedSweep", dependency: str | None) -> "PlannedSweep":

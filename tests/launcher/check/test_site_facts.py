@@ -29,6 +29,7 @@ from launcher.check.site_facts import (
     check_partition,
     memory_bytes,
     parse_partitions,
+    read_partitions,
 )
 from tests.launcher.check.planned_jobs import planned_job, summaries
 from tests.support.fake_slurm import BIN, FakeSlurm
@@ -274,7 +275,17 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
         ({"partition": "gup"}, {}, [("no-partition", "error", "slurm.partition")]),
         ({"partition": "old"}, {}, [("partition-down", "warning", "slurm.partition")]),
         ({"time_limit": "2-00:00:00"}, {}, [("time-limit", "warning", "slurm.time_limit")]),
-        ({"partition": "gpu"}, {"nodes": 9}, [("too-large", "warning", "resources.nodes")]),
+        ({"partition": "gpu"}, {"nodes": 9}, [("too-many-nodes", "error", "resources.nodes")]),
+        (
+            {"partition": "gpu,old"},
+            {"nodes": 5},
+            [
+                ("partition", "ok", "slurm.partition"),
+                ("partition-down", "warning", "slurm.partition"),
+                ("too-large", "warning", "resources.nodes"),
+            ],
+        ),
+        ({"directives": {"clusters": "b"}}, {"nodes": 99}, [("partition", "not checked", "slurm.partition")]),
         ({}, {"gpus_per_node": 7}, [("too-large", "warning", "resources.gpus_per_node")]),
         ({"partition": "gpu,none"}, {"gpus_per_node": 8}, [("partition", "ok", "slurm.partition")]),
     ],
@@ -287,14 +298,14 @@ def test_a_job_is_checked_against_its_partition(
     tmp_path: Path,
 ) -> None:
     job = planned_job(tmp_path, local=False, slurm=slurm_keys, resources=resources)
-    assert summaries(check_partition(job)) == expected
+    assert summaries(check_partition(job, read_partitions())) == expected
     (call,) = slurm.calls("sinfo")
     assert "SINFO_FORMAT" not in call["env"]
 
 
 def test_a_cluster_without_a_default_partition_needs_one(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.say("sinfo", "out", "gpu|up|infinite|8|gpu:8\n")
-    (item,) = check_partition(planned_job(tmp_path, local=False))
+    (item,) = check_partition(planned_job(tmp_path, local=False), read_partitions())
     assert (item.status, item.message) == ("error", "there is no default partition; use one of gpu")
 
 
@@ -312,23 +323,22 @@ def test_the_partition_is_not_checked_without_an_answer_from_slurm(
     job = planned_job(tmp_path, local=False)
     monkeypatch.setattr(site_facts, "SLURM_TIMEOUT_S", 0.3)
     slurm.say("sinfo", "sleep", 30)
-    assert summaries(check_partition(job)) == [("partition", "not checked", "slurm.partition")]
+    assert summaries(check_partition(job, read_partitions())) == [("partition", "not checked", "slurm.partition")]
     slurm.say("sinfo", "sleep", 0)
     slurm.say("sinfo", "status", 1)
     slurm.say("sinfo", "err", "slurm_load_partitions: Unable to contact slurm controller")
-    (item,) = check_partition(job)
+    (item,) = check_partition(job, read_partitions())
     assert "Unable to contact slurm controller" in item.message
     slurm.say("sinfo", "err", "x" * 1000)
-    (item,) = check_partition(job)
+    (item,) = check_partition(job, read_partitions())
     assert item.message == f"sinfo exited with 1: {'x' * 179}..."
     slurm.say("sinfo", "err", NO_CLUSTER)
-    (item,) = check_partition(job)
+    (item,) = check_partition(job, read_partitions())
     assert item.message == (
         "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; run the check where jobs are submitted"
     )
     monkeypatch.setenv("PATH", "/nowhere")
-    assert summaries(check_partition(job)) == [("partition", "not checked", "slurm.partition")]
-    assert not list(check_partition(planned_job(tmp_path)))
+    assert summaries(check_partition(job, read_partitions())) == [("partition", "not checked", "slurm.partition")]
 
 
 # -- monitoring ----------------------------------------------------------------------------------
