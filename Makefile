@@ -24,6 +24,8 @@ help:
 	@echo "make kills     KILLS (150) random kills of parts of jobs on a real Slurm (root)"
 
 install: $(VENV)/.installed
+	@echo "Installed. Now type:"
+	@echo '  export PATH="$(CURDIR)/$(BIN):$$PATH" && gpujob --help'
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv; on Debian: apt install python3-venv" >&2; exit 1; }
@@ -42,7 +44,7 @@ $(VENV)/.installed-dev: pyproject.toml exporter/__init__.py launcher/_entry.py |
 packages:
 	@bash tests/realstack/packages.sh
 
-demo: install
+demo: $(VENV)/.installed
 	$(BIN)/gpujob run examples/embed/job.yaml
 
 test: install-dev packages

@@ -1,21 +1,20 @@
 """The commands of ``gpujob``. Only the modules of this package print for people and decide exit statuses."""
 
-import contextlib
-import errno
 import io
 import json
 import os
 import signal
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
 import click
 
-from exporter import __version__
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError, ManifestError
+from launcher.cli.about.command_group import CommandGroup
+from launcher.cli.about.completion import completion
+from launcher.cli.about.version import print_version
 from launcher.cli.explain import explain
 from launcher.cli.init import init
 from launcher.cli.job_source import JobCommand, in_option_words, takes_job
@@ -43,8 +42,6 @@ if TYPE_CHECKING:
     from exporter.contract.report import Report
     from launcher.plan.plan import Plan
     from launcher.planner.planned_job import JobText
-
-BROKEN_PIPE = 141
 
 
 def main() -> None:
@@ -94,50 +91,15 @@ def _has_working_directory() -> bool:
     return True
 
 
-class _Commands(click.Group):
-    """Commands that handle the loss of their standard output."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
-    ) -> click.Context:
-        with _handle_output_errors():  # --help and --version are printed here
-            return super().make_context(info_name, args, parent, **extra)
-
-    def invoke(self, ctx: click.Context) -> object:
-        with _handle_output_errors():
-            return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _handle_output_errors() -> Iterator[None]:
-    """Report a closed pipe or a full disk by an exit status and at most one line, without a traceback."""
-    try:
-        try:
-            yield
-        finally:
-            if sys.stdout is not None:  # as with >&-
-                sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_output()
-        sys.exit(BROKEN_PIPE)
-    except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
-            raise
-        _discard_output()
-        fail(f"cannot write: {error.strerror}")
-
-
-def _discard_output() -> None:
-    """Discard unwritten output, so that the interpreter does not try again to write it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 @click.group(
-    cls=_Commands,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="example: gpujob run job.yaml",
 )
-@click.version_option(__version__, prog_name="gpujob")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version,
+    help="Show the versions of gpujob, Python, Slurm and the GPU driver.",
+)  # fmt: skip
 def commands() -> None:
     """Launch GPU jobs on Slurm or on this machine, and watch them from the first second to the last."""
 
@@ -243,23 +205,26 @@ def submit(job: "JobText", dependency: str | None, resume: str | None, as_json: 
         fail(f"--resume: {job.source} has no sweep; leave --resume out")
     plan = adapt_plan(checked_plan(job, local=False), slurm_steps.read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
     staging = rundir.stage_run_dir(plan, render_sbatch(plan))
+    run_dir, submitted = staging, None
     try:
-        job_id, cluster = slurm_steps.submit_held(plan, staging / "sbatch_script.sh")
-    except BaseException:
-        rundir.discard_run_dir(staging)
-        raise
-    run_dir = staging
-    try:
+        with slurm_steps.deferred_interrupt():
+            submitted = slurm_steps.submit_held(plan, staging / "sbatch_script.sh")
+        job_id, cluster = submitted
         run_dir = rundir.finalize_run_dir(staging, plan, job_id, cluster)
         slurm_steps.release_job(job_id, cluster)
     except BaseException as error:
         rundir.discard_run_dir(run_dir)
-        try:
-            slurm_steps.cancel_job(job_id, cluster)  # it is on hold and would wait forever
-        except LauncherError as second:
-            raise LauncherError(
-                f"{error}\n  job {job_id} is on hold and could not be cancelled: {second}; cancel it by hand"
-            ) from error
+        if submitted is not None:
+            try:
+                slurm_steps.cancel_job(*submitted)  # it is on hold and would wait forever
+            except LauncherError as second:
+                raise LauncherError(
+                    f"{error}\n  job {submitted[0]} is on hold and could not be cancelled: {second}; cancel it by hand"
+                ) from error
+        if isinstance(error, KeyboardInterrupt):
+            what = "nothing was submitted" if submitted is None else f"job {submitted[0]} was cancelled"
+            click.echo(f"\ngpujob: interrupted; {what}", err=True)
+            sys.exit(INTERRUPTED)
         raise
     if as_json:
         print_json({"schema": 1, "job_id": job_id, "run_dir": str(run_dir), "nodes": plan.nodes})
@@ -375,5 +340,5 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
-for command in (explain, init, plan_command, run, scan, sweep, targets, watch):
+for command in (completion, explain, init, plan_command, run, scan, sweep, targets, watch):
     commands.add_command(command)

@@ -239,7 +239,7 @@ def test_check_reports_all_errors_and_refuses(folder: Path) -> None:
     done = gpujob("check", "job.yaml", "--local", cwd=folder)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.count("\n  ERROR   ") == 3
-    assert done.stdout.endswith(": not ready\n")
+    assert done.stdout.endswith(": not ready: 3 errors\n")
     assert files_in(folder) == ["file", "job.yaml"]
 
 
