@@ -33,6 +33,7 @@ from exporter.contract.manifest import (
     render_manifest,
 )
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.python_flags import ISOLATED
 from exporter.contract.records import NOTHING, RecordError
 from exporter.machine.procfs import read_environment
 from launcher.errors import LauncherError
@@ -388,7 +389,7 @@ def main(request: Mapping[str, object]) -> NoReturn:
             _say(notice)
         _say(f"the run directory is {run_dir}; gpujob watch {run_dir} shows the job")
     words = ("sidecar", "--run-dir", str(run_dir), "--log-level", str(request["log_level"]))
-    os.execve(sys.executable, [sys.executable, "-I", "-m", "exporter", *words], environ)  # noqa: S606 - no shell
+    os.execve(sys.executable, [sys.executable, *ISOLATED, "-m", "exporter", *words], environ)  # noqa: S606 - no shell
 
 
 if __name__ == "__main__":
