@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from exporter.contract.records import JsonValue, to_json
 from exporter.gpus.inventory_reader import GpuInventory, read_gpu_inventory
+from exporter.machine.mounts import mount_table
 from launcher.check import finding, job_checks, plan_checks, preflight, site_facts
 from launcher.check.finding import CheckFinding
 from launcher.check.inputs import check_inputs
@@ -112,6 +113,8 @@ def _environment(job: PlannedJob, inventory: GpuInventory | str) -> Iterator[Che
     yield from preflight.check_modules(job)
     yield from site_facts.check_interpreter(job)
     yield site_facts.check_packages(job)
+    if not job.local:
+        yield site_facts.check_installation(job.plan, mount_table().current())
     if not job.spec.environment.required:
         yield finding.not_checked("variables", "environment.required", "the job file names none")
     yield from preflight.check_variables(job)

@@ -1,14 +1,17 @@
 """Preflight checks of this machine, the cluster and the site's servers. Every query has a deadline."""
 
+import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from platform import python_version
 from urllib.parse import urlsplit
 
 from exporter.files.disks.space_reader import read_space
 from exporter.gpus.inventory_reader import GpuInventory
+from exporter.machine.mounts import MountPoint, is_node_local, mount_of
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.preflight import written_directories
@@ -23,6 +26,7 @@ from launcher.steps.slurm_steps import run_command
 from launcher.words import count_text
 
 SLURM_TIMEOUT_S = 10.0  # for sinfo
+PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # `launcher` in this installation
 HTTP_TIMEOUT_S = 3.0  # for each server
 # low disk space is below both; with a terabyte free, the share means little
 LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40
@@ -100,6 +104,22 @@ def check_driver(inventory: GpuInventory | str) -> CheckFinding:
     newest = ".".join(map(str, inventory.cuda))
     message = f"driver {inventory.driver} supports CUDA {newest} and older; a framework built for a newer one will fail"
     return finding.ok("cuda", "CUDA", message)
+
+
+def check_installation(plan: Plan, mounts: Sequence[MountPoint], package: str = PACKAGE) -> CheckFinding:
+    """Check that the nodes see this installation, as far as mounts show it, and name the Python that they need.
+
+    The Python of a virtual environment is a link to one that each node has by itself.
+    """
+    place, shared = "installation", mount_of(plan.logs_dir, mounts)
+    python = os.path.realpath(plan.python)
+    if is_node_local(mount_of(package, mounts), shared):
+        message = f"{package} is on a disk of this machine; install gpujob where all nodes see it"
+        return finding.warning("local-installation", place, message)
+    if is_node_local(mount_of(python, mounts), shared):
+        message = f"{python} is on a disk of this machine, so each node needs the same one: Python {python_version()}"
+        return finding.not_checked("node-python", place, message)
+    return finding.ok("installation", place, f"gpujob is {package}")
 
 
 # -- resources -----------------------------------------------------------------------------------

@@ -76,9 +76,11 @@ def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool) -> N
 
     items = check_plan(planned_job)
     if not planned_job.local:
-        from launcher.check.site_facts import check_partition, read_partitions
+        from exporter.machine.mounts import mount_table
+        from launcher.check.site_facts import check_installation, check_partition, read_partitions
 
         items += check_partition(planned_job, read_partitions())
+        items.append(check_installation(planned_job.plan, mount_table().current()))
     if not quiet:
         for item in items:
             if item.status == "warning":

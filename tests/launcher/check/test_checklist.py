@@ -82,7 +82,12 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def text_of(sections: tuple[checklist.ChecklistSection, ...], folder: Path) -> str:
     text = "\n".join(render_preflight_checklist(sections, show_all=True)) + "\n"
-    for place, name in ((str(folder), "FOLDER"), (f'"{PYTHON}"', '"PYTHON"'), (f"{PYTHON} ", "PYTHON ")):
+    for place, name in (
+        (site_facts.PACKAGE, "PACKAGE"),
+        (str(folder), "FOLDER"),
+        (f'"{PYTHON}"', '"PYTHON"'),
+        (f"{PYTHON} ", "PYTHON "),
+    ):
         text = text.replace(place, name)
     return text.replace(os.path.dirname(PYTHON), "BIN")
 

@@ -1,5 +1,6 @@
 """Preflight checks of the machine, the cluster and the servers of the site."""
 
+import dataclasses
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from exporter.files.disks.space_reader import SpaceFacts
 from exporter.gpus import inventory_reader
 from exporter.gpus.inventory_reader import GpuInventory, InventoryGpu, read_gpu_inventory
+from exporter.machine.mounts import MountPoint
 from launcher.check import python_modules, site_facts
 from launcher.check.site_facts import (
     GIB,
@@ -22,6 +24,7 @@ from launcher.check.site_facts import (
     check_driver,
     check_endpoints,
     check_gpu_memory,
+    check_installation,
     check_interpreter,
     check_memory,
     check_network,
@@ -33,6 +36,7 @@ from launcher.check.site_facts import (
 )
 from tests.launcher.check.planned_jobs import planned_job, summaries
 from tests.support.fake_slurm import BIN, FakeSlurm
+from tests.support.launcher import plan_of
 
 TWO_GPUS = GpuInventory(
     "550.54.15", (12, 4), (InventoryGpu(0, "H200", 140 * GIB, 141 * GIB), InventoryGpu(1, "H200", 20 * GIB, 141 * GIB))
@@ -339,6 +343,27 @@ def test_the_partition_is_not_checked_without_an_answer_from_slurm(
     )
     monkeypatch.setenv("PATH", "/nowhere")
     assert summaries(check_partition(job, read_partitions())) == [("partition", "not checked", "slurm.partition")]
+
+
+DISK, NFS = ("/", "ext4", "/dev/sda1"), ("/shared", "nfs4", "server:/shared")
+
+
+@pytest.mark.parametrize(
+    ("mounts", "package", "python", "expected"),
+    [
+        ([DISK, NFS], "/opt/gpujob/launcher", "/shared/python3", ("local-installation", "warning")),
+        ([DISK, NFS], "/shared/gpujob/launcher", "/usr/local/bin/python3.11", ("node-python", "not checked")),
+        ([DISK, NFS], "/shared/gpujob/launcher", "/shared/python3", ("installation", "ok")),
+        ([DISK], "/opt/gpujob/launcher", "/usr/local/bin/python3.11", ("installation", "ok")),
+    ],
+)
+def test_an_installation_that_only_this_machine_has_is_reported(
+    mounts: list[tuple[str, str, str]], package: str, python: str, expected: tuple[str, str]
+) -> None:
+    """Without a remote run directory, as on one machine that plays several nodes, mounts show nothing."""
+    plan = dataclasses.replace(plan_of(workdir="/shared/work"), python=python)
+    item = check_installation(plan, [MountPoint(*mount) for mount in mounts], package)
+    assert (item.code, item.status) == expected
 
 
 # -- monitoring ----------------------------------------------------------------------------------
