@@ -5,6 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.endtoend.conftest import cluster, jobs, space_dir  # noqa: F401 - fixtures
+from tests.endtoend.jobs import JobSpace
 from tests.support.launcher import clean_environment, gpujob, read_json
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -48,3 +50,24 @@ def test_a_program_of_a_framework_runs_as_it_is(
     assert items is None or report["items"] == items
     written = [line for log in run_dir.glob("*_worker_w*.out") for line in log.read_text().splitlines()]
     assert sorted(line for line in written if line.startswith(("processes:", "rank"))) == lines
+
+
+@pytest.mark.slurm
+def test_processes_of_several_nodes_find_each_other(jobs: JobSpace) -> None:  # noqa: F811 - a fixture
+    script = jobs.directory / "sum_with_gloo.py"
+    script.write_bytes((SCRIPTS / script.name).read_bytes())
+    worker = {"count": 4, "command": [str(BIN / "python"), str(script)]}
+    job = jobs.submit(
+        {
+            "name": "gloo",
+            "resources": {"nodes": 2, "memory_per_node": "1G"},
+            "workers": [worker],
+            "monitoring": {"linger": 0},
+        }
+    )
+    assert job.wait() == "COMPLETED"
+    written = [line for log in job.run_dir.glob("*_worker_w*.out") for line in log.read_text().splitlines()]
+    assert sorted(line for line in written if line.startswith("rank")) == [
+        f"rank {rank} of 4, local rank {rank % 2}: sum 6" for rank in range(4)
+    ]
+    assert len({log.name.partition("_")[0] for log in job.run_dir.glob("*_worker_w*.out")}) == 2
