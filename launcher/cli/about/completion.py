@@ -11,14 +11,13 @@ SHELLS = {"bash": BashComplete, "zsh": ZshComplete, "fish": FishComplete}
 _KEY = re.compile(r"(?m)^  ([a-z][\w.{}\[\]]*):")
 
 
-@click.command(epilog='example: eval "$(gpujob completion bash)"')
+@click.command(epilog="example: gpujob completion fish > ~/.config/fish/completions/gpujob.fish")
 @click.argument("shell", metavar="SHELL", type=click.Choice(list(SHELLS)))
 @click.pass_context
 def completion(context: click.Context, shell: str) -> None:
     """Print the script with which a shell completes commands, options, keys and files.
 
-    For every shell that you start: bash and zsh evaluate it in ~/.bashrc or ~/.zshrc, and fish reads it from
-    ~/.config/fish/completions/gpujob.fish.
+    bash and zsh read it with `eval "$(gpujob completion bash)"` in ~/.bashrc or ~/.zshrc.
     """
     made = SHELLS[shell](context.find_root().command, {}, "gpujob", "_GPUJOB_COMPLETE")
     click.echo(made.source())
