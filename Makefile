@@ -7,7 +7,7 @@ PYTHON ?= $(firstword $(foreach p,/usr/bin/python3 /usr/local/bin/python3 python
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: help install install-dev packages demo test test-quick test-gpu test-slurm-versions fuzz lint check bench soak kills clean
+.PHONY: help install install-dev packages demo test test-quick test-gpu test-programs test-slurm-versions fuzz lint check bench soak kills clean
 
 help:
 	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
@@ -15,6 +15,7 @@ help:
 	@echo "make test      install what the tests need and run them all"
 	@echo "make test-quick  the tests that need no process, server or clock, in a minute"
 	@echo "make test-gpu  the tests of a real NVIDIA GPU, on a machine that has one"
+	@echo "make test-programs  torchrun, Accelerate, transformers, Lightning and MPI under gpujob (installs them into .venv-programs)"
 	@echo "make test-slurm-versions  the same jobs on Slurm 22.05, 24.11 and 26.05 (root; fetches Debian trees)"
 	@echo "make fuzz      damaged input for every parser of foreign data, for SECONDS=600"
 	@echo "make check     format, lint, types, layers, rules"
@@ -23,6 +24,8 @@ help:
 	@echo "make kills     KILLS (150) random kills of parts of jobs on a real Slurm (root)"
 
 install: $(VENV)/.installed
+	@echo "Installed. Now type:"
+	@echo '  export PATH="$(CURDIR)/$(BIN):$$PATH" && gpujob --help'
 
 $(VENV)/bin/python:
 	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer with venv; on Debian: apt install python3-venv" >&2; exit 1; }
@@ -41,7 +44,7 @@ $(VENV)/.installed-dev: pyproject.toml exporter/__init__.py launcher/_entry.py |
 packages:
 	@bash tests/realstack/packages.sh
 
-demo: install
+demo: $(VENV)/.installed
 	$(BIN)/gpujob run examples/embed/job.yaml
 
 test: install-dev packages
@@ -53,6 +56,10 @@ test-quick: install-dev
 # Installs nothing: machines with GPUs are often without a network.
 test-gpu:
 	@bash tests/gpu/run.sh $(PYTEST_OPTIONS)
+
+# Large packages, so CI leaves this out; TORCH=torch==2.8.0+cpu chooses a build.
+test-programs: install-dev
+	@TORCH="$(TORCH)" bash tests/programs/run.sh $(PYTEST_OPTIONS)
 
 # SUITES="machine forky" takes some of them.
 test-slurm-versions: install-dev packages

@@ -20,6 +20,7 @@ from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.identity import Identity, identify
 from exporter.contract.manifest import METRICS_ACCESS, OPEN, Manifest, read_manifest
+from exporter.contract.python_flags import ISOLATED
 from exporter.gpus.host_reader import GpuHost
 from exporter.gpus.vendors_reader import READERS
 from exporter.machine.file_host import FileWatchHost
@@ -195,7 +196,7 @@ def _prepare(request: Mapping[str, object]) -> NoReturn:
 
 
 def _become(module: str, *arguments: str) -> NoReturn:
-    flags = ("-I", *(("-B",) if sys.dont_write_bytecode else ()))
+    flags = (*ISOLATED, *(("-B",) if sys.dont_write_bytecode else ()))
     os.execv(sys.executable, [sys.executable, *flags, "-m", module, *arguments])  # noqa: S606 - no shell is involved
 
 

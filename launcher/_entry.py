@@ -2,10 +2,11 @@
 
 This is installed as the top-level module ``gpujob_entry``, an otherwise unused name. Console scripts run with
 the user's ``PYTHONPATH``, where a folder named ``launcher`` or ``exporter`` would shadow this package.
-``-I`` ignores ``PYTHONPATH``, the working directory and the user's site.
+``-I`` ignores ``PYTHONPATH``, the working directory and the user's site, unless this module lies there.
 """
 
 import os
+import site
 import sys
 
 
@@ -28,4 +29,6 @@ def _become(package: str) -> None:
         is_set_by_user = True
     if not is_set_by_user:
         os.environ.pop("LC_CTYPE", None)
-    os.execv(sys.executable, [sys.executable, "-I", "-m", package, *sys.argv[1:]])  # noqa: S606
+    in_user_site = os.path.dirname(__file__) == site.getusersitepackages()
+    flags = ("-E", "-P") if in_user_site else ("-I",)
+    os.execv(sys.executable, [sys.executable, *flags, "-m", package, *sys.argv[1:]])  # noqa: S606

@@ -17,13 +17,14 @@ import signal
 import sys
 
 from exporter.contract import run_files
+from exporter.contract.python_flags import ISOLATED
 from launcher.programs.environment import original_environment
 from launcher.programs.wrapper import FORWARDED_SIGNALS, end_with_status, forward_signal, wait_forwarding
 
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # blocked at the start of the orchestrator, until it can handle them
 HANDLED_SIGNALS = (*ENDING_SIGNALS, signal.SIGUSR1, signal.SIGUSR2)
-PYTHON_FLAGS = ("-I", "-B", "-m")
+PYTHON_FLAGS = (*ISOLATED, "-B", "-m")
 STARTED, FINISHED = 1, 2  # what the orchestrator adds to the eventfd
 
 WAIT_S = 1.0  # between two looks for signs of life

@@ -47,6 +47,11 @@ def duration_text(seconds: float | None) -> str:
     return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
 
 
+def count_text(count: int, noun: str) -> str:
+    """``1 node``, ``2 nodes``."""
+    return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
+
+
 def names_text(names: Sequence[str], most: int, total: int | None = None) -> str:
     """``a, b and 3 more``."""
     more = (len(names) if total is None else total) - min(most, len(names))

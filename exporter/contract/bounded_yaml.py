@@ -12,6 +12,7 @@ MOST_NUMBER = 1_000  # characters of a number or date; Python shows no number of
 MOST_WORD_BYTES = 128 * 1024 - 1  # of a text; Linux passes no longer argument or variable to a program
 
 
+OPEN_QUOTE = "while scanning a quoted scalar"  # PyYAML's words for where it was
 NUMBERS = frozenset(f"tag:yaml.org,2002:{kind}" for kind in ("int", "float", "timestamp"))
 
 
@@ -72,6 +73,25 @@ class BoundedLoader(yaml.SafeLoader):
             raise LimitError(problem, event)
 
 
+def _place(mark: yaml.Mark) -> str:
+    return f"line {mark.line + 1}, column {mark.column + 1}"
+
+
+def _hint_at_quote(text: str, problem: yaml.Mark) -> str:
+    """A question about a quoted text that began on an earlier line than that of the problem, where it ended."""
+    opening = None
+    try:
+        for token in yaml.scan(text, Loader=yaml.SafeLoader):
+            if token.start_mark.index > problem.index:
+                break
+            is_quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
+            if is_quoted and token.start_mark.line < token.end_mark.line == problem.line:
+                opening = token.start_mark
+    except yaml.YAMLError:
+        pass  # the problem itself
+    return f"; is the quote of {_place(opening)} closed?" if opening is not None else ""
+
+
 def yaml_problem(error: Exception, text: str) -> str:
     """What is wrong with a text that a loader refused, with the place."""
     if isinstance(error, yaml.reader.ReaderError):
@@ -81,6 +101,9 @@ def yaml_problem(error: Exception, text: str) -> str:
         return f"line {line + 1}, column {column}: not YAML: the character {character} is not allowed; write it escaped"
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark is not None:
         mark = error.problem_mark
-        kind = "" if isinstance(error, LimitError) else "not YAML: "
-        return f"line {mark.line + 1}, column {mark.column + 1}: {kind}{error.problem}"
+        if isinstance(error, LimitError):
+            return f"{_place(mark)}: {error.problem}"
+        if error.context == OPEN_QUOTE and error.context_mark is not None:
+            return f"{_place(error.context_mark)}: not YAML: the quote is not closed"
+        return f"{_place(mark)}: not YAML: {error.problem}{_hint_at_quote(text, mark)}"
     return f"not YAML: {error if isinstance(error, yaml.YAMLError) else f'{type(error).__name__}: {error}'}"

@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
 from exporter.contract.clock import Clock
+from exporter.contract.python_flags import ISOLATED
 from exporter.machine.file_helper import (
     ANSWER,
     DIRECTORY,
@@ -360,7 +361,7 @@ class _HelperProcess:
     def _run(self) -> None:
         try:
             self.process = subprocess.Popen(
-                [sys.executable, "-I", "-B", "-m", "exporter.machine.file_helper"],
+                [sys.executable, *ISOLATED, "-B", "-m", "exporter.machine.file_helper"],
                 stdin=self._child_link.fileno(),
                 stdout=subprocess.DEVNULL,
                 stderr=subprocess.DEVNULL,  # a reader of the sidecar's stderr would wait for a hanging helper

@@ -32,6 +32,7 @@ from exporter.contract.manifest import (
     render_manifest,
 )
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.python_flags import ISOLATED
 from exporter.contract.records import NOTHING, RecordError
 from exporter.machine.procfs import read_environment
 from launcher.attach.manifest import NOTHING_FOUND, FoundJob, absolute, make_manifest, with_found
@@ -353,7 +354,7 @@ def main(request: Mapping[str, object]) -> NoReturn:
     if isinstance(view_fd := request.get("view_fd"), int):
         _hand_over(run_dir, view_fd)
     words = ("sidecar", "--run-dir", str(run_dir), "--log-level", str(request["log_level"]))
-    os.execve(sys.executable, [sys.executable, "-I", "-m", "exporter", *words], environ)  # noqa: S606 - no shell
+    os.execve(sys.executable, [sys.executable, *ISOLATED, "-m", "exporter", *words], environ)  # noqa: S606 - no shell
 
 
 if __name__ == "__main__":

@@ -1,21 +1,21 @@
 """The preflight checklist, in six sections, as text and as JSON."""
 
-import itertools
 import re
+from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 
 from exporter.contract.records import JsonValue, to_json
 from exporter.gpus.inventory_reader import GpuInventory, read_gpu_inventory
-from launcher.check import finding, job_checks, preflight, site_facts
+from exporter.machine.mounts import mount_table
+from launcher.check import finding, job_checks, plan_checks, preflight, site_facts
 from launcher.check.finding import CheckFinding
 from launcher.check.inputs import check_inputs
-from launcher.check.role_programs import environment_of, is_python, job_file_place, role_commands
+from launcher.check.role_programs import job_file_place, role_commands
 from launcher.check.unknown_placeholders import check_placeholders
 from launcher.errors import ConfigError
-from launcher.plan.placeholders import shell_text_index
-from launcher.plan.plan import WORKERS, TaskPlan
 from launcher.planner.planned_job import PlannedJob
+from launcher.words import count_text
 
 CHECKLIST_SCHEMA = 1
 
@@ -113,6 +113,8 @@ def _environment(job: PlannedJob, inventory: GpuInventory | str) -> Iterator[Che
     yield from preflight.check_modules(job)
     yield from site_facts.check_interpreter(job)
     yield site_facts.check_packages(job)
+    if not job.local:
+        yield site_facts.check_installation(job.plan, mount_table().current())
     if not job.spec.environment.required:
         yield finding.not_checked("variables", "environment.required", "the job file names none")
     yield from preflight.check_variables(job)
@@ -125,11 +127,12 @@ def _environment(job: PlannedJob, inventory: GpuInventory | str) -> Iterator[Che
 def _resources(job: PlannedJob, inventory: GpuInventory | str) -> Iterator[CheckFinding]:
     yield preflight.check_gpus_here(job, None if isinstance(inventory, str) else len(inventory.gpus))
     yield from site_facts.check_gpu_memory(job, inventory)
-    yield from job_checks.check_cpus(job)
+    yield from plan_checks.check_cpus(job)
     yield site_facts.check_memory(job)
     yield from site_facts.check_disk(job.plan)
     yield site_facts.check_network(job)
-    yield from site_facts.check_partition(job)
+    if not job.local:
+        yield from site_facts.check_partition(job, site_facts.read_partitions())
     yield from job_checks.check_roles(job)
 
 
@@ -145,16 +148,7 @@ def _output(job: PlannedJob) -> Iterator[CheckFinding]:
 
 
 def _monitoring(job: PlannedJob) -> Iterator[CheckFinding]:
-    if not job.spec.monitoring.enabled:
-        message = "the job is not watched; remove this key to get progress, alerts and exit reasons"
-        yield finding.warning("unwatched", "monitoring.enabled", message)
-    if job.spec.patterns.output is None:
-        only_serves = job_checks.has_only_services(job.plan)
-        message = "no output file is watched; " + (
-            "the results of a benchmark are read without it" if only_serves else "name the files that the job writes"
-        )
-        level = finding.not_checked if only_serves else finding.warning
-        yield level("no-output-pattern", "patterns.output", message)
+    yield from plan_checks.check_watching(job)
     own = len(job.spec.errors)
     message = f"{own} pattern{'s' if own != 1 else ''} of the job, in addition to the standard ones"
     yield finding.ok("errors", "errors", message)
@@ -165,13 +159,13 @@ def _monitoring(job: PlannedJob) -> Iterator[CheckFinding]:
 
 
 def _check_job(job: PlannedJob) -> Iterator[CheckFinding]:
-    yield from _gpus_used(job)
-    yield _time_limit(job)
+    yield from plan_checks.check_gpu_use(job)
+    yield plan_checks.check_time_limit(job)
     if job.plan.gpus_per_node:
         message = "the GPU memory that a worker uses is known only at run time; `gpujob watch` shows it"
         yield finding.not_checked("batch-size", "GPU memory", message)
-    yield from _checkpoints(job)
-    yield from _buffering(job)
+    yield from plan_checks.check_checkpoints(job)
+    yield from plan_checks.check_buffering(job)
     yield from _describe_policy(job)
     yield from check_placeholders(job)
     yield from job_checks.check_groups(job)
@@ -180,89 +174,12 @@ def _check_job(job: PlannedJob) -> Iterator[CheckFinding]:
     yield from job_checks.check_slurm(job)
 
 
-def _gpus_used(job: PlannedJob) -> Iterator[CheckFinding]:
-    """Check that workers use all requested GPUs, and that every role has some."""
-    plan = job.plan
-    asked = plan.gpus_per_node * plan.nodes
-    used = sum(len(planned.task.gpus) for planned in plan.tasks)
-    without = [planned.task.role for _, planned, _ in role_commands(job) if _lacks_gpu(job, planned)]
-    if used < asked:
-        message = f"the job asks for {asked} GPUs and its workers use {used}; add workers, or ask for fewer"
-        yield finding.warning("idle-gpus", "resources.gpus_per_node", message)
-    for role in without:
-        message = "its workers get no GPU, although the job has some; set this key if they need one"
-        yield finding.warning("no-gpu", f"workers ({role}).gpus", message)
-    if used >= asked and not without:
-        workers = sum(planned.stage == WORKERS for planned in plan.tasks)
-        message = f"{used} GPUs for {workers} worker tasks" if asked else f"{workers} workers without GPUs"
-        yield finding.ok("workers", "workers", message)
-
-
-def _lacks_gpu(job: PlannedJob, planned: TaskPlan) -> bool:
-    return bool(job.plan.gpus_per_node) and not planned.task.gpus and planned.stage == WORKERS
-
-
-def _time_limit(job: PlannedJob) -> CheckFinding:
-    limit, place = job.plan.slurm.time_limit, "slurm.time_limit"
-    if limit:
-        return finding.ok("time-limit", place, _time_limit_text(limit))
-    if job.local:
-        return finding.not_checked("time-limit", place, "a run on this machine has no time limit")
-    message = "is not set, so the partition's default applies; set the time that the job needs, and a little more"
-    return finding.warning("no-time-limit", place, message)
-
-
-def _time_limit_text(limit: str) -> str:
-    """Show the unit of a time limit: Slurm reads one number as minutes, and two as minutes and seconds."""
-    if limit.isdigit():
-        return f"{int(limit)} minute{'s' if int(limit) != 1 else ''}"
-    if "-" in limit:
-        return f"{limit} (days-hours)" if ":" not in limit else limit
-    return f"{limit} (minutes:seconds)" if limit.count(":") == 1 else limit
-
-
-def _checkpoints(job: PlannedJob) -> Iterator[CheckFinding]:
-    group, place = job.plan.group("checkpoint"), "patterns.checkpoints"
-    if group.pattern is not None:
-        where = "the run directory" if group.directory == "." else f'"{group.directory}"'
-        interval = job.spec.monitoring.checkpoint_interval
-        often = "their interval is learned" if interval is None else f"one every {interval:g} s"
-        yield finding.ok("checkpoints", place, f"{group.pattern} in {where}; {often}")
-    elif not job_checks.has_only_services(job.plan):
-        message = "no checkpoint is watched, so a failure would repeat all work; name the checkpoint files"
-        yield finding.warning("no-checkpoints", place, message)
-
-
 def _describe_policy(job: PlannedJob) -> Iterator[CheckFinding]:
     """Describe the effect of a failed worker, for each role."""
     for _, planned, _ in role_commands(job):
         restarts = f"is restarted up to {planned.restart_max} times, then " if planned.restart_max else ""
         end = "ends the job" if planned.critical else "is tolerated"
         yield finding.ok("policy", job_file_place(planned), f"a failed worker {restarts}{end}")
-
-
-def _buffering(job: PlannedJob) -> Iterator[CheckFinding]:
-    """Warn about Python buffering its output: progress would appear late, and final errors could be lost."""
-    places = [
-        place
-        for place, planned, argv in role_commands(job)
-        if argv and _buffers_output(argv) and not environment_of(job, planned).get("PYTHONUNBUFFERED")
-    ]
-    for place in places:
-        problem = "PYTHONUNBUFFERED is empty, so Python buffers its output and progress is seen late"
-        yield finding.warning("buffered", place, f"{problem}; leave it out, or use `python -u`")
-    if not places:
-        yield finding.ok("buffering", "workers", "no Python command buffers its output")
-
-
-def _buffers_output(argv: Sequence[str]) -> bool:
-    """Whether a command runs Python without ``-u``, directly or in a shell's text."""
-    at = shell_text_index(argv)
-    if at is not None:
-        found = re.search(r"(?<![\w/.-])(?:[\w./-]*/)?python[\d.]*(?=\s)(?!\s+-[A-Za-z]*u)", argv[at])
-        return found is not None and "PYTHONUNBUFFERED=" not in argv[at]
-    flags = itertools.takewhile(lambda word: word.startswith("-"), argv[1:])
-    return is_python(argv[0]) and not any("u" in flag and flag[1:2] != "-" for flag in flags)
 
 
 def checklist_findings(sections: Sequence[ChecklistSection]) -> list[CheckFinding]:
@@ -283,14 +200,27 @@ def checklist_to_json(sections: Sequence[ChecklistSection]) -> dict[str, JsonVal
     }
 
 
-def render_preflight_checklist(sections: Sequence[ChecklistSection]) -> list[str]:
-    """The checklist as text, one finding a line."""
+def render_preflight_checklist(sections: Sequence[ChecklistSection], *, show_all: bool = False) -> list[str]:
+    """The checklist as text, one finding a line. What was not checked is only counted, unless ``show_all``."""
     lines = []
     for number, section in enumerate(sections, 1):
-        lines.append(f"{number} {section.name}")
-        for item in section.items:
+        shown = [item for item in section.items if show_all or item.status != "not checked"]
+        lines += [f"{number} {section.name}"] if shown else []
+        for item in shown:
             text = f"not checked: {item.message}" if item.status == "not checked" else item.message
             lines.append(
                 f"  {STATUS_MARKS[item.status]:<7} " + (text if item.place == "-" else f"{item.place}: {text}")
             )
+    left_out = sum(item.status == "not checked" for section in sections for item in section.items)
+    if left_out and not show_all:
+        lines.append(f"not checked: {left_out}; --all shows what, and why")
     return lines
+
+
+def verdict(sections: Sequence[ChecklistSection]) -> str:
+    """``ok``, ``ok, 2 warnings`` or ``not ready: 1 error, 2 warnings``."""
+    found = Counter(item.status for item in checklist_findings(sections))
+    counts = ", ".join(count_text(found[status], status) for status in ("error", "warning") if found[status])
+    if found["error"]:
+        return f"not ready: {counts}"
+    return f"ok, {counts}" if counts else "ok"

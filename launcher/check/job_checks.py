@@ -10,8 +10,8 @@ from pathlib import Path
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.errors import did_you_mean
-from launcher.jobfile.backend_kinds import BACKEND_KINDS, ENGINES
-from launcher.jobfile.jobfile import HUB, cpus_of_full_nodes
+from launcher.jobfile.backend_kinds import BACKEND_KINDS
+from launcher.jobfile.jobfile import HUB
 from launcher.jobfile.redaction import is_harmless, is_secret_name
 from launcher.jobfile.slurm import parse_signal
 from launcher.jobfile.value_types import parse_time_limit
@@ -45,28 +45,6 @@ def check_planned_job(planned_job: PlannedJob) -> Iterator[CheckFinding]:
 def has_only_services(plan: Plan) -> bool:
     """Whether all tasks except the benchmark are services, so that the job writes no output or checkpoints."""
     return all(planned.service or planned.stage == BENCHMARK for planned in plan.tasks)
-
-
-def check_cpus(planned_job: PlannedJob) -> Iterator[CheckFinding]:
-    """Check that engines have more CPUs than one for each GPU: tokenizers and schedulers need some."""
-    spec, plan, place = planned_job.spec, planned_job.plan, "resources.cpus_per_node"
-    is_set = spec.resources.cpus_per_node or spec.slurm.exclusive or any(workers.cpus for workers in spec.workers)
-    site = planned_job.cluster
-    if planned_job.local or is_set or not plan.gpus_per_node or spec.backend.type not in ENGINES:
-        return
-    if cpus_of_full_nodes(spec, site) is not None:
-        yield finding.ok("cpus", place, f"{plan.cpus_per_node} CPUs, all of a node")
-        return
-    fix = "set how many the job may use, or `slurm: {exclusive: true}` for exclusive nodes"
-    if site.cpus_per_node and site.gpus_per_node:
-        fix = f"its share of a node is {site.cpus_per_node * plan.gpus_per_node // site.gpus_per_node}, so {fix}"
-    else:
-        fix += "; with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all CPUs"
-    message = (
-        f"{plan.cpus_per_node} CPUs for {plan.gpus_per_node} GPUs of a node: one for each GPU or process and one more; "
-        f"{spec.backend.type} can use several for each GPU; {fix}"
-    )
-    yield finding.warning("few-cpus", place, message)
 
 
 # -- needs of the workers -------------------------------------------------------------------------

@@ -1,7 +1,6 @@
 """Preflight checks of a plan on this machine. They change nothing."""
 
 import os
-import re
 import shutil
 from collections.abc import Collection, Iterator
 from pathlib import Path
@@ -19,6 +18,7 @@ from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.inputs import check_inputs
 from launcher.check.job_checks import check_planned_job
+from launcher.check.plan_checks import check_plan_alone
 from launcher.check.python_modules import InterpreterSilent, python_module
 from launcher.check.role_programs import (
     RUN_PATH_TEXT,
@@ -27,28 +27,17 @@ from launcher.check.role_programs import (
     is_known_only_at_run,
     is_python,
     modules_not_found,
-    program_command,
     role_commands,
 )
+from launcher.check.shell_words import check_shell_words, is_shell_word, shell_word_problem
 from launcher.check.unknown_placeholders import check_placeholders
 from launcher.jobfile.resources import command_argv
-from launcher.plan.placeholders import SHELLS, shell_text_index
 from launcher.plan.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, Plan, TaskPlan
 from launcher.planner.planned_job import PlannedJob
 from launcher.rundir.output_locks import find_output_in_use
 
 INTERPRETERS = ("python", "python3", "bash", "sh")
 MOST_SAMPLE_BYTES = 256 * 1024  # read from a sample file
-
-_VARIABLE = re.compile(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-_ASSIGNMENT = re.compile(
-    r"(?:^|[\s;&|(])(?:export\s+|local\s+|read\s+(?:-\w+\s+)*|for\s+)?([A-Za-z_]\w*)(?==|\s+in\s|\s*[;\n])"
-)
-_SLURM_PREFIXES = ("SLURM_", "GPUJOB_", "CUDA_VISIBLE_DEVICES")
-_SHELL_VARIABLES = {
-    *("HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY")
-}
-_LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
 
 def check_plan(planned_job: PlannedJob) -> list[CheckFinding]:
@@ -67,6 +56,7 @@ def check_plan(planned_job: PlannedJob) -> list[CheckFinding]:
         check_target_directory(planned_job),
         *check_page(planned_job),
         *check_planned_job(planned_job),
+        *check_plan_alone(planned_job),
     ]
 
 
@@ -96,7 +86,8 @@ def _check_program(planned_job: PlannedJob, place: str, planned: TaskPlan, argv:
         yield finding.not_checked("program", place, f'"{program}" is searched for in {RUN_PATH_TEXT}')
     elif missing:
         at, message = _missing_program(planned_job, place, planned, program)
-        level = finding.error if planned_job.local or "/" in program else finding.warning
+        is_certain = planned_job.local or "/" in program or is_shell_word(program)
+        level = finding.error if is_certain else finding.warning
         yield level("no-program", at, message)
     if script is not None and not Path(workdir, script).exists():
         message = f'"{script}" does not exist in {workdir}; give its path from there, or use {{job_dir}}'
@@ -135,7 +126,9 @@ def _missing_program(planned_job: PlannedJob, place: str, planned: TaskPlan, pro
     """Place that requires a missing program, and a message with a fix."""
     at, who = _origin(planned_job, planned, program) or (place, "")
     if not who:
-        return at, f'"{program}" is not a program on this machine; check its spelling, or give its full path'
+        return at, shell_word_problem(planned_job, planned, program) or (
+            f'"{program}" is not a program on this machine; check its spelling, or give its full path'
+        )
     return at, f'{who} needs "{program}" on PATH; activate the environment that has it'
 
 
@@ -182,35 +175,7 @@ def check_variables(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         else:
             yield finding.ok("variable", "environment.required", f"{name} is set")
     for place, planned, _ in role_commands(planned_job):
-        yield from _check_named_variables(planned_job, place, planned)
-
-
-def _check_named_variables(planned_job: PlannedJob, place: str, planned: TaskPlan) -> Iterator[CheckFinding]:
-    argv = program_command(planned_job, planned, planned.argv)
-    text_index = shell_text_index(argv)
-    known, fix = {*environment_of(planned_job, planned)}, _fix_without_shell(planned_job, planned)
-    if argv and os.path.basename(argv[0]) not in (*SHELLS, "env"):  # a launcher such as torchrun starts the shell
-        known |= _LAUNCHER_VARIABLES
-    for index, word in enumerate(argv):
-        names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
-        own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | known
-        for name in names:
-            if text_index is None:
-                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
-                yield finding.warning("not-expanded", place, message)
-            elif index == text_index and name not in own and not name.startswith(_SLURM_PREFIXES):
-                message = f"${name} is not set here and would be empty; export it, or set it in `env`"
-                yield finding.warning("no-variable", place, message)
-
-
-def _fix_without_shell(planned_job: PlannedJob, planned: TaskPlan) -> str:
-    """How to expand a variable in words that no shell reads; only commands of roles have `shell: true`."""
-    spec = planned_job.spec
-    if planned.stage == WORKERS:
-        own = any(command_argv(workers) for workers in spec.workers if workers.role == planned.task.role)
-        return "`shell: true`" if own else "write its value"
-    part = {FRONTENDS: spec.frontend, BENCHMARK: spec.benchmark}.get(planned.stage)
-    return "the command [bash, -c, TEXT]" if part is not None and part.command is not None else "write its value"
+        yield from check_shell_words(planned_job, place, planned)
 
 
 # -- resources -----------------------------------------------------------------------------------
@@ -268,7 +233,7 @@ def written_directories(plan: Plan) -> list[tuple[str, str]]:
 def _unwritable_reason(directory: Path) -> str | None:
     for place in (directory, *directory.parents):
         if place.is_dir():
-            if os.access(place, os.W_OK | os.X_OK):
+            if os.access(place, os.W_OK | os.X_OK, effective_ids=True):
                 return None
             consequence = "" if place == directory else f', so "{directory}" cannot be created'
             return f'no permission to write to "{place}"{consequence}; choose another directory'
@@ -366,7 +331,7 @@ def check_target_directory(planned_job: PlannedJob) -> CheckFinding:
     if directory is None:
         message = "the cluster file names none; Prometheus finds the job only by targets.json in its run directory"
         return finding.not_checked("targets", place, message)
-    if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK):
+    if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
         return finding.ok("targets", place, f'"{directory}" can be written to')
     message = f'"{directory}" is not a directory you can write to; Prometheus will not find this job there'
     return finding.warning("target-dir", place, message)

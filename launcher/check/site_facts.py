@@ -1,14 +1,17 @@
 """Preflight checks of this machine, the cluster and the site's servers. Every query has a deadline."""
 
+import os
 import re
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from platform import python_version
 from urllib.parse import urlsplit
 
 from exporter.files.disks.space_reader import read_space
 from exporter.gpus.inventory_reader import GpuInventory
+from exporter.machine.mounts import MountPoint, is_node_local, mount_of
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.preflight import written_directories
@@ -20,8 +23,10 @@ from launcher.jobfile.value_types import parse_time_limit
 from launcher.plan.plan import Plan
 from launcher.planner.planned_job import PlannedJob
 from launcher.steps.slurm_steps import run_command
+from launcher.words import count_text
 
 SLURM_TIMEOUT_S = 10.0  # for sinfo
+PACKAGE = os.path.dirname(os.path.dirname(os.path.realpath(__file__)))  # `launcher` in this installation
 HTTP_TIMEOUT_S = 3.0  # for each server
 # low disk space is below both; with a terabyte free, the share means little
 LEAST_FREE_SHARE, ENOUGH_FREE_BYTES = 0.2, 1 << 40
@@ -99,6 +104,22 @@ def check_driver(inventory: GpuInventory | str) -> CheckFinding:
     newest = ".".join(map(str, inventory.cuda))
     message = f"driver {inventory.driver} supports CUDA {newest} and older; a framework built for a newer one will fail"
     return finding.ok("cuda", "CUDA", message)
+
+
+def check_installation(plan: Plan, mounts: Sequence[MountPoint], package: str = PACKAGE) -> CheckFinding:
+    """Check that the nodes see this installation, as far as mounts show it, and name the Python that they need.
+
+    The Python of a virtual environment is a link to one that each node has by itself.
+    """
+    place, shared = "installation", mount_of(plan.logs_dir, mounts)
+    python = os.path.realpath(plan.python)
+    if is_node_local(mount_of(package, mounts), shared):
+        message = f"{package} is on a disk of this machine; install gpujob where all nodes see it"
+        return finding.warning("local-installation", place, message)
+    if is_node_local(mount_of(python, mounts), shared):
+        message = f"{python} is on a disk of this machine, so each node needs the same one: Python {python_version()}"
+        return finding.not_checked("node-python", place, message)
+    return finding.ok("installation", place, f"gpujob is {package}")
 
 
 # -- resources -----------------------------------------------------------------------------------
@@ -229,19 +250,23 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
     return found
 
 
-def check_partition(planned_job: PlannedJob) -> Iterator[CheckFinding]:
-    """Check that the partition exists, is up, and is large enough for the job."""
-    if planned_job.local:
-        return
-    place, plan = "slurm.partition", planned_job.plan
+def read_partitions() -> dict[str, SlurmPartition] | str:
+    """The partitions of the cluster by name, or why they are unknown."""
     try:
-        text = run_command(["sinfo", "--noheader", "--format=%P|%a|%l|%D|%G"], timeout_s=SLURM_TIMEOUT_S)
-        partitions = parse_partitions(text)
+        argv = ["sinfo", "--all", "--noheader", "--format=%P|%a|%l|%D|%G"]
+        return parse_partitions(run_command(argv, timeout_s=SLURM_TIMEOUT_S))
     except SlurmError as error:
-        yield finding.not_checked("partition", place, _sinfo_error_text(str(error)))
-        return
+        return _sinfo_error_text(str(error))
     except ValueError as error:
-        yield finding.not_checked("partition", place, f"the output of sinfo cannot be read: {error}")
+        return f"the output of sinfo cannot be read: {error}"
+
+
+def check_partition(planned_job: PlannedJob, partitions: dict[str, SlurmPartition] | str) -> Iterator[CheckFinding]:
+    """Check that the partition exists, is up, and is large enough for the job."""
+    place, plan = "slurm.partition", planned_job.plan
+    if isinstance(partitions, str) or "clusters" in plan.slurm.directives:
+        why = partitions if isinstance(partitions, str) else "the job is for another cluster"
+        yield finding.not_checked("partition", place, why)
         return
     asked = plan.slurm.partition
     if asked is None:
@@ -252,12 +277,18 @@ def check_partition(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         what = f'there is no partition "{asked}"' if asked else "there is no default partition"
         fix = f"use one of {', '.join(sorted(partitions))}" if partitions else "sinfo shows no partition"
         yield finding.error("no-partition", place, f"{what}; {fix}")
+    if chosen and plan.nodes > (most := max(partition.nodes for partition in chosen)):
+        names = " and ".join(partition.name for partition in chosen)
+        message = f"{plan.nodes} requested and {names} has {most}; ask for less, or use another partition"
+        yield finding.error("too-many-nodes", "resources.nodes", message)
+        return
     for partition in chosen:
         yield from list(_misfits(plan, partition)) or [
             finding.ok(
                 "partition",
                 place,
-                f"{partition.name} is up, {partition.nodes} nodes with {partition.gpus} GPUs each at most",
+                f"{partition.name} is up, {count_text(partition.nodes, 'node')} with "
+                f"{count_text(partition.gpus, 'GPU')} each at most",
             )
         ]
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 
 import click
 
+from launcher.cli.about.completion import complete_files, complete_keys
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
 if TYPE_CHECKING:
@@ -18,9 +19,16 @@ if TYPE_CHECKING:
 
 COMMAND_LINE, STANDARD_INPUT = "command line", "standard input"  # names in messages
 WORDS = "gpujob.words"  # key of click's context: the words after ``--``
+OPTIONS_OF_PLACES = "gpujob.options"  # another: the options that set places, for messages
 WORKERS_PLACE = "workers[0]."
 MOST_NAME = 200  # characters of a name, as in the job file
 
+_SECTIONS = {
+    **dict.fromkeys(("name",), "The job"),
+    **dict.fromkeys(("workers[0]", "resources"), "Workers and resources"),
+    **dict.fromkeys(("slurm",), "Slurm"),
+    **dict.fromkeys(("paths", "patterns", "progress"), "Output and progress"),
+}  # groups of options in the help, by the section of their keys
 _INTERPRETERS = {".py": "python", ".sh": "bash"}  # of programs that somebody gives in place of a job file
 _YAML_SUFFIXES = (".yaml", ".yml", ".json")
 _MONITOR_CONFIG = re.compile(r"(?m)^job:")
@@ -81,6 +89,18 @@ class JobCommand(WordsCommand):
         ctx.params["job"] = _chosen_file(ctx, ctx.params["job"], ctx.params.pop("file"))
         return left
 
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        groups: dict[str, list[tuple[str, str]]] = {title: [] for title in (*_SECTIONS.values(), "Options")}
+        for param in self.get_params(ctx):
+            record = param.get_help_record(ctx) if isinstance(param, click.Option) else None
+            place = "name" if param.name in ("file", "sets", "save") else ""
+            place = next((option.place for option in OPTIONS if option.option in param.opts), place)
+            if record is not None:
+                groups[_SECTIONS.get(place.partition(".")[0], "Options")].append(record)
+        for title, records in groups.items():
+            with formatter.section(title):
+                formatter.write_dl(records)
+
 
 def takes_job(function: Callable[..., None]) -> Callable[..., None]:
     """Give a command the options that make its ``job``, as text, and report errors in the words of these options.
@@ -101,18 +121,28 @@ def takes_job(function: Callable[..., None]) -> Callable[..., None]:
         with option_words() as known:
             text = _read_job(job, words, values, sets)
             known.update(text.options)
+            click.get_current_context().meta[OPTIONS_OF_PLACES] = text.options
             if save is not None:
                 _save(text, save)
             function(job=text, **rest)
 
     for option in reversed(options):
         command = click.option(option.option, metavar=option.metavar, help=option.help)(command)
-    command = click.option("--save", metavar="FILE", help="Write the job file that these options mean, too.")(command)
     command = click.option(
-        "--set", "sets", metavar="KEY=VALUE", multiple=True, help="Set a key of the job file; the value is YAML."
+        "--save", metavar="FILE", shell_complete=complete_files, help="Write the job file that these options mean, too."
     )(command)
-    command = click.option("-f", "--file", metavar="JOB.YAML", help="The job file; - is standard input.")(command)
-    return click.argument("job", metavar="[JOB.YAML | -- COMMAND...]", nargs=-1)(command)
+    command = click.option(
+        "--set",
+        "sets",
+        metavar="KEY=VALUE",
+        multiple=True,
+        shell_complete=complete_keys,
+        help="Set a key of the job file; the value is YAML.",
+    )(command)
+    command = click.option(
+        "-f", "--file", metavar="JOB.YAML", shell_complete=complete_files, help="The job file; - is standard input."
+    )(command)
+    return click.argument("job", metavar="[JOB.YAML | -- COMMAND...]", nargs=-1, shell_complete=complete_files)(command)
 
 
 def _chosen_file(ctx: click.Context, job: tuple[str, ...], file: str | None) -> str | None:
@@ -274,6 +304,12 @@ def option_words() -> "Iterator[dict[str, str]]":
         raise _reworded(error, options) from error
     except ConfigErrors as errors:
         raise ConfigErrors([_reworded(error, options) for error in errors.errors]) from errors
+
+
+def warn(text: str) -> None:
+    """Print a warning, in the words of the options of this command."""
+    options = click.get_current_context().meta.get(OPTIONS_OF_PLACES, {})
+    click.echo(f"gpujob: warning: {in_option_words(text, options)}", err=True)
 
 
 def _reworded(error: ConfigError, options: Mapping[str, str]) -> ConfigError:

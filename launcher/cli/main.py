@@ -1,20 +1,19 @@
 """The commands of ``gpujob``. Only the modules of this package print for people and decide exit statuses."""
 
-import contextlib
-import errno
 import io
 import json
 import os
 import sys
 import time
-from collections.abc import Iterator
 from typing import TYPE_CHECKING, Self
 
 import click
 
-from exporter import __version__
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError, ManifestError
+from launcher.cli.about.command_group import CommandGroup
+from launcher.cli.about.completion import completion
+from launcher.cli.about.version import print_version
 from launcher.cli.explain import explain
 from launcher.cli.init import init
 from launcher.cli.job_source import JobCommand, in_option_words, takes_job
@@ -45,9 +44,8 @@ from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
     from exporter.contract.report import Report
+    from launcher.plan.plan import Plan
     from launcher.planner.planned_job import JobText
-
-BROKEN_PIPE = 141
 
 
 def main() -> None:
@@ -97,50 +95,15 @@ def _has_working_directory() -> bool:
     return True
 
 
-class _Commands(click.Group):
-    """Commands that handle the loss of their standard output."""
-
-    def make_context(
-        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
-    ) -> click.Context:
-        with _handle_output_errors():  # --help and --version are printed here
-            return super().make_context(info_name, args, parent, **extra)
-
-    def invoke(self, ctx: click.Context) -> object:
-        with _handle_output_errors():
-            return super().invoke(ctx)
-
-
-@contextlib.contextmanager
-def _handle_output_errors() -> Iterator[None]:
-    """Report a closed pipe or a full disk by an exit status and at most one line, without a traceback."""
-    try:
-        try:
-            yield
-        finally:
-            if sys.stdout is not None:  # as with >&-
-                sys.stdout.flush()
-    except BrokenPipeError:
-        _discard_output()
-        sys.exit(BROKEN_PIPE)
-    except OSError as error:
-        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
-            raise
-        _discard_output()
-        fail(f"cannot write: {error.strerror}")
-
-
-def _discard_output() -> None:
-    """Discard unwritten output, so that the interpreter does not try again to write it at exit."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
 @click.group(
-    cls=_Commands,
+    cls=CommandGroup,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="example: gpujob run job.yaml",
 )
-@click.version_option(__version__, prog_name="gpujob")
+@click.option(
+    "--version", is_flag=True, is_eager=True, expose_value=False, callback=print_version,
+    help="Show the versions of gpujob, Python, Slurm and the GPU driver.",
+)  # fmt: skip
 def commands() -> None:
     """Launch GPU jobs on Slurm or on this machine, and watch them from the first second to the last."""
 
@@ -148,8 +111,9 @@ def commands() -> None:
 @commands.command(cls=JobCommand, epilog="example: gpujob check --local -- python train.py")
 @takes_job
 @click.option("--local", is_flag=True, help="Check for a run on this machine instead of Slurm.")
+@click.option("--all", "show_all", is_flag=True, help="Also show what was not checked, and why.")
 @JSON
-def check(job: "JobText", local: bool, as_json: bool) -> None:
+def check(job: "JobText", local: bool, show_all: bool, as_json: bool) -> None:
     """Check everything that a launch needs: environment, resources, input, output, the job, monitoring.
 
     The exit status is 2 if a finding would prevent the job from working.
@@ -159,6 +123,7 @@ def check(job: "JobText", local: bool, as_json: bool) -> None:
         checklist_to_json,
         make_checklist,
         render_preflight_checklist,
+        verdict,
     )
     from launcher.cli.partial_check import load_partial_job
     from launcher.cli.sweep import read_planned_sweep
@@ -166,7 +131,7 @@ def check(job: "JobText", local: bool, as_json: bool) -> None:
     from launcher.planner.planned_job import read_planned_job
 
     show_files(job)
-    subject = None
+    subject = swept = None
     try:
         swept = read_planned_sweep(job, local=local)
         subject = swept.points[0].planned_job if swept is not None else read_planned_job(job, local=local)
@@ -179,20 +144,21 @@ def check(job: "JobText", local: bool, as_json: bool) -> None:
     if as_json:
         print_json(body)
     else:
-        text = "\n".join(render_preflight_checklist(sections))
+        text = "\n".join(render_preflight_checklist(sections, show_all=show_all))
         click.echo(in_option_words(text, job.options))
-        if subject is not None:
-            plan = subject.plan
-            if swept is not None:
-                click.echo(
-                    f"checked the first of the {len(swept.points)} points of a sweep; all of them can be planned"
-                )
-            click.echo(
-                f"{job.source}: {len(plan.tasks)} worker tasks on {plan.nodes} nodes, "
-                f"{plan.gpus_per_node} GPUs and {plan.cpus_per_node} CPUs per node: "
-                + ("ok" if body["ok"] else "not ready")
-            )
+        if swept is not None:
+            click.echo(f"checked the first of the {len(swept.points)} points of a sweep; all of them can be planned")
+        click.echo(f"{job.source}: {_size_text(subject.plan) if subject is not None else ''}{verdict(sections)}")
     sys.exit(0 if body["ok"] else USAGE)
+
+
+def _size_text(plan: "Plan") -> str:
+    from launcher.words import count_text
+
+    return (
+        f"{count_text(len(plan.tasks), 'worker task')} on {count_text(plan.nodes, 'node')}, "
+        f"{count_text(plan.gpus_per_node, 'GPU')} and {count_text(plan.cpus_per_node, 'CPU')} per node: "
+    )
 
 
 def _dependency(_context: click.Context, _option: click.Parameter, text: str | None) -> str | None:
@@ -237,23 +203,26 @@ def submit(job: "JobText", dependency: str | None, resume: str | None, as_json: 
         fail(f"--resume: {job.source} has no sweep; leave --resume out")
     plan = adapt_plan(checked_plan(job, local=False), slurm_steps.read_kill_wait_s(DEFAULT_KILL_WAIT_S), dependency)
     staging = rundir.stage_run_dir(plan, render_sbatch(plan))
+    run_dir, submitted = staging, None
     try:
-        job_id, cluster = slurm_steps.submit_held(plan, staging / "sbatch_script.sh")
-    except BaseException:
-        rundir.discard_run_dir(staging)
-        raise
-    run_dir = staging
-    try:
+        with slurm_steps.deferred_interrupt():
+            submitted = slurm_steps.submit_held(plan, staging / "sbatch_script.sh")
+        job_id, cluster = submitted
         run_dir = rundir.finalize_run_dir(staging, plan, job_id, cluster)
         slurm_steps.release_job(job_id, cluster)
     except BaseException as error:
         rundir.discard_run_dir(run_dir)
-        try:
-            slurm_steps.cancel_job(job_id, cluster)  # it is on hold and would wait forever
-        except LauncherError as second:
-            raise LauncherError(
-                f"{error}\n  job {job_id} is on hold and could not be cancelled: {second}; cancel it by hand"
-            ) from error
+        if submitted is not None:
+            try:
+                slurm_steps.cancel_job(*submitted)  # it is on hold and would wait forever
+            except LauncherError as second:
+                raise LauncherError(
+                    f"{error}\n  job {submitted[0]} is on hold and could not be cancelled: {second}; cancel it by hand"
+                ) from error
+        if isinstance(error, KeyboardInterrupt):
+            what = "nothing was submitted" if submitted is None else f"job {submitted[0]} was cancelled"
+            click.echo(f"\ngpujob: interrupted; {what}", err=True)
+            sys.exit(INTERRUPTED)
         raise
     register_run(run_dir, job_id)
     if as_json:
@@ -349,5 +318,5 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
-for command in (attach, explain, init, logs, plan_command, run, scan, stop, sweep, targets, watch):
+for command in (attach, completion, explain, init, logs, plan_command, run, scan, stop, sweep, targets, watch):
     commands.add_command(command)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from exporter.contract import run_files
+from launcher.cli.job_source import warn
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -75,10 +76,16 @@ def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool) -> N
     from launcher.errors import ConfigError
 
     items = check_plan(planned_job)
+    if not planned_job.local:
+        from exporter.machine.mounts import mount_table
+        from launcher.check.site_facts import check_installation, check_partition, read_partitions
+
+        items += check_partition(planned_job, read_partitions())
+        items.append(check_installation(planned_job.plan, mount_table().current()))
     if not quiet:
         for item in items:
             if item.status == "warning":
-                click.echo(f"gpujob: warning: {item}", err=True)
+                warn(str(item))
     errors = [str(item) for item in items if item.status == "error"]
     if errors:
         raise ConfigError(source, errors)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.job_source import JobCommand, takes_job
+from launcher.cli.job_source import JobCommand, takes_job, warn
 from launcher.cli.parts import JSON, show_files
 from launcher.errors import LauncherError
 
@@ -162,7 +162,7 @@ def _show_warnings(planned_jobs: "Mapping[str, PlannedJob]") -> None:
 
     warnings = {name: _plan_warnings(planned_job) for name, planned_job in planned_jobs.items()}
     for line in merge_problems(warnings, len(warnings)) if len(warnings) > 1 else next(iter(warnings.values())):
-        click.echo(f"gpujob: warning: {line}", err=True)
+        warn(line)
 
 
 def _plan_warnings(planned_job: "PlannedJob") -> list[str]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.job_source import warn
 from launcher.cli.jobs.sweep_states import show_states
 from launcher.cli.parts import INTERRUPTED, JSON, come_back_lines, print_json
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
@@ -107,7 +108,7 @@ def _show_warnings(planned: "PlannedSweep", *, quiet: bool) -> None:
 
     for warning in check_sweep(planned):
         if not quiet:
-            click.echo(f"gpujob: warning: {warning}", err=True)
+            warn(warning)
 
 
 def _adapt_for_slurm(planned: "PlannedSweep", dependency: str | None) -> "PlannedSweep":

@@ -5,14 +5,23 @@ import shlex
 from functools import lru_cache
 from typing import Annotated, Literal
 
-from pydantic import Field, model_validator
+from pydantic import Field, WithJsonSchema, model_validator
 
 from launcher.jobfile.value_types import FileModel, NotNegativeSeconds, Variables, check_entry
 from launcher.plan.plan import DECODE, PREFILL
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
-_MEMORY = re.compile(r"^\d+[KMGT]?$")
+_MEMORY = re.compile(r"^\d+[KMGT]?$", re.ASCII)
 
+
+def _memory_problem(text: str) -> str | None:
+    return None if _MEMORY.fullmatch(text) else f"{text!r} is not a size; write a whole number with K, M, G or T: 64G"
+
+
+# the pattern is for editors
+MemorySize = Annotated[
+    str, check_entry(_memory_problem), WithJsonSchema({"type": "string", "pattern": _MEMORY.pattern})
+]
 
 SERVING_ROLES = (PREFILL, DECODE, "agg")  # roles that `resources` may count, in order of placement
 
@@ -23,7 +32,7 @@ class ResourcesSpec(FileModel):
     nodes: int | None = Field(None, ge=1, le=100_000)
     gpus_per_node: int = Field(0, ge=0, le=64)
     cpus_per_node: int | None = Field(None, ge=1)
-    memory_per_node: str | None = Field(None, pattern=_MEMORY.pattern)
+    memory_per_node: MemorySize | None = None
 
     prefill_workers: int | None = Field(None, ge=0, le=100_000)
     decode_workers: int | None = Field(None, ge=0, le=100_000)

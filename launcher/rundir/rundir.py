@@ -13,6 +13,7 @@ from pathlib import Path
 
 from exporter import __version__
 from exporter.contract import run_files
+from exporter.contract.manifest import PathGroup
 from exporter.contract.records import JsonValue
 from launcher.errors import LauncherError
 from launcher.plan.plan import PLAN_FILE, Plan
@@ -28,6 +29,16 @@ SWEEP_FILE = "sweep.json"  # marks the directory of a sweep, which contains the 
 def staging_name() -> str:
     """Unique, hidden name for a directory that has no job id yet."""
     return f".gpujob-{secrets.token_hex(8)}"
+
+
+def _make_group_directory(staging: Path, group: PathGroup) -> None:
+    try:
+        (staging / group.directory).mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        if not Path(group.directory).is_absolute():
+            raise
+        message = f'"{group.directory}" cannot be created: {error.strerror}; choose another directory'
+        raise LauncherError(f"paths.{group.name}_dir: {message}") from error
 
 
 def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
@@ -47,7 +58,7 @@ def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
             (staging / folder).mkdir(run_files.FOLDER_MODE)
         run_files.write_job_state(str(staging), "launching")
         for group in plan.manifest.groups:
-            (staging / group.directory).mkdir(parents=True, exist_ok=True)
+            _make_group_directory(staging, group)
     except LauncherError:
         discard_run_dir(staging)
         raise

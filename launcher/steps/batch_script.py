@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from exporter.contract.identity import safe_label
+from exporter.contract.python_flags import ISOLATED
 from launcher.plan.plan import Plan, SetupPart
 
 DROPPED_PREFIXES = (
@@ -149,7 +150,7 @@ def render_sbatch(plan: Plan) -> str:
         *_setup_lines(plan.setup.parts),
         "# The guard of the orchestrator takes the place of this shell, so that Slurm's signals reach it.",
         f"run_dir={_run_dir_text(plan)}",
-        f'exec {shlex.quote(plan.python)} -I -B -m launcher.guard "$run_dir"',
+        f'exec {shlex.quote(plan.python)} {" ".join(ISOLATED)} -B -m launcher.guard "$run_dir"',
     ]
     return "\n".join(lines) + "\n"
 

@@ -3,6 +3,7 @@
 Commands are argument lists with a timeout, and run in a fixed locale.
 """
 
+import contextlib
 import os
 import re
 import shutil
@@ -10,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
@@ -105,6 +106,16 @@ def read_kill_wait_s(default: float) -> float:
         return default
     match = re.search(r"^KillWait\s*=\s*(\d+)", text, re.MULTILINE)
     return float(match[1]) if match else default
+
+
+@contextlib.contextmanager
+def deferred_interrupt() -> Iterator[None]:
+    """Let Ctrl-C wait, here and in the commands that start meanwhile: a job whose id nobody knows stays on hold."""
+    signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGINT])
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
 
 
 def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import IO, Protocol
 
 from exporter.contract import run_files
+from exporter.contract.python_flags import ISOLATED
 from exporter.logs.log_files_reader import run_suffix
 from launcher.plan.container import container_worker_argv, container_wrapper_argv
 from launcher.plan.placeholders import DEFAULT_VARIABLES, task_argv, task_environment
@@ -18,7 +19,7 @@ from launcher.rundir.secrets_file import read_secrets
 ENDING_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 # Isolated, so that a user's folder `launcher` or `exporter` is not imported instead of ours. Without bytecode, since
 # a user's file size limit could leave a truncated file in the installation.
-PYTHON_FLAGS = ("-I", "-B", "-m")
+PYTHON_FLAGS = (*ISOLATED, "-B", "-m")
 
 
 @dataclass

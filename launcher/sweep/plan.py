@@ -8,6 +8,7 @@ from pathlib import Path
 
 from exporter.contract.records import JsonObject
 from launcher.check.preflight import check_plan
+from launcher.check.site_facts import check_partition, read_partitions
 from launcher.errors import ConfigError, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec
 from launcher.plan.plan import Plan, safe_file_word
@@ -98,8 +99,11 @@ def _shared_directories(points: Sequence[PlannedPoint]) -> list[str]:
 def check_sweep(planned: PlannedSweep) -> list[str]:
     """Run the cheap checks of all points. Returns the warnings; raises ConfigError with the errors."""
     found: dict[str, dict[str, list[str]]] = {"warning": {}, "error": {}}
+    local = planned.points[0].planned_job.local
+    partitions = {} if local else read_partitions()
     for point in planned.points:
-        for item in check_plan(point.planned_job):
+        at_site = () if local else check_partition(point.planned_job, partitions)
+        for item in (*check_plan(point.planned_job), *at_site):
             if item.status in found:
                 found[item.status].setdefault(point.point.name, []).append(str(item))
     count = len(planned.points)

@@ -173,8 +173,9 @@ def _submit(
         path = staging / f"array_{number}.sh"
         path.touch(0o600)  # may contain keys
         path.write_text(script, encoding="utf-8", errors="surrogateescape")
-        job_id, cluster = slurm_steps.submit_held(plan, path)
-        held.append(_HeldArray(array.indexes, SweepArray(job_id, array.tasks, time.time(), cluster), script))
+        with slurm_steps.deferred_interrupt():
+            job_id, cluster = slurm_steps.submit_held(plan, path)
+            held.append(_HeldArray(array.indexes, SweepArray(job_id, array.tasks, time.time(), cluster), script))
         path.unlink()
 
 

@@ -81,7 +81,7 @@ def assign_value(body: dict[str, JsonValue], path: Path, key: str, value: JsonVa
             if not isinstance(inner, list):
                 return f"{key}: {at} is not a list"
             if step >= len(inner):
-                return f"{key}: {at} has {len(inner)} entries, counted from 0"
+                return f"{key}: {at} has {len(inner)} entr{'y' if len(inner) == 1 else 'ies'}, counted from 0"
             if last and value is None:
                 return f"{key}: null cannot remove an entry of a list; give the whole list"
             if last:

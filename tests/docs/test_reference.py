@@ -20,6 +20,7 @@ from exporter.workers.exit_reason import REASONS
 from launcher.cli.main import commands
 from launcher.jobfile.keys import Key, as_yaml, cluster_keys, job_keys
 from launcher.plan.placeholders import VARIABLES
+from tests.docs.man_page import man_page
 from tests.docs.pages import REFERENCE, ROOT
 from tests.docs.redaction_page import redaction_page
 from tests.support.exporter import declared_families
@@ -130,6 +131,7 @@ ARGUMENTS = {
     "[FILE] [-- COMMAND...]": "file to write, by default `job.yaml`, and the command of its worker",
     "[KEY]": "path of a key, or its last part",
     "LOG...": "log files",
+    "SHELL": "`bash`, `zsh` or `fish`",
     "TARGET_DIR": "target directory of the site",
     "FILE": "`manifest.json`, its run directory, or a `monitor_config.yaml`",
 }
@@ -323,6 +325,7 @@ PAGES: dict[str, Callable[[], str]] = {
     "job-file.md": job_file_page,
     "cluster-file.md": cluster_file_page,
     "commands.md": commands_page,
+    "../man/gpujob.1": lambda: man_page(commands_page()),
     "metrics.md": metrics_page,
     "log-packs.md": packs_page,
     "schemas.md": schemas_page,

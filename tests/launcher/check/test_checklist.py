@@ -10,14 +10,17 @@ import pytest
 
 from exporter.files.disks.space_reader import SpaceFacts
 from exporter.gpus.inventory_reader import GpuInventory, InventoryGpu
-from launcher.check import checklist, site_facts
+from launcher.check import checklist, finding, site_facts
 from launcher.check.checklist import (
+    ChecklistSection,
     checklist_findings,
     checklist_of_broken_job,
     checklist_to_json,
     make_checklist,
     render_preflight_checklist,
+    verdict,
 )
+from launcher.check.finding import CheckFinding, Status
 from launcher.check.site_facts import GIB
 from launcher.cli.partial_check import load_partial_job
 from launcher.errors import ConfigError, ConfigErrors
@@ -78,8 +81,13 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def text_of(sections: tuple[checklist.ChecklistSection, ...], folder: Path) -> str:
-    text = "\n".join(render_preflight_checklist(sections)) + "\n"
-    for place, name in ((str(folder), "FOLDER"), (f'"{PYTHON}"', '"PYTHON"'), (f"{PYTHON} ", "PYTHON ")):
+    text = "\n".join(render_preflight_checklist(sections, show_all=True)) + "\n"
+    for place, name in (
+        (site_facts.PACKAGE, "PACKAGE"),
+        (str(folder), "FOLDER"),
+        (f'"{PYTHON}"', '"PYTHON"'),
+        (f"{PYTHON} ", "PYTHON "),
+    ):
         text = text.replace(place, name)
     return text.replace(os.path.dirname(PYTHON), "BIN")
 
@@ -226,6 +234,32 @@ def test_a_time_limit_is_listed_with_its_unit(limit: str, text: str, site: Path)
     sections = make_checklist(planned_job(site, local=False, slurm={"time_limit": limit}))
     ok_findings = [item for entry in sections for item in entry.items if item.status == "ok"]
     assert [item.message for item in ok_findings if item.place == "slurm.time_limit"] == [text]
+
+
+@pytest.mark.parametrize(
+    ("statuses", "text"),
+    [
+        ([], "ok"),
+        (["ok", "not checked"], "ok"),
+        (["warning"], "ok, 1 warning"),
+        (["warning", "error", "warning"], "not ready: 1 error, 2 warnings"),
+    ],
+)
+def test_the_verdict_counts_errors_and_warnings(statuses: list[Status], text: str) -> None:
+    assert verdict([ChecklistSection("Job", tuple(CheckFinding("x", status, "-", "") for status in statuses))]) == text
+
+
+def test_what_was_not_checked_is_only_counted() -> None:
+    sections = [
+        ChecklistSection("A", (finding.ok("x", "a", "fine"), finding.not_checked("x", "b", "why"))),
+        ChecklistSection("B", (finding.not_checked("x", "c", "why"),)),
+    ]
+    assert render_preflight_checklist(sections) == [
+        "1 A",
+        "  ok      a: fine",
+        "not checked: 2; --all shows what, and why",
+    ]
+    assert "  -       c: not checked: why" in render_preflight_checklist(sections, show_all=True)
 
 
 @pytest.mark.parametrize("option", ["--local", "--json"])

@@ -9,7 +9,6 @@ from launcher.check.job_checks import (
     check_aliases,
     check_benchmark,
     check_container,
-    check_cpus,
     check_groups,
     check_model,
     check_readiness,
@@ -18,6 +17,7 @@ from launcher.check.job_checks import (
     check_setup,
     check_slurm,
 )
+from launcher.check.plan_checks import check_cpus
 from launcher.check.preflight import check_commands, check_plan
 from tests.launcher.check.planned_jobs import planned_job, summaries
 

@@ -192,7 +192,7 @@ def test_modules_are_not_checked_behind_shells_and_environment_wrappers(command:
     [
         ("python3 nobench.py", "no-script", '"nobench.py" does not exist in '),
         ("no-such-bench --fast", "no-program", '"no-such-bench" is not a program on this machine'),
-        ("./file", "no-program", '"./file" is not a program on this machine'),
+        ("./file", "no-program", '"./file" is not executable'),
         ("python3 -u here.py", "program", '"python3" and "here.py" exist'),
         ("python3 {job_dir}/here.py", "program", '/here.py" exist'),
     ],
@@ -276,8 +276,8 @@ def test_a_variable_in_a_command_without_a_shell_is_not_expanded(
     [
         (worker("x $DATA"), "workers (worker).command", "`shell: true`"),
         ({"backend": {"type": "sglang", "args": {"x": "$DATA"}}}, "workers (agg).command", "write its value"),
-        ({"benchmark": {"type": "custom", "command": "x $DATA"}}, "benchmark.command", "the command [bash, -c, TEXT]"),
-        ({"frontend": {"type": "custom", "command": "x $DATA"}}, "frontend.command", "the command [bash, -c, TEXT]"),
+        ({"benchmark": {"type": "custom", "command": "x $DATA"}}, "benchmark.command", "the command `bash -c 'TEXT'`"),
+        ({"frontend": {"type": "custom", "command": "x $DATA"}}, "frontend.command", "the command `bash -c 'TEXT'`"),
     ],
 )
 def test_the_suggested_fix_for_a_variable_fits_its_command(

@@ -1,5 +1,6 @@
 """Preflight checks of the machine, the cluster and the servers of the site."""
 
+import dataclasses
 import socket
 import sys
 import threading
@@ -15,6 +16,7 @@ import pytest
 from exporter.files.disks.space_reader import SpaceFacts
 from exporter.gpus import inventory_reader
 from exporter.gpus.inventory_reader import GpuInventory, InventoryGpu, read_gpu_inventory
+from exporter.machine.mounts import MountPoint
 from launcher.check import python_modules, site_facts
 from launcher.check.site_facts import (
     GIB,
@@ -22,6 +24,7 @@ from launcher.check.site_facts import (
     check_driver,
     check_endpoints,
     check_gpu_memory,
+    check_installation,
     check_interpreter,
     check_memory,
     check_network,
@@ -29,9 +32,11 @@ from launcher.check.site_facts import (
     check_partition,
     memory_bytes,
     parse_partitions,
+    read_partitions,
 )
 from tests.launcher.check.planned_jobs import planned_job, summaries
 from tests.support.fake_slurm import BIN, FakeSlurm
+from tests.support.launcher import plan_of
 
 TWO_GPUS = GpuInventory(
     "550.54.15", (12, 4), (InventoryGpu(0, "H200", 140 * GIB, 141 * GIB), InventoryGpu(1, "H200", 20 * GIB, 141 * GIB))
@@ -274,7 +279,17 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
         ({"partition": "gup"}, {}, [("no-partition", "error", "slurm.partition")]),
         ({"partition": "old"}, {}, [("partition-down", "warning", "slurm.partition")]),
         ({"time_limit": "2-00:00:00"}, {}, [("time-limit", "warning", "slurm.time_limit")]),
-        ({"partition": "gpu"}, {"nodes": 9}, [("too-large", "warning", "resources.nodes")]),
+        ({"partition": "gpu"}, {"nodes": 9}, [("too-many-nodes", "error", "resources.nodes")]),
+        (
+            {"partition": "gpu,old"},
+            {"nodes": 5},
+            [
+                ("partition", "ok", "slurm.partition"),
+                ("partition-down", "warning", "slurm.partition"),
+                ("too-large", "warning", "resources.nodes"),
+            ],
+        ),
+        ({"directives": {"clusters": "b"}}, {"nodes": 99}, [("partition", "not checked", "slurm.partition")]),
         ({}, {"gpus_per_node": 7}, [("too-large", "warning", "resources.gpus_per_node")]),
         ({"partition": "gpu,none"}, {"gpus_per_node": 8}, [("partition", "ok", "slurm.partition")]),
     ],
@@ -287,14 +302,14 @@ def test_a_job_is_checked_against_its_partition(
     tmp_path: Path,
 ) -> None:
     job = planned_job(tmp_path, local=False, slurm=slurm_keys, resources=resources)
-    assert summaries(check_partition(job)) == expected
+    assert summaries(check_partition(job, read_partitions())) == expected
     (call,) = slurm.calls("sinfo")
     assert "SINFO_FORMAT" not in call["env"]
 
 
 def test_a_cluster_without_a_default_partition_needs_one(slurm: FakeSlurm, tmp_path: Path) -> None:
     slurm.say("sinfo", "out", "gpu|up|infinite|8|gpu:8\n")
-    (item,) = check_partition(planned_job(tmp_path, local=False))
+    (item,) = check_partition(planned_job(tmp_path, local=False), read_partitions())
     assert (item.status, item.message) == ("error", "there is no default partition; use one of gpu")
 
 
@@ -312,23 +327,43 @@ def test_the_partition_is_not_checked_without_an_answer_from_slurm(
     job = planned_job(tmp_path, local=False)
     monkeypatch.setattr(site_facts, "SLURM_TIMEOUT_S", 0.3)
     slurm.say("sinfo", "sleep", 30)
-    assert summaries(check_partition(job)) == [("partition", "not checked", "slurm.partition")]
+    assert summaries(check_partition(job, read_partitions())) == [("partition", "not checked", "slurm.partition")]
     slurm.say("sinfo", "sleep", 0)
     slurm.say("sinfo", "status", 1)
     slurm.say("sinfo", "err", "slurm_load_partitions: Unable to contact slurm controller")
-    (item,) = check_partition(job)
+    (item,) = check_partition(job, read_partitions())
     assert "Unable to contact slurm controller" in item.message
     slurm.say("sinfo", "err", "x" * 1000)
-    (item,) = check_partition(job)
+    (item,) = check_partition(job, read_partitions())
     assert item.message == f"sinfo exited with 1: {'x' * 179}..."
     slurm.say("sinfo", "err", NO_CLUSTER)
-    (item,) = check_partition(job)
+    (item,) = check_partition(job, read_partitions())
     assert item.message == (
         "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; run the check where jobs are submitted"
     )
     monkeypatch.setenv("PATH", "/nowhere")
-    assert summaries(check_partition(job)) == [("partition", "not checked", "slurm.partition")]
-    assert not list(check_partition(planned_job(tmp_path)))
+    assert summaries(check_partition(job, read_partitions())) == [("partition", "not checked", "slurm.partition")]
+
+
+DISK, NFS = ("/", "ext4", "/dev/sda1"), ("/shared", "nfs4", "server:/shared")
+
+
+@pytest.mark.parametrize(
+    ("mounts", "package", "python", "expected"),
+    [
+        ([DISK, NFS], "/opt/gpujob/launcher", "/shared/python3", ("local-installation", "warning")),
+        ([DISK, NFS], "/shared/gpujob/launcher", "/usr/local/bin/python3.11", ("node-python", "not checked")),
+        ([DISK, NFS], "/shared/gpujob/launcher", "/shared/python3", ("installation", "ok")),
+        ([DISK], "/opt/gpujob/launcher", "/usr/local/bin/python3.11", ("installation", "ok")),
+    ],
+)
+def test_an_installation_that_only_this_machine_has_is_reported(
+    mounts: list[tuple[str, str, str]], package: str, python: str, expected: tuple[str, str]
+) -> None:
+    """Without a remote run directory, as on one machine that plays several nodes, mounts show nothing."""
+    plan = dataclasses.replace(plan_of(workdir="/shared/work"), python=python)
+    item = check_installation(plan, [MountPoint(*mount) for mount in mounts], package)
+    assert (item.code, item.status) == expected
 
 
 # -- monitoring ----------------------------------------------------------------------------------

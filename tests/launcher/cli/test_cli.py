@@ -48,7 +48,7 @@ def test_init_writes_a_first_job_file(tmp_path: Path) -> None:
     done = gpujob("check", "job.yaml", "--local", cwd=tmp_path)
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout.splitlines()[0] == "1 Environment"
-    assert done.stdout.endswith("\njob.yaml: 4 worker tasks on 1 nodes, 0 GPUs and 5 CPUs per node: ok\n")
+    assert done.stdout.endswith("\njob.yaml: 4 worker tasks on 1 node, 0 GPUs and 5 CPUs per node: ok\n")
     assert files_in(tmp_path) == ["job.yaml"]
 
 
@@ -239,7 +239,7 @@ def test_check_reports_all_errors_and_refuses(folder: Path) -> None:
     done = gpujob("check", "job.yaml", "--local", cwd=folder)
     assert (done.returncode, done.stderr) == (2, "")
     assert done.stdout.count("\n  ERROR   ") == 3
-    assert done.stdout.endswith(": not ready\n")
+    assert done.stdout.endswith(": not ready: 3 errors\n")
     assert files_in(folder) == ["file", "job.yaml"]
 
 

@@ -146,7 +146,7 @@ def test_a_job_file_with_mistakes_is_not_saved(folder: Path) -> None:
         (["job.yaml", "--set", "gpus"], "--set gpus: is not KEY=VALUE; write for example --set workers[0].gpus=2"),
         (["job.yaml", "--set", "a..b=1"], "--set a..b=1: is not KEY=VALUE"),
         (["job.yaml", "--set", "progres.total_items=1"], 'unknown key "progres"; did you mean "progress"?'),
-        (["job.yaml", "--set", "workers[1].gpus=1"], "workers[1].gpus: workers has 1 entries, counted from 0"),
+        (["job.yaml", "--set", "workers[1].gpus=1"], "workers[1].gpus: workers has 1 entry, counted from 0"),
         (["job.yaml", "--set", "slurm.partition=3"], '--set slurm.partition: 3 is not a text; write it in quotes: "3"'),
         (["job.yaml", "--set", "env=[1"], "--set env: 1 problem\n  line 1, column 3: not YAML"),
         (["two.yaml", "--gpus", "1"], "--gpus: two.yaml has 2 roles of workers; choose one: --set workers[0].gpus=1"),

@@ -72,6 +72,13 @@ def test_a_directory_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
         stage(plan_of(workdir=str(tmp_path / "file")))
 
 
+def test_an_output_directory_that_cannot_be_created_is_named_by_its_key(tmp_path: Path) -> None:
+    plan = plan_of(job_spec(paths={"output_dir": "/proc/none"}), workdir=str(tmp_path))
+    with pytest.raises(LauncherError, match=r'^paths\.output_dir: "/proc/none" cannot be created: No such file'):
+        stage(plan)
+    assert list((tmp_path / "logs").iterdir()) == []
+
+
 def test_a_failed_creation_leaves_no_files(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(LauncherError):

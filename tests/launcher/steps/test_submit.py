@@ -49,8 +49,8 @@ def test_a_job_is_held_until_its_run_directory_is_complete(slurm: FakeSlurm, fol
     done = submit(slurm, folder)
     assert (done.returncode, done.stderr) == (0, "")
     calls = slurm.calls()
-    assert [call["command"] for call in calls] == ["scontrol", "sbatch", "scontrol"]
-    asked, submitted, released = calls
+    assert [call["command"] for call in calls] == ["sinfo", "scontrol", "sbatch", "scontrol"]
+    _, asked, submitted, released = calls
     assert asked["argv"] == ["show", "config"]
     assert submitted["argv"][:2] == ["--parsable", "--hold"]
     assert len(submitted["argv"]) == 3
@@ -70,6 +70,22 @@ def test_a_job_is_held_until_its_run_directory_is_complete(slurm: FakeSlurm, fol
         "Connect: srun --jobid 4459 -w NODE --overlap --pty bash",
         "Stop: gpujob stop 4459",
     ]
+
+
+def test_more_nodes_than_the_partition_has_are_refused_before_the_submission(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("sinfo", "out", "gpu|up|infinite|4|gpu:8\n")
+    done = submit(slurm, folder, "--nodes", "9")
+    problem = "--nodes: 9 requested and gpu has 4; ask for less, or use another partition"
+    assert done.returncode == 2
+    assert done.stderr.endswith(f"gpujob: job.yaml: 1 problem\n  {problem}\n")
+    assert [call["command"] for call in slurm.calls()] == ["sinfo"]
+    assert names_in_logs(folder) == []
+
+
+def test_a_job_is_submitted_although_slurm_does_not_show_its_partitions(slurm: FakeSlurm, folder: Path) -> None:
+    slurm.say("sinfo", "status", 1)
+    done = submit(slurm, folder)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_run_directory_records_the_submission(slurm: FakeSlurm, folder: Path) -> None:
@@ -107,7 +123,7 @@ def test_a_refusal_is_reported_with_the_slurm_options(slurm: FakeSlurm, folder: 
     assert "sbatch: error" not in done.stderr
     assert "partition: gpu   account: nlp2   time_limit: 00:10:00" in done.stderr
     assert names_in_logs(folder) == []
-    assert [call["command"] for call in slurm.calls()] == ["scontrol", "sbatch"]
+    assert [call["command"] for call in slurm.calls()] == ["sinfo", "scontrol", "sbatch"]
 
 
 def test_a_refusal_names_all_requested_options(slurm: FakeSlurm, folder: Path) -> None:
@@ -198,7 +214,7 @@ def test_a_job_that_cannot_work_is_not_submitted(slurm: FakeSlurm, folder: Path)
     done = submit(slurm, folder)
     assert done.returncode == 2
     assert 'workers (worker).command: "missing.py" does not exist in' in done.stderr
-    assert slurm.calls() == []
+    assert [call["command"] for call in slurm.calls()] == ["sinfo"]
     assert os.listdir(folder) == ["job.yaml"]
 
 

@@ -1,0 +1,97 @@
+"""Words of a command that only a shell would understand: variables, redirections, built-in commands."""
+
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from launcher.check import finding
+from launcher.check.finding import CheckFinding
+from launcher.check.role_programs import environment_of, program_command
+from launcher.jobfile.resources import command_argv
+from launcher.plan.placeholders import SHELLS, shell_text_index
+from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, TaskPlan
+from launcher.planner.planned_job import PlannedJob
+
+_VARIABLE = re.compile(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
+_ASSIGNMENT = re.compile(
+    r"(?:^|[\s;&|(])(?:export\s+|local\s+|read\s+(?:-\w+\s+)*|for\s+)?([A-Za-z_]\w*)(?==|\s+in\s|\s*[;\n])"
+)
+_SLURM_PREFIXES = ("SLURM_", "GPUJOB_", "CUDA_VISIBLE_DEVICES")
+_SHELL_VARIABLES = {
+    *("HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY")
+}
+_LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
+
+_OPERATOR = re.compile(r"\|{1,2}&?|&{1,2}|;{1,2}|<{1,3}|[0-9&]?>{1,2}(?:&[0-9-])?|[0-9&]?>{1,2}[\w./~-][^>]*|~/.*")
+_SETTING = re.compile(r"([A-Za-z_]\w*)=.*", re.DOTALL)
+_ENVIRONMENT_COMMANDS = ("source", ".", "module", "ml", "conda", "activate")
+_COMMANDS = (
+    *("cd", "pushd", "export", "unset", "set", "ulimit", "umask", "eval", "exec", "alias", "trap", "wait", "exit"),
+    *("if", "for", "while", "until", "case", "function", "{", "(", "[[", "!"),
+)  # of shells; no program has these names, or it would do nothing for the job
+
+
+def is_shell_word(program: str) -> bool:
+    """Whether a missing program is a word of shells, which no other machine has either."""
+    return program in (*_COMMANDS, "source", ".") or _SETTING.fullmatch(program) is not None
+
+
+def shell_word_problem(planned_job: PlannedJob, planned: TaskPlan, program: str) -> str | None:
+    """What is wrong with a program that was not found, if it is a word of shells or a file that cannot be started."""
+    fix, place = fix_without_shell(planned_job, planned), Path(planned_job.plan.workdir, program)
+    if setting := _SETTING.fullmatch(program):
+        return (
+            f'"{program}" sets a variable, which is shell syntax; put `env` before it, or set {setting[1]} under `env`'
+        )
+    if program == "cd":
+        return f'"cd" is a command of the shell and no shell is involved; set `workdir`, or use {fix}'
+    if program in _ENVIRONMENT_COMMANDS:
+        done_before = "activate the environment in this shell before you start gpujob"
+        return f'"{program}" is a command of the shell and no shell is involved; {done_before}, or use {fix}'
+    if program in _COMMANDS:
+        return f'"{program}" is a command of the shell and no shell is involved; use {fix}'
+    if " " in program:
+        return f'"{program}" is one word with spaces in it; leave out the quotes around the command'
+    if "/" in program and place.is_file():
+        interpreter = {".py": "python", ".sh": "bash"}.get(place.suffix)
+        by = f", or start it with `{interpreter} {program}`" if interpreter else ""
+        return f'"{program}" is not executable; make it so with `chmod +x {program}`{by}'
+    if "/" not in program and place.is_file():
+        return f'"{program}" is not on PATH, but in the working directory; write "./{program}"'
+    return None
+
+
+def check_shell_words(planned_job: PlannedJob, place: str, planned: TaskPlan) -> Iterator[CheckFinding]:
+    """Warn about words that no shell will read, and about variables that are empty in a shell's text."""
+    argv = program_command(planned_job, planned, planned.argv)
+    text_index = shell_text_index(argv)
+    known, fix = {*environment_of(planned_job, planned)}, fix_without_shell(planned_job, planned)
+    if argv and os.path.basename(argv[0]) not in (*SHELLS, "env"):  # a launcher such as torchrun starts the shell
+        known |= _LAUNCHER_VARIABLES
+    for index, word in enumerate(argv):
+        names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
+        own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | known
+        for name in names:
+            if text_index is None:
+                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
+                yield finding.warning("not-expanded", place, message)
+            elif index == text_index and name not in own and not name.startswith(_SLURM_PREFIXES):
+                message = f"${name} is not set here and would be empty; export it, or set it in `env`"
+                yield finding.warning("no-variable", place, message)
+    if text_index is None and (found := dict.fromkeys(word for word in argv[1:] if _OPERATOR.fullmatch(word))):
+        shown = ", ".join(f'"{word}"' for word in found)
+        message = f"{shown} {'reaches' if len(found) == 1 else 'reach'} the program as text, since no shell is involved"
+        yield finding.warning("shell-syntax", place, f"{message}; for shell syntax use {fix}")
+
+
+def fix_without_shell(planned_job: PlannedJob, planned: TaskPlan) -> str:
+    """How to get a shell for these words, or their result; only commands of roles have `shell: true`."""
+    spec = planned_job.spec
+    if planned.stage == WORKERS:
+        own = [workers for workers in spec.workers if workers.role == planned.task.role and command_argv(workers)]
+        if own:
+            return "`shell: true`" if isinstance(own[0].command, str) else "the command `bash -c 'TEXT'`"
+        return "write its value"
+    part = {FRONTENDS: spec.frontend, BENCHMARK: spec.benchmark}.get(planned.stage)
+    return "the command `bash -c 'TEXT'`" if part is not None and part.command is not None else "write its value"

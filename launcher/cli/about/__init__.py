@@ -1,0 +1,1 @@
+"""What gpujob says about itself: groups of commands, its version, and completion for shells."""

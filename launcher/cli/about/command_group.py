@@ -1,0 +1,67 @@
+"""All commands as one: groups in the help, and the loss of standard output."""
+
+import contextlib
+import errno
+import os
+import sys
+from collections.abc import Iterator
+
+import click
+
+from launcher.cli.parts import fail
+
+BROKEN_PIPE = 141
+
+_GROUPS = {
+    "Before a job": ("init", "check", "plan", "explain", "schema", "scan"),
+    "Start a job": ("run", "submit", "attach"),
+    "Jobs that run or have ended": ("ps", "watch", "logs", "connect", "report", "stop", "sweep"),
+}  # commands in the order in which people meet them; others come last
+_SHORT_HELP = 100  # characters of a line about a command
+
+
+class CommandGroup(click.Group):
+    """Commands in groups, which handle the loss of their standard output."""
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        grouped = {name for names in _GROUPS.values() for name in names}
+        for title, names in {**_GROUPS, "More": tuple(name for name in shown if name not in grouped)}.items():
+            rows = [(name, shown[name].get_short_help_str(_SHORT_HELP)) for name in names if name in shown]
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+    def make_context(
+        self, info_name: str | None, args: list[str], parent: click.Context | None = None, **extra: object
+    ) -> click.Context:
+        with _handle_output_errors():  # --help and --version are printed here
+            return super().make_context(info_name, args, parent, **extra)
+
+    def invoke(self, ctx: click.Context) -> object:
+        with _handle_output_errors():
+            return super().invoke(ctx)
+
+
+@contextlib.contextmanager
+def _handle_output_errors() -> Iterator[None]:
+    """Report a closed pipe or a full disk by an exit status and at most one line, without a traceback."""
+    try:
+        try:
+            yield
+        finally:
+            if sys.stdout is not None:  # as with >&-
+                sys.stdout.flush()
+    except BrokenPipeError:
+        _discard_output()
+        sys.exit(BROKEN_PIPE)
+    except OSError as error:
+        if error.filename is not None or error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EFBIG):
+            raise
+        _discard_output()
+        fail(f"cannot write: {error.strerror}")
+
+
+def _discard_output() -> None:
+    """Discard unwritten output, so that the interpreter does not try again to write it at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,69 @@
+"""Words of a command that only a shell would understand."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.check.preflight import check_commands, check_variables
+from tests.launcher.check.planned_jobs import planned_job
+
+NO_SHELL = "is a command of the shell and no shell is involved"
+ACTIVATE = "activate the environment in this shell before you start gpujob"
+BASH = "the command `bash -c 'TEXT'`"
+
+
+@pytest.mark.parametrize(
+    ("command", "message"),
+    [
+        (["cd", "/data"], f'"cd" {NO_SHELL}; set `workdir`, or use {BASH}'),
+        ("cd /data", f'"cd" {NO_SHELL}; set `workdir`, or use `shell: true`'),
+        (["source", "env.sh"], f'"source" {NO_SHELL}; {ACTIVATE}, or use {BASH}'),
+        (["conda", "activate", "x"], f'"conda" {NO_SHELL}; {ACTIVATE}, or use {BASH}'),
+        (["export", "A=1"], f'"export" {NO_SHELL}; use {BASH}'),
+        (
+            ["A=1", "python3", "x"],
+            '"A=1" sets a variable, which is shell syntax; put `env` before it, or set A under `env`',
+        ),
+        (
+            ["./run.sh"],
+            '"./run.sh" is not executable; make it so with `chmod +x ./run.sh`, or start it with `bash ./run.sh`',
+        ),
+        (["bin/tool"], '"bin/tool" is not executable; make it so with `chmod +x bin/tool`'),
+        (["run.sh"], '"run.sh" is not on PATH, but in the working directory; write "./run.sh"'),
+        (["./none"], '"./none" is not a program on this machine; check its spelling, or give its full path'),
+    ],
+)
+def test_a_word_that_is_no_program_is_named_with_its_fix(
+    command: str | list[str], message: str, tmp_path: Path
+) -> None:
+    (tmp_path / "bin").mkdir()
+    for name in ("run.sh", "bin/tool"):
+        (tmp_path / name).write_text("echo hello")
+    (found,) = check_commands(planned_job(tmp_path, workers=[{"command": command}]))
+    assert (found.status, found.message) == ("error", message)
+
+
+@pytest.mark.parametrize("word", ["cd", "source", "A=1"])
+def test_a_word_of_the_shell_is_no_program_on_the_nodes_either(word: str, tmp_path: Path) -> None:
+    found = check_commands(planned_job(tmp_path, local=False, workers=[{"command": [word, "x"]}]))
+    assert [item.status for item in found if item.code == "no-program"] == ["error"]
+
+
+@pytest.mark.parametrize(
+    ("command", "words"),
+    [
+        ("python3 train.py > out.txt 2>&1", '">", "2>&1" reach'),
+        ("python3 train.py >out.txt", '">out.txt" reaches'),
+        ("python3 a.py | tee log", '"|" reaches'),
+        ("python3 a.py && python3 b.py", '"&&" reaches'),
+        ("python3 a.py &", '"&" reaches'),
+        ("cat ~/data", '"~/data" reaches'),
+        ("bash run.sh > out", '">" reaches'),
+        ("bash -c 'python3 a.py > out'", None),
+        ("python3 a.py --when 'loss > 3' --prompt '<s>' '>=2' 'a;b' '|x|' -", None),
+    ],
+)
+def test_shell_syntax_that_no_shell_reads_is_a_warning(command: str, words: str | None, tmp_path: Path) -> None:
+    found = list(check_variables(planned_job(tmp_path, workers=[{"command": command}])))
+    message = f"{words} the program as text, since no shell is involved; for shell syntax use `shell: true`"
+    assert [(item.code, item.message) for item in found] == ([] if words is None else [("shell-syntax", message)])
