@@ -2,7 +2,7 @@
 
 from collections.abc import Callable, Iterable, Sequence
 
-from exporter.logs.packs import Pack, PackDetector
+from exporter.logs.packs import Evidence, Pack, PackDetector
 from exporter.logs.patterns import Pattern, PatternKind, compile_pattern
 from exporter.logs.search.engine import SearchEngine
 from exporter.logs.search.findings import UNITS
@@ -54,11 +54,12 @@ class Lexicon:
         self.severities = {pattern.name: pattern.severity or "warning" for pattern in self.errors}
         self._own = tuple(pattern for pattern in own if pattern.kind is not PatternKind.ERROR)
         self._packs = {found.name: found for found in packs}
+        self._evidence = Evidence(tuple(packs))
         self.engines: dict[str, SearchEngine] = {}  # built so far, by pack
 
     def new_detector(self) -> PackDetector | None:
         """Return a detector of one worker's pack; None if the job file names the pack."""
-        return PackDetector(tuple(self._packs.values())) if self.pack == AUTO else None
+        return PackDetector(tuple(self._packs.values()), self._evidence) if self.pack == AUTO else None
 
     def choose_pack(self, *texts: bytes) -> str:
         """Return the pack of a log with these parts: from the job file, or detected."""

@@ -8,11 +8,14 @@ import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
+from functools import cached_property
 
 from exporter.contract.records import NOTHING, JsonObject, Record, RecordError
 from exporter.logs.patterns import Pattern, PatternError, PatternKind, compile_pattern
-from exporter.logs.search.findings import MARKS, UNITS
+from exporter.logs.search.automata import AutomatonGroup, build_automata
+from exporter.logs.search.extraction import NumberExtractor
+from exporter.logs.search.ordinary_text import LINES, WORDS
+from exporter.logs.search.units import SearchUnit
 
 GENERIC = "generic"
 LEVELS = (0, 1, 2, 3)  # strength of a pack's evidence: any program, a library, a framework, one program
@@ -185,18 +188,61 @@ def _plain_text(text: bytes) -> bytes:
     return text.replace(b"\r", b"\n") if b"\r" in text else text
 
 
-def _matching_records(pattern: Pattern, text: bytes) -> Iterator[int]:
-    """Yield the start of each record that the pattern matches."""
-    seen: set[int] = set()
-    for literal in pattern.literals:
-        place = text.find(literal)
-        while place >= 0:
-            start, stop = text.rfind(b"\n", 0, place) + 1, text.find(b"\n", place)
-            stop = len(text) if stop < 0 else stop
-            if start not in seen and pattern.regex.search(text[start : min(stop, start + RECORD_BYTES)]):
-                seen.add(start)
-                yield start
-            place = text.find(literal, stop)
+def _frequency(literals: Iterable[bytes]) -> int:
+    return sum(LINES.count(literal) + WORDS.count(literal) for literal in literals)
+
+
+class Evidence:
+    """Finds the records that indicate a pack, for all packs in one pass."""
+
+    def __init__(self, packs: Sequence[Pack]) -> None:
+        self._packs = packs
+
+    @cached_property
+    def units(self) -> tuple[tuple[str, SearchUnit], ...]:
+        """The pack and the pattern of each kind of evidence."""
+        detect = [(pack.name, pattern) for pack in self._packs for pattern in pack.detect]
+        found = tuple(
+            (name, SearchUnit(number, number, pattern, NumberExtractor(pattern)))
+            for number, (name, pattern) in enumerate(detect)
+        )
+        for _, unit in found:
+            if unit.second_literals and _frequency(unit.second_literals) < _frequency(unit.literals):
+                unit.literals, unit.second_literals = unit.second_literals, unit.literals
+        return found
+
+    @cached_property
+    def _groups(self) -> tuple[AutomatonGroup, ...]:
+        return build_automata(unit for _, unit in self.units)
+
+    def count(self, text: bytes, counts: list[int]) -> None:
+        """Add the matching records of each unit to its count, up to enough."""
+        wanted = sum(unit.bit for _, unit in self.units if counts[unit.number] < ENOUGH_RECORDS)
+        seen: set[tuple[int, int]] = set()  # unit and start of each matching record
+        for group in self._groups:
+            if not group.mask & wanted:
+                continue
+            for number, place, _ in group.find(text):
+                if (test := group.tests[number]) is not None and test(text, place, len(text)) is None:
+                    continue
+                mask = group.units_at(text, len(text), number, place)
+                if not mask:
+                    group.record_useless_hit(number)
+                mask &= wanted
+                if not mask:
+                    continue
+                start, stop = text.rfind(b"\n", 0, place) + 1, text.find(b"\n", place)
+                record = text[start : min(len(text) if stop < 0 else stop, start + RECORD_BYTES)]
+                while mask:
+                    unit = self.units[mask.bit_length() - 1][1]
+                    mask ^= unit.bit
+                    if unit.second_literals and not any(literal in record for literal in unit.second_literals):
+                        continue
+                    if (unit.number, start) not in seen and unit.search(record):
+                        seen.add((unit.number, start))
+                        counts[unit.number] += 1
+                        if counts[unit.number] >= ENOUGH_RECORDS:
+                            wanted ^= unit.bit
 
 
 class PackDetector:
@@ -207,10 +253,11 @@ class PackDetector:
     final, for example if a library's progress bar comes first.
     """
 
-    def __init__(self, packs: Sequence[Pack]) -> None:
+    def __init__(self, packs: Sequence[Pack], evidence: Evidence | None = None) -> None:
+        """``evidence`` of these packs is shared by all logs, since it takes a while to prepare."""
         self._packs = packs
-        # records per kind of evidence of each pack; counting stops at enough
-        self._counts: dict[str, Counter[int]] = {pack.name: Counter() for pack in packs}
+        self._evidence = evidence or Evidence(packs)
+        self._counts: list[int] = []  # records per kind of evidence; counting stops at enough
         self._fed_bytes = 0
         self.choice: str | None = None  # name of the pack; None without evidence
         self.is_final = False  # whether the choice is final, so that feeding can stop
@@ -223,19 +270,19 @@ class PackDetector:
             text = text[-END_BYTES:].partition(b"\n")[2]
         self._fed_bytes += len(text)
         text = _plain_text(text)
-        for pack in self._packs:
-            found = self._counts[pack.name]
-            for number, pattern in enumerate(pack.detect):
-                wanted = ENOUGH_RECORDS - found[number]
-                if wanted > 0:
-                    found[number] += sum(1 for _ in islice(_matching_records(pattern, text), wanted))
+        self._counts = self._counts or [0] * len(self._evidence.units)
+        self._evidence.count(text, self._counts)
         self._choose()
 
     def _choose(self) -> None:
+        counts: dict[str, list[int]] = {}
+        for name, unit in self._evidence.units:
+            if count := self._counts[unit.number]:
+                counts.setdefault(name, []).append(count)
         evidence = {
-            pack.name: (pack.level, len(+self._counts[pack.name]), self._counts[pack.name].total())
+            pack.name: (pack.level, len(counts[pack.name]), sum(counts[pack.name]))
             for pack in self._packs
-            if self._counts[pack.name].total()
+            if pack.name in counts
         }
         if not evidence:
             return

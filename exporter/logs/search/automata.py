@@ -80,6 +80,16 @@ class AutomatonGroup:
             ]
             self.checks.append(tuple(check for check in checks if check[2] & ~sure))
 
+    def units_at(self, text: bytes | bytearray, end: int, number: int, place: int) -> int:
+        """Units with a literal at this hit of a piece."""
+        mask = self.certain_units[number]
+        for before, literals, others, after, follows in self.checks[number]:
+            if (literals is None or (place + before >= 0 and text.startswith(literals, place + before, end))) and (
+                follows is None or follows(text, place + after, end)
+            ):
+                mask |= others
+        return mask
+
     def record_useless_hit(self, number: int) -> None:
         """Count a useless hit of a piece; if these are frequent, build one expression that rejects them."""
         self._useless_hits[number] += 1

@@ -13,11 +13,13 @@ from hypothesis import strategies as st
 
 from exporter.contract.records import NOTHING, JsonObject, Record
 from exporter.logs.packs import (
+    ENOUGH_RECORDS,
     END_BYTES,
     FULL_READ_BYTES,
     LEVELS,
     SPREAD_BYTES,
     Pack,
+    Evidence,
     PackDetector,
     PackError,
     looks_like_progress,
@@ -452,3 +454,18 @@ def test_every_file_in_the_packs_folder_is_a_pack() -> None:
     assert set(pack_names()) == {path.stem for path in PACKS.glob("*.toml")} - {ERRORS}
     assert [found.name for found in ALL] == list(pack_names())
     assert {found.level for found in ALL} <= set(LEVELS)
+
+
+_SAMPLE_RECORDS = [line.encode() for pack in ALL for sample in pack.samples for line in sample.text.splitlines() if line]
+
+
+@given(st.lists(st.sampled_from(_SAMPLE_RECORDS), max_size=20))
+def test_one_pass_for_all_packs_counts_the_records_that_match_each_kind_of_evidence(records: list[bytes]) -> None:
+    evidence = Evidence(ALL)
+    counts = [0] * len(evidence.units)
+    evidence.count(b"\n".join(records), counts)
+    assert counts == [
+        min(ENOUGH_RECORDS, sum(pattern.regex.search(record) is not None for record in records))
+        for pack in ALL
+        for pattern in pack.detect
+    ]
