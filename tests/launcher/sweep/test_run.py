@@ -72,7 +72,9 @@ def test_two_points_run_at_once_and_only_failed_ones_are_resumed(tmp_path: Path)
     assert states[4]["cause"].startswith(cause)
     assert f"  {cause}" in gpujob("sweep", home, cwd=tmp_path).stdout, "nothing is cut where no terminal is"
     for name in (home, sweep_id):
-        hint = gpujob("watch", name, "--once", cwd=tmp_path).stderr
+        table = gpujob("watch", name, "--once", cwd=tmp_path).stdout
+        assert table == gpujob("sweep", home, cwd=tmp_path).stdout
+        hint = gpujob("logs", name, cwd=tmp_path).stderr
         (point,) = re.findall(r"as in (\S+)$", hint.strip())
         assert gpujob("watch", point, "--once", cwd=tmp_path).returncode == 0
 
@@ -98,7 +100,8 @@ def test_ctrl_c_ends_running_points_and_the_rest_can_be_resumed(tmp_path: Path) 
     with LocalJob(tmp_path / "a", spec) as job:
 
         def started() -> list[Path]:
-            found = sorted((tmp_path / "a").glob("logs/*/*/workers/*.start.json"))
+            # not the hidden directories, which are renamed meanwhile
+            found = sorted((tmp_path / "a").glob("logs/local-*/local-*/workers/*.start.json"))
             return found if len(found) == 2 else []
 
         runs = [path.parents[1] for path in poll(started, "two points that run")]
