@@ -256,7 +256,7 @@ def _read_file(file: str) -> "JobText":
     if _MONITOR_CONFIG.search(job.text) and not _JOB_FILE.search(job.text):
         raise LauncherError(
             f"{file} describes a job that somebody else starts, and is no job file; "
-            f"watch that job with `gpujob-exporter sidecar --config {file}`"
+            f"watch that job with `gpujob attach {file}`"
         )
     return job
 

@@ -141,7 +141,7 @@ def test_metrics_are_text_by_default(running: SidecarProcess) -> None:
     success = {sample.labels["collector"]: sample.value for sample in samples if sample.name.endswith("_success")}
     collectors = (
         *("job", "readiness", "workers", "memory", "gpus", "gpu_workers", "logs", "fom", "outputs", "checkpoints"),
-        *("disk", "gpu_metrics", "self", "launch", "publish"),
+        *("disk", "gpu_metrics", "self", "launch", "publish", "events"),
     )
     assert success == dict.fromkeys(collectors, 1)
 

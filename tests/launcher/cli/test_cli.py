@@ -293,8 +293,8 @@ def test_the_schema_describes_the_job_file(tmp_path: Path) -> None:
 def test_an_unknown_job_is_reported(command: str, tmp_path: Path) -> None:
     done = gpujob(command, "4459", cwd=tmp_path)
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith("gpujob: '4459' is neither a run directory nor the id of a job in ")
-    assert "give the run directory that `gpujob submit` printed" in done.stderr
+    assert done.stderr.startswith("gpujob: '4459' is neither a run directory nor the id or name of a job in ")
+    assert "give the run directory that `gpujob submit` or `gpujob run` printed" in done.stderr
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"schema_version": 99}', '{"schema_version": 1}'])

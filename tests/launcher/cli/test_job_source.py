@@ -155,7 +155,7 @@ def test_a_job_file_with_mistakes_is_not_saved(folder: Path) -> None:
         (["solver"], "solver is a program, not a job file; write `gpujob plan -- ./solver`"),
         (
             ["monitor_config.yaml"],
-            "watch that job with `gpujob-exporter sidecar --config monitor_config.yaml`",
+            "watch that job with `gpujob attach monitor_config.yaml`",
         ),
     ],
 )
