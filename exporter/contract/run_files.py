@@ -42,6 +42,7 @@ MANIFEST_FILE = "manifest.json"
 EVENTS_FILE = "events.jsonl"
 TARGETS_FILE = "targets.json"
 ORCHESTRATOR_FILE = "orchestrator.json"
+STOP_REQUEST_FILE = "stop_request.json"  # who used `gpujob stop`
 READINESS_FILE = "readiness.json"
 ABANDONED_FILE = "given_up.json"
 REPORT_FILE = "report.json"

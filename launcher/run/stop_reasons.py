@@ -13,6 +13,7 @@ from launcher.run.job_state import JobRun, lost_part_cause
 from launcher.run.signals import signal_text
 from launcher.run.stages import Stages
 from launcher.run.tasks import JobTasks, is_awaited
+from launcher.rundir.job_records import stop_request_text
 
 REQUEUE_MARGIN_S = 45.0  # stop this long before the time limit to requeue: the report must be written
 
@@ -150,6 +151,7 @@ class StopReasons:
             return
         self._has_handled_end_signal = True
         name, text = signal.Signals(number).name, signal_text(number, local=self._facts.job_id.startswith("local-"))
+        text = stop_request_text(self._facts.run_dir, self._facts.attempt) or text
         job_state.events.write("signal", signal=name, cause=text)
         if job_state.stop is None or job_tasks.unconfirmed_since is not None or job_state.may_finish_work:
             self._stop_for_signal(name, text)

@@ -1,5 +1,6 @@
 """Files of the run directory that the orchestrator writes, for other processes of the job and for commands."""
 
+import contextlib
 import os
 import socket
 import time
@@ -55,6 +56,15 @@ class JobStateRecord(Record):
     orchestrator_silent_since: float | None = None  # epoch seconds; None while the orchestrator responds
 
 
+class StopRequest(Record):
+    """``stop_request.json``: who stopped an attempt of the job with `gpujob stop`, and where."""
+
+    SCHEMA = run_files.RECORD_SCHEMA
+    attempt: int = 0
+    user: str = ""
+    host: str = ""
+
+
 class AbandonedWorkers(Record):
     """``given_up.json``: workers (name -> role) that failed while the job continues."""
 
@@ -66,6 +76,20 @@ class AbandonedWorkers(Record):
 def read_orchestrator(run_dir: Path) -> OrchestratorRecord | None:
     """The record of the job's last orchestrator; None before it has one."""
     return OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
+
+
+def write_stop_request(run_dir: Path, user: str) -> None:
+    """Record for the report that this user stops the job. A full disk does not prevent a stop."""
+    orchestrator = read_orchestrator(run_dir) or OrchestratorRecord()
+    request = StopRequest(attempt=orchestrator.attempt, user=user, host=socket.gethostname())
+    with contextlib.suppress(OSError):
+        run_files.write_json(run_dir / run_files.STOP_REQUEST_FILE, request.to_json())
+
+
+def stop_request_text(run_dir: Path, attempt: int) -> str | None:
+    """Describe who stopped this attempt with `gpujob stop`; None if nobody did."""
+    request = StopRequest.read_valid(run_dir / run_files.STOP_REQUEST_FILE)
+    return f"gpujob stop by {request.user} on {request.host}" if request and request.attempt == attempt else None
 
 
 def report_path_elsewhere(run_dir: Path, environ: Mapping[str, str]) -> Path | None:

@@ -138,11 +138,22 @@ class LocalSteps:
         self.send_signal(running, signal.SIGTERM)
 
     def kill(self, running: Sequence[RunningTask]) -> None:
+        """Kill the workers, so that their wrappers record it. Wrappers without one are killed themselves."""
         for entry in running:
-            try:
-                os.killpg(entry.process.pid, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
+            workers = read_children(entry.process.pid)
+            for pid in workers:
+                try:
+                    os.kill(pid, signal.SIGKILL)
+                except ProcessLookupError:
+                    pass
+            if not workers:
+                self._kill_group(entry)
+
+    def _kill_group(self, running: RunningTask) -> None:
+        try:
+            os.killpg(running.process.pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
 
     def kill_leftovers(self, running: RunningTask) -> int:
         """Kill what a task left behind, as the end of a Slurm step does.
@@ -151,7 +162,7 @@ class LocalSteps:
         become children of this subreaper. Processes of running workers are spared. A process that cannot be
         killed now is left to the next call.
         """
-        self.kill([running])
+        self._kill_group(running)
         self._wrapper_pids.discard(running.process.pid)
         self._own_pids.discard(running.process.pid)  # it was waited for: another process may get its pid
         own = {"GPUJOB_JOB_ID": self._facts.job_id, "GPUJOB_RANK": str(running.planned.task.rank)}

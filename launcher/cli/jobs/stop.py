@@ -28,8 +28,8 @@ def stop(job: str | None) -> None:
 def _stop_job(run_dir: Path) -> None:
     from launcher.report.state import UNFINISHED
     from launcher.rundir.job_ids import job_id_of
-    from launcher.rundir.job_records import read_orchestrator
-    from launcher.rundir.rundir import submitted_cluster
+    from launcher.rundir.job_records import read_orchestrator, write_stop_request
+    from launcher.rundir.rundir import submitted_cluster, user_name
     from launcher.steps import slurm_steps
     from launcher.watch.view import JobClient
 
@@ -42,6 +42,7 @@ def _stop_job(run_dir: Path) -> None:
     if view.state not in UNFINISHED:
         click.echo(f"job {view.job_id} has ended: {view.state}")
         return
+    write_stop_request(run_dir, user_name())
     orchestrator = read_orchestrator(run_dir)
     if orchestrator is not None and orchestrator.local:
         _terminate(orchestrator.pid, f"job {view.job_id}")

@@ -5,6 +5,7 @@ the collected tests need are run, a few at a time, in the order of this file.
 """
 
 import contextlib
+import getpass
 import json
 import os
 import re
@@ -470,7 +471,7 @@ def stopped(folder: Path) -> EndedRun:
         ("interrupted", 130, "SIGINT to `gpujob run`, by Ctrl-C"),
         ("terminated", 5, "SIGTERM to the job"),
         ("hung_up", 5, "SIGHUP to `gpujob run` because the terminal was closed"),
-        ("stopped", 5, "SIGTERM to the job"),
+        ("stopped", 5, f"gpujob stop by {getpass.getuser()} on {socket.gethostname()}"),
     ],
 )
 def test_a_job_ended_from_outside_is_cancelled(name: str, status: int, cause: str, results: Results[EndedRun]) -> None:
@@ -508,6 +509,8 @@ def test_a_second_ctrl_c_kills_workers_that_do_not_end(interrupted_twice: EndedR
     assert (interrupted_twice.outcome, interrupted_twice.report["state"]) == (130, "CANCELLED")
     assert "its workers have 27 s to end; Ctrl-C again kills them" in interrupted_twice.job.output
     assert interrupted_twice.left_over == {}
+    for worker in interrupted_twice.report["workers"]:
+        assert (worker["exit"]["reason"], worker["exit"]["signal"]) == ("cancelled", "SIGKILL")
     stop = interrupted_twice.seen["stop"]
     assert stop["kill_at"] - stop["time"] == pytest.approx(27.0, abs=1.0)
 
