@@ -164,7 +164,7 @@ def test_the_table_of_values_lists_exactly_those_of_the_packs() -> None:
 
 BAR = {"tqdm", "hf-trainer", "sa-bench", "aiperf", "deepspeed", "lightning", "nemo"}
 SHARED = {
-    **dict.fromkeys(("tqdm", "hf-trainer", "sa-bench", "aiperf"), BAR),
+    **dict.fromkeys(("tqdm", "hf-trainer", "sa-bench", "aiperf", "srtctl"), BAR),
     "lightning": {"nemo"},
     "nemo": {"lightning"},
     "generic": {"keras", "lightning", "megatron", "nemo", "tqdm"},
