@@ -174,14 +174,14 @@ def test_hard_names_and_paths_are_data(jobs: JobSpace, cluster: Cluster, stack: 
 
 def test_an_sbatch_refusal_is_reported_and_leaves_no_files(jobs: JobSpace) -> None:
     spec = embed_job("refused")
-    spec["slurm"]["partition"] = "nowhere"
+    spec["slurm"].setdefault("directives", {})["constraint"] = "nowhere"
     path = jobs.directory / "job.yaml"
     path.write_text(json.dumps(spec))
     done = jobs.gpujob("submit", str(path))
 
     assert done.returncode == 2
-    assert "invalid partition" in done.stderr.lower()
-    assert "partition: nowhere" in done.stderr
+    assert "invalid feature" in done.stderr.lower()
+    assert "partition: gpu" in done.stderr
     assert [entry.name for entry in (jobs.directory / "logs").iterdir()] == []
 
 

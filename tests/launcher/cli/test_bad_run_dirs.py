@@ -5,16 +5,17 @@ import json
 import os
 import shutil
 import sys
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
+from exporter.contract.view import JobView
 from launcher.cli.main import main
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS
 from launcher.rundir.rundir import SWEEP_FILE
+from launcher.watch.view import JobClient
 from tests.support.builders import orchestrator_record
 from tests.support.launcher import settled_run_dir
 
@@ -137,15 +138,20 @@ def test_what_cannot_be_read_is_named_in_one_line(run_dir: Path, other_user: Non
 
 @pytest.mark.parametrize("options", [(), ("--json",)])
 def test_a_run_directory_that_moves_while_it_is_watched_ends_the_view(
-    options: tuple[str, ...], run_dir: Path, call: Call
+    options: tuple[str, ...], run_dir: Path, call: Call, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The job goes on for the reader of its records: its orchestrator is this process."""
+    read_view = JobClient.read_view
+
+    def read_and_move(client: JobClient) -> JobView:
+        view = read_view(client)
+        run_dir.rename(run_dir.with_name("elsewhere"))
+        return view
+
     (run_dir / "report.json").unlink()
     (run_dir / "orchestrator.json").write_text(json.dumps(orchestrator_record()))
-    moving = threading.Timer(1.0, run_dir.rename, [run_dir.with_name("elsewhere")])
-    moving.start()
+    monkeypatch.setattr(JobClient, "read_view", read_and_move)
     status, errors = call("watch", "--interval", "0.1", *options, run_dir)
-    moving.join()
     assert status == 2
     assert (
         errors

@@ -3,6 +3,7 @@
 The jobs run concurrently, each in its own folder.
 """
 
+import itertools
 import json
 import os
 import shlex
@@ -32,12 +33,17 @@ class Batch(Ended):
     slurm: FakeSlurm
 
 
+JOB_IDS = itertools.count(4459)  # each its own: at its end, a job ends what is left of its id on the node
+
+
 class Submitted:
     """A submitted job, and its start as by slurmd."""
 
     def __init__(self, folder: Path, command: str, **over: Any) -> None:
         folder.mkdir()
         self.slurm = FakeSlurm(folder / "fake")
+        self.job_id = str(next(JOB_IDS))
+        self.slurm.say("sbatch", "out", self.job_id)
         self._work = folder / "work"
         self._work.mkdir()
         job = {
@@ -54,7 +60,7 @@ class Submitted:
     def run(self, meanwhile: Callable[[subprocess.Popen[bytes]], None] | None = None, **variables: str) -> Batch:
         """Run the batch script to its end, with the variables of slurmd."""
         environment = self.slurm.environment(
-            SLURM_JOB_ID="4459",
+            SLURM_JOB_ID=self.job_id,
             SLURM_JOB_NODELIST="cn[01-02]",
             SLURM_NTASKS_PER_NODE="1",
             SLURM_CPUS_PER_TASK="2",
@@ -113,7 +119,7 @@ def completed(folder: Path) -> Batch:
 def refused_step(folder: Path) -> Batch:
     job = Submitted(folder, "true")
     job.slurm.say("srun", "status", 1)
-    job.slurm.say("srun", "err", "srun: error: Unable to create step for job 4459: Invalid credential\n")
+    job.slurm.say("srun", "err", "srun: error: Unable to create step for job 1: Invalid credential\n")
     return job.run()
 
 
@@ -174,7 +180,7 @@ def killed_srun(folder: Path) -> Batch:
     def kill(_: subprocess.Popen[bytes]) -> None:
         first, second = (job.run_dir / f"workers/worker_w0_rank0_a0_r{run}.start.json" for run in (0, 1))
         wrapper = int(poll(lambda: read_json(first), "the first run")["wrapper_pid"])
-        poll((job.slurm.folder / "steps" / "4459.0").exists, "the complete step")
+        poll((job.slurm.folder / "steps" / f"{job.job_id}.0").exists, "the complete step")
         own_folder = str(job.slurm.folder.parent)
         (srun,) = (pid for pid, argv in processes_with("--job-name=worker_w0").items() if own_folder in " ".join(argv))
         os.kill(srun, signal.SIGKILL)
@@ -214,7 +220,7 @@ def run_with_a_time_limit(folder: Path, shown: str, log_text: str = "", *, ends_
         os.kill(first, signal.SIGTERM)
         if log_text:
             time.sleep(NOTICE_GRACE_S + 1.0)
-            (job.run_dir / "log.err").open("a").write(log_text)
+            (job.run_dir / "log.err").open("a").write(log_text.format(job.job_id))
         poll(lambda: read_json(job.run_dir / "state.json").get("stop"), "the stop")
         step.terminate()
         poll(lambda: read_json(job.run_dir / "state.json")["stop"]["reason"] == "time_limit", "its reason")
@@ -232,7 +238,7 @@ def time_limit_in_the_job_state(folder: Path) -> Batch:
 
 @scenario
 def time_limit_in_the_error_log(folder: Path) -> Batch:
-    log_text = "slurmstepd-cn01: error: *** JOB 4459 ON cn01 CANCELLED AT 2026-11-22T19:41:17 DUE TO TIME LIMIT ***\n"
+    log_text = "slurmstepd-cn01: error: *** JOB {} ON cn01 CANCELLED AT 2026-11-22T19:41:17 DUE TO TIME LIMIT ***\n"
     return run_with_a_time_limit(folder, "JobState=COMPLETING Reason=None", log_text)
 
 
@@ -293,7 +299,8 @@ def test_a_job_with_saved_state_is_requeued_after_the_warning(unfinished: Batch)
 def test_the_step_of_a_killed_srun_ends_before_the_next_run(killed_srun: Batch) -> None:
     assert (killed_srun.report["state"], killed_srun.outcome) == ("COMPLETED", 0), killed_srun.logs()
     assert [end["reason"] for end in killed_srun.report["workers"][0]["exits"]] == ["killed_unknown", "completed"]
-    assert ["--signal=KILL", "4459.0"] in [call["argv"] for call in killed_srun.slurm.calls("scancel")]
+    step = f"{killed_srun.report['job_id']}.0"
+    assert ["--signal=KILL", step] in [call["argv"] for call in killed_srun.slurm.calls("scancel")]
 
 
 @pytest.mark.parametrize(
