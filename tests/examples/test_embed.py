@@ -271,7 +271,8 @@ def test_resume_after_a_failure_inside_a_write_gives_the_same_bytes(
     (tmp_path / ".checkpoint_worker_0_step_150.json.tmp").write_text("{")
     done = run(*options, cwd=tmp_path)
     assert "[INFO] Resuming at 100/300 items from checkpoint_worker_0_step_100.json" in done.stdout
-    assert positions(done.stdout) == [200, 300]
+    logged = positions(done.stdout)  # on a busy machine, also one each second
+    assert (logged[0] > 100, set(logged) >= {200, 300}, logged == sorted(logged)) == (True, True, True)
     assert output(tmp_path).read_bytes() == full_run[0]
     assert not list(tmp_path.glob(".*"))
 
