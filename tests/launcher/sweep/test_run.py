@@ -227,6 +227,8 @@ def test_a_second_ctrl_c_reaches_the_points(signalled: Signalled) -> None:
     signalled.command = ["sh", "-c", STUBBORN]
 
     def interrupt() -> None:
+        # This thread must not take the signal while the main thread blocks it: nothing would wake that one then.
+        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         for seen in ("ready", "asked"):
             poll((signalled.folder / seen).exists, f"a point that is {seen}")
             os.kill(os.getpid(), signal.SIGINT)
