@@ -29,7 +29,7 @@ LIFE_S = 160.0  # mean life of a worker: 12 restarts a minute
 WARM_UP_S = 600.0
 MEMORY_S = 600.0  # after the warm-up; a shorter run shows no slope, and has no goal for it
 MOST_MIB_PER_HOUR = 0.5
-MOST_MORE = {"more_descriptors": 5.0, "more_threads": 1.0}  # workers that are just starting or ending
+MOST_MORE = {"more_descriptors": 5.0, "more_threads": 1.0}  # of workers that are just starting or ending
 MOST_MORE_FILES = 5
 MOST_MORE_STATUS = 0.2  # share
 SAMPLE_S = 2.0
@@ -43,6 +43,7 @@ PARTS = {
 """Processes that last as long as the job, by words of their commands."""
 COUNTER = re.compile(r"^(\w+_total(?:\{[^}]*\})?) (\S+)", re.MULTILINE)
 RESTARTS = "gpujob_worker_restarts_total"
+OF_PROCESS = re.compile(r"^(?:/proc/|Pid:\s+)(\d+)", re.MULTILINE)
 OF_A_RUN = re.compile(r"_r\d+[._]")
 
 _WORKER = r"""
@@ -172,12 +173,28 @@ class _Watch:
     def _sample(self, now: float, restarts: float) -> Sample:
         parts = {}
         for name, pid in _lasting(self.command):
-            threads, descriptors = (len(os.listdir(f"/proc/{pid}/{what}")) for what in ("task", "fd"))
-            parts[name] = {"mib": rss_mib(pid), "descriptors": descriptors, "threads": threads}
+            threads = len(os.listdir(f"/proc/{pid}/task"))
+            parts[name] = {"mib": rss_mib(pid), "descriptors": _descriptors(pid), "threads": threads}
             self.cpu_s[name] = cpu_s(pid)
         status_bytes = sum(path.stat().st_size for path in (self.run_dir / run_files.STATUS_DIR).glob("*.json"))
         names = (name for _, _, found in os.walk(self.run_dir) for name in found)
         return Sample(now, restarts, parts, sum(OF_A_RUN.search(name) is None for name in names), status_bytes)
+
+
+def _descriptors(pid: int) -> int:
+    """Open descriptors without those of processes that live: how many live at once depends on the machine."""
+    return sum(not _is_of_a_live_process(pid, descriptor) for descriptor in os.listdir(f"/proc/{pid}/fd"))
+
+
+def _is_of_a_live_process(pid: int, descriptor: str) -> bool:
+    try:
+        target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+        if target == "anon_inode:[pidfd]":
+            target = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
+    except OSError:
+        return True  # closed meanwhile
+    of_process = OF_PROCESS.search(target)
+    return of_process is not None and Path(f"/proc/{of_process[1]}").exists()
 
 
 def _lasting(pid: int, name: str = "command") -> Iterator[tuple[str, int]]:
