@@ -8,6 +8,7 @@ import re
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import ClassVar
 
 from exporter.logs.patterns import Pattern
 from exporter.logs.redact import redact
@@ -321,7 +322,7 @@ class _ErrorScanner:
         return False
 
     # functions of the class: bound methods in an instance would be a cycle, which only the garbage collector frees
-    _STATES = {
+    _STATES: ClassVar = {
         "frames": _in_frames,
         "after": _in_after,
         "chain": _in_chain,

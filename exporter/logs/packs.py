@@ -303,7 +303,10 @@ class PackDetector:
             if looks_like_progress(record)
             for word in _words(record)
         }
-        words = {pack.name: {word for sample in pack.samples for word in _words(sample.text.encode())} for pack in self._packs}
+        words = {
+            pack.name: {word for sample in pack.samples for word in _words(sample.text.encode())}
+            for pack in self._packs
+        }
         spread = Counter(word for of in words.values() for word in of)
         best: tuple[float, str] | None = None
         for name, of in words.items():

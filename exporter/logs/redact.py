@@ -39,7 +39,9 @@ _WEAK = frozenset({"token", "jwt", "auth", "cookie", "bearer", "apikey", "access
 }
 _HEADERS = frozenset({"authorization", "cookie"})
 
-_BREAK = r"(?:\r?\n|(?:\\{1,4}r)?\\{1,4}n)(?:\[[^\]\n]{1,40}\]:?[ ]?)?"  # real or escaped, and a mark such as `[rank0]: `
+_BREAK = (
+    r"(?:\r?\n|(?:\\{1,4}r)?\\{1,4}n)(?:\[[^\]\n]{1,40}\]:?[ ]?)?"  # real or escaped, and a mark such as `[rank0]: `
+)
 _SEPARATOR = re.compile(
     rf"""(?:\\*["'`])?\]?[ \t]*(?:                                    # the end of a quoted name or of an index
       :[ \t]*(?:str|Optional\[str\]|str[ ]\|[ ]None)[ \t]*=(?!=)[ \t]* # a parameter with its type
@@ -69,7 +71,9 @@ _ORDINARY = re.compile(
     r"|[<\[]\|?/?[A-Za-z_/]{1,24}\|?[>\]][,;)\]}\"']{0,3}$|(?:-?inf|nan|auto|none|no|yes|on|off|unknown|N/A|n/a|-)[,;.)]?$"
 )  # values of `token` in training logs: numbers, and vocabulary words such as `<pad>`
 _MARKS = r"(?![~./\\$*%-]|[A-Za-z]:\\)(?=[^\s\"']{0,80}[A-Za-z])(?=[^\s\"']{0,80}[\d!@#$^&+])"
-_RANDOM = re.compile(_MARKS + r"[^\s\"'`,;=()\[\]{}<>|]{6,}={0,2}")  # neither a word, a number, a path nor an expression
+_RANDOM = re.compile(
+    _MARKS + r"[^\s\"'`,;=()\[\]{}<>|]{6,}={0,2}"
+)  # neither a word, a number, a path nor an expression
 _RANDOM_TEXT = re.compile(_MARKS + r"\S{6,}")  # the same in quotes
 _EXPRESSION = ("=", "(", "[", "{")  # after a word: it is a name
 _LONG_RANDOM = re.compile(
@@ -92,7 +96,8 @@ _HOOKS = re.compile(
     re.IGNORECASE,
 )
 _USERINFO = re.compile(
-    r"([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s/@:\"'<>]{0,200})(:[^\s/\"'<>]{1,500}|:(?!\d{1,5}/)[^\s@:\"'<>]{1,80})?@(?=[^\s@/])", re.IGNORECASE
+    r"([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s/@:\"'<>]{0,200})(:[^\s/\"'<>]{1,500}|:(?!\d{1,5}/)[^\s@:\"'<>]{1,80})?@(?=[^\s@/])",
+    re.IGNORECASE,
 )
 _GO_DSN = re.compile(r"((?<![\w.-])[\w.-]{1,60}:)[^\s/:\"'<>]{1,200}(?=@(?:tcp|unix)\()")  # as in user:...@tcp(host)
 _KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
@@ -163,7 +168,9 @@ def _programs() -> tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], re.Patter
     return re.compile(rf"(?<![\w.-])(?:{every})(?=[\s\"'\\,(])"), forms
 
 
-_END_OF_COMMAND = re.compile(r"(?<![\\,\[(])(?<![\\,\[(]\r)\n(?!(?:\[[^\]\n]{1,40}\]:?)?[ \t]{0,40}- )|[;|&]{1,2}[ \t]")  # lists and `\\` go on in the next line
+_END_OF_COMMAND = re.compile(
+    r"(?<![\\,\[(])(?<![\\,\[(]\r)\n(?!(?:\[[^\]\n]{1,40}\]:?)?[ \t]{0,40}- )|[;|&]{1,2}[ \t]"
+)  # lists and `\\` go on in the next line
 
 
 def _redact_commands(text: str) -> str:
@@ -192,7 +199,10 @@ def _command_spans(text: str) -> Iterator[tuple[int, int]]:
                     if found.start() >= at:
                         break
                     begin, end = found.span("secret")
-                    before = text[begin - 1], text[found.start("value" if "value" in option.groupindex else "secret") - 1]
+                    before = (
+                        text[begin - 1],
+                        text[found.start("value" if "value" in option.groupindex else "secret") - 1],
+                    )
                     quoted = max((_value_end(text, quote, begin) for quote in before if quote in "\"'"), default=0)
                     yield begin, max(quoted, begin + _bare_length(text[begin:end]))
 
@@ -270,7 +280,11 @@ def _secret_span(text: str, start: int, end: int, name: str) -> tuple[int, int] 
         close, shown = begin + _bare_length(bare[0]), bare.end()
     if weight == NO_ORDINARY_VALUE and _ORDINARY.match(text, begin, shown):
         return None
-    if weight == RANDOM_VALUE and opening and not (_RANDOM_TEXT if random is _RANDOM else random).fullmatch(text, begin, close):
+    if (
+        weight == RANDOM_VALUE
+        and opening
+        and not (_RANDOM_TEXT if random is _RANDOM else random).fullmatch(text, begin, close)
+    ):
         return None
     return None if begin == close or _NOTHING.match(text, begin, close) else (begin, close)
 

@@ -6,8 +6,9 @@
 from typing import NamedTuple
 
 _OPTION = r"""[\s"',\\]"""  # before an option: a space, or what separates the words of a printed list
-_VALUE = r"""(?:(?:\\{1,4}n|[\s"',\\]){1,90}(?:\[[^\]\n]{1,40}\]:?[ ])?(?:-[ ]{1,8}["']?)?|=["'\\]{0,2})"""  # between an option and its value
-_SECRET = r"(?P<secret>(?!<redacted>)[^\s\"'`\\]+)"
+# Between an option and its value.
+_VALUE = r"""(?:(?:\\{1,4}n|[\s"',\\]){1,90}(?:\[[^\]\n]{1,40}\]:?[ ])?(?:-[ ]{1,8}["']?)?|=["'\\]{0,2})"""
+_SECRET = r"(?P<secret>(?!<redacted>)[^\s\"'`\\]+)"  # noqa: S105
 
 
 class Shape(NamedTuple):
@@ -19,7 +20,10 @@ class Shape(NamedTuple):
 
 
 class Program(NamedTuple):
-    """Options with which some programs take a password. The pattern's ``secret`` is replaced; ``value`` begins before it."""
+    """Options with which some programs take a password.
+
+    The pattern's ``secret`` is replaced; ``value`` begins before it.
+    """
 
     programs: str  # a pattern of their names
     pattern: str  # searched from the program to the end of its command
@@ -32,7 +36,9 @@ def _option(names: str, before: str = "") -> str:
 
 SHAPES = (
     Shape("AWS", "(?:AKIA|ASIA|AROA|AIDA|AGPA|ANPA|ABIA|ACCA)[A-Z0-9]{12,}", "AKIAIOSFODNN7EXAMPLE"),
-    Shape("Google", r"AIza[\w-]{30,} | ya29\.[\w-]{20,} | GOCSPX-[\w-]{20,}", "AIzaSyD-0123456789abcdefghijklmnopqrstu"),
+    Shape(
+        "Google", r"AIza[\w-]{30,} | ya29\.[\w-]{20,} | GOCSPX-[\w-]{20,}", "AIzaSyD-0123456789abcdefghijklmnopqrstu"
+    ),
     Shape("Azure", r"[\w~.-]{3}[78]Q~[\w~.-]{31,34}", "abc8Q~0123456789abcdefghijklmnopqrstuv"),
     Shape("Hugging Face", "hf_[A-Za-z0-9]{16,} | api_org_[A-Za-z0-9]{16,}", "hf_abcdefghijklmnopqrstuvwxyz012345"),
     Shape(
@@ -52,7 +58,8 @@ SHAPES = (
     ),
     Shape(
         "GitHub, GitLab",
-        r"gh[pousr]_[A-Za-z0-9]{16,} | github_pat_\w{20,} | gl(?:pat|ptt|dt|rt|ft|imt|soat|cbt|agent|sa|c)[-_][\w-]{16,}",
+        r"gh[pousr]_[A-Za-z0-9]{16,} | github_pat_\w{20,}"
+        r" | gl(?:pat|ptt|dt|rt|ft|imt|soat|cbt|agent|sa|c)[-_][\w-]{16,}",
         "ghp_abcdefghijklmnopqrstuvwxyz0123456789",
     ),
     Shape("Slack", r"xox[a-z]-[\w-]{8,} | xoxe\.xox[a-z]-[\w-]{8,} | xapp-[\w-]{8,}", "xoxb-123456789012-abcdefghijkl"),
@@ -72,7 +79,9 @@ USER_AND = r"(?!//)[^\s:\"'`\\]{0,100}:(?!//)"  # the user before a password
 
 PROGRAMS = (
     Program("curl", _option("-u|-U|--user|--proxy-user", USER_AND), "curl -u ada:hunter22 https://example.org"),
-    Program("curl", _option("-b|--cookie|--oauth2-bearer", r"(?=\S*=|ey)"), "curl -b session=a1b2c3d4 https://example.org"),
+    Program(
+        "curl", _option("-b|--cookie|--oauth2-bearer", r"(?=\S*=|ey)"), "curl -b session=a1b2c3d4 https://example.org"
+    ),
     Program(
         "mysql[a-z]{0,12}|mariadb[a-z-]{0,12}|7z[a-z]?",
         rf"{_OPTION}-p(?!ort|ipe|rompt|rint|ager)[\"']?{_SECRET}",
@@ -88,7 +97,9 @@ PROGRAMS = (
     Program("redis-cli", _option("-a"), "redis-cli -h cache -a hunter22"),
     Program("sqlcmd|bcp|ipmitool|(?:un)?zip", _option("-P"), "ipmitool -H bmc1 -U admin -P hunter22 power status"),
     Program("ldap(?:search|add|modify|delete|whoami|passwd)", _option("-w|-s"), "ldapsearch -D cn=ada -w hunter22"),
-    Program("smbclient|rpcclient|smbget", _option("-U", r"[^\s%\"']{0,100}%"), "smbclient //host/share -U ada%hunter22"),
+    Program(
+        "smbclient|rpcclient|smbget", _option("-U", r"[^\s%\"']{0,100}%"), "smbclient //host/share -U ada%hunter22"
+    ),
     Program("lftp", _option("-u", r"[^\s,\"']{0,100},"), "lftp -u ada,hunter22 ftp.example.org"),
     Program(
         "openssl",
@@ -105,6 +116,12 @@ PROGRAMS = (
         rf"\([^()\n]{{0,200}}?\bkey=[bru]?[\"']{_SECRET}",
         "wandb.login(key='0123456789abcdef0123456789abcdef01234567')",
     ),
+    Program(
+        r"vault[\s\"',]{1,8}login",
+        r"[\s\"',](?!token\b)(?P<secret>(?![-<])(?=[\w.-]{0,200}\d)[\w.-]{8,})(?=[\s\"',]|$)",
+        "vault login 0123abcd-4567-89ab-cdef-0123456789ab",
+    ),
+    Program("sqlplus", rf"[\s\"'][\w$#]{{1,40}}/{_SECRET}(?=@|[\s\"']|$)", "sqlplus ada/hunter22@db"),
     Program("https?|xh", _option("-a|--auth", USER_AND), "http -a ada:hunter22 GET https://example.org"),
     Program(
         "auth=|(?:[A-Za-z]{1,20}\\.){0,3}(?:HTTP)?(?:Basic|Digest)Auth",
@@ -113,7 +130,8 @@ PROGRAMS = (
     ),
     Program(
         "echo|printf",
-        rf"\s(?P<value>[\"']?{_SECRET})[\"']?[ \t]*\|[^|\n]{{0,200}}?(?:\s--(?:password-|with-)?(?:stdin|token)|sudo\s-S|kinit)\b",
+        rf"\s(?P<value>[\"']?{_SECRET})[\"']?[ \t]*\|[^|\n]{{0,200}}?"
+        r"(?:\s--(?:password-|with-)?(?:stdin|token)|sudo\s-S|kinit)\b",
         "echo hunter22 | docker login -u ada --password-stdin registry.example.org",
     ),
     Program(

@@ -13,13 +13,13 @@ from hypothesis import strategies as st
 
 from exporter.contract.records import NOTHING, JsonObject, Record
 from exporter.logs.packs import (
-    ENOUGH_RECORDS,
     END_BYTES,
+    ENOUGH_RECORDS,
     FULL_READ_BYTES,
     LEVELS,
     SPREAD_BYTES,
-    Pack,
     Evidence,
+    Pack,
     PackDetector,
     PackError,
     looks_like_progress,
@@ -456,7 +456,9 @@ def test_every_file_in_the_packs_folder_is_a_pack() -> None:
     assert {found.level for found in ALL} <= set(LEVELS)
 
 
-_SAMPLE_RECORDS = [line.encode() for pack in ALL for sample in pack.samples for line in sample.text.splitlines() if line]
+_SAMPLE_RECORDS = [
+    line.encode() for pack in ALL for sample in pack.samples for line in sample.text.splitlines() if line
+]
 
 
 @given(st.lists(st.sampled_from(_SAMPLE_RECORDS), max_size=20))

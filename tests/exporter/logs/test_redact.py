@@ -162,7 +162,7 @@ def test_a_secret_without_a_sure_name_is_redacted_too(form: str, secret: str, wi
 DUMPS: dict[str, Callable[[str, str], str]] = {
     "env": lambda name, secret: f"PATH=/bin\n{name}={secret}\nHOME=/root",
     "declare": lambda name, secret: f'declare -x {name}="{secret}"',
-    "environ": lambda name, secret: f"environ({({'HOME': '/x', name: secret})!r})",
+    "environ": lambda name, secret: f"environ({ ({'HOME': '/x', name: secret})!r})",
     "JSON": lambda name, secret: json.dumps({"a": {"x": 1, name: secret}}, indent=2),
     "YAML": lambda name, secret: yaml.safe_dump({"a": {"x": 1, name: secret}}),
     "TOML": lambda name, secret: f'[a]\n{name} = "{secret}"\n',
@@ -189,10 +189,11 @@ def test_a_named_secret_is_redacted_in_every_dump(dump: str, name: str, secret: 
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.service)
 @given(data=st.data())
 def test_a_key_of_a_known_service_is_always_redacted(shape: Shape, data: st.DataObject) -> None:
-    secret = data.draw(st.just(shape.example) | st.from_regex(re.compile(shape.pattern, re.VERBOSE | re.ASCII), fullmatch=True))
+    form = re.compile(shape.pattern, re.VERBOSE | re.ASCII)
+    secret = data.draw(st.just(shape.example) | st.from_regex(form, fullmatch=True))
     assume(len(secret) < 200)
     around = data.draw(
-        st.sampled_from(["{}", "login with {} failed", "'{}'", "x={},y=1", "[{}]", "https://h/{}/x", "<{}>"])
+        st.sampled_from(["{}", "login with {} failed", "'{}'", "x={},y=1", "[{}]", "https://h/{}?x", "<{}>"])
     )
     assert redact(around.format(secret)) == around.format(REDACTED)
 
@@ -275,10 +276,11 @@ def test_ordinary_values_of_a_training_log_stay(pairs: list[tuple[str, str, str]
         "author: Ada, authors=3, keyboard: us, turkey: bird, passes=3 passed: 12 bypass=on compass=n",
         "  0%|          | 0/100 [00:00<?, ?it/s]",
         "tokens: 1234, token 5 of 10, token is 5, unknown token <extra_id_99>, ('token', 'label'), token is missing",
-        "pass 1/3, pass: 1/3, pass=1, pass: backward, first pass: forward, pwd: /home/ada, --pass-manager x, PASS: test_a",
+        "pass 1/3, pass: 1/3, pass=1, pass: backward, first pass: forward, pwd: /home/ada, --pass-manager x",
+        "PASS: test_a",
         "password_reset: done, password is required, password authentication failed, passwd ana, the secret is out",
         "path=abc1def2 pattern: a1b2c3d4 LOG_PAT=*.log patch: 3a4b5c6d credit: a1b2c3d4",
-        "docker run -p 8080:80 x; ssh -p 22 x; mkdir -p a/b1; mysql --port 3306 -pipe; curl -o file1 https://x; rsync -a",
+        "docker run -p 8080:80 x; ssh -p 22 x; mkdir -p a/b1; mysql --port 3306 -pipe; curl -o file1 https://x",
         "wandb: run `wandb login --relogin` to force relogin, or wandb login to log in",
         "| token | 12 |\n| tokens | 4,096 |",
     ],
@@ -337,7 +339,18 @@ def test_json_values_are_redacted_by_their_keys() -> None:
             "(",
             "AKIA",
         ),
-        *("pass=", "pwd:", "A_PAT=", "password is ", "curl ", "curl -u a:", "curl,\n", "mysql -p", "('token',", "token: |\n a\n"),
+        *(
+            "pass=",
+            "pwd:",
+            "A_PAT=",
+            "password is ",
+            "curl ",
+            "curl -u a:",
+            "curl,\n",
+            "mysql -p",
+            "('token',",
+            "token: |\n a\n",
+        ),
     ],
 )
 def test_hostile_text_takes_bounded_time(piece: str) -> None:
