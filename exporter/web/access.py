@@ -23,7 +23,7 @@ class Needs(IntEnum):
 
     NOTHING = 0
     WHAT_THE_SITE_ASKS = 1  # credentials if the web configuration names any
-    CREDENTIALS = 2  # the token, a user's password or a client certificate
+    CREDENTIALS = 2  # the token, a user's password or, where there are no users, a client certificate
     TOKEN = 3
 
 
@@ -99,7 +99,7 @@ class Access:
         given = value.strip().encode("utf-8", "surrogateescape")
         if scheme.lower() == "bearer" and self._token and hmac.compare_digest(given, self._token.encode("ascii")):
             return Client(has_token=True, is_known=True)
-        if request.transport is not None and request.transport.get_extra_info("peercert"):
+        if not self._config.users and request.transport is not None and request.transport.get_extra_info("peercert"):
             return Client(is_known=True)  # verified, or the connection would not exist
         if scheme.lower() != "basic":
             return Client()

@@ -371,6 +371,15 @@ def test_users_see_the_series_and_the_status(tmp_path: Path) -> None:
         assert page.answers(Authorization=f"Bearer {base64.b64encode(b'ada:secret').decode()}") == CLOSED
 
 
+def test_a_certificate_replaces_no_password(tmp_path: Path, certificates: Certificates) -> None:
+    ca = certificates.authority.own.certificate
+    keys = ("client_auth_type: RequireAndVerifyClientCert", f"client_ca_file: {ca}")
+    with serve(write(tmp_path, certificates, *keys, rest=users(ada="secret")), certificates.authority) as page:
+        assert page.answers(certificates.client) == CLOSED
+        assert page.answers(certificates.client, Authorization=basic("ada", "other")) == CLOSED
+        assert page.answers(certificates.client, Authorization=basic("ada", "secret")) == KNOWN
+
+
 def test_only_72_bytes_of_a_password_count_as_everywhere(tmp_path: Path) -> None:
     password = "p" * 72
     with serve(write(tmp_path, None, rest=users(ada=password))) as page:
