@@ -6,6 +6,8 @@ PYTHON ?= $(firstword $(foreach p,/usr/bin/python3 /usr/local/bin/python3 python
             $(shell $(p) -c 'import sys, ensurepip, venv; sys.version_info >= (3, 11) and print("$(p)")' 2>/dev/null)))
 VENV := .venv
 BIN := $(VENV)/bin
+# Processes of a job write no bytecode, so without this each would compile what it loads.
+COMPILE := python -m compileall -q exporter launcher
 
 .PHONY: help install install-dev packages demo test test-quick test-gpu test-programs test-slurm-versions fuzz lint check bench soak kills clean
 
@@ -24,6 +26,7 @@ help:
 	@echo "make kills     KILLS (150) random kills of parts of jobs on a real Slurm (root)"
 
 install: $(VENV)/.installed
+	@$(BIN)/$(COMPILE)
 	@echo "Installed. Now type:"
 	@echo '  export PATH="$(CURDIR)/$(BIN):$$PATH" && gpujob --help'
 
@@ -45,9 +48,11 @@ packages:
 	@bash tests/realstack/packages.sh
 
 demo: $(VENV)/.installed
+	@$(BIN)/$(COMPILE)
 	$(BIN)/gpujob run examples/embed/job.yaml
 
 test: install-dev packages
+	@$(BIN)/$(COMPILE)
 	@bash tests/lanes.sh "$(CURDIR)/$(BIN)/python" $(PYTEST_OPTIONS)
 
 test-quick: install-dev
