@@ -139,7 +139,7 @@ def render_manifest(manifest: Manifest) -> dict[str, Any]:
     return {"schema_version": SCHEMA_VERSION, **body}
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {item.name: _plain(getattr(value, item.name)) for item in dataclasses.fields(value)}
     if isinstance(value, tuple):

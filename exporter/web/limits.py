@@ -80,7 +80,7 @@ class Entrance(socket.socket):
     its request is read at once. It works on sockets, since a TLS handshake comes before any protocol.
     """
 
-    def __init__(self, listening: socket.socket, server: web.Server, visitors: dict[Any, _Visitor]) -> None:
+    def __init__(self, listening: socket.socket, server: web.Server, visitors: dict[object, _Visitor]) -> None:
         """``visitors`` are the connections of all entrances by address and port, oldest first."""
         super().__init__(fileno=listening.detach())
         self._server = server
@@ -238,7 +238,7 @@ async def serve(
     server = runner.server
     if server is None:
         raise RuntimeError("the runner is not set up")
-    loop, visitors, listening = asyncio.get_running_loop(), dict[Any, _Visitor](), list(listening)
+    loop, visitors, listening = asyncio.get_running_loop(), dict[object, _Visitor](), list(listening)
     if any(context is not None for _, context in listening):
         from asyncio.sslproto import SSLProtocol  # lazy: OpenSSL takes 8 MiB
 

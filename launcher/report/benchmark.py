@@ -1,9 +1,8 @@
 """Results of the benchmark in ``report.md``: a table by concurrency, and problems."""
 
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from launcher.verify.benchmark_results import LATENCIES
+from launcher.verify.benchmark_results import LATENCIES, Result
 from launcher.words import plain_item
 
 MOST_SHOWN = 40  # longest table
@@ -26,7 +25,7 @@ COLUMNS = (
 )  # heading, key, factor and format of each possible column
 
 
-def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+def benchmark_section(results: Sequence[Result]) -> Iterator[str]:
     """Markdown lines: a table of the results, then the files that could not be read."""
     rows = [_with_failed(entry) for entry in results if "problem" not in entry]
     columns = [column for column in COLUMNS if any(_has_column(column[1], entry) for entry in rows)]
@@ -52,18 +51,18 @@ def benchmark_section(results: Sequence[Mapping[str, Any]]) -> Iterator[str]:
         yield f"- and {len(problems) - MOST_SHOWN} more, in report.json"
 
 
-def _with_failed(entry: Mapping[str, Any]) -> Mapping[str, Any]:
+def _with_failed(entry: Result) -> Result:
     """Add the number of failed requests to a result, if known and not 0."""
     failed = entry.get("requests_expected", 0) - entry.get("requests", 0)
     return {**entry, FAILED: failed} if "requests" in entry and failed > 0 else entry
 
 
-def _has_column(key: str, entry: Mapping[str, Any]) -> bool:
+def _has_column(key: str, entry: Result) -> bool:
     """Whether a value gets a column. TPOT replaces ITL where both exist."""
     return key in entry and not (key.startswith("itl_") and key.replace("itl_", "tpot_") in entry)
 
 
-def _cell(entry: Mapping[str, Any], key: str, factor: float, number_format: str) -> str:
+def _cell(entry: Result, key: str, factor: float, number_format: str) -> str:
     if key not in entry:
         return "-"
     text = format(entry[key] * factor, number_format)
