@@ -2,8 +2,9 @@
 
 import bisect
 import copy
+import time
 from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
@@ -22,6 +23,18 @@ from exporter.workers.exit_reason import (
 )
 
 LISTED_RUNS = 20  # runs of a task whose ends are in the report; earlier ones are counted
+SETTLED_S = 60.0  # after its end, when a sidecar has added to the records of a run what it found
+
+
+@dataclass(frozen=True)
+class RunRecords:
+    """The records of one run; None for those that do not exist."""
+
+    exit: Mapping[str, object] | None
+    start: Mapping[str, object] | None
+    found: Mapping[str, object] | None  # by the sidecar
+    stop: Mapping[str, object] | None  # if it was stopped while the job continued
+    ends: dict[tuple[JobStop | None, FailedPeer | None], WorkerEnd] = field(default_factory=dict)  # as described so far
 
 
 class ExitReasonFinder:
@@ -29,9 +42,10 @@ class ExitReasonFinder:
 
     def __init__(self, manifest: Manifest, attempt: int, job_end: float | None) -> None:
         self._manifest = manifest
-        self._attempt = attempt
+        self.attempt = attempt
         self._job_end = job_end
         self._evidence_by_run: dict[tuple[int, int], LogEvidence] = {}
+        self._settled: dict[tuple[int, int], RunRecords] = {}
         self._may_read_logs = True
 
     def without_log_reads(self) -> "ExitReasonFinder":
@@ -39,6 +53,23 @@ class ExitReasonFinder:
         other = copy.copy(self)
         other._may_read_logs = False
         return other
+
+    def read_records(self, task: Task, restart: int) -> RunRecords:
+        """The records of one run, read once if it ended long ago."""
+        settled = self._settled.get((task.rank, restart))
+        if settled is not None:
+            return settled
+        stem = run_files.record_name(task.worker, task.rank, self.attempt, restart)
+        folder = self._manifest.run_dir / run_files.WORKERS_DIR
+        exit_, start, found, stop = (
+            run_files.read_json(folder / f"{stem}.{kind}.json") for kind in ("exit", "start", "found", "stop")
+        )
+        records = RunRecords(exit_, start, found, stop)
+        end = records.exit.get("end") if records.exit is not None else None
+        if isinstance(end, int | float) and end < time.time() - SETTLED_S and self._may_read_logs:
+            self._settled[task.rank, restart] = records
+            self._settled.pop((task.rank, restart - LISTED_RUNS), None)
+        return records
 
     def describe_end(
         self,
@@ -54,17 +85,18 @@ class ExitReasonFinder:
         ``peers`` are failures of other tasks. ``stop`` is the stop of the job. A run that was stopped
         while the job continued has its own.
         """
-        stem = run_files.record_name(task.worker, task.rank, self._attempt, restart)
-        folder = self._manifest.run_dir / run_files.WORKERS_DIR
-        found = run_files.read_json(folder / f"{stem}.found.json") or {}
-        stop = parse_job_stop(run_files.read_json(folder / f"{stem}.stop.json") or {}) or stop
+        records = self.read_records(task, restart)
+        stop = parse_job_stop(records.stop or {}) or stop
         if stop is not None and stop.was_caused_by(task.rank, restart):
             stop = None
         end, start = record.get("end"), record.get("start")
         lately = [peer for peer in peers if isinstance(end, float | int) and end - PEER_WINDOW_S <= peer.end <= end]
+        peer = min(lately, key=lambda peer: peer.end, default=None)
+        if record is records.exit and (stop, peer) in records.ends:
+            return records.ends[stop, peer]
         evidence = replace(
-            evidence_from_record({**found, **record}, stop),
-            peer=min(lately, key=lambda peer: peer.end, default=None),
+            evidence_from_record({**(records.found or {}), **record}, stop),
+            peer=peer,
             node=node,
             job_end=self._job_end,
             attached=self._manifest.attached,
@@ -75,7 +107,7 @@ class ExitReasonFinder:
                 log=self._read_log_evidence(task, restart, node, start if isinstance(start, float | int) else None),
             )
         judged = find_exit_reason(evidence)
-        return WorkerEnd(
+        described = WorkerEnd(
             reason=judged.reason,
             code=evidence.code,
             signal=signal_name(evidence.signal) if evidence.signal is not None else None,
@@ -86,6 +118,9 @@ class ExitReasonFinder:
             max_rss_bytes=evidence.max_rss_bytes,
             asked_to_end=stop is not None and stop.reason != "completed" and bool(evidence.forwarded),
         )
+        if record is records.exit and self._may_read_logs:
+            records.ends[stop, peer] = described
+        return described
 
     def _read_log_evidence(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
         evidence = self._evidence_by_run.get((task.rank, restart))
@@ -94,7 +129,7 @@ class ExitReasonFinder:
         if evidence is None:
             from launcher.report.run_logs import read_log_evidence  # lazy: only a failed run needs the log patterns
 
-            evidence = read_log_evidence(self._manifest, task, self._attempt, restart, node, since)
+            evidence = read_log_evidence(self._manifest, task, self.attempt, restart, node, since)
             self._evidence_by_run[task.rank, restart] = evidence
             self._evidence_by_run.pop((task.rank, restart - LISTED_RUNS), None)
         return evidence

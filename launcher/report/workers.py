@@ -1,6 +1,7 @@
 """Workers in the report: their runs, last end and position."""
 
 import itertools
+from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -12,7 +13,7 @@ from exporter.contract.records import Record
 from exporter.contract.report import WorkerReport
 from exporter.contract.status import Position, TaskFacts, WorkerEnd, WorkerStatus
 from exporter.progress.work import unit_word
-from exporter.workers.exit_reason import CONSEQUENCES, JobStop
+from exporter.workers.exit_reason import CONSEQUENCES, PEER_WINDOW_S, JobStop
 from launcher.plan.plan import PLAN_FILE
 from launcher.report.exit_reasons import LISTED_RUNS, ExitReasonFinder, never_started_end, task_failures
 
@@ -40,7 +41,8 @@ def read_runs(
     runs: list[TaskRun] = []
     count = next(restart for restart in itertools.count() if not any(path.exists() for path in records(restart)))
     for restart in range(max(0, count - LISTED_RUNS), count):
-        ended, begun = map(run_files.read_json, records(restart))
+        found = finder.read_records(task, restart)
+        ended, begun = found.exit, found.start
         if ended is None and begun is None:
             continue  # half-written by a process that was killed
         end = finder.describe_end(task, restart, node, ended, stop) if ended is not None else None
@@ -65,17 +67,16 @@ def add_peer_evidence(
 ) -> None:
     """Find the exit reasons again, with the failures of other workers as evidence."""
     failed = task_failures((task, run.exit) for task in manifest.tasks for run in runs[task.rank] if run.exit)
+    failed.sort(key=lambda entry: entry[1].end)
+    times = [peer.end for _, peer in failed]
     for task in manifest.tasks:
-        peers = [peer for rank, peer in failed if rank != task.rank]
-        if peers:
-            runs[task.rank] = [
-                run
-                if run.record is None
-                else replace(
-                    run, exit=finder.describe_end(task, run.restart, nodes[task.rank], run.record, stop, peers)
-                )
-                for run in runs[task.rank]
-            ]
+        for place, run in enumerate(runs[task.rank]):
+            if run.record is None or run.exit is None or run.exit.time is None:
+                continue
+            first, last = bisect_left(times, run.exit.time - PEER_WINDOW_S), bisect_right(times, run.exit.time)
+            if peers := [peer for rank, peer in failed[first:last] if rank != task.rank]:
+                end = finder.describe_end(task, run.restart, nodes[task.rank], run.record, stop, peers)
+                runs[task.rank][place] = replace(run, exit=end)
 
 
 def last_end(

@@ -39,6 +39,7 @@ from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
 from exporter.progress.work import job_rate, job_work
+from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
@@ -69,6 +70,8 @@ class JobClient:
         self._last_orchestrator_key: object = (
             None  # orchestrator at the last read, and whether it had written its report
         )
+
+        self._finder = ExitReasonFinder(self.manifest, 0, None)  # keeps what it has read in logs of ended runs
 
     @cached_property
     def _stages(self) -> StageFacts:
@@ -166,6 +169,13 @@ class JobClient:
             )
         return live, nodes
 
+    def _summary(self, attempt: int, next_attempt: int | None, now: float) -> Report:
+        """The report so far. Each log of an ended run is read once."""
+        if self._finder.attempt != attempt:
+            self._finder = ExitReasonFinder(self.manifest, attempt, None)
+        known = KnownEnds(finder=self._finder)
+        return build_report(self.run_dir, now=now, ended=False, next_attempt=next_attempt, known=known)
+
     def _state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> str:
         if report is not None:
             return report.state
@@ -222,7 +232,7 @@ class JobClient:
         now: float,
     ) -> JobView:
         coming = orchestrator.attempt if state == "PENDING" else None
-        summary = report or build_report(self.run_dir, now=now, ended=False, next_attempt=coming)
+        summary = report or self._summary(orchestrator.attempt, coming, now)
         gpus = {node: status.gpus for node, status in sorted(statuses.items()) if status.gpus is not None}
         workers = [
             _with_current_eta(worker, now)

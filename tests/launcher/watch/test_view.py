@@ -16,6 +16,7 @@ from rich.console import Console
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from exporter.contract.view import JobView, WorkerView
+from exporter.logs.log_files_reader import log_paths
 from launcher.report.report import build_report
 from launcher.watch.picture import render_picture
 from launcher.watch.serving_view import output_tokens_rate
@@ -241,6 +242,18 @@ def test_an_ended_worker_has_its_exit_reason(run_dir: Path, sidecar: dict[str, A
     assert (view["workers"][0]["up"], view["workers"][0]["state"]) == (False, "dead")
     assert view["workers"][0]["exit"]["reason"] == "app_error"
     assert view["cause"]["worker"] == "worker_w0"
+
+
+def test_the_log_of_an_ended_run_is_read_once(run_dir: Path) -> None:
+    manifest = read_manifest(run_dir)
+    _, log = log_paths(manifest.tasks[0], run_dir, orchestrator_record()["hosts"][0], 0, 0)
+    log.write_text("Traceback (most recent call last):\n  File 'a.py', line 3\nValueError: bad record 7\n")
+    record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=1, signal=None)
+    client = JobClient(run_dir)
+    first = as_json(client.read_view())["workers"][0]["exit"]
+    assert any("bad record 7" in text for text in first["evidence"])
+    log.unlink()
+    assert as_json(client.read_view())["workers"][0]["exit"] == first
 
 
 def test_half_written_files_are_ignored(run_dir: Path) -> None:
