@@ -4,6 +4,7 @@ import os
 import re
 import signal
 import subprocess
+import sys
 import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -29,6 +30,9 @@ os.environ["GPUJOB_HISTORY_DIR"] = ""
 # Likewise its place in the index of jobs, and its locks of outputs.
 _STATE = tempfile.TemporaryDirectory(prefix="gpujob-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+
+# `python3` in jobs and fake commands is this interpreter: a shim of a version manager would start a shell each time.
+os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))
 
 TESTS = Path(__file__).resolve().parent
 GOLDEN = TESTS / "golden"
