@@ -176,7 +176,7 @@ class LaunchCollector:
             devices_unset=unset,
             misplaced=entry.gpu_misplaced,
             device_files=opened,
-            log_files=len(sizes),
+            log_files=len(sizes) if task.logs or manifest.logs is not None else None,
             log_bytes=sum(sizes),
             items=entry.items,
         )

@@ -166,6 +166,9 @@ def test_a_running_job_is_found_from_another_node_and_folder_and_stopped(jobs: J
     assert job.wait() == "CANCELLED"
     assert job.report()["state"] == "CANCELLED"
     assert "has ended: CANCELLED" in there("connect", job.job_id)[1]
+    stranger = cluster.on(other, [GPUJOB, "watch", job.job_id], user="nobody", cwd=Path("/"))
+    assert (stranger.returncode, stranger.stdout) == (2, "")
+    assert stranger.stderr.endswith("manifest.json: Permission denied; ask its owner for access\n")
 
 
 def test_hard_names_and_paths_are_data(jobs: JobSpace, cluster: Cluster, stack: Stack) -> None:
