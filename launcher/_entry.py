@@ -29,6 +29,13 @@ def _become(package: str) -> None:
         is_set_by_user = True
     if not is_set_by_user:
         os.environ.pop("LC_CTYPE", None)
-    in_user_site = os.path.dirname(__file__) == site.getusersitepackages()
+    folder = os.path.dirname(__file__)
+    in_user_site = folder == site.getusersitepackages()
+    is_in_site = in_user_site or folder in site.getsitepackages()
+    if not is_in_site and folder in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+        sys.stderr.write(
+            f"gpujob: {folder} is only on PYTHONPATH, which gpujob ignores; install it into a virtual environment\n"
+        )
+        sys.exit(2)
     flags = ("-E", "-P") if in_user_site else ("-I",)
     os.execv(sys.executable, [sys.executable, *flags, "-m", package, *sys.argv[1:]])  # noqa: S606

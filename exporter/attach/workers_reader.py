@@ -38,7 +38,7 @@ STARTERS = _name_set(
     torch.distributed.launch torch.distributed.run uv xargs
     """
 )  # programs that start workers and wait: they have the job's name, but do no work
-_BYSTANDERS = _name_set(
+BYSTANDERS = _name_set(
     """
     ag atop awk bat cat code code-server cp curl dtach du ed egrep emacs emacsclient exporter fgrep find fzf gawk gdb
     git glances gpujob gpujob-exporter gpujob_entry gpustat grep gzip head htop hx inotifywait ipython joe journalctl jq
@@ -375,13 +375,13 @@ def find_by_name(
         process = processes[pid]
         order += children.get(pid, ())
         program = program_name(process.argv)
-        named[pid] = program not in _BYSTANDERS and any(pattern.search(word) for word in process.argv)
+        named[pid] = program not in BYSTANDERS and any(pattern.search(word) for word in process.argv)
         if named[pid] or process.parent in under:
             under.add(pid)
     numbers = {
         pid: _worker_numbers(processes[pid], criteria, environ, proc)
         for pid in under
-        if pid not in excluded and program_name(processes[pid].argv) not in _BYSTANDERS
+        if pid not in excluded and program_name(processes[pid].argv) not in BYSTANDERS
     }
     chosen: dict[int, list[int]] = {}
     for pid in reversed(order):

@@ -44,7 +44,7 @@ class WorkerLaunchFacts:
     devices_unset: bool = False  # whether the variable is known to be unset, so that it sees all devices
     misplaced: str | None = None  # GPUs that it uses instead of the planned ones, according to the driver
     device_files: int | None = None  # GPUs that it or a descendant has opened
-    log_files: int = 0
+    log_files: int | None = 0  # None if its output goes to no file that is known
     log_bytes: int = 0
     items: float | None = None
 
@@ -73,6 +73,7 @@ def check_launch(
     final = is_over or elapsed_s >= launch_timeout_s
     settle_s = 0.0 if final else min(SETTLE_S, launch_timeout_s / 2)
     planned = [worker for worker in workers if worker.gpus]
+    with_logs = [worker for worker in workers if worker.log_files is not None]
     with_devices = (
         [worker for worker in workers if node.sets_devices or not worker.devices_unset] if node.has_gpus else []
     )
@@ -83,13 +84,13 @@ def check_launch(
             "gpus", with_devices, lambda worker: _wrong_gpus(worker, workers), final, "with the GPUs of the plan"
         ),
         _check_each("gpu_use", planned, _unused_gpus, final, "with a GPU in use"),
-        _check_each("logs", workers, _no_log, final, "with a log file"),
-        _check_each("log_lines", workers, _empty_log, final, "with a first line in the log"),
+        _check_each("logs", with_logs, _no_log, final, "with a log file"),
+        _check_each("log_lines", with_logs, _empty_log, final, "with a first line in the log"),
         _check_output_dir(node, final),
         _check_output(node, final),
         _check_each(
             "progress",
-            [worker for worker in workers if _should_show_progress(worker)],
+            [worker for worker in with_logs if _should_show_progress(worker)],
             _no_progress,
             final,
             "with a position",

@@ -100,7 +100,7 @@ class LaunchCollector:
         over = status.job.phase in ("completing", "finished")
         if over:
             status = self._status_since(now)
-        elif not all(_has_read(status.collectors.get(name)) for name in SOURCES):
+        if not all(_has_read(status.collectors.get(name)) for name in SOURCES):
             return before  # facts that have not been read yet do not count as missing
         entries = {worker.rank: worker for worker in status.workers}
         logs = find_extra_logs(manifest, self._rank_of)
@@ -132,9 +132,8 @@ class LaunchCollector:
         for _ in range(LAST_POLLS):
             status = self._status()
             reads = status.collectors.get("workers")
-            if reads is None or reads.last_success is None or reads.duration_s is None:
-                break
-            if reads.last_success - reads.duration_s >= earliest - LAST_POLL_INTERVAL_S:
+            began = (reads.last_success or 0.0) - (reads.duration_s or 0.0) if reads is not None else earliest
+            if began >= earliest - LAST_POLL_INTERVAL_S:
                 break
             time.sleep(LAST_POLL_INTERVAL_S)
         return status
@@ -176,7 +175,7 @@ class LaunchCollector:
             devices_unset=unset,
             misplaced=entry.gpu_misplaced,
             device_files=opened,
-            log_files=len(sizes),
+            log_files=len(sizes) if task.logs or manifest.logs is not None else None,
             log_bytes=sum(sizes),
             items=entry.items,
         )

@@ -25,6 +25,9 @@ LAST_SUCCESS = Family(
 FAMILIES = (SUCCESS, DURATION, LAST_SUCCESS)
 
 LEAST_DEADLINE_S = 10.0
+FIRST_S = 60.0  # after its start, somebody usually watches a job
+FIRST_INTERVAL_S = 1.0  # between reads in that time, for collectors that read often anyway
+MOST_OFTEN_S = 10.0  # longest interval of those
 
 log = logging.getLogger("gpujob.refresh")
 
@@ -90,12 +93,14 @@ class CollectorSlot:
 
     def _loop(self) -> None:
         name_thread(self.collector.name)
-        due = self._clock.monotonic()
+        began = due = self._clock.monotonic()
         while True:
             self._read()
-            now = self._clock.monotonic()
+            now, interval_s = self._clock.monotonic(), self.collector.interval_s
+            if now - began < FIRST_S and interval_s <= MOST_OFTEN_S:
+                interval_s = min(interval_s, FIRST_INTERVAL_S)
             if due <= now:  # a requested read does not shift the regular ones
-                due = max(due + self.collector.interval_s, now)
+                due = max(due + interval_s, now)
             self._wake.wait(max(0.0, due - now))
             if self._wake.is_set():
                 self._wake.clear()

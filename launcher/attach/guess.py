@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from exporter.attach.workers_reader import (
+    BYSTANDERS,
     SHELLS,
     STARTERS,
     ProcessInfo,
@@ -70,12 +71,16 @@ def guess_job(sought: Sought, environ: Mapping[str, str], proc: str = "/proc") -
     barred = ancestors(os.getpid(), processes) | {os.getpid()}
     pids = _find_workers(sought, processes, barred, environ, proc)
     directory = _link(f"{proc}/{pids[0]}/cwd") or os.getcwd()
-    argv = processes[pids[0]].argv
+    argv, job, name, logs = processes[pids[0]].argv, sought.slurm_job_id, sought.job_name, _logs(pids, proc)
+    if job is not None:
+        name = name or (read_environment(pids[0], ("SLURM_JOB_NAME",), proc) or {}).get("SLURM_JOB_NAME")
+    if job is not None and not any(logs):  # srun passes on the output of its tasks, so they have one file
+        logs = (tuple(path for paths in _logs(_topmost(job, processes, barred, proc), proc) for path in paths),)
     return JobGuess(
         pids=tuple(pids),
-        name=sought.job_name or program_name(argv) or f"pid-{pids[0]}",
+        name=name or program_name(argv) or f"pid-{pids[0]}",
         directory=directory,
-        logs=_logs(pids, proc),
+        logs=logs,
         gpu_ids=_gpu_ids(pids, proc),
         output_dir=_directory_word(argv, _OUTPUT_WORDS, directory) or _open_directory(pids, proc),
         checkpoint_dir=_directory_word(argv, _CHECKPOINT_WORDS, directory),
@@ -101,7 +106,8 @@ def _find_workers(
     facts = (processes, criteria, environ, barred, read_boot_time(), proc)
     if sought.slurm_job_id is not None:
         found = [candidate.pid for candidate in find_by_slurm_step(*facts)]
-        found = found or _batch_processes(sought.slurm_job_id, processes, barred, proc)
+        top = () if found else _topmost(sought.slurm_job_id, processes, barred, proc)
+        found += [worker for pid in top for worker in _workers_below(pid, processes)]
         subject = f"Slurm job {sought.slurm_job_id}"
     else:
         candidates = sorted(find_by_name(*facts), key=lambda one: (one.number is None, one.number or 0))
@@ -117,12 +123,16 @@ def _workers_below(pid: int, processes: Mapping[int, ProcessInfo]) -> list[int]:
     """The process, or what it runs if it is a shell or a program that starts workers."""
     if program_name(processes[pid].argv) not in SHELLS | STARTERS:
         return [pid]
-    children = [child for child, process in sorted(processes.items()) if process.parent == pid and process.argv]
+    children = [
+        child
+        for child, process in sorted(processes.items())
+        if process.parent == pid and process.argv and program_name(process.argv) not in BYSTANDERS
+    ]
     return [worker for child in children for worker in _workers_below(child, processes)] or [pid]
 
 
-def _batch_processes(job: str, processes: Mapping[int, ProcessInfo], barred: set[int], proc: str) -> list[int]:
-    """Topmost processes that the batch script of a job has started."""
+def _topmost(job: str, processes: Mapping[int, ProcessInfo], barred: set[int], proc: str) -> list[int]:
+    """Topmost processes of a Slurm job: its batch script and the tasks of its steps."""
     own = {
         pid
         for pid, process in processes.items()
@@ -130,8 +140,7 @@ def _batch_processes(job: str, processes: Mapping[int, ProcessInfo], barred: set
         and pid not in barred
         and (read_environment(pid, ("SLURM_JOB_ID",), proc) or {}).get("SLURM_JOB_ID") == job
     }
-    top = sorted(pid for pid in own if processes[pid].parent not in own)
-    return [worker for pid in top for worker in _workers_below(pid, processes)]
+    return sorted(pid for pid in own if processes[pid].parent not in own)
 
 
 def _link(path: str) -> str | None:

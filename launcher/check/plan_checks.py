@@ -13,6 +13,7 @@ from launcher.jobfile.jobfile import cpus_of_full_nodes
 from launcher.plan.placeholders import shell_text_index
 from launcher.plan.plan import WORKERS, TaskPlan
 from launcher.planner.planned_job import PlannedJob
+from launcher.words import count_text
 
 
 def check_plan_alone(job: PlannedJob) -> Iterator[CheckFinding]:
@@ -61,7 +62,11 @@ def check_gpu_use(job: PlannedJob) -> Iterator[CheckFinding]:
         yield finding.warning("no-gpu", f"workers ({role}).gpus", message)
     if used >= asked and not without:
         workers = sum(planned.stage == WORKERS for planned in plan.tasks)
-        message = f"{used} GPUs for {workers} worker tasks" if asked else f"{workers} workers without GPUs"
+        message = (
+            f"{count_text(used, 'GPU')} for {count_text(workers, 'worker task')}"
+            if asked
+            else f"{count_text(workers, 'worker')} without GPUs"
+        )
         yield finding.ok("workers", "workers", message)
 
 

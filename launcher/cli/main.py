@@ -18,6 +18,7 @@ from launcher.cli.explain import explain
 from launcher.cli.init import init
 from launcher.cli.job_source import JobCommand, in_option_words, takes_job
 from launcher.cli.jobs.attach import attach
+from launcher.cli.jobs.connect import connect
 from launcher.cli.jobs.logs import logs
 from launcher.cli.jobs.stop import stop
 from launcher.cli.parts import (
@@ -231,7 +232,7 @@ def submit(job: "JobText", dependency: str | None, resume: str | None, as_json: 
     click.echo(f"Submitted batch job {job_id}")
     click.echo(f"Logs: {run_dir}/")
     click.echo(f"Watch: gpujob watch {job_id}")
-    click.echo(f"Connect: srun --jobid {job_id} -w NODE --overlap --pty bash")
+    click.echo(f"Connect: gpujob connect {job_id}")
     click.echo(f"Stop: gpujob stop {job_id}")
 
 
@@ -318,5 +319,5 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
-for command in (attach, completion, explain, init, logs, plan_command, run, scan, stop, sweep, targets, watch):
+for command in (attach, completion, connect, explain, init, logs, plan_command, run, scan, stop, sweep, targets, watch):
     commands.add_command(command)

@@ -91,11 +91,11 @@ def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool) -> N
         raise ConfigError(source, errors)
 
 
-def open_target(job: str | None, *, to_stop: bool = False) -> Path:
+def open_target(job: str | None, *, trusted: bool = False) -> Path:
     """Find the directory of a job or sweep; see `find_job`.
 
-    Its records must be trusted ``to_stop`` the processes that they name. Otherwise another user's directory is only
-    named as theirs.
+    Its records must be ``trusted`` where a command signals what they name, or runs what they say. Otherwise another
+    user's directory is only named as theirs.
     """
     from launcher.registry.search import find_job
     from launcher.rundir.cluster_file import require_trusted
@@ -105,22 +105,23 @@ def open_target(job: str | None, *, to_stop: bool = False) -> Path:
     found = find_job(job, os.environ, Path.cwd())
     for notice in found.notices:
         click.echo(f"gpujob: {notice}", err=True)
-    if to_stop:
+    if trusted:
         for name in (run_files.MANIFEST_FILE, run_files.ORCHESTRATOR_FILE, SWEEP_FILE):
             require_trusted(
-                found.directory / name, "only its owner stops a job with gpujob; on Slurm, others use `scancel`"
+                found.directory / name,
+                "only its owner stops or enters a job with gpujob; on Slurm, others use `scancel`",
             )
     elif (facts := read_facts(found.directory)).owner != os.geteuid():
         click.echo(f"gpujob: notice: {facts.path} belongs to {facts.owner_name}", err=True)
     return found.directory
 
 
-def open_job(job: str | None) -> "JobClient":
-    """Find a job, which must not be a sweep."""
+def open_job(job: str | None, *, trusted: bool = False) -> "JobClient":
+    """Find a job, which must not be a sweep; see `open_target`."""
     from launcher.registry.search import is_sweep
     from launcher.watch.view import JobClient
 
-    directory = open_target(job)
+    directory = open_target(job, trusted=trusted)
     if is_sweep(directory):
         points = sorted(path.parent for path in directory.glob(f"*/{run_files.MANIFEST_FILE}"))
         name = f", as in {shlex.quote(str(points[0]))}" if points else ""

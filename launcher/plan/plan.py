@@ -178,6 +178,11 @@ class RunFacts:
     start: float = 0.0
     addresses: tuple[str, ...] = ()  # addresses at which nodes reach each other; empty if their host names serve
     port_offset: int = 0  # added to every port of the plan, because another job may share the node
+    ip_addresses: tuple[str, ...] = ()  # for people; the job uses ``addresses``
+
+    def ip_address(self, node_index: int) -> str:
+        """IP address of a node, or its host name if it is unknown."""
+        return (self.addresses or self.ip_addresses or self.hosts)[node_index]
 
     def address(self, node_index: int) -> str:
         """Host name or IP address of a node."""

@@ -15,6 +15,7 @@ from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
 from launcher.jobfile.resources import ResourcesSpec
 from launcher.planner.roles import Role, merge_roles
+from launcher.words import count_text
 
 Granularity = Literal["node", "gpu"]
 
@@ -144,7 +145,7 @@ def _nodes_problems(role: Role, resources: ResourcesSpec) -> list[str]:
     if needed <= role.nodes:
         return []
     key = f"{role.name}_nodes"
-    problem = f"{role.nodes_key}: {role.count} {role.name} x {role.gpus} GPUs need {needed} nodes of "
+    problem = f"{role.nodes_key}: {role.count} {role.name} x {role.gpus} GPUs need {count_text(needed, 'node')} of "
     problem += f"{resources.gpus_per_node} GPUs and {key} is {role.nodes}; "
     return [f"{problem}set {key}: {needed}, or fewer or smaller workers"]
 
@@ -246,8 +247,8 @@ def _capacity_problem(
 ) -> str:
     kept = f" and {_reserved_text(reserved)}" if reserved else ""
     problem = (
-        f"resources.nodes: {_roles_text(roles)} need {needed - len(reserved)} nodes of {resources.gpus_per_node} GPUs"
-        f"{kept} and the job has {nodes}; "
+        f"resources.nodes: {_roles_text(roles)} need {count_text(needed - len(reserved), 'node')} of "
+        f"{resources.gpus_per_node} GPUs{kept} and the job has {nodes}; "
     )
     if needed > MOST_NODES:
         return f"{problem}a job has at most {MOST_NODES} nodes: use fewer or smaller workers"

@@ -142,7 +142,7 @@ def _in_slurm(job: str) -> Path | None:
     sweep_dir = run_dir.parents[1] if len(run_dir.parents) > 1 else run_dir  # SWEEP/tasks/4459_3/log.out
     if "_" not in job and is_sweep(sweep_dir):
         return sweep_dir
-    return run_dir if _is_readable_job(run_dir) else None
+    return run_dir if _is_job(run_dir) else None  # the error of a directory that others cannot read passes on
 
 
 def _by_part_or_name(job: str, entries: Sequence[JobEntry]) -> Path | None:

@@ -13,7 +13,7 @@ def place_lines(plan: Plan, facts: RunFacts) -> list[str]:
     lines = [f"Node {index}: {host}" for index, host in enumerate(facts.hosts)]
     if plan.network_interface is not None or any(planned.ports for planned in plan.tasks):
         master = _first_node(plan, INFRA) or 0
-        lines.append(f"Master IP address (node {master}): {facts.address(master)}")
+        lines.append(f"Master IP address (node {master}): {facts.ip_address(master)}")
     balancer = _first_node(plan, BALANCER)
     if balancer is not None:
         lines.append(f"Nginx node (node {balancer}): {facts.hosts[balancer]}")
@@ -74,7 +74,7 @@ def _first_node(plan: Plan, stage: str) -> int | None:
 
 
 def _host_text(index: int, facts: RunFacts) -> str:
-    address = facts.address(index)
+    address = facts.ip_address(index)
     return facts.hosts[index] + (f" ({address})" if address != facts.hosts[index] else "")
 
 

@@ -43,6 +43,7 @@ from launcher.steps.hostlist import parse_hostlist
 from launcher.steps.local_steps import LOOPBACK, LocalSteps, die_with_parent, local_hosts
 from launcher.steps.slurm_steps import SlurmSteps
 from launcher.steps.steps import Steps
+from launcher.words import count_text
 
 TICK_S = 0.2
 OUTPUT_WAIT_S = 5.0  # for another job that writes the same files: it may just be ending
@@ -160,7 +161,7 @@ class Orchestrator:
             if self._signals.is_kill_requested:
                 job_state.expire_deadline()
             if not job_tasks.kill_at_deadline():
-                log_line(f"Leaving {len(job_tasks.running)} workers that are still running")
+                log_line(f"Leaving {count_text(len(job_tasks.running), 'worker')} running")
                 return
             self._signals.sleep(TICK_S)
 

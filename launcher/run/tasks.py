@@ -19,6 +19,7 @@ from launcher.run.run_records import RunRecords
 from launcher.run.slurm_end import QUERY_AFTER_S, QUERY_INTERVAL_S, SlurmEndQuery
 from launcher.steps.srun_lines import group_by_step
 from launcher.steps.steps import RunningTask
+from launcher.words import count_text
 
 RECORD_GRACE_S = 2.0  # from the end of a step until its exit record is visible here (network file systems)
 _EXTERNAL_REASONS = ("cancelled", "time_limit")  # exit reasons of a signal from outside the job
@@ -390,7 +391,7 @@ class JobTasks:
         if self.slurm_end_query.is_left_to_slurm:
             return False
         if self._killed_at is None and self._running:
-            log_line(f"Killing {len(self._running)} workers that did not end in time")
+            log_line(f"Killing {count_text(len(self._running), 'worker')} that did not end in time")
             self._steps.kill(self.running)
             self._killed_at = time.monotonic()
         return time.monotonic() <= max(deadline, self._killed_at or deadline) + 1.0

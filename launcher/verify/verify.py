@@ -30,7 +30,7 @@ from launcher.verify.files import (
 )
 from launcher.verify.timed_reads import FileWorkResult, OutOfTime, ReportProgress, WatchFactory, run_file_work
 from launcher.verify.tokens import NO_TOKENS, add_token_counts, token_check_text
-from launcher.words import names_text
+from launcher.words import count_text, names_text
 
 CLOCK_SLACK_S = 60.0  # tolerated clock lag of a file server
 MOST_NAMED = 5  # files and workers named in one line
@@ -338,7 +338,7 @@ def _output_checks(
     if not facts.written:
         # a resumed job need not write all files again
         count = max(facts.files, facts.older)
-        text = f"{count} files in {place}, none written since the job started{least}"
+        text = f"{count_text(count, 'file')} in {place}, none written since the job started{least}"
         return [VerificationCheck("outputs", missing, text)]
     records = _records_check(job, facts)
     checks = [_completeness_check(job, facts, records), _validity_check(facts)]
@@ -348,7 +348,8 @@ def _output_checks(
 def _node_output_checks(job: FinishedJob, nodes: _NodeOutputs, facts: VerifiedOutput) -> list[VerificationCheck]:
     """Checks for files on the disks of several nodes. This node reads its own; sidecars counted the others."""
     wanted = job.manifest.verify.outputs
-    text = f"{nodes.files} files, {nodes.bytes} bytes on the nodes' disks, according to their sidecars"
+    text = f"{count_text(nodes.files, 'file')}, {count_text(nodes.bytes, 'byte')} on the nodes' disks"
+    text += ", according to their sidecars"
     doubts = []
     if nodes.silent_nodes:
         doubts.append(f"no file report from {nodes.silent_nodes} node{'' if nodes.silent_nodes == 1 else 's'}")
@@ -408,7 +409,7 @@ def _completeness_check(
         notes.append(text)
     if failed and facts.older and not manifest.resumes:
         notes.append(f"{facts.older} older ones would count with `resume: true`")
-    text = "; ".join((f"{facts.files} files, {facts.bytes} bytes", *notes))
+    text = "; ".join((f"{count_text(facts.files, 'file')}, {count_text(facts.bytes, 'byte')}", *notes))
     if failed:
         return VerificationCheck("outputs", False, text, tuple(facts.empty_files), facts.empty)
     return VerificationCheck("outputs", None if is_open else True, text)

@@ -21,6 +21,11 @@ with open(f"worker_{rank}.log", "w", buffering=1) as log, open(f"output_worker_{
         log.write(f"Processed {item}/50 items\\n")
         time.sleep(pause)
 """
+PRINTING_SCRIPT = """#!/bin/sh
+srun python3 -u -c "import os, time
+for item in range(1, 41): print(f'Processed {item}/40 items'); time.sleep(0.1)
+while not os.path.exists('done'): time.sleep(0.1)"
+"""
 SCRIPT = """#!/bin/bash
 srun --overlap --ntasks=$SLURM_NNODES --ntasks-per-node=1 {exporter} sidecar --web.listen-address :0 --job-name train \
     --num-workers 4 --total-items 200 --output-dir . --log-dir . {options} &
@@ -123,3 +128,25 @@ def test_a_cancelled_job_leaves_its_report(jobs: JobSpace) -> None:
     assert (report["state"], report["exit_status"]) == ("FAILED", 1)
     signals = {worker["exit"]["signal"] for worker in report["workers"]}
     assert "SIGTERM" in signals, signals  # a status may be lost if the process is gone too soon
+
+
+def test_attach_needs_only_the_id_of_a_slurm_job(jobs: JobSpace) -> None:
+    cluster, folder = jobs.cluster, jobs.directory / "elsewhere"
+    folder.mkdir()
+    (jobs.directory / "job.sh").write_text(PRINTING_SCRIPT)
+    jobs.own(jobs.directory)
+    place: dict[str, Any] = {"user": jobs.user, "cwd": folder, "env": {"XDG_STATE_HOME": str(folder)}}
+    words = ("--partition=gpu", "--job-name=train", "--output=job.out", f"--chdir={jobs.directory}", "../job.sh")
+    job_id = int(cluster.run(["sbatch", "--parsable", *words], **place, check=True).stdout)
+    cluster.wait_for(lambda: (jobs.directory / "job.out").exists() and "40/40" in output(jobs), 60, "the work")
+    node = cluster.run(["squeue", "-h", "-j", str(job_id), "-o", "%N"], check=True).stdout.strip()
+    attach = cluster.popen([GPUJOB, "attach", "--job", str(job_id)], node=node, **place)
+    (found,) = cluster.wait_for(lambda: list(folder.glob("logs/*/status/*.json")), 60, "a status")
+    connect = [GPUJOB, "connect", str(job_id)]
+    shell = cluster.on(cluster.node_names[-1], connect, **place, stdin='echo "$(hostname) $PWD"\n')
+    assert (shell.returncode, shell.stdout) == (0, f"{node} {jobs.directory}\n"), shell.stderr
+    (jobs.directory / "done").touch()
+    _, said = attach.communicate(timeout=120)
+    report = read_json(found.parents[1] / "report.json")
+    assert (attach.returncode, report["state"], report["job_name"], report["items"]) == (0, "COMPLETED", "train", 40)
+    assert f"gpujob: logs: {jobs.directory}/job.out\n" in said

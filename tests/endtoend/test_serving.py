@@ -132,10 +132,12 @@ def test_a_benchmark_runs_on_four_nodes_with_prefill_decode_routers_and_nginx(se
     assert all(0 < entry["ttft_median_s"] <= entry["ttft_p99_s"] < 60 for entry in report["benchmark"])
     assert [report[key] for key in ("unit", "items", "items_expected")] == ["requests", 24, 24]
     port, log = 8000 + job.json("orchestrator.json")["port_offset"], log_of(job)
+    first, second = (job.space.cluster.on(host, ["hostname", "-I"]).stdout.split()[0] for host in hosts[:2])
     for line in (
+        f"Master IP address (node 0): {first}",
         f"Nginx node (node 0): {hosts[0]}",
-        f"Additional frontend 1 on node 1: {hosts[1]}",
-        f"Prefill worker 0 leader: {hosts[0]}",
+        f"Additional frontend 1 on node 1: {hosts[1]} ({second})",
+        f"Prefill worker 0 leader: {hosts[0]} ({first})",
         f"Launching decode worker 1, node 3 (local_rank 0): {hosts[3]}",
         f"Frontend available at: http://{hosts[0]}:{port}",
         f"srun --jobid {job.job_id} -w {hosts[0]} --overlap --pty bash",

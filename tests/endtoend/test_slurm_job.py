@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.endtoend.jobs import Job, JobSpace, embed_job, kill_worker, was_asked
+from tests.endtoend.jobs import GPUJOB, Job, JobSpace, embed_job, kill_worker, was_asked
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 from tests.realstack.stack import Stack
 
@@ -143,14 +143,32 @@ def test_a_killed_sidecar_is_restarted_without_harm_to_the_job(jobs: JobSpace, s
     assert last_items(stack, job) == 4000
 
 
-def test_stop_cancels_a_job(jobs: JobSpace, cluster: Cluster) -> None:
-    job = jobs.submit(embed_job("stopped", items=16000))
+def test_a_running_job_is_found_from_another_node_and_folder_and_stopped(jobs: JobSpace, cluster: Cluster) -> None:
+    index = {"XDG_STATE_HOME": str(jobs.directory / "state")}
+    job = jobs.submit(embed_job("stopped", items=16000), env=index)
     job.wait_for_phase("running")
-    done = jobs.gpujob("stop", job.job_id)
+    _, worker_node, _, other = cluster.node_names
 
-    assert done.returncode == 0, done.stderr
+    def there(*words: str, indexed: bool = False, typed: str | None = None) -> tuple[int, str]:
+        env = index if indexed else {"XDG_STATE_HOME": "/nowhere"}  # then Slurm leads to the run directory
+        done = cluster.on(other, [GPUJOB, *words], user=jobs.user, cwd=Path("/"), env=env, stdin=typed)
+        return done.returncode, done.stdout or done.stderr
+
+    for words, indexed in (((), True), (("stopped",), True), ((job.job_id,), False)):
+        status, view = there("watch", "--once", "--json", *words, indexed=indexed)
+        assert (status, json.loads(view)["run_dir"]) == (10, str(job.run_dir)), words
+    status, report = there("report", "--json", job.job_id)
+    assert (status, json.loads(report)["state"]) == (10, "RUNNING")
+    cluster.wait_for(lambda: "Processed" in there("logs", job.job_id, "worker_w3")[1], 30, "a log line")
+    shell = there("connect", job.job_id, "worker_w3", typed='echo "$GPUJOB_RANK $(hostname) $PWD"\n')
+    assert shell == (0, f"3 {worker_node} {jobs.directory}\n")
+    assert there("stop", job.job_id) == (0, f"job {job.job_id} is being stopped\n")
     assert job.wait() == "CANCELLED"
     assert job.report()["state"] == "CANCELLED"
+    assert "has ended: CANCELLED" in there("connect", job.job_id)[1]
+    stranger = cluster.on(other, [GPUJOB, "watch", job.job_id], user="nobody", cwd=Path("/"))
+    assert (stranger.returncode, stranger.stdout) == (2, "")
+    assert stranger.stderr.endswith("manifest.json: Permission denied; ask its owner for access\n")
 
 
 def test_hard_names_and_paths_are_data(jobs: JobSpace, cluster: Cluster, stack: Stack) -> None:

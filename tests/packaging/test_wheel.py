@@ -148,3 +148,6 @@ def test_a_job_runs_from_a_user_installation(wheel: Path, tmp_path: Path) -> Non
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["state"], report["items"], report["monitoring"]["nodes_without"]) == ("COMPLETED", 5, [])
+    done = run(python, "-c", script, cwd=tmp_path, HOME="/nowhere", PYTHONPATH=str(site))  # `pip install --target`
+    message = f"gpujob: {site} is only on PYTHONPATH, which gpujob ignores; install it into a virtual environment\n"
+    assert (done.returncode, done.stderr) == (2, message)

@@ -18,7 +18,7 @@ def stop(job: str | None) -> None:
     """
     from launcher.registry.search import is_sweep
 
-    directory = open_target(job, to_stop=True)
+    directory = open_target(job, trusted=True)
     if is_sweep(directory):
         _stop_sweep(directory)
     else:

@@ -117,6 +117,15 @@ def interface_address(name: str) -> str:
     raise NodeError(f'the network interface "{name}" has no IPv4 address; use one of {", ".join(names)}')
 
 
+def first_address() -> str | None:
+    """Return the first IPv4 address of this machine besides loopback, as `hostname -I` does; None without one."""
+    for _, name in socket.if_nameindex():
+        with contextlib.suppress(NodeError):
+            if not (address := interface_address(name)).startswith("127."):
+                return address
+    return None
+
+
 def released_file(run_dir: Path, attempt: int, round_number: int) -> Path:
     """File that ends the reservation of this round of an attempt."""
     return run_dir / run_files.NODES_DIR / f"released_a{attempt}_{round_number}"
@@ -154,12 +163,12 @@ def survey_node(run_dir: Path, node: str, attempt: int, round_number: int) -> tu
     if body is None:
         sys.exit(f"gpujob: {run_dir / SURVEY_FILE} cannot be read on {node}: is it on a shared file system?")
     asked = SurveyRequest.from_json(body)
-    address = problem = None
+    address, problem = first_address(), None
     if asked.network_interface is not None:
         try:
             address = interface_address(asked.network_interface)
         except NodeError as error:
-            problem = f"{node}: network_interface: {error}"
+            address, problem = None, f"{node}: network_interface: {error}"
     ports = node_ports(asked, node, os.environ.get("GPUJOB_NODES", ""))
     offsets = [int(offset) for offset in os.environ.get("GPUJOB_PORT_OFFSETS", "").split(",") if offset]
     offset, locks = reserve_ports(ports, offsets) if ports else (None, [])

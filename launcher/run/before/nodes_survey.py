@@ -134,7 +134,9 @@ def run_node_survey(
     offset = port_offset(plan, facts, answers) if offset is None else offset
     if offset:
         log_line(f"Ports of the job: those of the plan + {offset}")
-    facts = dataclasses.replace(facts, addresses=node_addresses(plan, facts, answers), port_offset=offset)
+    found = node_addresses(facts, answers)
+    addresses = facts.addresses if plan.network_interface is None else found
+    facts = dataclasses.replace(facts, addresses=addresses, port_offset=offset, ip_addresses=found)
     if ports:
         write_ports = functools.partial(run_files.write_json, facts.run_dir / PORTS_FILE, assigned_ports(plan, facts))
         attempt_optional(f"write {PORTS_FILE}", write_ports)
@@ -164,10 +166,8 @@ def read_node_answers(plan: Plan, facts: RunFacts, round_number: int) -> dict[st
     return found
 
 
-def node_addresses(plan: Plan, facts: RunFacts, answers: NodeAnswers) -> tuple[str, ...]:
-    """Address of each node, or its host name if unknown; unchanged if the plan needs none."""
-    if plan.network_interface is None:
-        return facts.addresses
+def node_addresses(facts: RunFacts, answers: NodeAnswers) -> tuple[str, ...]:
+    """Address of each node, or its host name if unknown."""
     addresses = {host: answer.address for host, answer in answers.items() if answer.address}
     return tuple(addresses.get(host, host) for host in facts.hosts)
 

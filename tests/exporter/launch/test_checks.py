@@ -271,7 +271,8 @@ class OtherCollectors:
 
     def __call__(self) -> status.NodeStatus:
         self.calls += 1
-        read = status.CollectorReads(success=True, duration_s=0.01 if self.read else None, last_success=2e9)
+        read = status.CollectorReads(success=True, duration_s=0.01, last_success=2e9)
+        read = read if self.read else status.CollectorReads(success=False)
         return status.NodeStatus(
             job=status.JobStatus(phase=self.phase),
             workers=tuple(self.workers.values()),
@@ -349,8 +350,9 @@ def test_the_gpu_use_of_the_driver_takes_precedence_over_open_devices(
     assert "uses GPU 1" in launch.fault(launch.read_after(TIMEOUT_S), "gpus")
 
 
-def test_there_are_no_checks_before_the_other_collectors_have_read(launch: Launch) -> None:
-    launch.status.read = False
+@pytest.mark.parametrize("phase", ["running", "completing"])
+def test_there_are_no_checks_before_the_other_collectors_have_read(launch: Launch, phase: str) -> None:
+    launch.status.read, launch.status.phase = False, phase
     snapshot = launch.read_after(1000)
     assert (snapshot.verified, snapshot.final, snapshot.checks) == (False, False, ())
     launch.status.read = True

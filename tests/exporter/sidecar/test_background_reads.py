@@ -4,6 +4,7 @@ import logging
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -113,6 +114,21 @@ def slot_set() -> Iterator[SlotSet]:
 
 def logged(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.name == "gpujob.refresh"]
+
+
+def test_in_the_first_minute_a_collector_reads_each_second(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("exporter.sidecar.background_reads.FIRST_INTERVAL_S", 0.05)
+    slots = SlotSet("often", "rarely")
+    often, rarely = slots.collectors
+    often.interval_s = 10.0
+    slots.start()
+    until(lambda: often.reads >= 3, "the third read")
+    slots.clock.advance(60.0)
+    slots.read_once(slots.slots[0])
+    slots.read_once(slots.slots[0])  # the first request may have met a read that was due
+    before = often.reads
+    time.sleep(0.3)
+    assert (often.reads - before, rarely.reads) == (0, 1)
 
 
 def test_the_page_is_empty_before_the_first_read(slot_set: SlotSet) -> None:

@@ -93,8 +93,10 @@ def test_a_process_says_its_name_logs_gpus_and_directories(training: Training) -
 
 
 def test_what_a_shell_has_started_are_the_workers(tmp_path: Path) -> None:
-    script = f"cd {tmp_path}; exec >all.log; sleep 60 & sleep 61 2>own.err & wait"
-    shell = subprocess.Popen(["bash", "-c", script], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    works = f"{sys.executable} -c 'import time; time.sleep(60)'"
+    script = f"cd {tmp_path}; exec >all.log; {works} & {works} 2>own.err & sleep 61 & wait"
+    quiet = subprocess.DEVNULL
+    shell = subprocess.Popen(["bash", "-c", script], stdout=quiet, stderr=quiet, start_new_session=True)
     try:
         guess = poll(
             lambda: found if len((found := guess_job(Sought((shell.pid,)), os.environ)).logs) == 2 else None, "workers"
@@ -103,8 +105,7 @@ def test_what_a_shell_has_started_are_the_workers(tmp_path: Path) -> None:
         assert guess.logs == ((f"{tmp_path}/all.log",), (f"{tmp_path}/own.err",))
         assert (guess.output_dir, guess.gpu_ids) == (None, ())
     finally:
-        for pid in (*guess.pids, shell.pid):
-            os.kill(pid, signal.SIGKILL)
+        os.killpg(shell.pid, signal.SIGKILL)
         shell.wait()
 
 

@@ -46,7 +46,7 @@ def test_records_of_another_user_stop_no_process(
     done = gpujob("stop", run_dir, cwd=run_dir.parent)
     assert (done.returncode, done.stdout, process.poll()) == (2, "", None)
     assert "is not used: " in done.stderr
-    assert "belongs to nobody; only its owner stops a job with gpujob" in done.stderr
+    assert "belongs to nobody; only its owner stops or enters a job with gpujob" in done.stderr
     for name in names:
         os.chown(run_dir / name, 0, 0)
     assert gpujob("stop", run_dir, cwd=run_dir.parent).returncode == 0

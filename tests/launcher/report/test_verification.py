@@ -173,7 +173,7 @@ def test_a_finished_job_can_be_verified_again(tmp_path: Path) -> None:
     (job.path / "output_worker_1.jsonl").unlink()
     done = job.verify()
     assert done.returncode == 8
-    assert "- outputs: FAILED: 1 files, 30 bytes; none of worker_w1" in done.stdout
+    assert "- outputs: FAILED: 1 file, 30 bytes; none of worker_w1" in done.stdout
     assert done.stderr == "gpujob: different from report.json: outputs, records (COMPLETED then, INCOMPLETE now)\n"
     assert "\r" not in done.stdout + done.stderr
     assert (job.path / run_files.REPORT_FILE).read_bytes() == written
@@ -249,7 +249,7 @@ def test_verifying_a_cancelled_job_agrees_with_its_report(tmp_path: Path) -> Non
     assert [check_result(report, name) for name in names] == [None, True, None, None]
     done = job.verify()
     assert (done.returncode, done.stderr) == (5, "")
-    assert "\n- outputs: not checked: 1 files, 30 bytes; none of worker_w1; " in done.stdout
+    assert "\n- outputs: not checked: 1 file, 30 bytes; none of worker_w1; " in done.stdout
     assert done.stdout.count("; not required, because the job ended as CANCELLED\n") == 2
     assert "FAILED" not in done.stdout
 

@@ -578,7 +578,7 @@ def test_a_worker_that_ignores_sigterm_is_killed_at_the_deadline(tmp_path: Path)
         assert processes_with(run_dir) == {}
     report = read_json(run_dir / "report.json")
     assert (report["state"], report["workers"][0]["exit"]["reason"]) == ("CANCELLED", "cancelled")
-    assert "Killing 1 workers that did not end in time" in (run_dir / "log.out").read_text()
+    assert "Killing 1 worker that did not end in time" in (run_dir / "log.out").read_text()
 
 
 def test_a_full_disk_under_the_log_does_not_end_the_job(tmp_path: Path) -> None:

@@ -67,7 +67,7 @@ def test_a_job_is_held_until_its_run_directory_is_complete(slurm: FakeSlurm, fol
         "Submitted batch job 4459",
         f"Logs: {run_dir}/",
         "Watch: gpujob watch 4459",
-        "Connect: srun --jobid 4459 -w NODE --overlap --pty bash",
+        "Connect: gpujob connect 4459",
         "Stop: gpujob stop 4459",
     ]
 

@@ -171,7 +171,7 @@ def test_lock_marker_and_temporary_files_are_not_output(name: str, job: Job) -> 
 
 def test_a_pattern_may_match_names_of_temporary_files(tmp_path: Path) -> None:
     job = Job(tmp_path, patterns={"output": "*.part"})
-    assert job.write("a.part", "x").result("outputs") == (True, "1 files, 1 bytes")
+    assert job.write("a.part", "x").result("outputs") == (True, "1 file, 1 byte")
 
 
 def test_a_worker_without_a_file_is_a_failure_when_others_have_one(job: Job) -> None:
@@ -182,7 +182,7 @@ def test_a_worker_without_a_file_is_a_failure_when_others_have_one(job: Job) -> 
 
 
 def test_a_worker_without_a_file_is_not_a_failure_when_all_records_are_present(job: Job) -> None:
-    assert job.lines(0, 100).result("outputs") == (True, "1 files, 1090 bytes; none of worker_w1")
+    assert job.lines(0, 100).result("outputs") == (True, "1 file, 1090 bytes; none of worker_w1")
 
 
 def test_a_worker_without_a_file_is_a_failure_when_records_cannot_be_counted(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_an_expected_number_of_files_replaces_one_file_per_worker(tmp_path: Path
 def test_files_of_an_earlier_job_are_not_counted(job: Job) -> None:
     job.lines(0, 60, age_s=7200).lines(1, 60)
     passed, detail = job.result("outputs")
-    assert (passed, detail.partition(";")[0]) == (False, "1 files, 650 bytes")
+    assert (passed, detail.partition(";")[0]) == (False, "1 file, 650 bytes")
     assert "none of worker_w0" in detail
     assert detail.endswith("1 older ones would count with `resume: true`")
     assert job.result("records") == (False, "60 records for 100 items (verify.records_per_item: 1)")
@@ -277,7 +277,7 @@ def test_a_job_without_new_files_is_reported(over: dict[str, Any], passed: bool 
     job = Job(tmp_path / "old", **over).lines(0, 100, age_s=7200)
     result, detail = job.result("outputs")
     assert result is passed
-    assert detail.startswith("1 files in the run directory, none written since the job started")
+    assert detail.startswith("1 file in the run directory, none written since the job started")
     assert not {"valid", "records"} & job.checks().keys()
     assert Job(tmp_path / "none", **over).result("outputs")[0] is passed
 

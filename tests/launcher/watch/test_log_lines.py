@@ -106,6 +106,12 @@ def test_logs_of_a_real_job_end_with_it_and_have_no_escapes(tmp_path: Path) -> N
         printed = gpujob("logs", job.run_dir, "worker_w1", cwd=tmp_path).stdout.splitlines()
         assert sorted(printed[:2]) == ["RuntimeError: CUDA out of memory", "began run 0 of worker_w1"]
         assert printed[2:] == ["worker_w1_r1 | began run 1 of worker_w1", "worker_w1_r1 | step 2"]
+        terminal, side = os.openpty()
+        argv = [str(GPUJOB), "logs", str(job.run_dir)]
+        subprocess.run(argv, stdout=side, env=clean_environment(TERM="xterm"), timeout=60, check=True)
+        colored = os.read(terminal, 65536).decode().splitlines()
+        for rank, color in ((0, 36), (1, 32)):
+            assert f"\x1b[{color}mworker_w{rank}_r1 | \x1b[0mstep 2" in colored
 
 
 def test_ctrl_c_ends_following_quietly(run_dir: Path) -> None:
