@@ -103,6 +103,7 @@ class JobView(Record):
     user: str = ""
     state: str
     pending_reason: str | None = None  # Slurm's reason why the job waits
+    unknown_reason: str | None = None  # why the state is UNKNOWN
     attempt: int = 0
     requeued: EarlierAttempt | None = None  # set while the job waits for its next attempt
     phase: str = "launching"

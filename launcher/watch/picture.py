@@ -23,7 +23,7 @@ from launcher.watch.text import (
     size_text,
     token_rate_text,
 )
-from launcher.watch.waiting import is_pending, job_only_serves, stop_text, wait_text
+from launcher.watch.waiting import is_pending, job_only_serves, job_state, stop_text, wait_text
 from launcher.watch.worker_table import LEAST_LAG, worker_state, worker_table
 from launcher.words import duration_text, names_text
 
@@ -35,7 +35,6 @@ VALUES_SHOWN = ("loss", "eval_loss", "accuracy", "learning_rate", "lr", "grad_no
 LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
 STALLED_SHOWN = 4  # stalled workers named in one line
 GPU_PROBLEMS_SHOWN = 8  # nodes and workers with GPU problems shown
-STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
 
 
 def progress_text(view: JobView) -> str:
@@ -122,14 +121,11 @@ def _has_work(view: JobView) -> bool:
 
 
 def _head(view: JobView) -> Text:
-    state, phase = view.state, view.phase
+    state, style = job_state(view)
     head = Text()
     head.append(f"job {printable_line(view.job_id)} {printable_line(view.job_name)}", style="bold")
     head.append(f"  {printable_line(view.user)}  ")
-    status = state if state in ("PENDING", "UNKNOWN") or view.report else f"{state}/{phase}"
-    if view.stop is not None:
-        status, state = "stopping", "PENDING"
-    head.append(printable_line(status), style=STYLE_OF_STATE.get(state, "red"))
+    head.append(printable_line(state), style=style)
     if view.start:
         end = view.end or view.time
         head.append(f"  started {clock_time_text(view.start)}, {duration_text(end - view.start)}")
@@ -290,7 +286,7 @@ class LineView:
     def show(self, view: JobView) -> None:
         now = time.monotonic()
         readiness = view.readiness
-        phase = (view.state, view.phase, view.pending_reason, readiness.ready if readiness is not None else None)
+        phase = (job_state(view), view.pending_reason, readiness.ready if readiness is not None else None)
         waits = readiness.waiting if readiness is not None else ""
         states = {worker.rank: worker_state(worker) for worker in view.workers}
         late = not_ready_reasons(view)
@@ -343,7 +339,7 @@ class LineView:
     def _summary(self, view: JobView) -> str:
         up = sum(worker.up for worker in view.workers)
         workers = f"{len(view.workers)} planned" if is_pending(view) else f"{up}/{len(view.workers)} up"
-        parts = [f"job {view.job_id} {view.state}/{view.phase}", f"workers {workers}", wait_text(view)]
+        parts = [f"job {view.job_id} {job_state(view)[0]}", f"workers {workers}", wait_text(view)]
         if _has_work(view):
             parts += [progress_text(view), _rate_text(view)]
         parts.append(token_rate_text(view.output_tokens_per_second))

@@ -70,6 +70,10 @@ class JobClient:
             None  # orchestrator at the last read, and whether it had written its report
         )
 
+    @property
+    def _is_local(self) -> bool:
+        return self.run_dir.name.startswith("local-")
+
     @cached_property
     def _stages(self) -> StageFacts:
         return StageFacts.read(self.manifest)
@@ -80,21 +84,24 @@ class JobClient:
         orchestrator, report = self._read_records()
         if orchestrator is not None and self._is_requeued(orchestrator, report):
             return self._queued_view(orchestrator.attempt, report, now)
-        state = self._state(orchestrator, report)
+        state, unknown_reason = self._state(orchestrator, report)
+        if state == "UNKNOWN" and (built := self._build_report(state)).state != state:
+            state, unknown_reason, report = built.state, None, built  # Slurm or the sidecars know the end
         attempt = orchestrator.attempt if orchestrator is not None else 0
         statuses = read_statuses(self.run_dir, attempt)
         nodes: list[NodeView] = []
         if orchestrator is not None and report is None:
             live, nodes = self._fetch_statuses(attempt, statuses, now)
             statuses = {**statuses, **live}
-        return self._view(state, statuses, nodes, orchestrator or OrchestratorRecord(), report, now)
+        view = self._view(state, statuses, nodes, orchestrator or OrchestratorRecord(), report, now)
+        return view.replace(unknown_reason=unknown_reason)
 
     def read_state(self) -> str:
         """Read only the state of the job, without its sidecars. Raises RecordError."""
         orchestrator, report = self._read_records()
         if orchestrator is not None and self._is_requeued(orchestrator, report):
             return "PENDING"
-        return self._state(orchestrator, report)
+        return self._state(orchestrator, report)[0]
 
     def _read_records(self) -> tuple[OrchestratorRecord | None, Report | None]:
         """The last orchestrator, and its report if it has written one."""
@@ -113,18 +120,21 @@ class JobClient:
         found = read_report(self.run_dir)
         if found is not None:
             return self._verify_again(found, progress) if verify else found
-        state = self.read_view().state
-        slurm_state = None
-        if state == "UNKNOWN" and not (self.manifest.attached or self.run_dir.name.startswith("local-")):
-            slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
-        ended = state == "UNKNOWN"
-        known, pace = KnownEnds(slurm_state=slurm_state), ReportPace(progress=progress)
-        report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace)
-        has_ended = slurm_state in REASON_OF_STATE or self._has_watched_end(report)
-        if state == "PENDING" or (state == "UNKNOWN" and not has_ended):
-            report = report.replace(state=state, exit_status=EXIT_STATUS[state])
-        if verify and ended and not report.verification.checks:
+        report = self._build_report(state := self.read_state(), ReportPace(progress=progress))
+        if verify and state == "UNKNOWN" and not report.verification.checks:
             return self._verify_again(report, progress)
+        return report
+
+    def _build_report(self, state: str, pace: ReportPace | None = None) -> Report:
+        """The report of a job without one; its state is UNKNOWN unless Slurm or the sidecars saw the end."""
+        slurm_state, ended = None, state == "UNKNOWN"
+        if ended and not (self.manifest.attached or self._is_local):
+            slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
+        known = KnownEnds(slurm_state=slurm_state)
+        report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace or ReportPace())
+        has_ended = slurm_state in REASON_OF_STATE or self._has_watched_end(report)
+        if state == "PENDING" or (ended and not has_ended):
+            report = report.replace(state=state, exit_status=EXIT_STATUS[state])
         return report
 
     def _has_watched_end(self, report: Report) -> bool:
@@ -166,19 +176,27 @@ class JobClient:
             )
         return live, nodes
 
-    def _state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> str:
+    def _state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> tuple[str, str | None]:
+        """The state of the job, and why it is unknown."""
         if report is not None:
-            return report.state
-        if orchestrator is None and self.run_dir.name.startswith("local-"):
+            return report.state, None
+        if orchestrator is None and self._is_local:
             age = time.time() - (self.run_dir / run_files.MANIFEST_FILE).stat().st_mtime
-            return "PENDING" if age < STARTING_S else "UNKNOWN"
+            return _known("PENDING", age < STARTING_S, f"the job has not started within {STARTING_S:.0f} s")
         if orchestrator is None:
-            return "PENDING" if self._queue.read().state in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
+            waits = self._queue.read().state in (None, "PENDING", "CONFIGURING", "RUNNING")
+            return _known("PENDING", waits, "Slurm no longer lists the job, which has never started")
         if self.manifest.attached and orchestrator.host != socket.gethostname():
-            return "RUNNING" if self._is_reporting(orchestrator.attempt) else "UNKNOWN"
+            reports = self._is_reporting(orchestrator.attempt)
+            return _known("RUNNING", reports, f"the sidecar on {orchestrator.host} no longer writes its status")
         if orchestrator.local:
-            return "RUNNING" if orchestrator.is_running_here() else "UNKNOWN"
-        return "UNKNOWN" if self._queue.read().state == "" else "RUNNING"
+            return _known(
+                "RUNNING",
+                orchestrator.is_running_here(),
+                f"process {orchestrator.pid} on {orchestrator.host} has gone without a report",
+            )
+        is_queued = self._queue.read().state != ""
+        return _known("RUNNING", is_queued, "the job has left Slurm's queue without a report")
 
     def _is_reporting(self, attempt: int) -> bool:
         """Whether a sidecar on another machine has lately written its status."""
@@ -304,8 +322,7 @@ class JobClient:
 
     def _pending_reason(self, state: str) -> str | None:
         """Slurm's reason for a pending job, from the query that returned its state."""
-        local = self.run_dir.name.startswith("local-")
-        return self._queue.read().reason if state == "PENDING" and not local else None
+        return self._queue.read().reason if state == "PENDING" and not self._is_local else None
 
     def _readiness(
         self, state: str, orchestrator: OrchestratorRecord, published: JobStateRecord
@@ -322,6 +339,10 @@ class JobClient:
             start=orchestrator.start,
             phase=phase,
         )
+
+
+def _known(state: str, is_so: bool, unknown_reason: str) -> tuple[str, str | None]:
+    return (state, None) if is_so else ("UNKNOWN", unknown_reason)
 
 
 def _merge_worker(

@@ -14,6 +14,7 @@ from exporter.contract.view import JobView, WorkerView
 from launcher.watch import picture
 from launcher.watch.picture import LineView, fit_picture, render_picture
 from launcher.watch.text import clock_time_text, printable_line, size_text
+from launcher.watch.waiting import job_state
 from launcher.watch.worker_table import worker_state
 from tests.launcher.conftest import Golden
 from tests.support.builders import NOW, dead, job_view, worker_end, worker_entry
@@ -318,7 +319,8 @@ def test_a_worker_without_a_process_is_starting_until_the_job_has_ended() -> Non
     ("up", "kill_at", "text"),
     [
         (2, NOW + 23.6, "stopping: 2 workers have 24 s to save"),
-        (1, NOW - 5, "stopping: 1 worker has 0 s to save"),
+        (1, NOW + 0.9, "stopping: 1 worker is being killed"),
+        (2, NOW - 5, "stopping: 2 workers are being killed"),
         (1, None, "stopping: 1 worker has time to save"),
         (0, NOW + 9, "stopping: all workers have ended"),
     ],
@@ -332,10 +334,29 @@ def test_a_job_that_is_being_stopped_says_how_long_its_workers_have(
     assert "  ana  stopping  started " in first
     assert second == text
     assert "ETA " not in screen(view, 120).replace("  ETA  ", "")
-    hint = "; Ctrl-C again kills them" if up else ""
+    hint = "; Ctrl-C again kills them" if "to save" in text else ""
     assert f"\n{text}{hint}\n" in screen(view, 120, interrupt_kills=True)
     (line,) = lines.show(view)
+    assert " job 4459 stopping | " in line
     assert f" | {text} | " in line
+
+
+@pytest.mark.parametrize(
+    ("over", "word"),
+    [
+        ({"phase": "launching"}, "starting"),
+        ({"phase": "evaluating"}, "evaluating"),
+        ({"phase": "finished"}, "completing"),
+        ({"workers": [worker_entry(0, stalled=True), worker_entry(1, **dead("completed", 0))]}, "stalled"),
+        ({"workers": [worker_entry(0, stalled=True), worker_entry(1)]}, "running"),
+        ({"state": "PENDING", "job_id": "local-1"}, "starting"),
+        ({"state": "PENDING"}, "pending"),
+        ({"state": "UNKNOWN", "unknown_reason": "no sidecar answers"}, "unknown: no sidecar answers"),
+        ({"state": "OUT_OF_MEMORY", "stop": {"reason": "host_oom"}}, "out of memory"),
+    ],
+)
+def test_the_state_of_a_job_is_one_phrase(over: dict[str, Any], word: str) -> None:
+    assert job_state(JobView.from_json(job_view(**over)))[0] == word
 
 
 def test_stragglers_and_the_first_worker_to_stop_are_named() -> None:
@@ -499,7 +520,7 @@ def two_workers(**over: Any) -> dict[str, Any]:
 def test_a_line_has_the_state_of_the_job(lines: Lines) -> None:
     (line,) = lines.show(two_workers(limit_end=None))
     assert line == (
-        "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 2/2 up | 50.1% 4506/9000 items | 37.5 items/s"
+        "2025-11-22 04:13:41 job 4459 running | workers 2/2 up | 50.1% 4506/9000 items | 37.5 items/s"
         " | ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15 | worker_w0 750 worker_w1 751"
     )
 
@@ -612,7 +633,7 @@ def test_a_line_shows_the_missing_services_until_they_are_ready(lines: Lines) ->
     view = serving_view("running", "waiting", limit_end=None)
     (line,) = lines.show(view)
     assert line == (
-        "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 1/2 up"
+        "2025-11-22 04:13:41 job 4459 running | workers 1/2 up"
         " | not ready for 2m 10s: waiting for decode_w0 and the model"
     )
     view["readiness"]["waiting"] = "the model"
@@ -625,5 +646,5 @@ def test_a_line_shows_the_missing_services_until_they_are_ready(lines: Lines) ->
 
 def test_a_line_of_a_pending_job_has_the_reason(lines: Lines) -> None:
     (line,) = lines.show(pending_view())
-    assert line.endswith("job 4459 PENDING/launching | workers 2 planned | waiting in the queue: Dependency")
+    assert line.endswith("job 4459 pending | workers 2 planned | waiting in the queue: Dependency")
     assert len(lines.show(pending_view() | {"pending_reason": "Resources"})) == 1

@@ -271,7 +271,9 @@ def test_the_report_of_an_earlier_attempt_is_ignored(run_dir: Path) -> None:
 
 def test_the_state_is_unknown_without_an_orchestrator_process(run_dir: Path) -> None:
     write(run_dir / "orchestrator.json", orchestrator_record(pid=2**22 + 1))
-    assert read_view(run_dir)["state"] == "UNKNOWN"
+    view = read_view(run_dir)
+    assert view["state"] == "UNKNOWN"
+    assert view["unknown_reason"].startswith("process ")
 
 
 def test_the_fullest_or_hanging_file_system_of_each_group_is_shown(run_dir: Path) -> None:
@@ -563,6 +565,18 @@ def test_the_queue_is_queried_again_when_a_report_appears(queued: tuple[Path, Fa
     slurm.say("squeue", "out", "PENDING|Resources\n")
     assert [client.read_view().state for _ in range(3)] == ["PENDING"] * 3
     assert len(slurm.calls("squeue")) == 2
+
+
+def test_a_job_that_was_cancelled_in_the_queue_is_cancelled(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    for name in ("orchestrator.json", "state.json"):
+        (run_dir / name).unlink()
+    slurm.say("squeue", "out", "\n")
+    view = JobClient(run_dir).read_view()
+    assert (view.state, view.unknown_reason) == ("UNKNOWN", "Slurm no longer lists the job, which has never started")
+    slurm.say("scontrol", "job", "JobState=CANCELLED Reason=None\n")
+    view = JobClient(run_dir).read_view()
+    assert (view.state, view.unknown_reason, view.report and view.report.exit_status) == ("CANCELLED", None, 5)
 
 
 def test_a_newly_started_job_is_not_requeued(queued: tuple[Path, FakeSlurm]) -> None:
