@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, JOB, NO_COLOR, open_target, print_json
+from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, JOB, NO_COLOR, open_target, print_json, print_report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -27,6 +27,7 @@ def show_job(
 ) -> "JobView":
     """Show the job until ``is_over`` returns true. Returns the last view.
 
+    On a terminal the last picture of an ended job gives way to the report that the caller prints.
     ``interrupt_kills`` is whether a second Ctrl-C to this command kills the workers.
     """
     from rich.live import Live
@@ -56,6 +57,7 @@ def show_job(
                 ascii_only=_plain_characters(console, ascii_only),
                 interrupt_kills=interrupt_kills,
             )
+            live.transient = view.report is not None
             live.update(picture, refresh=True)
             if ends:
                 return view
@@ -123,6 +125,8 @@ def watch(
                 time.sleep(interval)
         else:
             view = show_job(client, interval, over, no_color, ascii_only)
+            if view.report is not None and sys.stdout.isatty():
+                print_report(view.report, as_json=False)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     if until == "running" and view.state == "RUNNING" and not once:

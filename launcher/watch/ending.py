@@ -1,5 +1,6 @@
 """The end of a job on a terminal: verdict, cause with its log lines, workers by how they ended, next step, places."""
 
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from exporter.logs.redact import redact
 from exporter.progress.work import unit_word
 from launcher.report.state import VERIFIED_STATES, verification_words
 from launcher.report.text import CHECK_WORDS
+from launcher.watch.text import printable_line
 from launcher.words import clock_text, duration_text, end_line, names_text, worker_text
 
 LOG_LINES = 10  # last lines of the log of the worker that failed
 LOG_TAIL_BYTES = 16 * 1024
+LOG_GUTTER = "  | "  # before each of them
 NAMES_SHOWN = 4  # workers, files and ends named in one line
 NEXT_STEPS = {
     "app_error": "fix the program; if the failure is transient, set `restart` in the job file",
@@ -33,8 +36,12 @@ NEXT_STEPS = {
 }  # by exit reason; the page of exit reasons has more
 
 
-def render_ending(report: Report) -> list[str]:
-    """Lines for a terminal, without the Markdown of `report.md`."""
+def render_ending(report: Report, width: int = 1 << 20) -> list[str]:
+    """Lines for a terminal of this width, without the Markdown of `report.md`."""
+    return [part for line in _lines(report) for part in _wrap(printable_line(line), width)]
+
+
+def _lines(report: Report) -> list[str]:
     verdict = f"{report.state}{verification_words(report.state, report.verification)}"
     took = "" if report.duration_s is None else f", took {duration_text(report.duration_s)}"
     lines = [f"{verdict}: job {report.job_id} {report.job_name}{took}"]
@@ -62,8 +69,26 @@ def render_ending(report: Report) -> list[str]:
         lines.append("benchmark: the results are in report.md")
     if step := _next_step(report):
         lines.append(f"next: {step}")
-    lines.append(f"everything: {report.run_dir}/report.md")
+    lines.append(f"everything: {_shown_path(report.run_dir)}/report.md")
     return lines
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    """The line in lines of whole words. A line of a log keeps its form, and a path stays whole to be copied."""
+    if line.startswith(LOG_GUTTER):
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    ) or [line]
+
+
+def _shown_path(path: str | Path) -> str:
+    """The path as it can be typed here: relative if it is below the working directory."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)
 
 
 def _cause_lines(report: Report, cause: EndCause) -> list[str]:
@@ -72,15 +97,18 @@ def _cause_lines(report: Report, cause: EndCause) -> list[str]:
     lines = [f"cause: {who or worker_text(cause)}: {cause.reason} at {clock_text(cause.time)}: {first}"]
     lines += [f"    {text}" for text in rest]
     if cause.diagnosis:
-        lines.append(f"diagnosis: {report.run_dir}/{cause.diagnosis}")
+        lines.append(f"diagnosis: {_shown_path(report.run_dir)}/{cause.diagnosis}")
     path, tail = read_log_end(report, cause)
     if path is not None:
-        lines += [f"last lines of {path}:", *(f"    {line}" for line in tail)]
+        lines += [f"last lines of {_shown_path(path)}:", *(f"{LOG_GUTTER}{line}" for line in tail)]
     return lines
 
 
 def read_log_end(report: Report, cause: EndCause) -> tuple[Path | None, list[str]]:
-    """The last lines of the log in which the failed worker wrote last; (None, []) without a worker or a line."""
+    """The last lines of the log with the error of the failed worker, or else of the one that it wrote last.
+
+    (None, []) without a worker or a line.
+    """
     try:
         manifest = read_manifest(report.run_dir)
     except ManifestError:
@@ -89,7 +117,11 @@ def read_log_end(report: Report, cause: EndCause) -> tuple[Path | None, list[str
     if task is None or cause.node is None:
         return None, []
     paths = log_paths(task, manifest.run_dir, cause.node, report.attempt, cause.restart or 0)
-    for path in sorted(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, reverse=True):
+
+    def importance(path: Path) -> tuple[bool, float]:
+        return any(path.name in text for text in cause.evidence), path.stat().st_mtime
+
+    for path in sorted(filter(Path.is_file, paths), key=importance, reverse=True):
         text = redact(read_last_bytes(path, LOG_TAIL_BYTES).decode("utf-8", "replace"))
         # a progress bar rewrites its line; only its last state counts
         if tail := [line.rstrip().rpartition("\r")[2] for line in text.split("\n") if line.strip()][-LOG_LINES:]:

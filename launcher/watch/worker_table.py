@@ -8,6 +8,7 @@ from rich.text import Text
 
 from exporter.contract.view import JobView, WorkerView
 from exporter.progress.work import job_work, unit_word
+from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.report.state import UNFINISHED
 from launcher.watch.gpus import gpu_cells, gpus_by_node, has_gpus, is_done
 from launcher.watch.table import FittedTable
@@ -61,7 +62,7 @@ def _urgency(worker: WorkerView) -> int:
     """Rank of a worker in a window too small for all: problems first, then those still to start."""
     is_idle = worker.stalled or worker.state == "stopped"
     conditions = (
-        worker.exit is not None and not is_done(worker) and worker.state != "not_started",
+        has_failed(worker),
         worker.up and is_idle,
         worker.up and (worker.lag or 0.0) >= LEAST_LAG,
         worker.up and (worker.gpu_misplaced is not None or bool(worker.gpu_conditions)),
@@ -70,6 +71,13 @@ def _urgency(worker: WorkerView) -> int:
         worker.up,
     )
     return conditions.index(True) if True in conditions else len(conditions)
+
+
+def has_failed(worker: WorkerView) -> bool:
+    """Whether a worker is gone without completing, and not as a consequence of the end of the job."""
+    if worker.up or worker.state == "not_started" or (worker.exit is None and worker.start is None):
+        return False
+    return worker.exit is None or worker.exit.reason not in CONSEQUENCES
 
 
 def _is_slow(worker: WorkerView) -> bool:
@@ -105,7 +113,7 @@ def worker_state(worker: WorkerView) -> str:
 
 def _state_cell(worker: WorkerView, state: str, *, is_failed: bool) -> Text:
     """The state, marked and coloured if the worker has a problem."""
-    if is_failed or (not worker.up and not is_done(worker) and worker.start is not None):
+    if is_failed or has_failed(worker):
         return Text(f"! {state}", style="red")
     if not worker.up or _urgency(worker) >= KINDS_OF_PROBLEM:
         return Text(state)

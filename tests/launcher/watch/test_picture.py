@@ -195,6 +195,16 @@ def test_workers_are_shown_by_urgency_when_not_all_fit() -> None:
     assert "\n1 more running, 1 completed, 1 waiting, 12.5/s\n" in screen(a_view(workers=workers), 120, most_workers=6)
 
 
+def test_only_the_worker_that_failed_is_marked_not_those_that_were_ended_for_it() -> None:
+    workers = [worker_entry(rank, **dead("terminated_peer", None, "SIGTERM")) for rank in range(3)]
+    workers.append(worker_entry(3, **dead("app_error", 3)))
+    shown = screen(a_view(workers=workers), 120, most_workers=1)
+    assert [line.split()[0] for line in shown.splitlines() if "! " in line and line.startswith("worker_")] == [
+        "worker_w3"
+    ]
+    assert "\n3 more terminated_peer\n" in shown
+
+
 def evil_view() -> dict[str, Any]:
     """A view with hostile text in every place that a user or a log controls."""
     view = copy.deepcopy(a_view(job_id=EVIL, job_name=EVIL, user=EVIL))
