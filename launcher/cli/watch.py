@@ -23,16 +23,17 @@ def show_job(
     no_color: bool,
     ascii_only: bool,
     *,
-    interrupt_kills: bool = False,
+    on_interrupt: str,
 ) -> "JobView":
     """Show the job until ``is_over`` returns true. Returns the last view.
 
     On a terminal the last picture of an ended job gives way to the report that the caller prints.
-    ``interrupt_kills`` is whether a second Ctrl-C to this command kills the workers.
+    ``on_interrupt`` is what Ctrl-C does to this command.
     """
     from rich.live import Live
 
-    from launcher.watch.picture import LineView, fit_picture
+    from launcher.watch.lines import LineView
+    from launcher.watch.picture import fit_picture
 
     console = _console(no_color)
     if not console.is_terminal:
@@ -55,7 +56,7 @@ def show_job(
                 view,
                 console,
                 ascii_only=_plain_characters(console, ascii_only),
-                interrupt_kills=interrupt_kills,
+                on_interrupt=on_interrupt,
             )
             live.transient = view.report is not None
             live.update(picture, refresh=True)
@@ -114,17 +115,16 @@ def watch(
                 if as_json:
                     print_json(view.to_json())
                 else:
-                    from launcher.watch.picture import render_picture
+                    from launcher.watch.picture import Detail, render_picture
 
-                    console = _console(no_color)
-                    console.print(
-                        render_picture(view, ascii_only=_plain_characters(console, ascii_only), most_workers=1 << 30)
-                    )
+                    console, detail = _console(no_color), Detail(workers=len(view.workers))
+                    console.print(render_picture(view, detail, ascii_only=_plain_characters(console, ascii_only)))
                 if once or over(view):
                     break
                 time.sleep(interval)
         else:
-            view = show_job(client, interval, over, no_color, ascii_only)
+            ends_view = "ends the view, not the job"
+            view = show_job(client, interval, over, no_color, ascii_only, on_interrupt=ends_view)
             if view.report is not None and sys.stdout.isatty():
                 print_report(view.report, as_json=False)
     except KeyboardInterrupt:

@@ -13,7 +13,6 @@ from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.report import Report, WorkerReport
 from exporter.contract.status import (
     EtaEstimate,
-    FileSystem,
     GpuSignals,
     JobStatus,
     NodeGpus,
@@ -26,10 +25,8 @@ from exporter.contract.status import (
 from exporter.contract.view import (
     EarlierAttempt,
     JobView,
-    LaunchView,
     NodeGpusView,
     NodeView,
-    OutputView,
     ReadinessView,
     StopView,
     WorkerView,
@@ -49,6 +46,7 @@ from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
 from launcher.steps.slurm_queue import WAITING_STATES, SlurmQueue
 from launcher.steps.slurm_steps import read_final_state
+from launcher.watch.merge import first_to_stop, merge_filesystems, merge_launch, merge_outputs
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
 
 if TYPE_CHECKING:
@@ -275,22 +273,23 @@ class JobClient:
             items_expected=report.items_expected if report else work.expected_total(self.manifest.total_items),
             items_processed=work.processed,
             rate=None if report else job_rate((worker for worker in workers if worker.up), work),
+            average_rate=None if report else job_rate((worker for worker in workers if worker.up), work, average=True),
             output_tokens_per_second=output_tokens_rate(workers),
             eta=eta,
             time_limit_met_probability=time_limit_met_probability(now, limit_end, eta) if eta else None,
             stop=StopView.from_json(published.stop) if published.stop and state == "RUNNING" else None,
             readiness=self._readiness(state, orchestrator, published),
-            first_to_stop=next((name for name in map(_first_to_stop, statuses.values()) if name), None),
+            first_to_stop=next((name for name in map(first_to_stop, statuses.values()) if name), None),
             workers=tuple(workers),
-            outputs=_merge_outputs(statuses.values()),
+            outputs=merge_outputs(statuses.values()),
             checkpoints=next((found for status in statuses.values() if (found := status.checkpoints)), None),
-            filesystems=_merge_filesystems(statuses.values()),
+            filesystems=merge_filesystems(statuses.values()),
             gpus=tuple(NodeGpusView.join(entry, node=node) for node, entry in gpus.items()),
             events=tuple(
                 sorted((event for status in statuses.values() for event in status.events), key=lambda event: event.time)
             ),
             nodes=tuple(nodes),
-            launch=_merge_launch(statuses),
+            launch=merge_launch(statuses),
             cause=summary.cause,
             report=report,
             run_dir=str(self.run_dir),
@@ -383,11 +382,6 @@ def _with_current_eta(worker: WorkerView, now: float) -> WorkerView:
     return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
 
 
-def _sum_known(*values: float | None) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
 def _job_eta(workers: list[WorkerView]) -> EtaEstimate | None:
     """ETA of the job: that of its slowest worker.
 
@@ -404,64 +398,3 @@ def _phase(published: str, statuses: Iterable[NodeStatus]) -> str:
     if published != "running":
         return published
     return next((status.job.phase for status in statuses if status.job.phase in PHASES_OF_LOGS), published)
-
-
-def _first_to_stop(status: NodeStatus) -> str | None:
-    """The worker of a node that stalled first, or None."""
-    rank = status.job.first_to_stop
-    return next((worker.worker for worker in status.workers if worker.rank == rank), None)
-
-
-def _merge_outputs(statuses: Iterable[NodeStatus]) -> tuple[OutputView, ...]:
-    """Output files by path group, summed over all nodes; ``stalled_ranks`` are workers that no longer write."""
-    merged: dict[str, OutputView] = {}
-    for status in statuses:
-        for group in status.outputs:
-            entry = merged.get(group.group, OutputView(group=group.group))
-            known = [stalled for stalled in (entry.stalled, group.stalled) if stalled is not None]
-            merged[group.group] = entry.replace(
-                counting=entry.counting or group.counting,
-                files=entry.files + group.files,
-                bytes=entry.bytes + group.bytes,
-                growth_bytes_per_second=_sum_known(entry.growth_bytes_per_second, group.growth_bytes_per_second),
-                mtime=max((t for t in (entry.mtime, group.mtime) if t is not None), default=None),
-                records=_sum_known(entry.records, group.records),
-                stalled=all(known) if known else None,
-                stalled_ranks=(
-                    *entry.stalled_ranks,
-                    *(rank for rank, worker in group.workers.items() if worker.stalled),
-                ),
-                files_invalid=entry.files_invalid + group.files_invalid,
-                invalid=(*entry.invalid, *group.invalid),
-            )
-    return tuple(merged.values())
-
-
-def _merge_filesystems(statuses: Iterable[NodeStatus]) -> tuple[FileSystem, ...]:
-    """The file system with the least free space per path group; one that does not answer comes first."""
-    merged: dict[str, FileSystem] = {}
-    for status in statuses:
-        for space in status.filesystems:
-            known = merged.get(space.group)
-            if known is None or _space_left(space) < _space_left(known):
-                merged[space.group] = space
-    return tuple(merged.values())
-
-
-def _space_left(space: FileSystem) -> float:
-    """Free bytes for comparison: -1 if the file system does not answer, infinite if unknown."""
-    if space.responding is False:
-        return -1.0
-    return float("inf") if space.available_bytes is None else space.available_bytes
-
-
-def _merge_launch(statuses: Mapping[str, NodeStatus]) -> LaunchView:
-    """Whether all nodes passed their launch checks, and the required checks that failed."""
-    lacking = tuple(
-        f"{node}: {check.detail}"
-        for node, status in sorted(statuses.items())
-        for check in status.launch.checks
-        if status.launch.final and check.level == "issue" and check.passed is False
-    )
-    is_verified = bool(statuses) and all(status.launch.verified for status in statuses.values())
-    return LaunchView(verified=is_verified, lacking=lacking)

@@ -7,6 +7,7 @@ from launcher.report.state import UNFINISHED
 from launcher.watch.text import clock_time_text
 from launcher.words import count_text, duration_text
 
+STOPS_JOB = "stops the job"  # what Ctrl-C does to the command that has started it
 _STYLE_OF_WORD = {"completed": "green", "pending": "yellow", "stopping": "yellow", "unknown": "yellow"}
 _RUNNING_WORDS = {"launching": "starting", "finished": "completing"}  # phases of a running job with other names
 

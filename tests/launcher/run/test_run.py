@@ -263,7 +263,7 @@ def test_the_sidecar_is_not_queried_through_the_users_proxy(completed: EndedRun)
 def test_the_picture_of_a_running_job_names_its_workers(completed: EndedRun) -> None:
     done = completed.seen["picture"]
     assert done.returncode == 10
-    assert "  running  started " in done.stdout
+    assert "  running\n" in done.stdout
     assert "worker_w1" in done.stdout
 
 

@@ -1,0 +1,72 @@
+"""What the sidecars of all nodes know about files, file systems and the launch, merged for the view of a job."""
+
+from collections.abc import Iterable, Mapping
+
+from exporter.contract.status import FileSystem, NodeStatus
+from exporter.contract.view import LaunchView, OutputView
+
+
+def _sum_known(*values: float | None) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
+
+
+def first_to_stop(status: NodeStatus) -> str | None:
+    """The worker of a node that stalled first, or None."""
+    rank = status.job.first_to_stop
+    return next((worker.worker for worker in status.workers if worker.rank == rank), None)
+
+
+def merge_outputs(statuses: Iterable[NodeStatus]) -> tuple[OutputView, ...]:
+    """Output files by path group, summed over all nodes; ``stalled_ranks`` are workers that no longer write."""
+    merged: dict[str, OutputView] = {}
+    for status in statuses:
+        for group in status.outputs:
+            entry = merged.get(group.group, OutputView(group=group.group))
+            known = [stalled for stalled in (entry.stalled, group.stalled) if stalled is not None]
+            merged[group.group] = entry.replace(
+                counting=entry.counting or group.counting,
+                files=entry.files + group.files,
+                bytes=entry.bytes + group.bytes,
+                growth_bytes_per_second=_sum_known(entry.growth_bytes_per_second, group.growth_bytes_per_second),
+                mtime=max((t for t in (entry.mtime, group.mtime) if t is not None), default=None),
+                records=_sum_known(entry.records, group.records),
+                stalled=all(known) if known else None,
+                stalled_ranks=(
+                    *entry.stalled_ranks,
+                    *(rank for rank, worker in group.workers.items() if worker.stalled),
+                ),
+                files_invalid=entry.files_invalid + group.files_invalid,
+                invalid=(*entry.invalid, *group.invalid),
+            )
+    return tuple(merged.values())
+
+
+def merge_filesystems(statuses: Iterable[NodeStatus]) -> tuple[FileSystem, ...]:
+    """The file system with the least free space per path group; one that does not answer comes first."""
+    merged: dict[str, FileSystem] = {}
+    for status in statuses:
+        for space in status.filesystems:
+            known = merged.get(space.group)
+            if known is None or _space_left(space) < _space_left(known):
+                merged[space.group] = space
+    return tuple(merged.values())
+
+
+def _space_left(space: FileSystem) -> float:
+    """Free bytes for comparison: -1 if the file system does not answer, infinite if unknown."""
+    if space.responding is False:
+        return -1.0
+    return float("inf") if space.available_bytes is None else space.available_bytes
+
+
+def merge_launch(statuses: Mapping[str, NodeStatus]) -> LaunchView:
+    """Whether all nodes passed their launch checks, and the required checks that failed."""
+    lacking = tuple(
+        f"{node}: {check.detail}"
+        for node, status in sorted(statuses.items())
+        for check in status.launch.checks
+        if status.launch.final and check.level == "issue" and check.passed is False
+    )
+    is_verified = bool(statuses) and all(status.launch.verified for status in statuses.values())
+    return LaunchView(verified=is_verified, lacking=lacking)
