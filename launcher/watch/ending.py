@@ -13,6 +13,7 @@ from exporter.logs.redact import redact
 from exporter.progress.work import unit_word
 from launcher.report.state import VERIFIED_STATES, verification_words
 from launcher.report.text import CHECK_WORDS
+from launcher.report.workers import values_text
 from launcher.watch.text import printable_line
 from launcher.words import clock_text, duration_text, end_line, names_text, worker_text
 
@@ -55,6 +56,8 @@ def _lines(report: Report) -> list[str]:
     lines += [f"tolerated: {text}" for text in _ends(report.tolerated)]
     if report.items is not None:
         lines.append(_work_line(report))
+    if values := values_text(report.workers):
+        lines.append(f"values: {values}")
     if report.gpus:
         lines.append(f"GPUs: {account_text(report.gpus)}")
     for check in report.verification.checks:

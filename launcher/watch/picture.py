@@ -11,6 +11,7 @@ from exporter.contract.status import DamagedFile, FileSystem
 from exporter.contract.view import JobView, OutputView
 from exporter.gpus.analysis.node_status import GpuProblem
 from exporter.progress.work import job_work, unit_word
+from launcher.report.workers import values_text
 from launcher.watch.gpus import gpu_problems
 from launcher.watch.text import clock_time_text, printable_line, size_text, token_rate_text
 from launcher.watch.waiting import STOPS_JOB, is_pending, job_only_serves, job_state, stop_text, wait_text
@@ -21,7 +22,6 @@ LEAST_BAR_CELLS, MOST_BAR_CELLS = 8, 60
 MOST_WORKERS = 32
 LEAST_WORKERS = 8  # shown in a window too small for the events as well
 MOST_EVENTS = 6
-VALUES_SHOWN = ("loss", "eval_loss", "accuracy", "learning_rate", "lr", "grad_norm")  # of a training, in this order
 LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
 STALLED_SHOWN = 4  # stalled workers named in one line
 SILENT_SHOWN = 8  # nodes named in one line
@@ -174,7 +174,7 @@ def _facts(view: JobView) -> Iterator[Row]:
         yield Row(eta_text(view), WARNING if late else "")
     outputs = [_output_text(group) for group in view.outputs if group.files]
     spaces = sorted({_space_text(space) for space in view.filesystems if space.group == "output"} - {""})
-    for text in (", ".join([*outputs, *spaces]), _checkpoint_text(view), _values_text(view)):
+    for text in (", ".join([*outputs, *spaces]), _checkpoint_text(view), values_text(view.workers)):
         if text:
             yield Row(text, is_urgent=False)
 
@@ -219,15 +219,6 @@ def _checkpoint_text(view: JobView) -> str:
 
 def _age_text(now: float, moment: float) -> str:
     return duration_text(max(0.0, now - moment))
-
-
-def _values_text(view: JobView) -> str:
-    """``worker_w0: loss 1.826, grad_norm 0.44``: the last values of the first worker that logs any of them."""
-    for worker in view.workers:
-        known = [f"{name} {worker.values[name]:.4g}" for name in VALUES_SHOWN if name in worker.values]
-        if known:
-            return f"{worker.worker}: {', '.join(known)}"
-    return ""
 
 
 def _conditions(view: JobView) -> Iterator[Row]:

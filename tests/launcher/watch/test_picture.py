@@ -325,8 +325,11 @@ def test_the_activity_of_a_worker_is_its_state() -> None:
 
 def test_the_last_values_of_a_training_are_shown() -> None:
     view = a_view()
-    view["workers"][1] |= {"values": {"grad_norm": 0.4412, "epoch": 2, "loss": 1.82599, "learning_rate": 8.6e-06}}
-    assert "\nworker_w1: loss 1.826, learning_rate 8.6e-06, grad_norm 0.4412\n" in screen(view, 120)
+    view["workers"][1] |= {
+        "values": {"grad_norm": 0.4412, "epoch": 2, "loss": 1.82599, "learning_rate": 8.6e-06},
+        "best_values": {"loss": 1.75},
+    }
+    assert "\nworker_w1: loss 1.826 (best 1.75), learning_rate 8.6e-06, grad_norm 0.4412\n" in screen(view, 120)
     assert "loss" not in screen(a_view(), 120)
 
 
