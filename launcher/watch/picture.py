@@ -15,7 +15,7 @@ from launcher.report.workers import values_text
 from launcher.watch.gpus import gpu_problems
 from launcher.watch.text import clock_time_text, printable_line, size_text, token_rate_text
 from launcher.watch.waiting import STOPS_JOB, is_pending, job_only_serves, job_state, stop_text, wait_text
-from launcher.watch.worker_table import CRITICAL, LEAST_LAG, WARNING, problem_counts, worker_table
+from launcher.watch.worker_table import CRITICAL, WARNING, problem_counts, worker_table
 from launcher.words import clock_text, count_text, duration_text, names_text
 
 LEAST_BAR_CELLS, MOST_BAR_CELLS = 8, 60
@@ -235,10 +235,6 @@ def _conditions(view: JobView) -> Iterator[Row]:
         yield Row(f"! {owner}: {'; '.join(map(problem_text, found))}", WARNING)
     if len(problems) > GPU_PROBLEMS_SHOWN:
         yield Row(f"! and {len(problems) - GPU_PROBLEMS_SHOWN} more with GPUs", WARNING)
-    lagging = max(view.workers, key=lambda worker: worker.lag or 0.0, default=None)
-    if lagging is not None and (lagging.lag or 0.0) >= LEAST_LAG:
-        behind = f"{100 * (lagging.lag or 0.0):.0f}%"
-        yield Row(f"! {lagging.worker} on {lagging.node} is {behind} behind the others", WARNING)
     if view.first_to_stop:
         yield Row(f"! of the workers without progress, {view.first_to_stop} stopped first", WARNING)
     if silent := {node.node: node.error for node in view.nodes if node.error}:

@@ -77,6 +77,10 @@ def _is_slow(worker: WorkerView) -> bool:
     return worker.up and (worker.slowdown or 0.0) >= LEAST_SLOWDOWN
 
 
+def _is_behind(worker: WorkerView) -> bool:
+    return worker.up and (worker.lag or 0.0) >= LEAST_LAG
+
+
 def _is_idle(worker: WorkerView) -> bool:
     return worker.up and (bool(worker.stalled) or worker.state == "stopped")
 
@@ -92,7 +96,7 @@ class _Kind(NamedTuple):
 _KINDS = (
     _Kind(has_failed, "failed", CRITICAL),
     _Kind(_is_idle, "stalled", CRITICAL),
-    _Kind(lambda worker: worker.up and (worker.lag or 0.0) >= LEAST_LAG, "behind", WARNING),
+    _Kind(_is_behind, "behind", WARNING),
     _Kind(
         lambda worker: worker.up and bool(worker.gpu_misplaced or worker.gpu_conditions), "with GPU problems", WARNING
     ),
@@ -145,6 +149,8 @@ def _state_cell(worker: WorkerView, state: str, now: float, *, is_failed: bool) 
     kind = _KINDS[0] if is_failed else _kind(worker)
     if _is_idle(worker) and worker.last_progress:
         state += f" {duration_text(max(0.0, now - worker.last_progress))}"
+    elif _is_behind(worker):
+        state += f", {100 * (worker.lag or 0.0):.0f}% behind"
     elif _is_slow(worker):
         state += f", {worker.slowdown:.1f}x slower"
     return Text(f"! {state}", style=kind.style) if kind.word else Text(state)
