@@ -1,9 +1,43 @@
-"""What the sidecars of all nodes know about files, file systems and the launch, merged for the view of a job."""
+"""What the sidecars of all nodes know about files, launch and events, merged for the view of a job."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 
+from exporter.contract import run_files
+from exporter.contract.events import Event, LoggedEvent
+from exporter.contract.records import RecordError
 from exporter.contract.status import FileSystem, NodeStatus
 from exporter.contract.view import LaunchView, OutputView
+from exporter.logs.log_files_reader import read_last_bytes
+
+EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` that is searched
+JOB_EVENTS = ("milestone", "near completion", "progress")  # of the whole job, from the orchestrator
+
+
+def merge_events(statuses: Iterable[NodeStatus], run_dir: Path, start: float | None) -> tuple[Event, ...]:
+    """Events of all nodes and of the whole job since its start, oldest first."""
+    events = [event for status in statuses for event in status.events]
+    if start is not None:
+        events += [
+            Event(time=found.time, level=found.level or "info", event=found.event, detail=found.detail or "")
+            for found in last_logged_events(run_dir, JOB_EVENTS, start)
+        ]
+    return tuple(sorted(events, key=lambda event: event.time))
+
+
+def last_logged_events(run_dir: Path, names: Sequence[str], since: float) -> Iterator[LoggedEvent]:
+    """The events with these names near the end of ``events.jsonl``, newest first."""
+    marks = [f'"event": "{name}"'.encode() for name in names]
+    for line in reversed(read_last_bytes(run_dir / run_files.EVENTS_FILE, EVENTS_TAIL_BYTES).splitlines()):
+        if not any(mark in line for mark in marks):
+            continue
+        try:
+            event = LoggedEvent.from_json(json.loads(line))
+        except (ValueError, RecordError):
+            continue  # the first line may be cut off
+        if event.event in names and event.time >= since:
+            yield event
 
 
 def _sum_known(*values: float | None) -> float | None:

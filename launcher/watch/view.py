@@ -46,7 +46,7 @@ from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
 from launcher.steps.slurm_queue import WAITING_STATES, SlurmQueue
 from launcher.steps.slurm_steps import read_final_state
-from launcher.watch.merge import first_to_stop, merge_filesystems, merge_launch, merge_outputs
+from launcher.watch.merge import first_to_stop, merge_events, merge_filesystems, merge_launch, merge_outputs
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
 
 if TYPE_CHECKING:
@@ -285,9 +285,7 @@ class JobClient:
             checkpoints=next((found for status in statuses.values() if (found := status.checkpoints)), None),
             filesystems=merge_filesystems(statuses.values()),
             gpus=tuple(NodeGpusView.join(entry, node=node) for node, entry in gpus.items()),
-            events=tuple(
-                sorted((event for status in statuses.values() for event in status.events), key=lambda event: event.time)
-            ),
+            events=merge_events(statuses.values(), self.run_dir, start),
             nodes=tuple(nodes),
             launch=merge_launch(statuses),
             cause=summary.cause,

@@ -14,6 +14,7 @@ import yaml
 from rich.console import Console
 
 from exporter.contract import run_files
+from exporter.contract.events import EventLog
 from exporter.contract.manifest import read_manifest
 from exporter.contract.view import JobView, WorkerView
 from launcher.report.report import build_report
@@ -241,6 +242,20 @@ def test_an_ended_worker_has_its_exit_reason(run_dir: Path, sidecar: dict[str, A
     assert (view["workers"][0]["up"], view["workers"][0]["state"]) == (False, "dead")
     assert view["workers"][0]["exit"]["reason"] == "app_error"
     assert view["cause"]["worker"] == "worker_w0"
+
+
+def test_milestones_of_this_attempt_are_among_the_events(run_dir: Path) -> None:
+    write(run_dir / "status/here.json", {**status(), "events": [{"time": 1003.0, "level": "info", "event": "e"}]})
+    log = EventLog(run_dir / run_files.EVENTS_FILE, "local-1")
+    log.write("milestone", level="info", detail="60% done")
+    log.write("phase", phase="running")
+    with (run_dir / run_files.EVENTS_FILE).open("a") as out:
+        out.write('{"event": "milestone", "ti')
+    found = [(event["event"], event["detail"]) for event in read_view(run_dir)["events"]]
+    assert found == [("e", ""), ("milestone", "60% done")]
+    record = run_files.read_json(run_dir / "orchestrator.json") or {}
+    write(run_dir / "orchestrator.json", {**record, "start": time.time() + 9})
+    assert [event["event"] for event in read_view(run_dir)["events"]] == ["e"]
 
 
 def test_half_written_files_are_ignored(run_dir: Path) -> None:
