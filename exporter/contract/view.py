@@ -20,6 +20,7 @@ from exporter.contract.status import (
     ProcessFacts,
     ProgressFacts,
     Readiness,
+    WorkerOutput,
 )
 
 
@@ -27,6 +28,7 @@ class WorkerView(WorkerReport, ProcessFacts, ProgressFacts, GpuSignals):
     """One worker in the view."""
 
     service: bool = False  # whether it serves until the job ends
+    output: WorkerOutput | None = None  # its output files
 
 
 class OutputView(Record):

@@ -7,7 +7,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.events import Event, LoggedEvent
 from exporter.contract.records import RecordError
-from exporter.contract.status import FileSystem, NodeStatus
+from exporter.contract.status import FileSystem, NodeStatus, WorkerOutput
 from exporter.contract.view import LaunchView, OutputView
 from exporter.logs.log_files_reader import read_last_bytes
 
@@ -15,7 +15,7 @@ EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` that is searched
 JOB_EVENTS = ("milestone", "near completion", "progress")  # of the whole job, from the orchestrator
 
 
-def merge_events(statuses: Iterable[NodeStatus], run_dir: Path, start: float | None) -> tuple[Event, ...]:
+def events(statuses: Iterable[NodeStatus], run_dir: Path, start: float | None) -> tuple[Event, ...]:
     """Events of all nodes and of the whole job since its start, oldest first."""
     events = [event for status in statuses for event in status.events]
     if start is not None:
@@ -51,7 +51,7 @@ def first_to_stop(status: NodeStatus) -> str | None:
     return next((worker.worker for worker in status.workers if worker.rank == rank), None)
 
 
-def merge_outputs(statuses: Iterable[NodeStatus]) -> tuple[OutputView, ...]:
+def outputs(statuses: Iterable[NodeStatus]) -> tuple[OutputView, ...]:
     """Output files by path group, summed over all nodes; ``stalled_ranks`` are workers that no longer write."""
     merged: dict[str, OutputView] = {}
     for status in statuses:
@@ -76,7 +76,13 @@ def merge_outputs(statuses: Iterable[NodeStatus]) -> tuple[OutputView, ...]:
     return tuple(merged.values())
 
 
-def merge_filesystems(statuses: Iterable[NodeStatus]) -> tuple[FileSystem, ...]:
+def output_of_workers(statuses: Iterable[NodeStatus]) -> dict[int, WorkerOutput]:
+    """Output files by rank. A worker writes them on one node, or several nodes see the same ones."""
+    groups = (group for status in statuses for group in status.outputs if group.group == "output")
+    return {rank: output for group in groups for rank, output in group.workers.items()}
+
+
+def filesystems(statuses: Iterable[NodeStatus]) -> tuple[FileSystem, ...]:
     """The file system with the least free space per path group; one that does not answer comes first."""
     merged: dict[str, FileSystem] = {}
     for status in statuses:
@@ -94,7 +100,7 @@ def _space_left(space: FileSystem) -> float:
     return float("inf") if space.available_bytes is None else space.available_bytes
 
 
-def merge_launch(statuses: Mapping[str, NodeStatus]) -> LaunchView:
+def launch(statuses: Mapping[str, NodeStatus]) -> LaunchView:
     """Whether all nodes passed their launch checks, and the required checks that failed."""
     lacking = tuple(
         f"{node}: {check.detail}"

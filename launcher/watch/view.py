@@ -46,7 +46,7 @@ from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
 from launcher.steps.slurm_queue import WAITING_STATES, SlurmQueue
 from launcher.steps.slurm_steps import read_final_state
-from launcher.watch.merge import first_to_stop, merge_events, merge_filesystems, merge_launch, merge_outputs
+from launcher.watch import merge
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
 
 if TYPE_CHECKING:
@@ -279,15 +279,15 @@ class JobClient:
             time_limit_met_probability=time_limit_met_probability(now, limit_end, eta) if eta else None,
             stop=StopView.from_json(published.stop) if published.stop and state == "RUNNING" else None,
             readiness=self._readiness(state, orchestrator, published),
-            first_to_stop=next((name for name in map(first_to_stop, statuses.values()) if name), None),
+            first_to_stop=next((name for name in map(merge.first_to_stop, statuses.values()) if name), None),
             workers=tuple(workers),
-            outputs=merge_outputs(statuses.values()),
+            outputs=merge.outputs(statuses.values()),
             checkpoints=next((found for status in statuses.values() if (found := status.checkpoints)), None),
-            filesystems=merge_filesystems(statuses.values()),
+            filesystems=merge.filesystems(statuses.values()),
             gpus=tuple(NodeGpusView.join(entry, node=node) for node, entry in gpus.items()),
-            events=merge_events(statuses.values(), self.run_dir, start),
+            events=merge.events(statuses.values(), self.run_dir, start),
             nodes=tuple(nodes),
-            launch=merge_launch(statuses),
+            launch=merge.launch(statuses),
             cause=summary.cause,
             report=report,
             run_dir=str(self.run_dir),
@@ -309,9 +309,11 @@ class JobClient:
             for worker in summary.workers
         ]
         waiting = self._stages.waiting_ranks(workers) if is_running else set()
+        outputs = merge.output_of_workers(statuses.values())
         return [
             worker.replace(
                 service=worker.rank in self._stages.services,
+                output=outputs.get(worker.rank),
                 state="waiting" if worker.rank in waiting else worker.state,
             )
             for worker in workers

@@ -22,10 +22,10 @@ LEAST_SLOWDOWN = 1.25  # the alert on slow jobs has the same value
 CRITICAL, WARNING = "red", "yellow"  # styles
 LEAST_NODE_WIDTH = 8  # minimum width of the node column, which shrinks before other columns are dropped
 GPU_COLUMNS = ("GPU", "GPU%", "GPU GiB")
-_COLUMNS = ("WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU GiB", "ITEMS", "RATE/s", "ETA", "RSS", "LAST")
+_COLUMNS = ("WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU GiB", "ITEMS", "RATE/s", "ETA", "OUTPUT", "RSS", "LAST")
 _LEFT_ALIGNED = ("WORKER", "NODE", "GPU", "STATE")
 # Columns dropped in a narrow window, in this order; worker, state and position stay.
-_DROP_ORDER = ("RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
+_DROP_ORDER = ("OUTPUT", "RSS", "LAST", "RATE/s", "ETA", "NODE", "GPU GiB", "GPU%", "GPU")
 
 
 def worker_table(view: JobView, most: int, ascii_only: bool) -> RenderableType:
@@ -36,6 +36,8 @@ def worker_table(view: JobView, most: int, ascii_only: bool) -> RenderableType:
     gpus, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
     if not gpus:  # without a sidecar, only the plan is known
         hidden |= {"GPU%", "GPU GiB"}
+    if not any(worker.output for worker in view.workers):
+        hidden.add("OUTPUT")
     rows, late = [], not_ready_reasons(view)
     for worker in shown:
         failed = late.get(worker.rank) if worker.exit else None
@@ -156,6 +158,14 @@ def _state_cell(worker: WorkerView, state: str, now: float, *, is_failed: bool) 
     return Text(f"! {state}", style=kind.style) if kind.word else Text(state)
 
 
+def _output_cell(worker: WorkerView) -> Text:
+    """Size of the output files of a worker, marked if it no longer writes them."""
+    if worker.output is None:
+        return Text("-")
+    stalled = worker.up and worker.output.stalled
+    return Text(f"{'! ' if stalled else ''}{size_text(worker.output.bytes)}", style=WARNING if stalled else "")
+
+
 def _worker_row(
     worker: WorkerView,
     now: float,
@@ -184,6 +194,7 @@ def _worker_row(
         "ITEMS": items,
         "RATE/s": throughput_text(worker),
         "ETA": duration_text(worker.eta.seconds) if worker.up and worker.eta and not is_stopping else "-",
+        "OUTPUT": _output_cell(worker),
         "RSS": size_text(worker.rss_bytes) if worker.up else "-",
         "LAST": f"{duration_text(max(0.0, now - last))} ago" if last and worker.up else "-",
     }

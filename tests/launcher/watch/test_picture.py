@@ -162,6 +162,8 @@ def large_view() -> dict[str, Any]:
     workers = [
         worker_entry(rank, node=f"cn{rank // 4:02d}", gpus=[rank % 4], rate=4.8 + rank / 200) for rank in range(40)
     ]
+    for rank in range(40):
+        workers[rank]["output"] = {"files": 1, "bytes": 2**28 + rank, "stalled": rank == 33}
     workers[17] |= {"slowdown": 2.1, "rate": 2.4}
     workers[29] |= dead("app_error", 3)
     workers[33] |= {"stalled": True, "rate": None, "eta": None, "last_progress": NOW - 432}

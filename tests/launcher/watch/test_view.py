@@ -308,7 +308,10 @@ def test_files_of_all_nodes_are_combined(run_dir: Path) -> None:
         return {**known, "records": 3, "stalled": True, "files_invalid": 0, "invalid": [], "workers": {}, **over}
 
     bad = {"file": "a", "format": "npy", "reason": "is cut"}
-    write(run_dir / "status/n0.json", {**status(), "outputs": [group()], "checkpoints": {"count": 2}})
+    write(
+        run_dir / "status/n0.json",
+        {**status(), "outputs": [group(workers={"0": {"files": 1, "bytes": 7}})], "checkpoints": {"count": 2}},
+    )
     other = group(
         records=None,
         stalled=False,
@@ -318,6 +321,7 @@ def test_files_of_all_nodes_are_combined(run_dir: Path) -> None:
     )
     write(run_dir / "status/n1.json", {**status(), "outputs": [other], "checkpoints": {}})
     view = read_view(run_dir)
+    assert view["workers"][0]["output"]["bytes"] == 7
     (found,) = view["outputs"]
     assert found == {
         "group": "output",
