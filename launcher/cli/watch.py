@@ -115,10 +115,10 @@ def watch(
                 if as_json:
                     print_json(view.to_json())
                 else:
-                    from launcher.watch.picture import Detail, render_picture
+                    from launcher.watch.picture import render_picture
 
-                    console, detail = _console(no_color), Detail(workers=len(view.workers))
-                    console.print(render_picture(view, detail, ascii_only=_plain_characters(console, ascii_only)))
+                    console = _console(no_color)
+                    console.print(render_picture(view, ascii_only=_plain_characters(console, ascii_only)))
                 if once or over(view):
                     break
                 time.sleep(interval)

@@ -20,6 +20,7 @@ from launcher.words import clock_text, duration_text, end_line, names_text, work
 LOG_LINES = 10  # last lines of the log of the worker that failed
 LOG_TAIL_BYTES = 16 * 1024
 LOG_GUTTER = "  | "  # before each of them
+STOPPED_STATES = ("CANCELLED", "TIMEOUT", "PREEMPTED")  # the stop decides, not a failure before it
 NAMES_SHOWN = 4  # workers, files and ends named in one line
 NEXT_STEPS = {
     "app_error": "fix the program; if the failure is transient, set `restart` in the job file",
@@ -46,10 +47,10 @@ def _lines(report: Report) -> list[str]:
     verdict = f"{report.state}{verification_words(report.state, report.verification)}"
     took = "" if report.duration_s is None else f", took {duration_text(report.duration_s)}"
     lines = [f"{verdict}: job {report.job_id} {report.job_name}{took}"]
+    if report.stopped and (report.state in STOPPED_STATES or (report.state != "COMPLETED" and not report.cause)):
+        lines.append(f"stopped: {report.stopped.cause}")
     if report.cause:
         lines += _cause_lines(report, report.cause)
-    elif report.stopped and report.state != "COMPLETED":
-        lines.append(f"stopped: {report.stopped.cause}")
     if report.requeued:
         lines.append("requeued: the job continues in its next attempt")
     lines += [f"restarted: {text}" for text in _ends(report.restarted)]
@@ -159,5 +160,6 @@ def _next_step(report: Report) -> str | None:
         return f"gpujob watch {report.job_id}"
     if report.state == "INCOMPLETE":
         return f"repair the files, then `gpujob report {report.job_id} --verify`"
-    reason = report.cause.reason if report.cause else report.stopped.reason if report.stopped else ""
+    decisive = report.stopped if report.state in STOPPED_STATES or not report.cause else report.cause
+    reason = decisive.reason if decisive else ""
     return NEXT_STEPS.get(reason) if report.state != "COMPLETED" else None

@@ -1,5 +1,6 @@
 """The picture of a job on a terminal."""
 
+import sys
 from collections.abc import Iterator
 from typing import Literal, NamedTuple
 
@@ -19,7 +20,6 @@ from launcher.watch.worker_table import CRITICAL, WARNING, problem_counts, worke
 from launcher.words import clock_text, count_text, duration_text, names_text
 
 LEAST_BAR_CELLS, MOST_BAR_CELLS = 8, 60
-MOST_WORKERS = 32
 LEAST_WORKERS = 8  # shown in a window too small for the events as well
 MOST_EVENTS = 6
 LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
@@ -66,7 +66,7 @@ def eta_text(view: JobView) -> str:
 class Detail(NamedTuple):
     """How much a picture shows."""
 
-    workers: int = MOST_WORKERS
+    workers: int = sys.maxsize
     events: int = MOST_EVENTS
     is_short: bool = False  # whether to leave out what is not urgent, and to show problems in one line each
 
@@ -118,7 +118,8 @@ def render_picture(
         parts += [*gap, *_events(view, detail.events, overflow)]
     if view.report is None:
         note = f"; Ctrl-C {on_interrupt}" if on_interrupt and view.stop is None else ""
-        parts += [*gap, Text(f"updated {clock_text(view.time)}{note}", style="dim")]
+        footer = f"updated {clock_text(view.time)}{note}"
+        parts += [*gap, Text(footer, style="dim", no_wrap=True, overflow=overflow)]
     return Group(*parts)
 
 
@@ -235,7 +236,7 @@ def _conditions(view: JobView) -> Iterator[Row]:
         yield Row(f"! {owner}: {'; '.join(map(problem_text, found))}", WARNING)
     if len(problems) > GPU_PROBLEMS_SHOWN:
         yield Row(f"! and {len(problems) - GPU_PROBLEMS_SHOWN} more with GPUs", WARNING)
-    if view.first_to_stop:
+    if view.first_to_stop and sum(worker.up and bool(worker.stalled) for worker in view.workers) > 1:
         yield Row(f"! of the workers without progress, {view.first_to_stop} stopped first", WARNING)
     if silent := {node.node: node.error for node in view.nodes if node.error}:
         why = next((f" ({error})" for error in silent.values() if "no answer" not in error), "")

@@ -407,6 +407,8 @@ def test_a_disk_that_is_almost_full_or_will_be_is_shown_in_the_colour_of_its_ale
 def test_stragglers_and_the_first_worker_to_stop_are_named() -> None:
     view = a_view(first_to_stop="worker_w2")
     view["workers"][0]["lag"] = 0.37
+    assert "stopped first" not in screen(view, 120), "it is the only one"
+    view["workers"][1]["stalled"] = True
     shown = screen(view, 120)
     assert "worker_w0  cn00  0    ! running, 37% behind " in shown
     assert "of the workers without progress, worker_w2 stopped first" in shown
