@@ -190,7 +190,7 @@ class Report(Record):
     attempt: int = 0  # from 0
     state: str
     exit_status: int
-    why: tuple[str, ...] = ()  # reasons for the state of a job that gpujob did not launch
+    why: tuple[str, ...] = ()  # reasons for the state, if it is unknown or gpujob did not launch the job
     cause: EndCause | None = None  # first failure
     tolerated: tuple[EndCause, ...] = ()  # failures of workers that are not critical
     restarted: tuple[EndCause, ...] = ()  # ends that were followed by a restart

@@ -52,6 +52,8 @@ def _head(report: Report) -> list[str]:
         f"- time: {clock_text(report.start)} to {clock_text(report.end)}, {duration_text(report.duration_s)}",
         f"- nodes: {plain_text(', '.join(report.nodes))}",
     ]
+    if report.state == "UNKNOWN":
+        lines += [f"- why: {plain_text(reason)}" for reason in report.why]
     if report.attempt:
         earlier = names_text([f"report_a{number}.md" for number in range(report.attempt)], EARLIER_SHOWN)
         lines.append(f"- attempt: {report.attempt + 1}, after {earlier}")

@@ -47,6 +47,8 @@ def _lines(report: Report) -> list[str]:
     verdict = f"{report.state}{verification_words(report.state, report.verification)}"
     took = "" if report.duration_s is None else f", took {duration_text(report.duration_s)}"
     lines = [f"{verdict}: job {report.job_id} {report.job_name}{took}"]
+    if report.state == "UNKNOWN":
+        lines += [f"why: {reason}" for reason in report.why]
     if report.stopped and (report.state in STOPPED_STATES or (report.state != "COMPLETED" and not report.cause)):
         lines.append(f"stopped: {report.stopped.cause}")
     if report.cause:

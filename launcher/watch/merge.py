@@ -1,4 +1,4 @@
-"""What the sidecars of all nodes know about files, launch and events, merged for the view of a job."""
+"""What all sidecars and workers know about files, launch, events and the end, merged for the view of a job."""
 
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -7,9 +7,10 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.events import Event, LoggedEvent
 from exporter.contract.records import RecordError
-from exporter.contract.status import FileSystem, NodeStatus, WorkerOutput
-from exporter.contract.view import LaunchView, OutputView
+from exporter.contract.status import EtaEstimate, FileSystem, NodeStatus, WorkerOutput
+from exporter.contract.view import LaunchView, OutputView, WorkerView
 from exporter.logs.log_files_reader import read_last_bytes
+from exporter.progress.eta.interval import slowest_eta
 
 EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` that is searched
 JOB_EVENTS = ("milestone", "near completion", "progress")  # of the whole job, from the orchestrator
@@ -110,3 +111,14 @@ def launch(statuses: Mapping[str, NodeStatus]) -> LaunchView:
     )
     is_verified = bool(statuses) and all(status.launch.verified for status in statuses.values())
     return LaunchView(verified=is_verified, lacking=lacking)
+
+
+def job_eta(workers: Sequence[WorkerView]) -> EtaEstimate | None:
+    """ETA of the job: that of its slowest worker.
+
+    None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:
+    often only the first worker writes a log.
+    """
+    progressing = any(worker.items is not None for worker in workers)
+    estimates = [worker.eta for worker in workers if not worker.exit and not (progressing and worker.items is None)]
+    return None if None in estimates else slowest_eta(estimates)

@@ -32,11 +32,10 @@ from exporter.contract.view import (
     WorkerView,
 )
 from exporter.gpus.analysis.node_status import worker_devices
-from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
 from exporter.progress.work import job_rate, job_work
-from launcher.report.inputs import KnownEnds, ReportPace
+from launcher.report.inputs import UNHURRIED, KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.rundir.job_ids import job_id_of
@@ -83,7 +82,7 @@ class JobClient:
         if orchestrator is not None and self._is_requeued(orchestrator, report):
             return self._queued_view(orchestrator.attempt, report, now)
         state, unknown_reason = self._state(orchestrator, report)
-        if state == "UNKNOWN" and (built := self._build_report(state)).state != state:
+        if state == "UNKNOWN" and (built := self._build_report(state, unknown_reason)).state != state:
             state, unknown_reason, report = built.state, None, built  # Slurm or the sidecars know the end
         attempt = orchestrator.attempt if orchestrator is not None else 0
         statuses = read_statuses(self.run_dir, attempt)
@@ -96,10 +95,13 @@ class JobClient:
 
     def read_state(self) -> str:
         """Read only the state of the job, without its sidecars. Raises RecordError."""
+        return self._read_state()[0]
+
+    def _read_state(self) -> tuple[str, str | None]:
         orchestrator, report = self._read_records()
         if orchestrator is not None and self._is_requeued(orchestrator, report):
-            return "PENDING"
-        return self._state(orchestrator, report)[0]
+            return "PENDING", None
+        return self._state(orchestrator, report)
 
     def _read_records(self) -> tuple[OrchestratorRecord | None, Report | None]:
         """The last orchestrator, and its report if it has written one."""
@@ -118,21 +120,23 @@ class JobClient:
         found = read_report(self.run_dir)
         if found is not None:
             return self._verify_again(found, progress) if verify else found
-        report = self._build_report(state := self.read_state(), ReportPace(progress=progress))
+        state, unknown_reason = self._read_state()
+        report = self._build_report(state, unknown_reason, ReportPace(progress=progress))
         if verify and state == "UNKNOWN" and not report.verification.checks:
             return self._verify_again(report, progress)
         return report
 
-    def _build_report(self, state: str, pace: ReportPace | None = None) -> Report:
+    def _build_report(self, state: str, unknown_reason: str | None, pace: ReportPace = UNHURRIED) -> Report:
         """The report of a job without one; its state is UNKNOWN unless Slurm or the sidecars saw the end."""
         slurm_state, ended = None, state == "UNKNOWN"
         if ended and not (self.manifest.attached or self._is_local):
             slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
         known = KnownEnds(slurm_state=slurm_state)
-        report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace or ReportPace())
+        report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace)
         has_ended = slurm_state in REASON_OF_STATE or self._has_watched_end(report)
         if state == "PENDING" or (ended and not has_ended):
-            report = report.replace(state=state, exit_status=EXIT_STATUS[state])
+            why = report.why if unknown_reason is None else (unknown_reason,)
+            report = report.replace(state=state, exit_status=EXIT_STATUS[state], why=why)
         return report
 
     def _has_watched_end(self, report: Report) -> bool:
@@ -253,7 +257,7 @@ class JobClient:
             published = JobStateRecord.read(self.run_dir / run_files.STATE_FILE) or published
         limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
         limit_end = job.end or (start + limit if start and limit else None)
-        eta = None if report else _job_eta(workers)
+        eta = None if report else merge.job_eta(workers)
         return JobView(
             time=now,
             job_id=summary.job_id,
@@ -380,17 +384,6 @@ def _with_current_eta(worker: WorkerView, now: float) -> WorkerView:
     if age > worker.eta.high:
         return worker.replace(eta=None, eta_time=None)
     return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
-
-
-def _job_eta(workers: list[WorkerView]) -> EtaEstimate | None:
-    """ETA of the job: that of its slowest worker.
-
-    None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:
-    often only the first worker writes a log.
-    """
-    progressing = any(worker.items is not None for worker in workers)
-    estimates = [worker.eta for worker in workers if not worker.exit and not (progressing and worker.items is None)]
-    return None if None in estimates else slowest_eta(estimates)
 
 
 def _phase(published: str, statuses: Iterable[NodeStatus]) -> str:

@@ -18,6 +18,8 @@ from exporter.contract.events import EventLog
 from exporter.contract.manifest import read_manifest
 from exporter.contract.view import JobView, WorkerView
 from launcher.report.report import build_report
+from launcher.report.text import render_report
+from launcher.watch.ending import render_ending
 from launcher.watch.picture import render_picture
 from launcher.watch.serving_view import output_tokens_rate
 from launcher.watch.view import JobClient
@@ -289,6 +291,10 @@ def test_the_state_is_unknown_without_an_orchestrator_process(run_dir: Path) -> 
     view = read_view(run_dir)
     assert view["state"] == "UNKNOWN"
     assert view["unknown_reason"].startswith("process ")
+    report = JobClient(run_dir).report()
+    assert report.why == (view["unknown_reason"],)
+    assert f"why: {view['unknown_reason']}" in render_ending(report)
+    assert f"- why: {view['unknown_reason']}\n" in render_report(report)
 
 
 def test_the_fullest_or_hanging_file_system_of_each_group_is_shown(run_dir: Path) -> None:
