@@ -125,8 +125,8 @@ def watch(
         else:
             ends_view = "ends the view, not the job"
             view = show_job(client, interval, over, no_color, ascii_only, on_interrupt=ends_view)
-            if view.report is not None and sys.stdout.isatty():
-                print_report(view.report, as_json=False)
+            if view.state not in UNFINISHED and sys.stdout.isatty():
+                print_report(view.report or client.report(), as_json=False)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     if until == "running" and view.state == "RUNNING" and not once:

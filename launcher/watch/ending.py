@@ -1,5 +1,6 @@
 """The end of a job on a terminal: verdict, cause with its log lines, workers by how they ended, next step, places."""
 
+import os
 import textwrap
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,6 +12,7 @@ from exporter.gpus.analysis.node_status import account_text
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
 from exporter.progress.work import unit_word
+from launcher.report.report import REPORT_TEXT_FILE
 from launcher.report.state import VERIFIED_STATES, verification_words
 from launcher.report.text import CHECK_WORDS
 from launcher.report.workers import values_text
@@ -75,7 +77,8 @@ def _lines(report: Report) -> list[str]:
         lines.append("benchmark: the results are in report.md")
     if step := _next_step(report):
         lines.append(f"next: {step}")
-    lines.append(f"everything: {_shown_path(report.run_dir)}/report.md")
+    text = f"{report.run_dir}/{REPORT_TEXT_FILE}"
+    lines.append(f"everything: {_shown_path(text if os.path.exists(text) else report.run_dir)}")
     return lines
 
 

@@ -124,7 +124,7 @@ def render_picture(
 
 
 def has_eta(view: JobView) -> bool:
-    return view.report is not None or (has_work(view) and view.stop is None)
+    return view.report is not None or (has_work(view) and view.stop is None and view.state != "UNKNOWN")
 
 
 def has_work(view: JobView) -> bool:

@@ -48,7 +48,7 @@ def worker_table(view: JobView, most: int, ascii_only: bool) -> RenderableType:
             view.time,
             shows_unit=mixed,
             is_planned=is_pending(view),
-            is_stopping=view.stop is not None,
+            has_eta=view.state == "RUNNING" and view.stop is None,
             failure_reason=failed,
         )
         cells = map(printable_line, gpu_cells(worker, gpus.get(worker.node)))
@@ -172,7 +172,7 @@ def _worker_row(
     *,
     shows_unit: bool,
     is_planned: bool,
-    is_stopping: bool,
+    has_eta: bool,
     failure_reason: str | None,
 ) -> dict[str, str | Text]:
     """The cells of a worker by column.
@@ -193,7 +193,7 @@ def _worker_row(
         "STATE": _state_cell(worker, state, now, is_failed=failure_reason is not None),
         "ITEMS": items,
         "RATE/s": throughput_text(worker),
-        "ETA": duration_text(worker.eta.seconds) if worker.up and worker.eta and not is_stopping else "-",
+        "ETA": duration_text(worker.eta.seconds) if worker.up and worker.eta and has_eta else "-",
         "OUTPUT": _output_cell(worker),
         "RSS": size_text(worker.rss_bytes) if worker.up else "-",
         "LAST": f"{duration_text(max(0.0, now - last))} ago" if last and worker.up else "-",

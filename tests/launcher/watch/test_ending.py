@@ -27,7 +27,7 @@ def failed_job(folder: Path) -> RunDir:
     for rank in (0, 1, 2, 4, 5, 6):
         job.ended(rank, **TERM_SENT)
     cause = "worker_w3 rank 3 on cn01 ended by app_error"
-    return job.stop("terminated_peer", cause, rank=3, restart=0)
+    return job.stop("terminated_peer", cause, rank=3, restart=0).write("report.md", "")
 
 
 def test_a_failed_job_matches_its_golden_page(tmp_path: Path, golden: Golden) -> None:
@@ -59,11 +59,12 @@ def test_a_job_that_was_stopped_says_so_before_an_earlier_failure(tmp_path: Path
     job = RunDir(tmp_path).ended(0, end=10.0, code=3).ended(1, **TERM_SENT).stop("cancelled", "gpujob stop by ada")
     text = ending(job)
     assert "CANCELLED: job 4459 job, took 3m 20s\nstopped: gpujob stop by ada\ncause: worker_w0 " in text
+    assert text.endswith("\neverything: RUN_DIR\n"), "it has no report.md"
     assert "next: " not in text, "nothing is to be fixed before the next run"
 
 
 def test_a_completed_job_matches_its_golden_page(tmp_path: Path, golden: Golden) -> None:
-    golden("launcher/ending-completed.txt", ending(RunDir(tmp_path).ended(0).ended(1)))
+    golden("launcher/ending-completed.txt", ending(RunDir(tmp_path).ended(0).ended(1).write("report.md", "")))
 
 
 def test_the_end_of_a_moved_run_directory_has_no_log_lines(tmp_path: Path) -> None:

@@ -340,6 +340,8 @@ def test_one_file_is_not_told_in_the_plural() -> None:
 def test_a_worker_without_a_process_is_starting_until_the_job_has_ended() -> None:
     assert "starting" in screen(a_view(), 120)
     shown = screen(a_view(state="UNKNOWN"), 120)
+    assert "ETA " not in shown.replace("  ETA  ", "")
+    assert "1m 00s" not in shown, "nobody knows whether they still run"
     assert "not started" in shown
     assert "starting" not in shown
 
