@@ -69,7 +69,7 @@ def _lines(report: Report) -> list[str]:
         if check.passed is False or report.state in VERIFIED_STATES:
             lines.append(f"{check.name}: {CHECK_WORDS[check.passed]}: {check.detail}")
             lines += [f"    {flaw.file}: {flaw.reason}" for flaw in check.files[:NAMES_SHOWN]]
-    if report.launch and not report.launch.verified:
+    if report.launch and not report.launch.verified and not report.cause:  # a cause says more
         faults = [check.detail for check in report.launch.checks if check.level == "issue" and not check.passed]
         lines.append(f"launch: not verified: {'; '.join(faults)}")
     lines += _worker_lines(report.workers)
@@ -109,14 +109,14 @@ def _cause_lines(report: Report, cause: EndCause) -> list[str]:
         lines.append(f"diagnosis: {_shown_path(report.run_dir)}/{cause.diagnosis}")
     path, tail = read_log_end(report, cause)
     if path is not None:
-        lines += [f"last lines of {_shown_path(path)}:", *(f"{LOG_GUTTER}{line}" for line in tail)]
-    return lines
+        lines.append(f"last lines of {_shown_path(path)}:" if tail else f"its log is empty: {_shown_path(path)}")
+    return [*lines, *(f"{LOG_GUTTER}{line}" for line in tail)]
 
 
 def read_log_end(report: Report, cause: EndCause) -> tuple[Path | None, list[str]]:
     """The last lines of the log with the error of the failed worker, or else of the one that it wrote last.
 
-    (None, []) without a worker or a line.
+    (None, []) without a worker or a log.
     """
     try:
         manifest = read_manifest(report.run_dir)
@@ -130,12 +130,13 @@ def read_log_end(report: Report, cause: EndCause) -> tuple[Path | None, list[str
     def importance(path: Path) -> tuple[bool, float]:
         return any(path.name in text for text in cause.evidence), path.stat().st_mtime
 
-    for path in sorted(filter(Path.is_file, paths), key=importance, reverse=True):
+    files = sorted(filter(Path.is_file, paths), key=importance, reverse=True)
+    for path in files:
         text = redact(read_last_bytes(path, LOG_TAIL_BYTES).decode("utf-8", "replace"))
         # a progress bar rewrites its line; only its last state counts
         if tail := [line.rstrip().rpartition("\r")[2] for line in text.split("\n") if line.strip()][-LOG_LINES:]:
             return path, tail
-    return None, []
+    return next(iter(files), None), []
 
 
 def _ends(ends: Sequence[EndCause]) -> list[str]:

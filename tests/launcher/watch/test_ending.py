@@ -58,6 +58,7 @@ def test_the_log_with_the_error_is_shown_even_if_another_one_is_newer(tmp_path: 
 def test_a_job_that_was_stopped_says_so_before_an_earlier_failure(tmp_path: Path) -> None:
     job = RunDir(tmp_path).ended(0, end=10.0, code=3).ended(1, **TERM_SENT).stop("cancelled", "gpujob stop by ada")
     text = ending(job)
+    assert "\nits log is empty: RUN_DIR/cn01_worker_w0.out\n" in text
     assert "CANCELLED: job 4459 job, took 3m 20s\nstopped: gpujob stop by ada\ncause: worker_w0 " in text
     assert text.endswith("\neverything: RUN_DIR\n"), "it has no report.md"
     assert "next: " not in text, "nothing is to be fixed before the next run"
