@@ -3,6 +3,7 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -35,31 +36,18 @@ def show_job(
     from launcher.watch.lines import LineView
     from launcher.watch.picture import fit_picture
 
-    console = _console(no_color)
-    if not console.is_terminal:
-        lines = LineView(console)
+    console, view = _console(no_color), client.read_view()
+    lines, plain = LineView(console), _plain_characters(console, ascii_only)
+    picture = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+    with picture if console.is_terminal else nullcontext() as live:
         while True:
-            ends = is_over(view := client.read_view())
-            if ends:
+            if ends := is_over(view):
                 view = client.read_view()
-            lines.show(view)
-            if ends:
-                return view
-            time.sleep(interval)
-    view = client.read_view()
-    with Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
-        while True:
-            ends = is_over(view)
-            if ends:
-                view = client.read_view()
-            picture = fit_picture(
-                view,
-                console,
-                ascii_only=_plain_characters(console, ascii_only),
-                on_interrupt=on_interrupt,
-            )
-            live.transient = view.report is not None
-            live.update(picture, refresh=True)
+            if live is None:
+                lines.show(view)
+            else:
+                live.transient = view.report is not None
+                live.update(fit_picture(view, console, ascii_only=plain, on_interrupt=on_interrupt), refresh=True)
             if ends:
                 return view
             time.sleep(interval)

@@ -43,14 +43,7 @@ def worker_table(view: JobView, most: int, ascii_only: bool) -> RenderableType:
         failed = late.get(worker.rank) if worker.exit else None
         if view.state not in UNFINISHED and worker.state == "not_found":
             worker = worker.replace(state="not_started")
-        row = _worker_row(
-            worker,
-            view.time,
-            shows_unit=mixed,
-            is_planned=is_pending(view),
-            has_eta=view.state == "RUNNING" and view.stop is None,
-            failure_reason=failed,
-        )
+        row = _worker_row(worker, view, shows_unit=mixed, failure_reason=failed)
         cells = map(printable_line, gpu_cells(worker, gpus.get(worker.node)))
         rows.append(row | dict(zip(GPU_COLUMNS, cells, strict=True)))
     table = FittedTable(
@@ -167,34 +160,28 @@ def _output_cell(worker: WorkerView) -> Text:
 
 
 def _worker_row(
-    worker: WorkerView,
-    now: float,
-    *,
-    shows_unit: bool,
-    is_planned: bool,
-    has_eta: bool,
-    failure_reason: str | None,
+    worker: WorkerView, view: JobView, *, shows_unit: bool, failure_reason: str | None
 ) -> dict[str, str | Text]:
     """The cells of a worker by column.
 
-    ``shows_unit`` adds the unit to the position. ``is_planned`` marks a worker of a job that has not started.
-    ``failure_reason`` is the reason if the job ended because of this worker; it replaces the worker's own exit reason.
+    ``shows_unit`` adds the unit to the position. ``failure_reason`` is set if the job ended because of this worker; it
+    replaces the worker's own exit reason.
     """
-    state = "planned" if is_planned else printable_line(failure_reason or worker_state(worker))
+    state = "planned" if is_pending(view) else printable_line(failure_reason or worker_state(worker))
     items = "-" if worker.items is None else str(worker.items)
     if worker.items is not None and worker.items_expected:
         items += f"/{worker.items_expected}"
     if shows_unit and worker.items is not None:
         items += f" {printable_line(unit_word(worker.unit))}"
-    last = worker.last_progress
+    last, goes_on = worker.last_progress, view.state == "RUNNING" and view.stop is None
     return {
         "WORKER": printable_line(worker.worker),
         "NODE": printable_line(worker.node),
-        "STATE": _state_cell(worker, state, now, is_failed=failure_reason is not None),
+        "STATE": _state_cell(worker, state, view.time, is_failed=failure_reason is not None),
         "ITEMS": items,
         "RATE/s": throughput_text(worker),
-        "ETA": duration_text(worker.eta.seconds) if worker.up and worker.eta and has_eta else "-",
+        "ETA": duration_text(worker.eta.seconds) if worker.up and worker.eta and goes_on else "-",
         "OUTPUT": _output_cell(worker),
         "RSS": size_text(worker.rss_bytes) if worker.up else "-",
-        "LAST": f"{duration_text(max(0.0, now - last))} ago" if last and worker.up else "-",
+        "LAST": f"{duration_text(max(0.0, view.time - last))} ago" if last and worker.up else "-",
     }
