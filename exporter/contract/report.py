@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from exporter.contract.records import NOTHING, JsonObject, Record
-from exporter.contract.status import DamagedFile, GpuDriver, GpuXid, RunFacts, TaskPosition
+from exporter.contract.status import DamagedFile, GpuDriver, GpuXid, LoggedValues, RunFacts, TaskPosition
 
 
 class WorkerGpu(Record):
@@ -24,7 +24,7 @@ class WorkerGpu(Record):
     attribution: str | None = None
 
 
-class WorkerReport(TaskPosition, RunFacts):
+class WorkerReport(TaskPosition, RunFacts, LoggedValues):
     """One worker in the report."""
 
     restarts_max: int | None = None  # restarts that its policy allows, if any were needed
@@ -190,7 +190,7 @@ class Report(Record):
     attempt: int = 0  # from 0
     state: str
     exit_status: int
-    why: tuple[str, ...] = ()  # reasons for the state of a job that gpujob did not launch
+    why: tuple[str, ...] = ()  # reasons for the state, if it is unknown or gpujob did not launch the job
     cause: EndCause | None = None  # first failure
     tolerated: tuple[EndCause, ...] = ()  # failures of workers that are not critical
     restarted: tuple[EndCause, ...] = ()  # ends that were followed by a restart

@@ -98,7 +98,14 @@ class ProcessFacts(Record):
     threads: int | None = None
 
 
-class ProgressFacts(Record):
+class LoggedValues(Record):
+    """Named values in the log of a worker, such as its loss."""
+
+    values: Mapping[str, float] = NOTHING  # last ones
+    best_values: Mapping[str, float] = NOTHING  # the best one that a read has found, of losses and accuracies
+
+
+class ProgressFacts(LoggedValues):
     """Pace and outlook of a worker."""
 
     rate: float | None = None  # units per second, lately; None while it is stalled
@@ -114,7 +121,6 @@ class ProgressFacts(Record):
     slowdown: float | None = None  # factor by which it is slower than before
     lag: float | None = None  # share of the work by which it is behind the other workers
     pack: str | None = None  # log pack that was recognised
-    values: Mapping[str, float] = NOTHING  # last named values of its log
 
 
 class GpuUse(Record):

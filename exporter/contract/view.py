@@ -20,6 +20,7 @@ from exporter.contract.status import (
     ProcessFacts,
     ProgressFacts,
     Readiness,
+    WorkerOutput,
 )
 
 
@@ -27,6 +28,7 @@ class WorkerView(WorkerReport, ProcessFacts, ProgressFacts, GpuSignals):
     """One worker in the view."""
 
     service: bool = False  # whether it serves until the job ends
+    output: WorkerOutput | None = None  # its output files
 
 
 class OutputView(Record):
@@ -103,6 +105,7 @@ class JobView(Record):
     user: str = ""
     state: str
     pending_reason: str | None = None  # Slurm's reason why the job waits
+    unknown_reason: str | None = None  # why the state is UNKNOWN
     attempt: int = 0
     requeued: EarlierAttempt | None = None  # set while the job waits for its next attempt
     phase: str = "launching"
@@ -115,7 +118,8 @@ class JobView(Record):
     items: float | None = None
     items_expected: float | None = None
     items_processed: float | None = None
-    rate: float | None = None  # units per second
+    rate: float | None = None  # units per second, lately
+    average_rate: float | None = None  # units per second since the starts of the running workers
     output_tokens_per_second: float | None = None
     eta: EtaEstimate | None = None
     time_limit_met_probability: float | None = None

@@ -380,6 +380,7 @@ class LogsCollector:
                     pack=facts.pack,
                     # JSON has no other numbers.
                     values={name: value for name, value, _ in facts.values if math.isfinite(value)},
+                    best_values=facts.best_values,
                     epoch=facts.epoch,
                     log_errors={pattern: count for pattern, _, count in facts.errors if count},
                     log_lag_bytes=facts.lag_bytes,

@@ -2,14 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
 
 from exporter.collecting.published import WorkerProgress
 from exporter.contract.manifest import Manifest, Task
-from exporter.contract.records import from_json
+from exporter.contract.records import NOTHING, from_json
 from exporter.contract.status import EtaEstimate
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
@@ -26,6 +26,8 @@ from exporter.progress.phases import WorkerActivities
 from exporter.progress.resumes import EarlierProgress
 from exporter.progress.track import ProgressTrack, TrackState, combine_ranks, items_of_rank
 
+# by the last word of a value's name: of two, the better one
+_BETTER = dict.fromkeys(("loss", "perplexity", "error", "rmse", "logloss"), min) | {"accuracy": max, "auc": max}
 VALUE_FRESH_S = 900.0  # older values are no longer shown: they may not be current
 # Limits on a worker's value names, since each is a series, and on the ranks of one name.
 MOST_VALUES, MOST_RANKS = 64, 512
@@ -44,7 +46,7 @@ RUNNING, WAITING = "running_requests", "queued_requests"
 # Values of an LLM server that show its throughput.
 OUTPUT_TOKENS, INPUT_TOKENS = "generation_tokens_per_second", "input_tokens_per_second"
 TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
-STATE_VERSION = 2  # rises with each change of `WorkerLogsState`, or of a value in it
+STATE_VERSION = 3  # rises with each change of `WorkerLogsState`, or of a value in it
 LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
 
@@ -70,6 +72,7 @@ class WorkerLogFacts(NamedTuple):
     checkpoints: tuple[float, ...] = ()  # start times of its last checkpoints, from the log
     checkpoint_seconds: tuple[float, ...] = ()  # durations of those checkpoints
     values: tuple[tuple[str, float, float], ...] = ()  # (name, value, time) of each fresh value
+    best_values: Mapping[str, float] = NOTHING
     output_tokens_rate: float | None = None  # tokens per second that an LLM server generates; None if not logged
     input_tokens_rate: float | None = None  # tokens per second that it reads; None if not logged
     errors: tuple[tuple[str, str, int], ...] = ()  # (pattern, severity, records) of each error pattern
@@ -105,6 +108,7 @@ class WorkerLogsState:
     activities: WorkerActivities
     seen_changes: int
     values: dict[str, dict[int | None, LogValue]]
+    best_values: dict[str, float]
     errors: dict[str, int]
     lines: int
     closed_bytes: int
@@ -169,6 +173,7 @@ class WorkerLogs:
         self._estimator = self._new_estimator()
         self._seen_changes = -1  # track changes that the estimator has seen; it restarts after another one
         self._values: dict[str, dict[int | None, LogValue]] = {}
+        self._best_values: dict[str, float] = {}
         self._errors = dict.fromkeys(lexicon.severities, 0)
         self._reported_errors: tuple[tuple[str, str, int], ...] | None = None  # cached for facts(); None after a change
         self._lines = 0
@@ -459,6 +464,8 @@ class WorkerLogs:
             number = combine_ranks(name, of_ranks, now, VALUE_FRESH_S)
             if number is not None:
                 values.append((name, number, max(value.stamp or 0.0 for value in of_ranks.values())))
+                if (better := _BETTER.get(name.rpartition("_")[2])) is not None and math.isfinite(number):
+                    self._best_values[name] = better(number, self._best_values.get(name, number))
         return WorkerLogFacts(
             task=self.task,
             read_at=now,
@@ -481,6 +488,7 @@ class WorkerLogs:
             checkpoints=tuple(self.activities.recent_starts.get("checkpointing", ())),
             checkpoint_seconds=tuple(self.activities.durations.get("checkpointing", ())),
             values=tuple(values),
+            best_values=self._best_values,
             output_tokens_rate=self._tokens_rate(OUTPUT_TOKENS, now),
             input_tokens_rate=self._tokens_rate(INPUT_TOKENS, now),
             errors=self._reported_errors,
@@ -556,6 +564,7 @@ class WorkerLogs:
             activities=self.activities,
             seen_changes=self._seen_changes,
             values=self._values,
+            best_values=self._best_values,
             errors=self._errors,
             lines=self._lines,
             closed_bytes=self._closed_bytes,
@@ -577,7 +586,7 @@ class WorkerLogs:
         self.track = self._new_track(state.track)
         self._estimator, self.activities = state.estimator, state.activities
         self._seen_changes = state.seen_changes
-        self._values = state.values
+        self._values, self._best_values = state.values, state.best_values
         self._errors.update({name: count for name, count in state.errors.items() if name in self._errors})
         self._reported_errors = None
         self._lines, self._closed_bytes = state.lines, state.closed_bytes

@@ -3,6 +3,7 @@
 import json
 import os
 import shlex
+import shutil
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -145,17 +146,16 @@ def come_back_lines(job_id: str, *, sweep: bool = False) -> str:
 
 def print_report(report: "Report", as_json: bool, *, markdown: bool = False) -> None:
     """Print JSON, or on a terminal the end of the job, or else the Markdown of ``report.md``."""
-    from launcher.watch.text import printable_line
-
     if as_json:
         print_json(report.to_json())
         return
     if sys.stdout.isatty() and not markdown:
         from launcher.watch.ending import render_ending
 
-        lines = render_ending(report)
+        lines = render_ending(report, shutil.get_terminal_size().columns)
     else:
         from launcher.report.text import render_report
+        from launcher.watch.text import printable_line
 
-        lines = render_report(report).splitlines()
-    click.echo("\n" + "\n".join(map(printable_line, lines)))
+        lines = [printable_line(line) for line in render_report(report).splitlines()]
+    click.echo("\n" + "\n".join(lines))

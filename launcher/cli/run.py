@@ -71,6 +71,7 @@ def run(
     from launcher.steps.batch_script import render_sbatch
     from launcher.steps.local_steps import wait_for_guard
     from launcher.watch.view import JobClient
+    from launcher.watch.waiting import STOPS_JOB
 
     show_files(job)
     if (swept := sweep.read_planned_sweep(job, local=True)) is not None:
@@ -98,7 +99,7 @@ def run(
                 lambda _: started.job.process.poll() is not None,
                 no_color,
                 ascii_only,
-                interrupt_kills=True,
+                on_interrupt=STOPS_JOB,
             )
         except Exception as error:  # noqa: BLE001 - the job continues without its view
             sys.stdout = open(os.devnull, "w")  # noqa: SIM115

@@ -3,11 +3,12 @@
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, JOB, NO_COLOR, open_target, print_json
+from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, JOB, NO_COLOR, open_target, print_json, print_report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -23,40 +24,30 @@ def show_job(
     no_color: bool,
     ascii_only: bool,
     *,
-    interrupt_kills: bool = False,
+    on_interrupt: str,
 ) -> "JobView":
     """Show the job until ``is_over`` returns true. Returns the last view.
 
-    ``interrupt_kills`` is whether a second Ctrl-C to this command kills the workers.
+    On a terminal the last picture of an ended job gives way to the report that the caller prints.
+    ``on_interrupt`` is what Ctrl-C does to this command.
     """
     from rich.live import Live
 
-    from launcher.watch.picture import LineView, fit_picture
+    from launcher.watch.lines import LineView
+    from launcher.watch.picture import fit_picture
 
-    console = _console(no_color)
-    if not console.is_terminal:
-        lines = LineView(console)
+    console, view = _console(no_color), client.read_view()
+    lines, plain = LineView(console), _plain_characters(console, ascii_only)
+    picture = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+    with picture if console.is_terminal else nullcontext() as live:
         while True:
-            ends = is_over(view := client.read_view())
-            if ends:
+            if ends := is_over(view):
                 view = client.read_view()
-            lines.show(view)
-            if ends:
-                return view
-            time.sleep(interval)
-    view = client.read_view()
-    with Live(console=console, auto_refresh=False, transient=False, vertical_overflow="crop") as live:
-        while True:
-            ends = is_over(view)
-            if ends:
-                view = client.read_view()
-            picture = fit_picture(
-                view,
-                console,
-                ascii_only=_plain_characters(console, ascii_only),
-                interrupt_kills=interrupt_kills,
-            )
-            live.update(picture, refresh=True)
+            if live is None:
+                lines.show(view)
+            else:
+                live.transient = view.report is not None
+                live.update(fit_picture(view, console, ascii_only=plain, on_interrupt=on_interrupt), refresh=True)
             if ends:
                 return view
             time.sleep(interval)
@@ -115,14 +106,15 @@ def watch(
                     from launcher.watch.picture import render_picture
 
                     console = _console(no_color)
-                    console.print(
-                        render_picture(view, ascii_only=_plain_characters(console, ascii_only), most_workers=1 << 30)
-                    )
+                    console.print(render_picture(view, ascii_only=_plain_characters(console, ascii_only)))
                 if once or over(view):
                     break
                 time.sleep(interval)
         else:
-            view = show_job(client, interval, over, no_color, ascii_only)
+            ends_view = "ends the view, not the job"
+            view = show_job(client, interval, over, no_color, ascii_only, on_interrupt=ends_view)
+            if view.state not in UNFINISHED and sys.stdout.isatty():
+                print_report(view.report or client.report(), as_json=False)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     if until == "running" and view.state == "RUNNING" and not once:

@@ -12,7 +12,7 @@ from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.records import JsonObject
 from exporter.contract.report import EndCause, LaunchReport, Monitoring, Report, Stop, Verification, WorkerReport
-from exporter.contract.status import NodeStatus, Position, WorkerEnd, WorkerStatus
+from exporter.contract.status import LoggedValues, NodeStatus, Position, WorkerEnd, WorkerStatus
 from exporter.gpus.analysis.node_status import account_gpus, worker_devices
 from exporter.progress.work import job_work
 from exporter.workers.exit_reason import CONSEQUENCES, JobStop, parse_job_stop
@@ -213,6 +213,7 @@ def _worker_entries(
         gpus = found.statuses[node].gpus if node in found.statuses else None
         entry = WorkerReport.join(
             position,
+            LoggedValues.of(status),
             worker=task.worker,
             role=task.role,
             rank=task.rank,

@@ -8,6 +8,7 @@ from exporter.progress.work import ITEMS, job_work, unit_word
 from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
 from launcher.report.state import verification_words
+from launcher.report.workers import values_text
 from launcher.words import clock_text, duration_text, end_line, names_text, plain_item, plain_text, worker_text
 
 FLAWS_SHOWN = 20  # damaged files named in the text; the JSON has all
@@ -51,11 +52,15 @@ def _head(report: Report) -> list[str]:
         f"- time: {clock_text(report.start)} to {clock_text(report.end)}, {duration_text(report.duration_s)}",
         f"- nodes: {plain_text(', '.join(report.nodes))}",
     ]
+    if report.state == "UNKNOWN":
+        lines += [f"- why: {plain_text(reason)}" for reason in report.why]
     if report.attempt:
         earlier = names_text([f"report_a{number}.md" for number in range(report.attempt)], EARLIER_SHOWN)
         lines.append(f"- attempt: {report.attempt + 1}, after {earlier}")
     if report.items is not None:
         lines.append(_work_line(report))
+    if values := values_text(report.workers):
+        lines.append(f"- values: {plain_text(values)}")
     if report.gpus:
         lines.append(f"- GPUs: {plain_text(account_text(report.gpus))}")
     if report.stopped:

@@ -114,6 +114,22 @@ def with_restart_evidence(worker: WorkerReport, limit: int) -> WorkerReport:
     return worker.replace(restarts_max=limit)
 
 
+VALUES_SHOWN = ("loss", "eval_loss", "accuracy", "eval_accuracy", "learning_rate", "lr", "grad_norm")  # in this order
+
+
+def values_text(workers: Iterable[WorkerReport]) -> str:
+    """``worker_w0: loss 1.826 (best 1.75), grad_norm 0.44``: values of the first worker that logs any of them."""
+    for worker in workers:
+        if known := [_value_text(worker, name) for name in VALUES_SHOWN if name in worker.values]:
+            return f"{worker.worker}: {', '.join(known)}"
+    return ""
+
+
+def _value_text(worker: WorkerReport, name: str) -> str:
+    last, best = worker.values[name], worker.best_values.get(name)
+    return f"{name} {last:.4g}" + (f" (best {best:.4g})" if best is not None else "")
+
+
 class _RestartPolicy(Record):
     task: TaskFacts
     restart_max: int = 0

@@ -23,16 +23,17 @@ SIDECAR = "sidecar"
 _LEVELS: Mapping[str, Level] = {SIDECAR: "issue", **LEVELS}
 
 _PASSED_TEXTS = {
-    "processes": "All {count} workers started",
-    "count": "All {count} workers alive or completed, none started twice",
-    "gpus": "All {count} workers have the GPUs of the plan",
-    "gpu_use": "All {count} workers with GPUs use them",
-    "logs": "All {count} workers have a log file",
-    "log_lines": "All {count} workers have logged a first line",
+    "processes": "{all} started",
+    "count": "{all} {are} alive or completed, none started twice",
+    "gpus": "{all} {have} the GPUs of the plan",
+    "gpu_use": "{all} with GPUs {use} them",
+    "logs": "{all} {have} a log file",
+    "log_lines": "{all} {have} logged a first line",
     "output_dir": "The output directory can be written to",
     "output": "The first output files exist",
-    "progress": "All {count} workers report progress",
+    "progress": "{all} {report} progress",
 }
+_ONE_WORKER = {"all": "The only worker", "are": "is", "have": "has", "use": "uses", "report": "reports"}
 _FAILED_TEXTS = {
     SIDECAR: "{well} of {count} nodes were checked",
     "processes": "{well} of {count} workers started",
@@ -238,7 +239,8 @@ class JobLaunchCheck:
     def _result(self, name: str, faults: Sequence[LaunchFault], unseen: int) -> LaunchResult:
         count = self._plan.nodes if name == SIDECAR else len(self._checked_tasks(name))
         texts = _FAILED_TEXTS if faults or unseen else _PASSED_TEXTS
-        detail = texts[name].format(count=count, well=count - len(faults) - unseen)
+        subject = {name: name for name in _ONE_WORKER} | {"all": f"All {count} workers"} if count > 1 else _ONE_WORKER
+        detail = texts[name].format(count=count, well=count - len(faults) - unseen, **subject)
         if unseen:
             detail += f"; {unseen} could not be seen"
         return LaunchResult(name=name, level=_LEVELS[name], passed=not faults, detail=detail, faults=tuple(faults))

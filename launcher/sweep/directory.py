@@ -4,7 +4,7 @@ import dataclasses
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from exporter.contract import run_files
@@ -13,6 +13,7 @@ from exporter.contract.report import Report
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
+from launcher.report.workers import VALUES_SHOWN
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE
@@ -72,6 +73,8 @@ class PointState:
     items: float | None = None
     items_expected: float | None = None
     unit: str | None = None
+    results: Mapping[str, float] = field(default_factory=dict)  # values of the first worker that logs any
+    best_results: Mapping[str, float] = field(default_factory=dict)
     duration_s: float | None = None
     cause: str | None = None
     nodes: tuple[str, ...] = ()
@@ -196,6 +199,7 @@ def _point_outcome(
 def _point_state(
     point: SweepPoint, state: str, job_id: str | None, run_dir: Path | None, report: Report | None
 ) -> PointState:
+    logger = next((worker for worker in report.workers if worker.values), None) if report else None
     return PointState(
         index=point.index,
         name=point.name,
@@ -207,6 +211,8 @@ def _point_state(
         items=report.items if report else None,
         items_expected=report.items_expected if report else None,
         unit=report.unit if report else None,
+        results=dict(logger.values) if logger else {},
+        best_results=dict(logger.best_values) if logger else {},
         duration_s=report.duration_s if report else None,
         cause=_cause_text(report) if report else None,
         nodes=report.nodes if report else (),
@@ -265,14 +271,16 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 def render_states(states: Sequence[PointState], width: int | None = None) -> list[str]:
     """A line per point, and the number of points by state.
 
-    Causes are cut to fit the ``width`` of a terminal, but not below ``LEAST_CAUSE_WIDTH`` characters.
+    Named values such as the loss have a column each if any point logged them. Causes are cut to fit the ``width`` of a
+    terminal, but not below ``LEAST_CAUSE_WIDTH`` characters.
     """
-    head = ("", "point", "state", "items", "took", "job", "where", "cause")
+    results = [name for name in VALUES_SHOWN if any(name in state.results for state in states)]
+    head = ("", "point", "state", "items", *results, "took", "job", "where", "cause")
     counts = Counter(state.state for state in states)
     counts_text = ", ".join(f"{count} {name}" for name, count in counts.items())
-    start = len(align_columns([(*head[:-1], "|"), *((*_row(state), "|") for state in states)])[0]) - 1
+    start = len(align_columns([(*head[:-1], "|"), *((*_row(state, results), "|") for state in states)])[0]) - 1
     room = None if width is None else max(width - start, LEAST_CAUSE_WIDTH)
-    rows = [(*_row(state), _cut(" ".join((state.cause or "").split()), room)) for state in states]
+    rows = [(*_row(state, results), _cut(" ".join((state.cause or "").split()), room)) for state in states]
     return [*align_columns([head, *rows]), f"{len(states)} points: {counts_text}"]
 
 
@@ -280,12 +288,13 @@ def _cut(text: str, most: int | None) -> str:
     return text if most is None or len(text) <= most else f"{text[: most - 3].rstrip()}..."
 
 
-def _row(state: PointState) -> tuple[str, ...]:
+def _row(state: PointState, results: Sequence[str]) -> tuple[str, ...]:
     return (
         str(state.index),
         state.name,
         state.state,
         _items_text(state),
+        *(f"{state.results[name]:.4g}" if name in state.results else "" for name in results),
         "" if state.duration_s is None else f"{state.duration_s:.0f} s",
         state.job_id or "",
         ",".join(state.nodes[:2]) + (",..." if len(state.nodes) > 2 else ""),

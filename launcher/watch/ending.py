@@ -1,5 +1,7 @@
 """The end of a job on a terminal: verdict, cause with its log lines, workers by how they ended, next step, places."""
 
+import os
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,12 +12,17 @@ from exporter.gpus.analysis.node_status import account_text
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
 from exporter.progress.work import unit_word
+from launcher.report.report import REPORT_TEXT_FILE
 from launcher.report.state import VERIFIED_STATES, verification_words
 from launcher.report.text import CHECK_WORDS
+from launcher.report.workers import values_text
+from launcher.watch.text import printable_line
 from launcher.words import clock_text, duration_text, end_line, names_text, worker_text
 
 LOG_LINES = 10  # last lines of the log of the worker that failed
 LOG_TAIL_BYTES = 16 * 1024
+LOG_GUTTER = "  | "  # before each of them
+STOPPED_STATES = ("CANCELLED", "TIMEOUT", "PREEMPTED")  # the stop decides, not a failure before it
 NAMES_SHOWN = 4  # workers, files and ends named in one line
 NEXT_STEPS = {
     "app_error": "fix the program; if the failure is transient, set `restart` in the job file",
@@ -33,28 +40,36 @@ NEXT_STEPS = {
 }  # by exit reason; the page of exit reasons has more
 
 
-def render_ending(report: Report) -> list[str]:
-    """Lines for a terminal, without the Markdown of `report.md`."""
+def render_ending(report: Report, width: int = 1 << 20) -> list[str]:
+    """Lines for a terminal of this width, without the Markdown of `report.md`."""
+    return [part for line in _lines(report) for part in _wrap(printable_line(line), width)]
+
+
+def _lines(report: Report) -> list[str]:
     verdict = f"{report.state}{verification_words(report.state, report.verification)}"
     took = "" if report.duration_s is None else f", took {duration_text(report.duration_s)}"
     lines = [f"{verdict}: job {report.job_id} {report.job_name}{took}"]
+    if report.state == "UNKNOWN":
+        lines += [f"why: {reason}" for reason in report.why]
+    if report.stopped and (report.state in STOPPED_STATES or (report.state != "COMPLETED" and not report.cause)):
+        lines.append(f"stopped: {report.stopped.cause}")
     if report.cause:
         lines += _cause_lines(report, report.cause)
-    elif report.stopped and report.state != "COMPLETED":
-        lines.append(f"stopped: {report.stopped.cause}")
     if report.requeued:
         lines.append("requeued: the job continues in its next attempt")
     lines += [f"restarted: {text}" for text in _ends(report.restarted)]
     lines += [f"tolerated: {text}" for text in _ends(report.tolerated)]
     if report.items is not None:
         lines.append(_work_line(report))
+    if values := values_text(report.workers):
+        lines.append(f"values: {values}")
     if report.gpus:
         lines.append(f"GPUs: {account_text(report.gpus)}")
     for check in report.verification.checks:
         if check.passed is False or report.state in VERIFIED_STATES:
             lines.append(f"{check.name}: {CHECK_WORDS[check.passed]}: {check.detail}")
             lines += [f"    {flaw.file}: {flaw.reason}" for flaw in check.files[:NAMES_SHOWN]]
-    if report.launch and not report.launch.verified:
+    if report.launch and not report.launch.verified and not report.cause:  # a cause says more
         faults = [check.detail for check in report.launch.checks if check.level == "issue" and not check.passed]
         lines.append(f"launch: not verified: {'; '.join(faults)}")
     lines += _worker_lines(report.workers)
@@ -62,8 +77,27 @@ def render_ending(report: Report) -> list[str]:
         lines.append("benchmark: the results are in report.md")
     if step := _next_step(report):
         lines.append(f"next: {step}")
-    lines.append(f"everything: {report.run_dir}/report.md")
+    text = f"{report.run_dir}/{REPORT_TEXT_FILE}"
+    lines.append(f"everything: {_shown_path(text if os.path.exists(text) else report.run_dir)}")
     return lines
+
+
+def _wrap(line: str, width: int) -> list[str]:
+    """The line in lines of whole words. A line of a log keeps its form, and a path stays whole to be copied."""
+    if line.startswith(LOG_GUTTER):
+        return [line]
+    indent = " " * (len(line) - len(line.lstrip()) + 4)
+    return textwrap.wrap(
+        line, width, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False, replace_whitespace=False
+    ) or [line]
+
+
+def _shown_path(path: str | Path) -> str:
+    """The path as it can be typed here: relative if it is below the working directory."""
+    try:
+        return str(Path(path).relative_to(Path.cwd()))
+    except (OSError, ValueError):
+        return str(path)
 
 
 def _cause_lines(report: Report, cause: EndCause) -> list[str]:
@@ -72,15 +106,18 @@ def _cause_lines(report: Report, cause: EndCause) -> list[str]:
     lines = [f"cause: {who or worker_text(cause)}: {cause.reason} at {clock_text(cause.time)}: {first}"]
     lines += [f"    {text}" for text in rest]
     if cause.diagnosis:
-        lines.append(f"diagnosis: {report.run_dir}/{cause.diagnosis}")
+        lines.append(f"diagnosis: {_shown_path(report.run_dir)}/{cause.diagnosis}")
     path, tail = read_log_end(report, cause)
     if path is not None:
-        lines += [f"last lines of {path}:", *(f"    {line}" for line in tail)]
-    return lines
+        lines.append(f"last lines of {_shown_path(path)}:" if tail else f"its log is empty: {_shown_path(path)}")
+    return [*lines, *(f"{LOG_GUTTER}{line}" for line in tail)]
 
 
 def read_log_end(report: Report, cause: EndCause) -> tuple[Path | None, list[str]]:
-    """The last lines of the log in which the failed worker wrote last; (None, []) without a worker or a line."""
+    """The last lines of the log with the error of the failed worker, or else of the one that it wrote last.
+
+    (None, []) without a worker or a log.
+    """
     try:
         manifest = read_manifest(report.run_dir)
     except ManifestError:
@@ -89,12 +126,17 @@ def read_log_end(report: Report, cause: EndCause) -> tuple[Path | None, list[str
     if task is None or cause.node is None:
         return None, []
     paths = log_paths(task, manifest.run_dir, cause.node, report.attempt, cause.restart or 0)
-    for path in sorted(filter(Path.is_file, paths), key=lambda path: path.stat().st_mtime, reverse=True):
+
+    def importance(path: Path) -> tuple[bool, float]:
+        return any(path.name in text for text in cause.evidence), path.stat().st_mtime
+
+    files = sorted(filter(Path.is_file, paths), key=importance, reverse=True)
+    for path in files:
         text = redact(read_last_bytes(path, LOG_TAIL_BYTES).decode("utf-8", "replace"))
         # a progress bar rewrites its line; only its last state counts
         if tail := [line.rstrip().rpartition("\r")[2] for line in text.split("\n") if line.strip()][-LOG_LINES:]:
             return path, tail
-    return None, []
+    return next(iter(files), None), []
 
 
 def _ends(ends: Sequence[EndCause]) -> list[str]:
@@ -124,5 +166,6 @@ def _next_step(report: Report) -> str | None:
         return f"gpujob watch {report.job_id}"
     if report.state == "INCOMPLETE":
         return f"repair the files, then `gpujob report {report.job_id} --verify`"
-    reason = report.cause.reason if report.cause else report.stopped.reason if report.stopped else ""
+    decisive = report.stopped if report.state in STOPPED_STATES or not report.cause else report.cause
+    reason = decisive.reason if decisive else ""
     return NEXT_STEPS.get(reason) if report.state != "COMPLETED" else None

@@ -1,55 +1,47 @@
-"""The terminal view of a job: a live picture, one picture, or plain lines when piped."""
+"""The picture of a job on a terminal."""
 
-import time
+import sys
+from collections.abc import Iterator
+from typing import Literal, NamedTuple
 
-from rich.console import Console, Group, RenderableType
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
-from exporter.contract.status import DamagedFile
-from exporter.contract.view import JobView
+from exporter.contract.status import DamagedFile, FileSystem
+from exporter.contract.view import JobView, OutputView
 from exporter.gpus.analysis.node_status import GpuProblem
 from exporter.progress.work import job_work, unit_word
-from launcher.report.restarts import restart_causes, restart_text
-from launcher.watch.gpus import (
-    clearable_problems,
-    gpu_problems,
-    mean_utilization,
-)
-from launcher.watch.text import (
-    clock_time_text,
-    end_text,
-    not_ready_reasons,
-    printable_line,
-    size_text,
-    token_rate_text,
-)
-from launcher.watch.waiting import is_pending, job_only_serves, stop_text, wait_text
-from launcher.watch.worker_table import LEAST_LAG, worker_state, worker_table
-from launcher.words import duration_text, names_text
+from launcher.report.workers import values_text
+from launcher.watch.gpus import gpu_problems
+from launcher.watch.text import clock_time_text, printable_line, size_text, token_rate_text
+from launcher.watch.waiting import STOPS_JOB, is_pending, job_only_serves, job_state, stop_text, wait_text
+from launcher.watch.worker_table import CRITICAL, WARNING, problem_counts, worker_table
+from launcher.words import clock_text, count_text, duration_text, names_text
 
-BAR_CELLS = 28
-MOST_WORKERS = 32
+LEAST_BAR_CELLS, MOST_BAR_CELLS = 8, 60
 LEAST_WORKERS = 8  # shown in a window too small for the events as well
 MOST_EVENTS = 6
-VALUES_SHOWN = ("loss", "eval_loss", "accuracy", "learning_rate", "lr", "grad_norm")  # of a training, in this order
 LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
 STALLED_SHOWN = 4  # stalled workers named in one line
+SILENT_SHOWN = 8  # nodes named in one line
 GPU_PROBLEMS_SHOWN = 8  # nodes and workers with GPU problems shown
-STYLE_OF_STATE = {"COMPLETED": "green", "RUNNING": "cyan", "PENDING": "yellow"}
+STYLE_OF_LEVEL = {"critical": CRITICAL, "warning": WARNING, "progress": "cyan"}  # of events
 
 
 def progress_text(view: JobView) -> str:
-    """``34.5% 2070/6000 items``; a phrase instead if there is no progress yet or units differ."""
+    """``34.5% 2,070/6,000 items``; a phrase instead if there is no progress yet or units differ."""
     items, expected, unit = view.items, view.items_expected, unit_word(view.unit)
     if items is None:
         units = job_work(view.workers).units
         return f"{' and '.join(units)}, which have no common total" if len(units) > 1 else "no progress yet"
-    return f"{100 * items / expected:.1f}% {items}/{expected} {unit}" if expected else f"{items} {unit}"
+    return f"{100 * items / expected:.1f}% {items:,}/{expected:,} {unit}" if expected else f"{items:,} {unit}"
 
 
-def _rate_text(view: JobView) -> str:
-    """``37.5 items/s``; empty while the rate is unknown."""
-    return f"{view.rate:.1f} {unit_word(view.unit)}/s" if view.rate else ""
+def rate_text(view: JobView) -> str:
+    """``37.5 items/s (average 35.1)``; empty while the rate is unknown."""
+    average = f" (average {view.average_rate:.1f})" if view.average_rate else ""
+    return f"{view.rate:.1f} {unit_word(view.unit)}/s{average}" if view.rate else ""
 
 
 def eta_text(view: JobView) -> str:
@@ -71,90 +63,148 @@ def eta_text(view: JobView) -> str:
     return text
 
 
-def fit_picture(
-    view: JobView, console: Console, *, ascii_only: bool = False, interrupt_kills: bool = False
-) -> RenderableType:
-    """The picture with as many workers as the height of the window allows; a small one loses old events first."""
+class Detail(NamedTuple):
+    """How much a picture shows."""
 
-    def picture(workers: int, events: int = MOST_EVENTS) -> RenderableType:
-        return render_picture(
-            view, ascii_only=ascii_only, most_workers=workers, most_events=events, interrupt_kills=interrupt_kills
-        )
+    workers: int = sys.maxsize
+    events: int = MOST_EVENTS
+    is_short: bool = False  # whether to leave out what is not urgent, and to show problems in one line each
 
-    spare = console.height - len(console.render_lines(picture(0), pad=False))
-    events = MOST_EVENTS if spare >= LEAST_WORKERS else max(1, MOST_EVENTS - LEAST_WORKERS + spare)
-    return picture(max(LEAST_WORKERS, spare), events)
+
+DETAILS = (*(Detail(events=count) for count in (MOST_EVENTS, 3, 1, 0)), Detail(events=0, is_short=True))  # by height
+
+
+class Row(NamedTuple):
+    """One fact about the job."""
+
+    text: str
+    style: str = ""
+    is_urgent: bool = True
+
+
+def fit_picture(view: JobView, console: Console, *, ascii_only: bool = False, on_interrupt: str = "") -> RenderableType:
+    """The picture with as many workers as the window allows. A small one loses events first, then other facts."""
+
+    def picture(detail: Detail) -> RenderableType:
+        return render_picture(view, detail, ascii_only=ascii_only, on_interrupt=on_interrupt)
+
+    for detail in DETAILS:
+        spare = console.height - len(console.render_lines(picture(detail._replace(workers=0)), pad=False))
+        if spare >= min(LEAST_WORKERS, len(view.workers)):
+            break
+    return picture(detail._replace(workers=max(1, spare)))
 
 
 def render_picture(
-    view: JobView,
-    *,
-    ascii_only: bool = False,
-    most_workers: int = MOST_WORKERS,
-    most_events: int = MOST_EVENTS,
-    interrupt_kills: bool = False,
+    view: JobView, detail: Detail = DETAILS[0], *, ascii_only: bool = False, on_interrupt: str = ""
 ) -> RenderableType:
-    parts: list[RenderableType] = [_head(view)]
-    if stops := stop_text(view, interrupt_kills=interrupt_kills):
-        parts.append(Text(stops, style="yellow"))
+    """The picture of a job; ``on_interrupt`` is what Ctrl-C does to the command that shows it."""
+    parts: list[RenderableType] = [_head(view), *([Text(_start_text(view))] if view.start else [])]
+    if stops := stop_text(view, interrupt_kills=on_interrupt == STOPS_JOB):
+        parts.append(Text(stops, style=WARNING))
     if waits := "  ".join(filter(None, (wait_text(view), token_rate_text(view.output_tokens_per_second)))):
         parts.append(Text(printable_line(waits)))
-    if _has_work(view):
-        parts.append(_bar(view, ascii_only))
-    if facts := _facts(view):
-        parts.append(Text(facts))
-    parts += [Text(""), worker_table(view, most_workers, ascii_only)]
-    if view.events:
-        parts += [Text(""), _events(view, most_events, ascii_only)]
-    if view.launch.lacking:
-        faults = "; ".join(printable_line(line) for line in view.launch.lacking)
-        parts += [Text(f"! launch not verified: {faults}", style="red")]
+    if has_work(view):
+        parts.append(_Bar(view, ascii_only))
+    overflow: Literal["crop", "ellipsis"] = "crop" if ascii_only else "ellipsis"
+    parts += [
+        Text(printable_line(row.text), style=row.style, no_wrap=detail.is_short, overflow=overflow)
+        for row in (*_facts(view), *sorted(_conditions(view), key=lambda row: row.style != CRITICAL))
+        if row.is_urgent or not detail.is_short
+    ]
+    gap = [] if detail.is_short else [Text("")]
+    parts += [*gap, worker_table(view, detail.workers, ascii_only)]
+    if view.events and detail.events:
+        parts += [*gap, *_events(view, detail.events, overflow)]
+    if view.report is None:
+        note = f"; Ctrl-C {on_interrupt}" if on_interrupt and view.stop is None else ""
+        footer = f"updated {clock_text(view.time)}{note}"
+        parts += [*gap, Text(footer, style="dim", no_wrap=True, overflow=overflow)]
     return Group(*parts)
 
 
-def _has_eta(view: JobView) -> bool:
-    return view.report is not None or (_has_work(view) and view.stop is None)
+def has_eta(view: JobView) -> bool:
+    return view.report is not None or (has_work(view) and view.stop is None and view.state != "UNKNOWN")
 
 
-def _has_work(view: JobView) -> bool:
+def has_work(view: JobView) -> bool:
     """Whether the job has, or will soon have, progress to show."""
     return not is_pending(view) and not job_only_serves(view)
 
 
 def _head(view: JobView) -> Text:
-    state, phase = view.state, view.phase
+    state, style = job_state(view)
     head = Text()
     head.append(f"job {printable_line(view.job_id)} {printable_line(view.job_name)}", style="bold")
     head.append(f"  {printable_line(view.user)}  ")
-    status = state if state in ("PENDING", "UNKNOWN") or view.report else f"{state}/{phase}"
-    if view.stop is not None:
-        status, state = "stopping", "PENDING"
-    head.append(printable_line(status), style=STYLE_OF_STATE.get(state, "red"))
-    if view.start:
-        end = view.end or view.time
-        head.append(f"  started {clock_time_text(view.start)}, {duration_text(end - view.start)}")
+    head.append(printable_line(state), style=style)
+    counts = [] if view.report or view.stop else problem_counts(view.workers)
+    for number, (word, count, problem_style) in enumerate(entry for entry in counts if entry[0] != state):
+        head.append(", " if number else ": ").append(f"{count} {word}", style=problem_style)
     return head
 
 
-def _bar(view: JobView, ascii_only: bool) -> Text:
-    full, empty = ("#", "-") if ascii_only else ("█", "░")
-    items, expected = view.items, view.items_expected
-    text = "  ".join(filter(None, (progress_text(view), _rate_text(view))))
-    if items is not None and not expected:
-        return Text(printable_line(text))  # an empty bar would look like no progress
-    cells = int(min(1.0, (items or 0) / expected) * BAR_CELLS) if expected else 0
-    return Text(f"[{full * cells}{empty * (BAR_CELLS - cells)}]  {printable_line(text)}")
+def _start_text(view: JobView) -> str:
+    elapsed = duration_text((view.end or view.time) - (view.start or 0.0))
+    return f"started {clock_text(view.start)}" + ("" if view.report is not None else f" ({elapsed} ago)")
+
+
+class _Bar:
+    """The progress of the job: a bar as wide as the window allows, and numbers."""
+
+    def __init__(self, view: JobView, ascii_only: bool) -> None:
+        self._text = printable_line("  ".join(filter(None, (progress_text(view), rate_text(view)))))
+        self._full, self._empty = ("#", "-") if ascii_only else ("█", "░")
+        items, expected = view.items, view.items_expected
+        # without a total an empty bar would look like no progress
+        self._share = None if items is not None and not expected else min(1.0, (items or 0) / (expected or 1))
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        cells = min(MOST_BAR_CELLS, options.max_width - cell_len(self._text) - len("[]  "))
+        if self._share is None or cells < LEAST_BAR_CELLS:
+            yield Text(self._text)
+            return
+        full = int(self._share * cells)
+        yield Text(f"[{self._full * full}{self._empty * (cells - full)}]  {self._text}")
+
+
+def _facts(view: JobView) -> Iterator[Row]:
+    """Facts about work, files and values."""
+    if has_eta(view):
+        late = view.eta is not None and (view.time_limit_met_probability or 1.0) < LIKELY
+        yield Row(eta_text(view), WARNING if late else "")
+    outputs = [_output_text(group) for group in view.outputs if group.files]
+    spaces = sorted({_space_text(space) for space in view.filesystems if space.group == "output"} - {""})
+    for text in (", ".join([*outputs, *spaces]), _checkpoint_text(view), values_text(view.workers)):
+        if text:
+            yield Row(text, is_urgent=False)
+
+
+def _output_text(group: OutputView) -> str:
+    return (
+        f"{group.group} {count_text(group.files, 'file')} {size_text(group.bytes)}"
+        + (" so far (still counting)" if group.counting else "")
+        + (f" {group.records} records" if group.records is not None else "")
+        + (f" (+{size_text(group.growth_bytes_per_second)}/s)" if group.growth_bytes_per_second else "")
+    )
+
+
+def _space_text(space: FileSystem) -> str:
+    if space.available_bytes is None:
+        return ""
+    share = f" ({100 * space.available_bytes / space.size_bytes:.0f}%)" if space.size_bytes else ""
+    return f"disk {size_text(space.available_bytes)} free{share}"
 
 
 def _checkpoint_text(view: JobView) -> str:
-    """Age of the last checkpoint, and when the next one is due."""
+    """Number of checkpoints, age of the last one, and when the next one is due."""
     found, now = view.checkpoints, view.time
     if found is None:
         return ""
     last = found.last_complete
     if last is None:
         return "first checkpoint is being written" if found.writing else ""
-    text = f"checkpoint {last.name} {duration_text(max(0.0, now - (last.time or now)))} ago"
+    text = f"{count_text(found.count, 'checkpoint')}, last {last.name} {_age_text(now, last.time or now)} ago"
     if found.interval_s:
         text += f", every {duration_text(found.interval_s)}"
     due = found.next_expected
@@ -168,190 +218,66 @@ def _checkpoint_text(view: JobView) -> str:
     return f"{text}, " + (f"next in {duration_text(-late)}" if late < 0 else f"late by {duration_text(late)}")
 
 
-def _values_text(view: JobView) -> str:
-    """``worker_w0: loss 1.826, grad_norm 0.44``: the last values of the first worker that logs any of them."""
-    for worker in view.workers:
-        known = [f"{name} {worker.values[name]:.4g}" for name in VALUES_SHOWN if name in worker.values]
-        if known:
-            return f"{worker.worker}: {', '.join(known)}"
-    return ""
+def _age_text(now: float, moment: float) -> str:
+    return duration_text(max(0.0, now - moment))
 
 
-def _file_problem_lines(view: JobView) -> list[str]:
-    """Lines for files that stopped growing, are damaged, or are missing from a checkpoint."""
+def _conditions(view: JobView) -> Iterator[Row]:
+    """What needs attention, with the severity of the alert about it. The table of workers shows theirs."""
+    if cause := view.cause:
+        # with several workers not ready, the other evidence is their last log lines
+        evidence = "; ".join(cause.evidence[:1] if cause.missing else cause.evidence)
+        yield Row(f"cause: {cause.worker} on {cause.node} ended by {cause.reason}: {evidence}", CRITICAL)
+    if view.launch.lacking:
+        yield Row(f"! launch not verified: {'; '.join(view.launch.lacking)}", CRITICAL)
+    yield from _file_conditions(view)
+    problems = gpu_problems(view)
+    for owner, found in problems[:GPU_PROBLEMS_SHOWN]:
+        yield Row(f"! {owner}: {'; '.join(map(problem_text, found))}", WARNING)
+    if len(problems) > GPU_PROBLEMS_SHOWN:
+        yield Row(f"! and {len(problems) - GPU_PROBLEMS_SHOWN} more with GPUs", WARNING)
+    if view.first_to_stop and sum(worker.up and bool(worker.stalled) for worker in view.workers) > 1:
+        yield Row(f"! of the workers without progress, {view.first_to_stop} stopped first", WARNING)
+    if silent := {node.node: node.error for node in view.nodes if node.error}:
+        why = next((f" ({error})" for error in silent.values() if "no answer" not in error), "")
+        nodes = names_text([*silent], SILENT_SHOWN)
+        yield Row(f"! no answer from the sidecar on {nodes}{why}; showing its last status", WARNING)
+    if since := view.orchestrator_silent_since:
+        yield Row(f"! the orchestrator has not responded since {clock_time_text(since)}; the workers go on", WARNING)
+
+
+def _file_conditions(view: JobView) -> Iterator[Row]:
     names = {worker.rank: worker.worker for worker in view.workers}
-    lines = []
+    for space in view.filesystems:
+        if space.responding is False:
+            yield Row(f"! {space.mount or 'the file system'} of {space.group} does not answer", CRITICAL)
+        elif space.low:
+            yield Row(f"! the disk of {space.group} is almost full: {size_text(space.available_bytes)} free", CRITICAL)
+        elif space.full_at and view.eta and space.full_at < view.time + view.eta.seconds:
+            full = clock_time_text(space.full_at)
+            yield Row(f"! the disk of {space.group} will be full at {full}, before the job ends", WARNING)
     for group in view.outputs:
         stalled = [names.get(rank, f"rank {rank}") for rank in sorted(group.stalled_ranks)]
-        if stalled or group.stalled:
-            writers = f"{', '.join(stalled[:STALLED_SHOWN])}{' ...' if len(stalled) > STALLED_SHOWN else ''}"
-            lines.append(f"! {group.group}: " + (f"no longer written by {writers}" if stalled else "no longer growing"))
+        if stalled:
+            yield Row(f"! {group.group}: no longer written by {names_text(stalled, STALLED_SHOWN)}", WARNING)
+        elif group.stalled:
+            yield Row(f"! {group.group}: no longer growing", WARNING)
         if group.files_invalid:
             bad = group.invalid[0] if group.invalid else DamagedFile("", None, "")
-            lines.append(f"! {group.group}: {group.files_invalid} damaged: {bad.file}: {bad.reason}")
+            yield Row(f"! {group.group}: {group.files_invalid} damaged: {bad.file}: {bad.reason}", CRITICAL)
     last = view.checkpoints.last if view.checkpoints is not None else None
     if last is not None and last.state in ("invalid", "incomplete"):
-        lines.append(f"! checkpoint {last.name} is {last.state}: {last.reason or ''}".rstrip(": "))
-    return lines
+        yield Row(f"! checkpoint {last.name} is {last.state}: {last.reason or ''}".rstrip(": "), CRITICAL)
 
 
-def _gpu_problem_lines(view: JobView) -> list[str]:
-    """Lines for the GPU problems of nodes and workers, at most `GPU_PROBLEMS_SHOWN`."""
-    found = gpu_problems(view)
-    lines = [f"! {who}: {'; '.join(map(_problem_text, what))}" for who, what in found[:GPU_PROBLEMS_SHOWN]]
-    return (
-        [*lines, f"! and {len(found) - GPU_PROBLEMS_SHOWN} more with GPUs"]
-        if len(found) > GPU_PROBLEMS_SHOWN
-        else lines
-    )
-
-
-def _problem_text(problem: GpuProblem) -> str:
+def problem_text(problem: GpuProblem) -> str:
     return problem.text + (f" at {clock_time_text(problem.time)}" if problem.time is not None else "")
 
 
-def _facts(view: JobView) -> str:
-    """Lines of facts below the progress bar, with control characters of names and values escaped."""
-    lines = [eta_text(view)] if _has_eta(view) else []
-    outputs = [
-        f"{group.group} {group.files} {'file' if group.files == 1 else 'files'} {size_text(group.bytes)}"
-        + (" so far (still counting)" if group.counting else "")
-        + (f" {group.records} records" if group.records is not None else "")
-        + (f" (+{size_text(group.growth_bytes_per_second)}/s)" if group.growth_bytes_per_second else "")
-        for group in view.outputs
-        if group.files
-    ]
-    spaces = sorted(
-        {
-            f"disk {size_text(space.available_bytes)} free"
-            for space in view.filesystems
-            if space.group == "output" and space.available_bytes is not None
-        }
-        | {
-            f"{space.mount or 'the file system'} of {space.group} does not answer"
-            for space in view.filesystems
-            if space.responding is False
-        }
-    )
-    if outputs or spaces:
-        lines.append(", ".join([*outputs, *spaces]))
-    if checkpoint := _checkpoint_text(view):
-        lines.append(checkpoint)
-    if values := _values_text(view):
-        lines.append(values)
-    lines += [*_file_problem_lines(view), *_gpu_problem_lines(view)]
-    lagging = max(view.workers, key=lambda worker: worker.lag or 0.0, default=None)
-    if lagging is not None and (lagging.lag or 0.0) >= LEAST_LAG:
-        lines.append(f"{lagging.worker} on {lagging.node} is {100 * (lagging.lag or 0.0):.0f}% behind the others")
-    if view.first_to_stop:
-        lines.append(f"of the workers without progress, {view.first_to_stop} stopped first")
-    silent = {node.node: node.error for node in view.nodes if node.error}
-    if silent:
-        why = next((f" ({error})" for error in silent.values() if "no answer" not in error), "")
-        lines.append(f"no answer from the sidecar on {', '.join([*silent][:8])}{why}; showing its last status")
-    if since := view.orchestrator_silent_since:
-        lines.append(f"the orchestrator has not responded since {clock_time_text(since)}; the workers go on")
-    if view.cause:
-        cause = view.cause
-        # with several workers not ready, the other evidence is their last log lines
-        shown_evidence = cause.evidence[:1] if cause.missing else cause.evidence
-        evidence = "; ".join(shown_evidence)
-        lines.append(f"cause: {cause.worker} on {cause.node} ended by {cause.reason}: {evidence}")
-    return "\n".join(map(printable_line, lines))
-
-
-def _events(view: JobView, most: int, ascii_only: bool) -> Text:
-    lines = []
+def _events(view: JobView, most: int, overflow: Literal["crop", "ellipsis"]) -> Iterator[Text]:
+    """The last events, with the words of the levels."""
     for event in view.events[-most:]:
-        mark = "!" if event.level == "critical" else " "
         owner = " ".join(filter(None, (event.event, event.worker)))
-        lines.append(printable_line(f"{clock_time_text(event.time)} {mark} {owner}: {event.detail}"))
-    return Text("\n".join(lines), no_wrap=True, overflow="crop" if ascii_only else "ellipsis")
-
-
-class LineView:
-    """Plain lines for pipes and files: one per change, and a heartbeat without changes."""
-
-    EVERY_S = 5.0
-    HEARTBEAT_S = 60.0
-
-    def __init__(self, console: Console) -> None:
-        self._console = console
-        self._last_summary_at = 0.0
-        self._items: object = None
-        self._states: dict[int, str] = {}
-        self._phase: tuple[object, ...] | None = None
-        self._waiting_text = ""
-        self._shown_restarts: set[tuple[object, ...]] = set()  # restarts already shown: attempt, worker, run
-        self._shown_gpu_problems: dict[
-            tuple[str, str], GpuProblem
-        ] = {}  # open GPU problems already shown, by owner and key
-
-    def show(self, view: JobView) -> None:
-        now = time.monotonic()
-        readiness = view.readiness
-        phase = (view.state, view.phase, view.pending_reason, readiness.ready if readiness is not None else None)
-        waits = readiness.waiting if readiness is not None else ""
-        states = {worker.rank: worker_state(worker) for worker in view.workers}
-        late = not_ready_reasons(view)
-        for worker in view.workers:
-            if worker.exit is not None and self._states.get(worker.rank) != states[worker.rank]:
-                text = end_text(worker, view.cause if worker.rank in late else None)
-                self._print_line(worker.exit.time or view.time, f"{worker.worker} on {worker.node} {text}")
-        self._show_restarts(view)
-        self._show_gpu_problems(view)
-        moved = (view.items, waits) != (
-            self._items,
-            self._waiting_text,
-        ) and now - self._last_summary_at >= self.EVERY_S
-        if phase != self._phase or moved or now - self._last_summary_at >= self.HEARTBEAT_S:
-            self._print_line(view.time, self._summary(view))
-            self._last_summary_at, self._items, self._waiting_text = now, view.items, waits
-        self._phase, self._states = phase, states
-
-    def _show_restarts(self, view: JobView) -> None:
-        """Print each new restart with its cause and the time of the end, which may be long before the first poll."""
-        found = {(view.attempt, end.worker, end.restart): end for end in restart_causes(view.workers)}
-        for key, end in found.items():
-            if key not in self._shown_restarts:
-                self._print_line(view.time if end.time is None else end.time, restart_text(end))
-        self._shown_restarts = set(found)
-
-    def _show_gpu_problems(self, view: JobView) -> None:
-        """Print each new GPU problem, and each that is over."""
-        problems = {(owner, problem.key): problem for owner, found in gpu_problems(view) for problem in found}
-        for (owner, key), problem in problems.items():
-            if (owner, key) not in self._shown_gpu_problems:
-                self._print_line(view.time, f"{owner}: {_problem_text(problem)}")
-        known, lasting = (
-            clearable_problems(view),
-            {(owner, problem.resolved_text) for (owner, _), problem in problems.items()},
-        )
-        for (owner, key), problem in self._shown_gpu_problems.items():
-            if (owner, key) in problems:
-                continue
-            if owner not in known:
-                problems[owner, key] = problem
-            elif (owner, problem.resolved_text) not in lasting:
-                self._print_line(view.time, f"{owner}: {problem.resolved_text}")
-        self._shown_gpu_problems = problems
-
-    def _print_line(self, moment: float, text: str) -> None:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-        self._console.print(f"{stamp} {printable_line(text)}", markup=False, highlight=False, soft_wrap=True)
-
-    def _summary(self, view: JobView) -> str:
-        up = sum(worker.up for worker in view.workers)
-        workers = f"{len(view.workers)} planned" if is_pending(view) else f"{up}/{len(view.workers)} up"
-        parts = [f"job {view.job_id} {view.state}/{view.phase}", f"workers {workers}", wait_text(view)]
-        if _has_work(view):
-            parts += [progress_text(view), _rate_text(view)]
-        parts.append(token_rate_text(view.output_tokens_per_second))
-        parts.append(eta_text(view) if _has_eta(view) else stop_text(view))
-        busy = mean_utilization(view)
-        parts.append("" if busy is None else f"GPUs {100 * busy:.0f}% busy")
-        if len(view.workers) <= 8:
-            parts.append(
-                " ".join(f"{worker.worker} {worker.items}" for worker in view.workers if worker.items is not None)
-            )
-        return " | ".join(word for word in parts if word)
+        line = f"{clock_time_text(event.time)} {event.level.upper():8} {owner}: {event.detail}"
+        style = STYLE_OF_LEVEL.get(event.level, "")
+        yield Text(printable_line(line), style=style, no_wrap=True, overflow=overflow)

@@ -1,21 +1,16 @@
 """Stages and readiness of a job, as seen from outside."""
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from exporter.contract import run_files
-from exporter.contract.events import LoggedEvent
 from exporter.contract.manifest import Manifest
-from exporter.contract.records import JsonObject, Record, RecordError
+from exporter.contract.records import JsonObject, Record
 from exporter.contract.status import RoleReadiness, TaskFacts
 from exporter.contract.view import ReadinessView, WorkerView
 from exporter.launch.readiness_reader import read_readiness
-from exporter.logs.log_files_reader import read_last_bytes
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, PREFILL, STAGES, WORKERS
-
-EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` searched for the loss of readiness
+from launcher.watch.merge import last_logged_events
 
 
 class _PlannedTask(Record):
@@ -88,15 +83,8 @@ def readiness_view(
 
 def _not_ready_since(run_dir: Path, start: float, phase: str) -> float | None:
     """When readiness was lost, or the start of a job that was never ready; None if unknown."""
-    for line in reversed(read_last_bytes(run_dir / run_files.EVENTS_FILE, EVENTS_TAIL_BYTES).splitlines()):
-        if b'"event": "ready"' not in line and b'"event": "not ready"' not in line:
-            continue
-        try:
-            event = LoggedEvent.from_json(json.loads(line))
-        except (ValueError, RecordError):
-            continue  # the first line may be cut off
-        if event.event in ("ready", "not ready") and event.time >= start:
-            return event.time if event.event == "not ready" else None
+    for event in last_logged_events(run_dir, ("ready", "not ready"), start):
+        return event.time if event.event == "not ready" else None
     return start if phase == "launching" else None
 
 

@@ -13,7 +13,6 @@ from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.report import Report, WorkerReport
 from exporter.contract.status import (
     EtaEstimate,
-    FileSystem,
     GpuSignals,
     JobStatus,
     NodeGpus,
@@ -26,21 +25,18 @@ from exporter.contract.status import (
 from exporter.contract.view import (
     EarlierAttempt,
     JobView,
-    LaunchView,
     NodeGpusView,
     NodeView,
-    OutputView,
     ReadinessView,
     StopView,
     WorkerView,
 )
 from exporter.gpus.analysis.node_status import worker_devices
-from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
 from exporter.progress.work import job_rate, job_work
 from launcher.report.exit_reasons import ExitReasonFinder
-from launcher.report.inputs import KnownEnds, ReportPace
+from launcher.report.inputs import UNHURRIED, KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.rundir.job_ids import job_id_of
@@ -50,6 +46,7 @@ from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
 from launcher.steps.slurm_queue import WAITING_STATES, SlurmQueue
 from launcher.steps.slurm_steps import read_final_state
+from launcher.watch import merge
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
 
 if TYPE_CHECKING:
@@ -73,6 +70,10 @@ class JobClient:
 
         self._finder = ExitReasonFinder(self.manifest, 0, None)  # keeps what it has read in logs of ended runs
 
+    @property
+    def _is_local(self) -> bool:
+        return self.run_dir.name.startswith("local-")
+
     @cached_property
     def _stages(self) -> StageFacts:
         return StageFacts.read(self.manifest)
@@ -83,20 +84,26 @@ class JobClient:
         orchestrator, report = self._read_records()
         if orchestrator is not None and self._is_requeued(orchestrator, report):
             return self._queued_view(orchestrator.attempt, report, now)
-        state = self._state(orchestrator, report)
+        state, unknown_reason = self._state(orchestrator, report)
+        if state == "UNKNOWN" and (built := self._build_report(state, unknown_reason)).state != state:
+            state, unknown_reason, report = built.state, None, built  # Slurm or the sidecars know the end
         attempt = orchestrator.attempt if orchestrator is not None else 0
         statuses = read_statuses(self.run_dir, attempt)
         nodes: list[NodeView] = []
         if orchestrator is not None and report is None:
             live, nodes = self._fetch_statuses(attempt, statuses, now)
             statuses = {**statuses, **live}
-        return self._view(state, statuses, nodes, orchestrator or OrchestratorRecord(), report, now)
+        view = self._view(state, statuses, nodes, orchestrator or OrchestratorRecord(), report, now)
+        return view.replace(unknown_reason=unknown_reason)
 
     def read_state(self) -> str:
         """Read only the state of the job, without its sidecars. Raises RecordError."""
+        return self._read_state()[0]
+
+    def _read_state(self) -> tuple[str, str | None]:
         orchestrator, report = self._read_records()
         if orchestrator is not None and self._is_requeued(orchestrator, report):
-            return "PENDING"
+            return "PENDING", None
         return self._state(orchestrator, report)
 
     def _read_records(self) -> tuple[OrchestratorRecord | None, Report | None]:
@@ -116,18 +123,23 @@ class JobClient:
         found = read_report(self.run_dir)
         if found is not None:
             return self._verify_again(found, progress) if verify else found
-        state = self.read_view().state
-        slurm_state = None
-        if state == "UNKNOWN" and not (self.manifest.attached or self.run_dir.name.startswith("local-")):
+        state, unknown_reason = self._read_state()
+        report = self._build_report(state, unknown_reason, ReportPace(progress=progress))
+        if verify and state == "UNKNOWN" and not report.verification.checks:
+            return self._verify_again(report, progress)
+        return report
+
+    def _build_report(self, state: str, unknown_reason: str | None, pace: ReportPace = UNHURRIED) -> Report:
+        """The report of a job without one; its state is UNKNOWN unless Slurm or the sidecars saw the end."""
+        slurm_state, ended = None, state == "UNKNOWN"
+        if ended and not (self.manifest.attached or self._is_local):
             slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
-        ended = state == "UNKNOWN"
-        known, pace = KnownEnds(slurm_state=slurm_state), ReportPace(progress=progress)
+        known = KnownEnds(slurm_state=slurm_state)
         report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace)
         has_ended = slurm_state in REASON_OF_STATE or self._has_watched_end(report)
-        if state == "PENDING" or (state == "UNKNOWN" and not has_ended):
-            report = report.replace(state=state, exit_status=EXIT_STATUS[state])
-        if verify and ended and not report.verification.checks:
-            return self._verify_again(report, progress)
+        if state == "PENDING" or (ended and not has_ended):
+            why = report.why if unknown_reason is None else (unknown_reason,)
+            report = report.replace(state=state, exit_status=EXIT_STATUS[state], why=why)
         return report
 
     def _has_watched_end(self, report: Report) -> bool:
@@ -176,19 +188,27 @@ class JobClient:
         known = KnownEnds(finder=self._finder)
         return build_report(self.run_dir, now=now, ended=False, next_attempt=next_attempt, known=known)
 
-    def _state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> str:
+    def _state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> tuple[str, str | None]:
+        """The state of the job, and why it is unknown."""
         if report is not None:
-            return report.state
-        if orchestrator is None and self.run_dir.name.startswith("local-"):
+            return report.state, None
+        if orchestrator is None and self._is_local:
             age = time.time() - (self.run_dir / run_files.MANIFEST_FILE).stat().st_mtime
-            return "PENDING" if age < STARTING_S else "UNKNOWN"
+            return _known("PENDING", age < STARTING_S, f"the job has not started within {STARTING_S:.0f} s")
         if orchestrator is None:
-            return "PENDING" if self._queue.read().state in (None, "PENDING", "CONFIGURING", "RUNNING") else "UNKNOWN"
+            waits = self._queue.read().state in (None, "PENDING", "CONFIGURING", "RUNNING")
+            return _known("PENDING", waits, "Slurm no longer lists the job, which has never started")
         if self.manifest.attached and orchestrator.host != socket.gethostname():
-            return "RUNNING" if self._is_reporting(orchestrator.attempt) else "UNKNOWN"
+            reports = self._is_reporting(orchestrator.attempt)
+            return _known("RUNNING", reports, f"the sidecar on {orchestrator.host} no longer writes its status")
         if orchestrator.local:
-            return "RUNNING" if orchestrator.is_running_here() else "UNKNOWN"
-        return "UNKNOWN" if self._queue.read().state == "" else "RUNNING"
+            return _known(
+                "RUNNING",
+                orchestrator.is_running_here(),
+                f"process {orchestrator.pid} on {orchestrator.host} has gone without a report",
+            )
+        is_queued = self._queue.read().state != ""
+        return _known("RUNNING", is_queued, "the job has left Slurm's queue without a report")
 
     def _is_reporting(self, attempt: int) -> bool:
         """Whether a sidecar on another machine has lately written its status."""
@@ -247,7 +267,7 @@ class JobClient:
             published = JobStateRecord.read(self.run_dir / run_files.STATE_FILE) or published
         limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
         limit_end = job.end or (start + limit if start and limit else None)
-        eta = None if report else _job_eta(workers)
+        eta = None if report else merge.job_eta(workers)
         return JobView(
             time=now,
             job_id=summary.job_id,
@@ -267,22 +287,21 @@ class JobClient:
             items_expected=report.items_expected if report else work.expected_total(self.manifest.total_items),
             items_processed=work.processed,
             rate=None if report else job_rate((worker for worker in workers if worker.up), work),
+            average_rate=None if report else job_rate((worker for worker in workers if worker.up), work, average=True),
             output_tokens_per_second=output_tokens_rate(workers),
             eta=eta,
             time_limit_met_probability=time_limit_met_probability(now, limit_end, eta) if eta else None,
             stop=StopView.from_json(published.stop) if published.stop and state == "RUNNING" else None,
             readiness=self._readiness(state, orchestrator, published),
-            first_to_stop=next((name for name in map(_first_to_stop, statuses.values()) if name), None),
+            first_to_stop=next((name for name in map(merge.first_to_stop, statuses.values()) if name), None),
             workers=tuple(workers),
-            outputs=_merge_outputs(statuses.values()),
+            outputs=merge.outputs(statuses.values()),
             checkpoints=next((found for status in statuses.values() if (found := status.checkpoints)), None),
-            filesystems=_merge_filesystems(statuses.values()),
+            filesystems=merge.filesystems(statuses.values()),
             gpus=tuple(NodeGpusView.join(entry, node=node) for node, entry in gpus.items()),
-            events=tuple(
-                sorted((event for status in statuses.values() for event in status.events), key=lambda event: event.time)
-            ),
+            events=merge.events(statuses.values(), self.run_dir, start),
             nodes=tuple(nodes),
-            launch=_merge_launch(statuses),
+            launch=merge.launch(statuses),
             cause=summary.cause,
             report=report,
             run_dir=str(self.run_dir),
@@ -304,9 +323,11 @@ class JobClient:
             for worker in summary.workers
         ]
         waiting = self._stages.waiting_ranks(workers) if is_running else set()
+        outputs = merge.output_of_workers(statuses.values())
         return [
             worker.replace(
                 service=worker.rank in self._stages.services,
+                output=outputs.get(worker.rank),
                 state="waiting" if worker.rank in waiting else worker.state,
             )
             for worker in workers
@@ -314,8 +335,7 @@ class JobClient:
 
     def _pending_reason(self, state: str) -> str | None:
         """Slurm's reason for a pending job, from the query that returned its state."""
-        local = self.run_dir.name.startswith("local-")
-        return self._queue.read().reason if state == "PENDING" and not local else None
+        return self._queue.read().reason if state == "PENDING" and not self._is_local else None
 
     def _readiness(
         self, state: str, orchestrator: OrchestratorRecord, published: JobStateRecord
@@ -332,6 +352,10 @@ class JobClient:
             start=orchestrator.start,
             phase=phase,
         )
+
+
+def _known(state: str, is_so: bool, unknown_reason: str) -> tuple[str, str | None]:
+    return (state, None) if is_so else ("UNKNOWN", unknown_reason)
 
 
 def _merge_worker(
@@ -372,85 +396,8 @@ def _with_current_eta(worker: WorkerView, now: float) -> WorkerView:
     return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
 
 
-def _sum_known(*values: float | None) -> float | None:
-    known = [value for value in values if value is not None]
-    return sum(known) if known else None
-
-
-def _job_eta(workers: list[WorkerView]) -> EtaEstimate | None:
-    """ETA of the job: that of its slowest worker.
-
-    None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:
-    often only the first worker writes a log.
-    """
-    progressing = any(worker.items is not None for worker in workers)
-    estimates = [worker.eta for worker in workers if not worker.exit and not (progressing and worker.items is None)]
-    return None if None in estimates else slowest_eta(estimates)
-
-
 def _phase(published: str, statuses: Iterable[NodeStatus]) -> str:
     """Phase of the job: the orchestrator's, refined by a phase from the logs while the job runs."""
     if published != "running":
         return published
     return next((status.job.phase for status in statuses if status.job.phase in PHASES_OF_LOGS), published)
-
-
-def _first_to_stop(status: NodeStatus) -> str | None:
-    """The worker of a node that stalled first, or None."""
-    rank = status.job.first_to_stop
-    return next((worker.worker for worker in status.workers if worker.rank == rank), None)
-
-
-def _merge_outputs(statuses: Iterable[NodeStatus]) -> tuple[OutputView, ...]:
-    """Output files by path group, summed over all nodes; ``stalled_ranks`` are workers that no longer write."""
-    merged: dict[str, OutputView] = {}
-    for status in statuses:
-        for group in status.outputs:
-            entry = merged.get(group.group, OutputView(group=group.group))
-            known = [stalled for stalled in (entry.stalled, group.stalled) if stalled is not None]
-            merged[group.group] = entry.replace(
-                counting=entry.counting or group.counting,
-                files=entry.files + group.files,
-                bytes=entry.bytes + group.bytes,
-                growth_bytes_per_second=_sum_known(entry.growth_bytes_per_second, group.growth_bytes_per_second),
-                mtime=max((t for t in (entry.mtime, group.mtime) if t is not None), default=None),
-                records=_sum_known(entry.records, group.records),
-                stalled=all(known) if known else None,
-                stalled_ranks=(
-                    *entry.stalled_ranks,
-                    *(rank for rank, worker in group.workers.items() if worker.stalled),
-                ),
-                files_invalid=entry.files_invalid + group.files_invalid,
-                invalid=(*entry.invalid, *group.invalid),
-            )
-    return tuple(merged.values())
-
-
-def _merge_filesystems(statuses: Iterable[NodeStatus]) -> tuple[FileSystem, ...]:
-    """The file system with the least free space per path group; one that does not answer comes first."""
-    merged: dict[str, FileSystem] = {}
-    for status in statuses:
-        for space in status.filesystems:
-            known = merged.get(space.group)
-            if known is None or _space_left(space) < _space_left(known):
-                merged[space.group] = space
-    return tuple(merged.values())
-
-
-def _space_left(space: FileSystem) -> float:
-    """Free bytes for comparison: -1 if the file system does not answer, infinite if unknown."""
-    if space.responding is False:
-        return -1.0
-    return float("inf") if space.available_bytes is None else space.available_bytes
-
-
-def _merge_launch(statuses: Mapping[str, NodeStatus]) -> LaunchView:
-    """Whether all nodes passed their launch checks, and the required checks that failed."""
-    lacking = tuple(
-        f"{node}: {check.detail}"
-        for node, status in sorted(statuses.items())
-        for check in status.launch.checks
-        if status.launch.final and check.level == "issue" and check.passed is False
-    )
-    is_verified = bool(statuses) and all(status.launch.verified for status in statuses.values())
-    return LaunchView(verified=is_verified, lacking=lacking)

@@ -1,13 +1,34 @@
-"""Reason why a job waits, in the terminal view: Slurm's queue, or services that are not ready."""
+"""The state of a job in the words of the terminal view, and what it waits for."""
 
 from exporter.contract.view import EarlierAttempt, JobView
 from exporter.progress.work import unit_word
+from launcher.registry.search import LOCAL_PREFIX
+from launcher.report.state import UNFINISHED
 from launcher.watch.text import clock_time_text
-from launcher.words import duration_text
+from launcher.words import count_text, duration_text
+
+STOPS_JOB = "stops the job"  # what Ctrl-C does to the command that has started it
+_STYLE_OF_WORD = {"completed": "green", "pending": "yellow", "stopping": "yellow", "unknown": "yellow"}
+_RUNNING_WORDS = {"launching": "starting", "finished": "completing"}  # phases of a running job with other names
 
 
 def is_pending(view: JobView) -> bool:
     return view.state == "PENDING"
+
+
+def job_state(view: JobView) -> tuple[str, str]:
+    """The state of the job as a word, with the reason if it is unknown, and its style."""
+    if view.state != "RUNNING" or view.report is not None:
+        is_starting = view.state == "PENDING" and view.job_id.startswith(LOCAL_PREFIX)
+        word = "starting" if is_starting else view.state.lower().replace("_", " ")
+    elif view.stop is not None:
+        word = "stopping"
+    elif (at_work := [worker for worker in view.workers if worker.up]) and all(worker.stalled for worker in at_work):
+        return "stalled", "red"
+    else:
+        word = _RUNNING_WORDS.get(view.phase, view.phase)
+    style = _STYLE_OF_WORD.get(word, "cyan" if view.state in UNFINISHED else "red")
+    return (f"{word}: {view.unknown_reason}" if view.unknown_reason else word), style
 
 
 def job_only_serves(view: JobView) -> bool:
@@ -46,10 +67,14 @@ def stop_text(view: JobView, *, interrupt_kills: bool = False) -> str:
     up = sum(worker.up for worker in view.workers)
     if not up:
         return "stopping: all workers have ended"
-    workers = "1 worker has" if up == 1 else f"{up} workers have"
-    left = None if view.stop.kill_at is None else max(0.0, view.stop.kill_at - view.time)
+    workers, left = count_text(up, "worker"), None if view.stop.kill_at is None else view.stop.kill_at - view.time
+    verb = ("has", "is") if up == 1 else ("have", "are")
+    if left is not None and left < 1:
+        return f"stopping: {workers} {verb[1]} being killed"
     time_left = "time" if left is None else f"{left:.0f} s"
-    return f"stopping: {workers} {time_left} to save" + ("; Ctrl-C again kills them" if interrupt_kills else "")
+    return f"stopping: {workers} {verb[0]} {time_left} to save" + (
+        "; Ctrl-C again kills them" if interrupt_kills else ""
+    )
 
 
 def _requeued_text(over: EarlierAttempt, attempt: int) -> str:

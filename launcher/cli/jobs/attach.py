@@ -149,7 +149,8 @@ def _watch(request: dict[str, object], interval: float, no_color: bool, ascii_on
         sys.exit(child.wait())  # it has said why
     try:
         client = JobClient(run_dir)
-        show_job(client, interval, lambda _: child.poll() is not None, no_color, ascii_only)
+        ends_watching = "ends the watching, not the job"
+        show_job(client, interval, lambda _: child.poll() is not None, no_color, ascii_only, on_interrupt=ends_watching)
     except (LauncherError, OSError) as error:
         click.echo(f"gpujob: the view has ended ({error}); the watching continues, see {run_dir}", err=True)
     status = child.wait()

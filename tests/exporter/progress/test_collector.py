@@ -427,6 +427,18 @@ def test_the_status_shows_progress_and_errors(logs: Logs) -> None:
     assert (entry.eta, entry.rate, entry.stalled) == (None, None, False)
 
 
+def test_the_best_loss_outlives_worse_ones_and_the_sidecar(logs: Logs) -> None:
+    for loss in (2, 1, 3):
+        logs.append(items(5) + f"loss: {loss}, lr: 0.1\n")
+        logs.facts()
+    logs.clock.advance(SAVE_INTERVAL_S)
+    logs.facts()
+    logs.collector = logs.fresh()
+    entry = logs.status()
+    assert entry.values == {"loss": 3.0, "learning_rate": 0.1}
+    assert entry.best_values == {"loss": 1.0}
+
+
 def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
     logs.append(items(*range(1, 31)) + "loss: 2\nConnection refused\n")
     logs.facts()

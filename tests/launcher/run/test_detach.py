@@ -1,5 +1,6 @@
 """Jobs and sweeps in the background outlive the command and its terminal, and are found again by id."""
 
+import contextlib
 import json
 import os
 import pty
@@ -22,6 +23,21 @@ JOB = {
 }
 
 
+def watch_on_a_terminal(job_id: str, cwd: Path) -> str:
+    """What `gpujob watch` shows until the job has completed."""
+    main, side = pty.openpty()
+    argv = ["bash", "-c", f"{GPUJOB} watch {job_id}"]
+    watching = subprocess.Popen(argv, cwd=cwd, stdin=side, stdout=side, env=clean_environment(TERM="xterm-256color"))
+    os.close(side)
+    shown = b""
+    with contextlib.suppress(OSError):  # the end of its terminal
+        while more := os.read(main, 4096):
+            shown += more
+    os.close(main)
+    assert watching.wait(20) == 0
+    return shown.decode()
+
+
 def test_a_job_goes_on_when_its_terminal_is_closed(tmp_path: Path) -> None:
     work = tmp_path / "work"
     work.mkdir()
@@ -42,7 +58,8 @@ def test_a_job_goes_on_when_its_terminal_is_closed(tmp_path: Path) -> None:
         job_id = run_dir.name.partition("_")[0]
         assert gpujob("watch", "--once", job_id, cwd=tmp_path).returncode == 10
         (work / "finish").touch()
-        assert gpujob("watch", job_id, cwd=tmp_path).returncode == 0
+        summary = "\r\n1 completed: worker_w0\r\neverything: work/logs/local-"
+        assert summary in watch_on_a_terminal(job_id, tmp_path)
         assert read_json(run_dir / "report.json")["state"] == "COMPLETED"
     finally:
         kill_all_with(work)

@@ -119,6 +119,22 @@ def test_the_checklist_of_a_good_launch_matches_its_golden_text(job: Job, golden
     golden("launcher/launch-passed.txt", text_of(checklist))
 
 
+def test_the_only_worker_is_not_one_of_all(tmp_path: Path) -> None:
+    job = Job(tmp_path, "cn01", workers=1)
+    job.write_launch_status(0)
+    checklist = job.poll_after(12.0)
+    assert checklist is not None
+    assert [line.removeprefix("✓ ") for line in render_launch_checklist(checklist) if "only" in line] == [
+        "The only worker started",
+        "The only worker is alive or completed, none started twice",
+        "The only worker has the GPUs of the plan",
+        "The only worker with GPUs uses them",
+        "The only worker has a log file",
+        "The only worker has logged a first line",
+        "The only worker reports progress",
+    ]
+
+
 def test_services_are_not_counted_among_workers_with_progress(job: Job) -> None:
     job.plan = dataclasses.replace(
         job.plan,

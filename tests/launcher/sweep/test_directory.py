@@ -81,7 +81,8 @@ def run_dir(home: Path, name: str, state: str | None = None, *, has_started: boo
     if state is not None:
         failed = {"worker": "worker_w0", "rank": 0, "node": "cn01", "reason": "app_error"}
         cause = {**failed, "evidence": ["exit status 3", "log: two\nlines"]} if state == "FAILED" else None
-        report = {**ENDED, "state": state, "items": 1e6, "nodes": ["cn01"], "duration_s": 3.2}
+        logger = {"worker": "worker_w1", "rank": 1, "values": {"loss": 0.25 + len(state), "step": 7}}
+        report = {**ENDED, "state": state, "workers": [logger], "items": 1e6, "nodes": ["cn01"], "duration_s": 3.2}
         run_files.write_json(home / name / run_files.REPORT_FILE, {**report, "items_expected": None, "cause": cause})
 
 
@@ -114,6 +115,7 @@ def test_point_states_come_from_reports_and_the_queue(tmp_path: Path, slurm: Fak
         "p1",
         "FAILED",
         "1000000",
+        "6.25",
         "3",
         "s",
         "4459_1",

@@ -27,19 +27,45 @@ def failed_job(folder: Path) -> RunDir:
     for rank in (0, 1, 2, 4, 5, 6):
         job.ended(rank, **TERM_SENT)
     cause = "worker_w3 rank 3 on cn01 ended by app_error"
-    return job.stop("terminated_peer", cause, rank=3, restart=0)
+    return job.stop("terminated_peer", cause, rank=3, restart=0).write("report.md", "")
 
 
 def test_a_failed_job_matches_its_golden_page(tmp_path: Path, golden: Golden) -> None:
     text = ending(failed_job(tmp_path))
     golden("launcher/ending-failed.txt", text)
-    assert [line.strip() for line in text.splitlines()].count("step 29") == 1
-    assert "    step 20\n" not in text
-    assert sum(line.startswith("    ") for line in text.partition("last lines of")[2].splitlines()) == LOG_LINES
+    assert text.splitlines().count("  | step 29") == 1
+    assert "  | step 20\n" not in text
+    assert sum(line.startswith("  | ") for line in text.splitlines()) == LOG_LINES
+
+
+def test_long_lines_are_wrapped_between_words_and_paths_below_here_are_short(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    report = Report.from_json(failed_job(tmp_path).report())
+    monkeypatch.chdir(tmp_path)
+    lines = render_ending(report, 60)
+    assert "cause: worker_w3 (rank 3) on cn01: app_error at 2025-11-22" in lines
+    assert "    04:00:50: exit status 3" in lines
+    assert lines[-1] == f"everything: {Path(report.run_dir).relative_to(tmp_path)}/report.md"
+
+
+def test_the_log_with_the_error_is_shown_even_if_another_one_is_newer(tmp_path: Path) -> None:
+    job = failed_job(tmp_path).write("cn01_worker_w3.err", "bye\n")
+    assert (job.path / "cn01_worker_w3.err").stat().st_mtime >= (job.path / "cn01_worker_w3.out").stat().st_mtime
+    assert "last lines of RUN_DIR/cn01_worker_w3.out:\n" in ending(job)
+
+
+def test_a_job_that_was_stopped_says_so_before_an_earlier_failure(tmp_path: Path) -> None:
+    job = RunDir(tmp_path).ended(0, end=10.0, code=3).ended(1, **TERM_SENT).stop("cancelled", "gpujob stop by ada")
+    text = ending(job)
+    assert "\nits log is empty: RUN_DIR/cn01_worker_w0.out\n" in text
+    assert "CANCELLED: job 4459 job, took 3m 20s\nstopped: gpujob stop by ada\ncause: worker_w0 " in text
+    assert text.endswith("\neverything: RUN_DIR\n"), "it has no report.md"
+    assert "next: " not in text, "nothing is to be fixed before the next run"
 
 
 def test_a_completed_job_matches_its_golden_page(tmp_path: Path, golden: Golden) -> None:
-    golden("launcher/ending-completed.txt", ending(RunDir(tmp_path).ended(0).ended(1)))
+    golden("launcher/ending-completed.txt", ending(RunDir(tmp_path).ended(0).ended(1).write("report.md", "")))
 
 
 def test_the_end_of_a_moved_run_directory_has_no_log_lines(tmp_path: Path) -> None:

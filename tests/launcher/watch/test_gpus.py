@@ -90,7 +90,7 @@ def test_a_long_node_name_is_shortened_before_columns_are_dropped() -> None:
         entry["node"] = f"gpu-node-of-rack-17-in-hall-{entry['node']}"
     (head,) = (line for line in screen(view, 80).splitlines() if "GPU%" in line)
     assert head.split() == ["WORKER", "NODE", "GPU", "STATE", "GPU%", "GPU", "GiB", "ITEMS", "ETA"]
-    assert "worker_w0  gpu-node-of-…  0    running " in screen(view, 80)
+    assert "worker_w0  gpu-node-o…  0    running " in screen(view, 80)
     assert "worker_w0  gpu-node-of-rack-17-in-hall-cn00  0    running " in screen(view, 160)
 
 

@@ -11,9 +11,12 @@ import pytest
 from rich.console import Console
 
 from exporter.contract.view import JobView, WorkerView
+from launcher.watch import lines as plain_lines
 from launcher.watch import picture
-from launcher.watch.picture import LineView, fit_picture, render_picture
+from launcher.watch.lines import LineView
+from launcher.watch.picture import Detail, fit_picture, render_picture
 from launcher.watch.text import clock_time_text, printable_line, size_text
+from launcher.watch.waiting import STOPS_JOB
 from launcher.watch.worker_table import worker_state
 from tests.launcher.conftest import Golden
 from tests.support.builders import NOW, dead, job_view, worker_end, worker_entry
@@ -38,6 +41,7 @@ def a_view(**over: Any) -> dict[str, Any]:
     ]
     common = {
         "workers": workers,
+        "average_rate": 35.1,
         "outputs": [
             {"group": "output", "files": 6, "bytes": 5 * 1024**2, "growth_bytes_per_second": 2048.0, "mtime": NOW},
             {"group": "checkpoint", "files": 0, "bytes": 0, "growth_bytes_per_second": None, "mtime": None},
@@ -131,7 +135,7 @@ def test_the_view_matches_the_golden_page(width: int, golden: Golden) -> None:
 
 
 def test_other_views_match_their_golden_pages(golden: Golden) -> None:
-    golden("launcher/watch-ascii.txt", screen(a_view(), 100, ascii_only=True, most_workers=3))
+    golden("launcher/watch-ascii.txt", screen(a_view(), 100, ascii_only=True, detail=Detail(workers=3)))
     golden("launcher/watch-ended.txt", screen(ended_view(), 100))
     golden("launcher/watch-pending.txt", screen(pending_view(), 100))
     golden("launcher/watch-serving.txt", screen(serving_view("running", "running", "waiting", phase="launching"), 100))
@@ -158,17 +162,30 @@ def large_view() -> dict[str, Any]:
     workers = [
         worker_entry(rank, node=f"cn{rank // 4:02d}", gpus=[rank % 4], rate=4.8 + rank / 200) for rank in range(40)
     ]
+    for rank in range(40):
+        workers[rank]["output"] = {"files": 1, "bytes": 2**28 + rank, "stalled": rank == 33}
     workers[17] |= {"slowdown": 2.1, "rate": 2.4}
     workers[29] |= dead("app_error", 3)
     workers[33] |= {"stalled": True, "rate": None, "eta": None, "last_progress": NOW - 432}
-    return a_view(workers=workers)
+    ends = [
+        ("critical", "ended", "worker_w29", "app_error (exit status 3)"),
+        ("warning", "stalled", "worker_w33", "7m"),
+    ]
+    events = [
+        {"time": NOW - 432 + n, "level": level, "event": event, "worker": worker, "detail": detail}
+        for n, (level, event, worker, detail) in enumerate(
+            [("progress", "progress", None, "40% complete"), *ends, ("warning", "slow", "worker_w17", "2.1x slower")]
+        )
+    ]
+    return a_view(workers=workers, events=events, cause=None, nodes=[], eta=None)
 
 
-@pytest.mark.parametrize(("width", "height"), [(80, 24), (120, 40), (200, 50)])
+@pytest.mark.parametrize(("width", "height"), [(60, 15), (80, 24), (120, 40), (200, 50)])
 def test_workers_with_problems_are_visible_in_every_window(width: int, height: int, golden: Golden) -> None:
     console = Console(file=io.StringIO(), width=width, height=height, highlight=False, force_terminal=True, _environ={})
     shown = fit_picture(JobView.from_json(large_view()), console)
-    lines = console.render_lines(shown, pad=False)[:height]  # the live view crops the rest
+    lines = console.render_lines(shown, pad=False)
+    assert len(lines) <= height
     page = "".join("".join(segment.text for segment in line).rstrip() + "\n" for line in lines)
     assert all(text in page for text in ("! app_error", "stalled", "2.1x slower", " more running, "))
     golden(f"launcher/watch-forty-{width}x{height}.txt", page)
@@ -186,12 +203,22 @@ def test_workers_are_shown_by_urgency_when_not_all_fit() -> None:
     workers[6] |= {"stalled": True}
     workers[7] |= dead("app_error", 3)
     for most in range(len(workers)):
-        shown = screen(a_view(workers=workers), 120, most_workers=most)
-        listed = [
-            line.split()[0] for line in shown.splitlines() if line.startswith("worker_w") and "behind" not in line
-        ]
+        shown = screen(a_view(workers=workers), 120, detail=Detail(workers=most))
+        listed = [line.split()[0] for line in shown.splitlines() if line.startswith("worker_w")]
         assert listed == [f"worker_w{rank}" for rank in (7, 6, 5, 4, 3, 2, 8, 0, 1)[:most]]
-    assert "\n1 more running, 1 completed, 1 waiting, 12.5/s\n" in screen(a_view(workers=workers), 120, most_workers=6)
+    assert "\n1 more running, 1 completed, 1 waiting, 12.5/s\n" in screen(
+        a_view(workers=workers), 120, detail=Detail(workers=6)
+    )
+
+
+def test_only_the_worker_that_failed_is_marked_not_those_that_were_ended_for_it() -> None:
+    workers = [worker_entry(rank, **dead("terminated_peer", None, "SIGTERM")) for rank in range(3)]
+    workers.append(worker_entry(3, **dead("app_error", 3)))
+    shown = screen(a_view(workers=workers), 120, detail=Detail(workers=1))
+    assert [line.split()[0] for line in shown.splitlines() if "! " in line and line.startswith("worker_")] == [
+        "worker_w3"
+    ]
+    assert "\n3 more terminated_peer\n" in shown
 
 
 def evil_view() -> dict[str, Any]:
@@ -298,8 +325,11 @@ def test_the_activity_of_a_worker_is_its_state() -> None:
 
 def test_the_last_values_of_a_training_are_shown() -> None:
     view = a_view()
-    view["workers"][1] |= {"values": {"grad_norm": 0.4412, "epoch": 2, "loss": 1.82599, "learning_rate": 8.6e-06}}
-    assert "\nworker_w1: loss 1.826, learning_rate 8.6e-06, grad_norm 0.4412\n" in screen(view, 120)
+    view["workers"][1] |= {
+        "values": {"grad_norm": 0.4412, "epoch": 2, "loss": 1.82599, "learning_rate": 8.6e-06},
+        "best_values": {"loss": 1.75},
+    }
+    assert "\nworker_w1: loss 1.826 (best 1.75), learning_rate 8.6e-06, grad_norm 0.4412\n" in screen(view, 120)
     assert "loss" not in screen(a_view(), 120)
 
 
@@ -310,6 +340,8 @@ def test_one_file_is_not_told_in_the_plural() -> None:
 def test_a_worker_without_a_process_is_starting_until_the_job_has_ended() -> None:
     assert "starting" in screen(a_view(), 120)
     shown = screen(a_view(state="UNKNOWN"), 120)
+    assert "ETA " not in shown.replace("  ETA  ", "")
+    assert "1m 00s" not in shown, "nobody knows whether they still run"
     assert "not started" in shown
     assert "starting" not in shown
 
@@ -318,7 +350,8 @@ def test_a_worker_without_a_process_is_starting_until_the_job_has_ended() -> Non
     ("up", "kill_at", "text"),
     [
         (2, NOW + 23.6, "stopping: 2 workers have 24 s to save"),
-        (1, NOW - 5, "stopping: 1 worker has 0 s to save"),
+        (1, NOW + 0.9, "stopping: 1 worker is being killed"),
+        (2, NOW - 5, "stopping: 2 workers are being killed"),
         (1, None, "stopping: 1 worker has time to save"),
         (0, NOW + 9, "stopping: all workers have ended"),
     ],
@@ -328,21 +361,58 @@ def test_a_job_that_is_being_stopped_says_how_long_its_workers_have(
 ) -> None:
     workers = [worker_entry(rank, up=rank < up) for rank in range(2)]
     view = job_view(workers=workers, stop={"reason": "cancelled", "cause": "c", "kill_at": kill_at}, phase="completing")
-    first, second, *_ = screen(view, 120).splitlines()
-    assert "  ana  stopping  started " in first
+    first, _, second, *_ = screen(view, 120).splitlines()
+    assert first.endswith("  ana  stopping")
     assert second == text
-    assert "ETA " not in screen(view, 120).replace("  ETA  ", "")
-    hint = "; Ctrl-C again kills them" if up else ""
-    assert f"\n{text}{hint}\n" in screen(view, 120, interrupt_kills=True)
+    assert "ETA" not in screen(view, 120).replace("  ETA  ", "")
+    assert "1m 00s" not in screen(view, 120), "a worker that ends has no ETA"
+    hint = "; Ctrl-C again kills them" if "to save" in text else ""
+    assert f"\n{text}{hint}\n" in screen(view, 120, on_interrupt=STOPS_JOB)
     (line,) = lines.show(view)
+    assert " job 4459 stopping | " in line
     assert f" | {text} | " in line
+
+
+@pytest.mark.parametrize(
+    ("over", "word"),
+    [
+        ({"phase": "launching"}, "starting"),
+        ({"phase": "evaluating"}, "evaluating"),
+        ({"phase": "finished"}, "completing"),
+        ({"workers": [worker_entry(0, stalled=True), worker_entry(1, **dead("completed", 0))]}, "stalled"),
+        ({"workers": [worker_entry(0, stalled=True), worker_entry(1)]}, "running: 1 stalled"),
+        ({"state": "PENDING", "job_id": "local-1"}, "starting"),
+        ({"state": "PENDING"}, "pending"),
+        ({"state": "UNKNOWN", "unknown_reason": "no sidecar answers"}, "unknown: no sidecar answers"),
+        ({"state": "OUT_OF_MEMORY", "stop": {"reason": "host_oom"}}, "out of memory"),
+    ],
+)
+def test_the_state_of_a_job_is_one_phrase(over: dict[str, Any], word: str) -> None:
+    assert screen(job_view(**over), 120).splitlines()[0].endswith(f"  ana  {word}")
+
+
+def test_the_last_line_says_when_the_view_was_updated_and_what_ctrl_c_does() -> None:
+    shown = screen(a_view(), 120, on_interrupt="ends the view, not the job").splitlines()
+    assert shown[-1] == "updated 2025-11-22 04:13:41; Ctrl-C ends the view, not the job"
+    assert "updated" not in screen(ended_view(), 120)
+
+
+def test_a_disk_that_is_almost_full_or_will_be_is_shown_in_the_colour_of_its_alert() -> None:
+    space = {"group": "output", "available_bytes": 5 * 1024**3, "size_bytes": 1000 * 1024**3, "responding": True}
+    shown = screen(a_view(filesystems=[space | {"low": True}]), 120, colors=True)
+    assert "\x1b[31m! the disk of output is almost full: 5.0 GiB free\x1b[0m" in shown
+    shown = screen(a_view(filesystems=[space | {"full_at": NOW + 60}]), 120, colors=True)
+    assert "\x1b[33m! the disk of output will be full at 2025-11-22 04:14, before the job ends\x1b[0m" in shown
+    assert "will be full" not in screen(a_view(filesystems=[space | {"full_at": NOW + 600}]), 120)
 
 
 def test_stragglers_and_the_first_worker_to_stop_are_named() -> None:
     view = a_view(first_to_stop="worker_w2")
     view["workers"][0]["lag"] = 0.37
+    assert "stopped first" not in screen(view, 120), "it is the only one"
+    view["workers"][1]["stalled"] = True
     shown = screen(view, 120)
-    assert f"{view['workers'][0]['worker']} on {view['workers'][0]['node']} is 37% behind the others" in shown
+    assert "worker_w0  cn00  0    ! running, 37% behind " in shown
     assert "of the workers without progress, worker_w2 stopped first" in shown
 
 
@@ -356,8 +426,15 @@ def test_a_file_system_that_does_not_answer_is_named() -> None:
 
 def test_the_last_checkpoint_has_its_age_interval_and_next_time() -> None:
     last = {"name": "step_\n300", "time": NOW - 725, "state": "complete", "reason": None}
-    found = {"last": last, "last_complete": last, "writing": False, "interval_s": 1800.0, "next_expected": NOW + 1075}
-    assert r"checkpoint step_\n300 12m 05s ago, every 30m 00s, next in 17m 55s" in screen(
+    found = {
+        "count": 7,
+        "last": last,
+        "last_complete": last,
+        "writing": False,
+        "interval_s": 1800.0,
+        "next_expected": NOW + 1075,
+    }
+    assert r"7 checkpoints, last step_\n300 12m 05s ago, every 30m 00s, next in 17m 55s" in screen(
         a_view(checkpoints=found), 120
     )
     late = {**found, "next_expected": NOW - 61}
@@ -474,7 +551,7 @@ class Lines:
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
         clock = SimpleNamespace(monotonic=lambda: self.now, strftime=time.strftime, localtime=time.localtime)
-        monkeypatch.setattr(picture, "time", clock)
+        monkeypatch.setattr(plain_lines, "time", clock)
         self._out = io.StringIO()
         self._log = LineView(Console(file=self._out, width=20, force_terminal=False, _environ={}))
 
@@ -499,19 +576,19 @@ def two_workers(**over: Any) -> dict[str, Any]:
 def test_a_line_has_the_state_of_the_job(lines: Lines) -> None:
     (line,) = lines.show(two_workers(limit_end=None))
     assert line == (
-        "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 2/2 up | 50.1% 4506/9000 items | 37.5 items/s"
+        "2025-11-22 04:13:41 job 4459 running | workers 2/2 up | 50.1% 4,506/9,000 items | 37.5 items/s (average 35.1)"
         " | ETA 2m 05s (1m 40s to 1h 01m), at 2025-11-22 04:15 | worker_w0 750 worker_w1 751"
     )
 
 
 def test_the_unit_of_the_job_is_used_everywhere(lines: Lines) -> None:
-    view = in_units("steps", "steps", items=750, items_expected=1500, rate=12.5)
+    view = in_units("steps", "steps", items=750, items_expected=1500, rate=12.5, average_rate=None)
     shown = screen(view, 120)
-    assert "  50.0% 750/1500 steps  12.5 steps/s\n" in shown
+    assert "  50.0% 750/1,500 steps  12.5 steps/s\n" in shown
     assert "     STEPS " in shown
     assert "items" not in shown.lower()
     (line,) = lines.show(view)
-    assert " | 50.0% 750/1500 steps | 12.5 steps/s | " in line
+    assert " | 50.0% 750/1,500 steps | 12.5 steps/s | " in line
 
 
 def test_a_line_is_written_on_changes_and_at_least_once_a_minute(lines: Lines) -> None:
@@ -612,7 +689,7 @@ def test_a_line_shows_the_missing_services_until_they_are_ready(lines: Lines) ->
     view = serving_view("running", "waiting", limit_end=None)
     (line,) = lines.show(view)
     assert line == (
-        "2025-11-22 04:13:41 job 4459 RUNNING/running | workers 1/2 up"
+        "2025-11-22 04:13:41 job 4459 running | workers 1/2 up"
         " | not ready for 2m 10s: waiting for decode_w0 and the model"
     )
     view["readiness"]["waiting"] = "the model"
@@ -625,5 +702,5 @@ def test_a_line_shows_the_missing_services_until_they_are_ready(lines: Lines) ->
 
 def test_a_line_of_a_pending_job_has_the_reason(lines: Lines) -> None:
     (line,) = lines.show(pending_view())
-    assert line.endswith("job 4459 PENDING/launching | workers 2 planned | waiting in the queue: Dependency")
+    assert line.endswith("job 4459 pending | workers 2 planned | waiting in the queue: Dependency")
     assert len(lines.show(pending_view() | {"pending_reason": "Resources"})) == 1

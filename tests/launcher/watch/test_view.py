@@ -14,10 +14,13 @@ import yaml
 from rich.console import Console
 
 from exporter.contract import run_files
+from exporter.contract.events import EventLog
 from exporter.contract.manifest import read_manifest
 from exporter.contract.view import JobView, WorkerView
 from exporter.logs.log_files_reader import log_paths
 from launcher.report.report import build_report
+from launcher.report.text import render_report
+from launcher.watch.ending import render_ending
 from launcher.watch.picture import render_picture
 from launcher.watch.serving_view import output_tokens_rate
 from launcher.watch.view import JobClient
@@ -256,6 +259,20 @@ def test_the_log_of_an_ended_run_is_read_once(run_dir: Path) -> None:
     assert as_json(client.read_view())["workers"][0]["exit"] == first
 
 
+def test_milestones_of_this_attempt_are_among_the_events(run_dir: Path) -> None:
+    write(run_dir / "status/here.json", {**status(), "events": [{"time": 1003.0, "level": "info", "event": "e"}]})
+    log = EventLog(run_dir / run_files.EVENTS_FILE, "local-1")
+    log.write("milestone", level="info", detail="60% done")
+    log.write("phase", phase="running")
+    with (run_dir / run_files.EVENTS_FILE).open("a") as out:
+        out.write('{"event": "milestone", "ti')
+    found = [(event["event"], event["detail"]) for event in read_view(run_dir)["events"]]
+    assert found == [("e", ""), ("milestone", "60% done")]
+    record = run_files.read_json(run_dir / "orchestrator.json") or {}
+    write(run_dir / "orchestrator.json", {**record, "start": time.time() + 9})
+    assert [event["event"] for event in read_view(run_dir)["events"]] == ["e"]
+
+
 def test_half_written_files_are_ignored(run_dir: Path) -> None:
     for name in ("status/here.json", "sidecars/here.json", "report.json", "workers/worker_w0_rank0_a0_r0.start.json"):
         (run_dir / name).write_text('{"a": ')
@@ -284,7 +301,13 @@ def test_the_report_of_an_earlier_attempt_is_ignored(run_dir: Path) -> None:
 
 def test_the_state_is_unknown_without_an_orchestrator_process(run_dir: Path) -> None:
     write(run_dir / "orchestrator.json", orchestrator_record(pid=2**22 + 1))
-    assert read_view(run_dir)["state"] == "UNKNOWN"
+    view = read_view(run_dir)
+    assert view["state"] == "UNKNOWN"
+    assert view["unknown_reason"].startswith("process ")
+    report = JobClient(run_dir).report()
+    assert report.why == (view["unknown_reason"],)
+    assert f"why: {view['unknown_reason']}" in render_ending(report)
+    assert f"- why: {view['unknown_reason']}\n" in render_report(report)
 
 
 def test_the_fullest_or_hanging_file_system_of_each_group_is_shown(run_dir: Path) -> None:
@@ -304,7 +327,10 @@ def test_files_of_all_nodes_are_combined(run_dir: Path) -> None:
         return {**known, "records": 3, "stalled": True, "files_invalid": 0, "invalid": [], "workers": {}, **over}
 
     bad = {"file": "a", "format": "npy", "reason": "is cut"}
-    write(run_dir / "status/n0.json", {**status(), "outputs": [group()], "checkpoints": {"count": 2}})
+    write(
+        run_dir / "status/n0.json",
+        {**status(), "outputs": [group(workers={"0": {"files": 1, "bytes": 7}})], "checkpoints": {"count": 2}},
+    )
     other = group(
         records=None,
         stalled=False,
@@ -314,6 +340,7 @@ def test_files_of_all_nodes_are_combined(run_dir: Path) -> None:
     )
     write(run_dir / "status/n1.json", {**status(), "outputs": [other], "checkpoints": {}})
     view = read_view(run_dir)
+    assert view["workers"][0]["output"]["bytes"] == 7
     (found,) = view["outputs"]
     assert found == {
         "group": "output",
@@ -576,6 +603,18 @@ def test_the_queue_is_queried_again_when_a_report_appears(queued: tuple[Path, Fa
     slurm.say("squeue", "out", "PENDING|Resources\n")
     assert [client.read_view().state for _ in range(3)] == ["PENDING"] * 3
     assert len(slurm.calls("squeue")) == 2
+
+
+def test_a_job_that_was_cancelled_in_the_queue_is_cancelled(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    for name in ("orchestrator.json", "state.json"):
+        (run_dir / name).unlink()
+    slurm.say("squeue", "out", "\n")
+    view = JobClient(run_dir).read_view()
+    assert (view.state, view.unknown_reason) == ("UNKNOWN", "Slurm no longer lists the job, which has never started")
+    slurm.say("scontrol", "job", "JobState=CANCELLED Reason=None\n")
+    view = JobClient(run_dir).read_view()
+    assert (view.state, view.unknown_reason, view.report and view.report.exit_status) == ("CANCELLED", None, 5)
 
 
 def test_a_newly_started_job_is_not_requeued(queued: tuple[Path, FakeSlurm]) -> None:
