@@ -343,8 +343,9 @@ def _report_nothing_to_resume(
 @click.command(epilog="example: gpujob sweep logs/4459_embed_20251122_041341 --resume")
 @click.argument("sweep", metavar="SWEEP")
 @click.option("--resume", "again", is_flag=True, help="Run the missing and incomplete points again.")
+@click.option("--sort", metavar="NAME", help="Order by the last value of this name in the logs, such as loss.")
 @JSON
-def sweep(sweep: str, again: bool, as_json: bool) -> None:
+def sweep(sweep: str, again: bool, sort: str | None, as_json: bool) -> None:
     """Show the states of the points of a sweep. SWEEP is its directory or its job id.
 
     The exit status is 0 when all have completed, 10 while some still run or wait, else that of the first that
@@ -354,4 +355,4 @@ def sweep(sweep: str, again: bool, as_json: bool) -> None:
     if again:
         resume_points(home, as_json=as_json)
         return
-    sys.exit(show_states(home, as_json=as_json))
+    sys.exit(show_states(home, as_json=as_json, sort=sort))

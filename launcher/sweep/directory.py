@@ -235,6 +235,14 @@ def _cause_text(report: Report) -> str | None:
     return "; ".join(failed) or None
 
 
+def sort_by_result(states: Sequence[PointState], name: str) -> tuple[PointState, ...]:
+    """The points by their last value of this name, lowest first, those without it last. Raises LauncherError."""
+    known = sorted({result for state in states for result in state.results})
+    if name not in known:
+        raise LauncherError(f"--sort: no point has logged a value {name!r} (known: {', '.join(known) or 'none'})")
+    return tuple(sorted(states, key=lambda state: (name not in state.results, state.results.get(name, 0.0))))
+
+
 def sweep_exit_status(states: Sequence[PointState]) -> int:
     """Exit status of a sweep: 10 while points are unfinished, else that of the first point that did not complete."""
     if any(state.state in UNFINISHED for state in states):

@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queue by `watch`
 
 
-def show_states(sweep_dir: Path, record: "SweepRecord | None" = None, *, as_json: bool) -> int:
-    """Print the state of every point. Returns the exit status of the sweep."""
-    from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
+def show_states(sweep_dir: Path, record: "SweepRecord | None" = None, *, as_json: bool, sort: str | None = None) -> int:
+    """Print the state of every point, in the order of a logged value if one is named. Returns the exit status."""
+    from launcher.sweep.directory import read_point_states, read_record, sort_by_result, sweep_exit_status
 
     record = record or read_record(sweep_dir)
     states = read_point_states(sweep_dir, record)
-    _print_states(sweep_dir, record, states, as_json=as_json)
+    shown = states if sort is None else sort_by_result(states, sort)
+    _print_states(sweep_dir, record, shown, as_json=as_json)
     return sweep_exit_status(states)
 
 

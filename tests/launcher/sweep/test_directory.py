@@ -24,6 +24,7 @@ from launcher.sweep.directory import (
     read_queue,
     read_record,
     render_states,
+    sort_by_result,
     sweep_exit_status,
     with_runs,
     write_record,
@@ -123,6 +124,16 @@ def test_point_states_come_from_reports_and_the_queue(tmp_path: Path, slurm: Fak
         *str(states[1].cause).split(),
     ]
     assert lines[-1] == "7 points: 1 COMPLETED, 1 FAILED, 1 RUNNING, 1 PENDING, 2 MISSING, 1 UNKNOWN"
+
+
+def test_points_are_sorted_by_a_logged_value_and_those_without_it_are_last() -> None:
+    results: tuple[dict[str, float], ...] = ({"loss": 2.0}, {}, {"loss": 0.5, "lr": 1.0})
+    states = [
+        PointState(n, f"p{n}", {}, "COMPLETED", None, None, 1, results=logged) for n, logged in enumerate(results)
+    ]
+    assert [state.index for state in sort_by_result(states, "loss")] == [2, 0, 1]
+    with pytest.raises(LauncherError, match=r"--sort: no point has logged a value 'acc' \(known: loss, lr\)"):
+        sort_by_result(states, "acc")
 
 
 def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
