@@ -142,7 +142,7 @@ def test_attach_needs_only_the_id_of_a_slurm_job(jobs: JobSpace) -> None:
     node = cluster.run(["squeue", "-h", "-j", str(job_id), "-o", "%N"], check=True).stdout.strip()
     attach = cluster.popen([GPUJOB, "attach", "--job", str(job_id)], node=node, **place)
     (found,) = cluster.wait_for(lambda: list(folder.glob("logs/*/status/*.json")), 60, "a status")
-    connect = [GPUJOB, "connect", str(job_id)]
+    connect: list[str | Path] = [GPUJOB, "connect", str(job_id)]
     shell = cluster.on(cluster.node_names[-1], connect, **place, stdin='echo "$(hostname) $PWD"\n')
     assert (shell.returncode, shell.stdout) == (0, f"{node} {jobs.directory}\n"), shell.stderr
     (jobs.directory / "done").touch()
