@@ -38,6 +38,7 @@ class Task:
     critical: bool = True  # whether its failure fails the job
     later: bool = False  # whether it starts only when others are ready, like a benchmark; not part of the launch
     service: bool = False  # whether it serves until the job ends, without a position of its own
+    restarts: int = 0  # most restarts by the policy of its worker
 
 
 @dataclass(frozen=True)

@@ -69,6 +69,11 @@ LAST_TIME = Family(
     "When the worker last ended, for each reason that has occurred.",
     labels=(*WORKER_LABELS, "reason"),
 )
+RESTARTS_LEFT = Family(
+    "worker_last_exit_restarts_left",
+    "Restarts that the policy of the worker still allowed when it last ended, for each reason of a recent end.",
+    labels=(*WORKER_LABELS, "reason"),
+)
 
 
 @dataclass(frozen=True)
@@ -92,7 +97,7 @@ class WorkersCollector:
     interval_s = 1.0
     families = (
         *(UP, STATE, START, CPU, RSS, PSS, IO_READ, IO_WRITE, CHILDREN, THREADS, OPEN_FILES, SWITCHES),
-        *(RESTARTS, EXITS, LAST_CODE, LAST_SIGNAL, LAST_TIME),
+        *(RESTARTS, EXITS, LAST_CODE, LAST_SIGNAL, LAST_TIME, RESTARTS_LEFT),
     )
 
     def __init__(
@@ -167,6 +172,10 @@ class WorkersCollector:
                 row.add(LAST_SIGNAL, last.signal)
             for reason, end in facts.exits.times.items():
                 row.add(LAST_TIME, end, reason=reason)
+            if facts.task.restarts:
+                left = {end.reason: facts.task.restarts - end.restart for end in facts.exits.last}
+                for reason, count in left.items():
+                    row.add(RESTARTS_LEFT, max(0, count), reason=reason)
 
     def describe(self, snapshot: WorkersSnapshot, parts: StatusParts) -> None:
         for facts in snapshot.workers:

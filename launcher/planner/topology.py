@@ -120,7 +120,8 @@ def _worker_tasks(role: Role, index: int, rank: int, shares: list[Share], by_gpu
         # processes of one worker on one node need separate logs
         stem = f"{{node}}_{name}_p{local}" if len(parts) > len(shares) else f"{{node}}_{name}"
         logs = (f"{stem}{{run}}.out", f"{stem}{{run}}.err")
-        yield Task(name, role.name, index, rank + local, local, node, tuple(gpus), logs, role.options.critical)
+        options, place = role.options, (index, rank + local, local, node, tuple(gpus))
+        yield Task(name, role.name, *place, logs, options.critical, restarts=options.restart.max)
 
 
 def _size_problems(role: Role, resources: ResourcesSpec) -> list[str]:

@@ -1,5 +1,6 @@
 """Golden pages, one for each collector, and rules that all families follow."""
 
+import dataclasses
 import json
 import shutil
 import subprocess
@@ -76,7 +77,7 @@ def readiness() -> object:
 
 def workers() -> object:
     running = WorkerReading(
-        FIRST,
+        dataclasses.replace(FIRST, restarts=2),
         up=True,
         state="sleeping",
         pid=4242,

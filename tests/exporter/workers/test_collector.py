@@ -32,6 +32,7 @@ from exporter.workers.collector import (
     OPEN_FILES,
     PSS,
     RESTARTS,
+    RESTARTS_LEFT,
     RSS,
     START,
     STATE,
@@ -201,7 +202,8 @@ def test_a_restarted_worker_counts_both_runs(wrappers: Wrappers, collected: Coll
     assert [kind for kind, _ in collected.events()] == ["worker started", "worker ended", "worker restarted"]
 
 
-def test_a_sidecar_that_starts_late_finds_all_runs(wrappers: Wrappers, collected: CollectedWorker) -> None:
+def test_a_sidecar_that_starts_late_finds_all_runs(wrappers: Wrappers) -> None:
+    collected = CollectedWorker(wrappers.run_dir, dataclasses.replace(TASK, restarts=2))
     for restart, code in enumerate((3, 4, 0)):
         wrappers.start(TASK, "sh", "-c", f"exit {code}", restart=restart).wait()
     facts = collected.facts()
@@ -210,6 +212,8 @@ def test_a_sidecar_that_starts_late_finds_all_runs(wrappers: Wrappers, collected
         (1, "app_error", 4),
         (2, "completed", 0),
     ]
+    left = samples_of(collected.page(), RESTARTS_LEFT)
+    assert left == {f'{LABELS},reason="app_error"': 1, f'{LABELS},reason="completed"': 0}
     times = samples_of(collected.page(), LAST_TIME)
     assert times == {
         f'{LABELS},reason="app_error"': facts.exits.last[1].end,

@@ -334,6 +334,7 @@ def test_a_plan_survives_writing_and_reading(hard_name: str) -> None:
     plan = plan_of(spec, {"target_dir": "/srv/targets", "cluster": hard_name}, workdir=f"/data/{hard_name}")
     manifest = parse_manifest(json.dumps(render_manifest(plan.manifest)), Path("/run"))
     assert (manifest.total_items, manifest.total_epochs, manifest.total_steps) == (5, 3, 7)
+    assert [task.restarts for task in manifest.tasks] == [2, 2, 2, 0]
     read = parse_plan(json.loads(json.dumps(dump_plan(plan))), manifest)
     assert read == dataclasses.replace(
         plan, resolved={}, manifest=dataclasses.replace(plan.manifest, run_dir=Path("/run"))
