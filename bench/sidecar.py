@@ -20,7 +20,7 @@ from pathlib import Path
 
 from bench.clock import Figures, cpu_by_thread, cpu_s, rss_mib
 from exporter.contract import run_files
-from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
+from exporter.contract.manifest import FULL, Manifest, PathGroup, Task, render_manifest
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.machine.threads import MOST_CHARACTERS
 
@@ -136,6 +136,7 @@ def write_run_dir(run_dir: Path, tasks: tuple[Task, ...], groups: tuple[PathGrou
         check_interval_s=1.0,
         launch_timeout_s=5.0,
         listen_address="127.0.0.1:0",
+        detail=FULL,  # has how long each read takes
     )
     (run_dir / run_files.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
     run_files.make_token(run_dir)
