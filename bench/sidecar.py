@@ -4,10 +4,8 @@
 every collector at one second, one scrape a second.
 """
 
-import gzip
 import json
 import os
-import re
 import signal
 import statistics
 import subprocess
@@ -26,8 +24,6 @@ from exporter.machine.threads import MOST_CHARACTERS
 
 WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
 SECONDS = 60
-DURATION = re.compile(r'^gpujob_collector_duration_seconds\{.*collector="([^"]*)".*\} (\S+)$', re.MULTILINE)
-"""A line of the page: what a collector's last read took, waiting included."""
 
 _TREE = """
 import ctypes, json, os, signal, sys
@@ -75,7 +71,7 @@ def measure() -> Figures:
             processes.append(subprocess.Popen([sys.executable, "-c", _WRITER, folder, str(WORKERS), str(LINES_PER_S)]))
             sidecar, address = start_sidecar(run_dir)
             processes.append(sidecar)
-            return _watch(f"http://{address}/metrics", sidecar.pid)
+            return _watch(run_dir, f"http://{address}/metrics", sidecar.pid)
         finally:
             for process in reversed(processes):
                 process.send_signal(signal.SIGKILL if process is tree else signal.SIGTERM)
@@ -149,7 +145,8 @@ def record_start(run_dir: Path, rank: int, pid: int) -> None:
     run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{name}.start.json", {**facts, "start": time.time()})
 
 
-def _watch(url: str, pid: int) -> Figures:
+def _watch(run_dir: Path, url: str, pid: int) -> Figures:
+    status = run_dir / run_files.STATUS_DIR / "node.json"
     request = urllib.request.Request(url, headers={"Accept-Encoding": "gzip"})
     time.sleep(3)
     series = sum(not line.startswith(b"#") for line in urllib.request.urlopen(url).read().splitlines())
@@ -158,10 +155,10 @@ def _watch(url: str, pid: int) -> Figures:
     for tick in range(1, SECONDS + 1):
         before = time.perf_counter()
         with urllib.request.urlopen(request) as answer:
-            page = answer.read()
+            answer.read()
         latency.append((time.perf_counter() - before) * 1000)
-        for name, duration in DURATION.findall(gzip.decompress(page).decode()):
-            reads[name].append(float(duration) * 1000)
+        for name, read in json.loads(status.read_text())["collectors"].items():
+            reads[name].append((read["duration_s"] or 0.0) * 1000)
         time.sleep(max(0.0, start + tick - time.monotonic()))
     share = (cpu_s(pid) - start_cpu) / (time.monotonic() - start)
     threads = {name: cost - start_threads.get(name, 0.0) for name, cost in cpu_by_thread(pid).items()}

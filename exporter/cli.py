@@ -19,7 +19,7 @@ from exporter.contract.clock import SystemClock
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.identity import Identity, identify
-from exporter.contract.manifest import METRICS_ACCESS, OPEN, Manifest, read_manifest
+from exporter.contract.manifest import DETAILS, METRICS_ACCESS, NORMAL, OPEN, Manifest, read_manifest
 from exporter.contract.python_flags import ISOLATED
 from exporter.gpus.host_reader import GpuHost
 from exporter.gpus.vendors_reader import READERS
@@ -144,6 +144,7 @@ def _add_attach_flags(parser: argparse.ArgumentParser) -> None:
         action=argparse.BooleanOptionalAction,
         help="also write GPU readings to gpu_metrics.csv in the output directory (default: no)",
     )
+    add("--detail", choices=DETAILS, help=f"how many series the page has (default: {NORMAL})")
     add("--pid-file", metavar="FILE", help="pids in the order of the workers (default: worker_pids.txt of the log dir)")
     add("--slurm-job-id", metavar="ID", help="Slurm job of the workers (default: the one in which this command runs)")
     add("--state-dir", metavar="DIR", help="run directory to create or to continue (default: a new one below logs/)")

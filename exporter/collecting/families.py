@@ -7,7 +7,11 @@ to 9 (``bench/exposition.py``). Tests compare the parsed samples of both.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
+
+from exporter.collecting.detail import ESSENTIAL_FAMILIES, FULL_FAMILIES, LATE_FAMILIES
+from exporter.contract.manifest import DETAILS, ESSENTIAL, FULL, NORMAL
 
 PREFIX = "gpujob_"
 TEXT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -41,6 +45,16 @@ class Family:
         """Name with the prefix."""
         return PREFIX + self.name
 
+    @cached_property
+    def detail(self) -> str:
+        """The least detail of a page that has it."""
+        return ESSENTIAL if self.name in ESSENTIAL_FAMILIES else FULL if self.name in FULL_FAMILIES else NORMAL
+
+    @cached_property
+    def begins_late(self) -> bool:
+        """Whether its series begin when they are first other than 0, below full detail."""
+        return self.name in LATE_FAMILIES
+
 
 class SeriesGroup:
     """Series that share labels, for example of one worker. Made by ``Samples.row``.
@@ -48,10 +62,16 @@ class SeriesGroup:
     The text of a sample is made when its series begins and when its value changes.
     """
 
-    __slots__ = ("_cached", "_constant", "_labels", "_lines", "_used")
+    __slots__ = ("_cached", "_constant", "_details", "_labels", "_lines", "_used")
 
-    def __init__(self, labels: Mapping[str, object], constant: Sequence[str], lines: dict[Family, list[str]]) -> None:
-        self._labels, self._constant, self._lines = labels, constant, lines
+    def __init__(
+        self,
+        labels: Mapping[str, object],
+        constant: Sequence[str],
+        lines: dict[Family, list[str]],
+        details: tuple[str, ...],
+    ) -> None:
+        self._labels, self._constant, self._lines, self._details = labels, constant, lines, details
         # Value, line, and the part of the line before the value; by family, or by family and its further labels
         self._cached: dict[object, tuple[Value, str, str]] = {}
         self._used: dict[object, tuple[Value, str, str]] = {}
@@ -64,12 +84,15 @@ class SeriesGroup:
         if value is None:
             return
         key = (family, *more.values()) if more else family
+        in_order = len(more) < 2 or family.labels[-len(more) :] == tuple(more)
+        if not in_order:
+            key = (family, *(more[name] for name in family.labels if name in more))
         kept = self._cached.get(key)
-        if kept is None or (len(more) > 1 and not self._in_order(family, more)):
+        if kept is None or not in_order:
+            if kept is None and not self._begins(family, value):
+                return
             prefix = self._prefix(family, more)
             kept = (value, prefix + _number(value), prefix)
-            if len(more) > 1:
-                key = (family, *(more[name] for name in family.labels if name in more))
         elif kept[0] != value:
             prefix = kept[2]
             kept = (value, prefix + _number(value), prefix)
@@ -79,8 +102,9 @@ class SeriesGroup:
             lines = self._lines[family] = []
         lines.append(kept[1])
 
-    def _in_order(self, family: Family, extra_labels: Mapping[str, object]) -> bool:
-        return family.labels[-len(extra_labels) :] == tuple(extra_labels)
+    def _begins(self, family: Family, value: Value) -> bool:
+        """Whether a series that was not on the previous page begins with this value."""
+        return FULL in self._details or (family.detail in self._details and (value != 0 or not family.begins_late))
 
     def _prefix(self, family: Family, extra_labels: Mapping[str, object]) -> str:
         labels = {**self._labels, **extra_labels}
@@ -101,7 +125,9 @@ class Samples:
     One object serves every page: it caches a sample's text as long as its series lasts.
     """
 
-    def __init__(self, constant_labels: Mapping[str, str]) -> None:
+    def __init__(self, constant_labels: Mapping[str, str], detail: str = FULL) -> None:
+        # Unknown detail, of a newer launcher: everything
+        self._details = DETAILS[: DETAILS.index(detail) + 1] if detail in DETAILS else DETAILS
         self._constant = [f'{name}="{_escape(value)}"' for name, value in constant_labels.items()]
         self._lines: dict[Family, list[str]] = {}
         self._rows: dict[tuple[tuple[str, object], ...], SeriesGroup] = {}
@@ -112,7 +138,7 @@ class Samples:
         key = tuple(labels.items())
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = SeriesGroup(labels, self._constant, self._lines)
+            row = self._rows[key] = SeriesGroup(labels, self._constant, self._lines, self._details)
         return row
 
     def mark(self) -> dict[Family, int]:

@@ -20,6 +20,8 @@ from exporter.contract.errors import ManifestError
 SCHEMA_VERSION = 1
 OWN_ADDRESSES = "the node's address and 127.0.0.1, on a free port"  # where a page without a listen address is
 OPEN, AUTHENTICATED = METRICS_ACCESS = ("open", "authenticated")  # who may read the series
+# How many series a page has: what alerts need, what the dashboards show too, or everything
+ESSENTIAL, NORMAL, FULL = DETAILS = ("essential", "normal", "full")
 
 
 @dataclass(frozen=True)
@@ -111,6 +113,7 @@ class Manifest:
     listen_address: str | None = None  # None: `OWN_ADDRESSES`
     web_config_file: str | None = None  # TLS and users of the page, in the format of Prometheus' exporters
     metrics_access: str = OPEN  # who may read the series, if that file names no users or client certificates
+    detail: str = NORMAL  # how many series the page has
     # whether another user started the job: there are no exit records, and the sidecar infers the phase
     attached: bool = False
     search: WorkerSearchPlan | None = None  # of an attached job

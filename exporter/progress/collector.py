@@ -17,7 +17,6 @@ from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Pu
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.contract.events import Event
-from exporter.contract.identity import safe_label
 from exporter.contract.manifest import Task
 from exporter.contract.status import LogStatus
 from exporter.contract.worker_names import rank_in_file_name
@@ -95,14 +94,6 @@ TIMEOUTS = Family(
     kind="counter",
 )
 
-# These count from 0, like those of the job file, so that the first one is an increase. The others appear when first
-# seen: two dozen series per worker that are nearly always 0 would be half of the page.
-COMMON_ERRORS = frozenset(
-    (
-        *("cuda_oom", "cuda_error", "nccl_timeout", "host_oom", "disk_full"),
-        *("connection", "peer_lost", "data_error", "python_traceback"),
-    )
-)
 SAVE_INTERVAL_S = 30.0  # text read after the last save is read again after a restart, and nothing counts twice
 HISTORY_TIMEOUT_S = 2.0  # limit for reading earlier runs, which help only in the first minutes
 POLL_S = 2.0  # time of one poll; the rest of the text waits for the next
@@ -140,7 +131,6 @@ class LogsCollector:
         self._context, self._published = context, published
         self._gpu_use, self._checkpoint_times = gpu_use, checkpoint_times
         self.interval_s = manifest.check_interval_s
-        self._errors_from_zero = COMMON_ERRORS | {safe_label(pattern.name) for pattern in manifest.errors}
         self._finder = extra_log_finder(manifest, partial(rank_in_file_name, ranks=manifest.ranks_of_roles()))
         self._deadline = job_deadline(context)
         self._records_dir = manifest.run_dir / run_files.WORKERS_DIR
@@ -344,8 +334,6 @@ class LogsCollector:
                 row.add(LOG_VALUE, value, name=name)
                 row.add(LOG_VALUE_TIME, seen, name=name)
             for pattern, severity, count in facts.errors:
-                if not count and pattern not in self._errors_from_zero:
-                    continue
                 row.add(LOG_ERRORS, count, pattern=pattern, severity=severity)
             row.add(LOG_BYTES, facts.bytes_read)
             row.add(LOG_LINES, facts.lines)

@@ -98,8 +98,8 @@ class HttpService:
         if page is None or page.reads != reads or now - page.time >= SHARE_S:
             body = self._sidecar.page(openmetrics=openmetrics).encode("utf-8")
             if gzip:
-                # Level 9 takes ten times as long and saves a tenth of the size.
-                packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+                # A page of 8 workers on 8 GPUs: level 1 6.4 kB in 0.2 ms, 6 5.5 kB in 0.9 ms, 9 5.4 kB in 1.5 ms.
+                packer = zlib.compressobj(6, zlib.DEFLATED, 31)
                 body = packer.compress(body) + packer.flush()
             self._pages[openmetrics, gzip] = page = _Page(now, reads, body)
         return page

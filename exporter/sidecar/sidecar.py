@@ -135,7 +135,7 @@ class Sidecar:
             )
             for task in context.tasks
         }
-        self._samples = Samples(context.identity.constant_labels())
+        self._samples = Samples(context.identity.constant_labels(), context.manifest.detail)
 
     def start(self) -> None:
         """Start the background reads."""

@@ -46,6 +46,19 @@ def _node(metric: str, **labels: str) -> str:
     return _select(metric, 'node=~"$node"', **labels)
 
 
+def _new(metric: str, window: str) -> str:
+    """The rise of a counter of the job within the window, to be summed. A series that began in it began at 0.
+
+    A counter that is 0 has no series, and `increase` does not see a first value. The first values have no `instance`,
+    so `or` keeps both parts, and a sidecar that restarts at another address begins no counter.
+    """
+    series = _node(metric)
+    first = f"min without (instance) (min_over_time({series}[{window}]))"
+    return (
+        f"(\n  increase({series}[{window}])\n  or {first}\n    unless ignoring (instance) {series} offset {window}\n)"
+    )
+
+
 # Overview
 
 JOB_INFO = Query(
@@ -81,7 +94,7 @@ _TIME_LEFT = f"max({_job('gpujob_start_timestamp_seconds')}) + max({_job('gpujob
 
 def _eta(quantile: str) -> str:
     """Seconds to the end of the slowest worker."""
-    return f"max({_job('gpujob_worker_eta_seconds', quantile=quantile)})"
+    return f"max({_job('gpujob_eta_seconds', quantile=quantile)})"
 
 
 ETA_NOW = Query("eta_now", _eta("0.5"), "ETA (p50)", instant=True)
@@ -92,7 +105,13 @@ WORKERS_UP = Query("workers_up", f"sum({_job('gpujob_worker_up')})", "up", insta
 WORKERS_EXPECTED = Query("workers_expected", f"sum({_job('gpujob_workers_expected')})", "expected", instant=True)
 READY_WORKERS = Query("ready_workers", f"sum({_job('gpujob_ready_workers')})", "ready", instant=True)
 READY_EXPECTED = Query("ready_expected", f"sum({_job('gpujob_ready_workers_expected')})", "expected", instant=True)
-WORKERS_STALLED = Query("workers_stalled", f"sum({_job('gpujob_worker_stalled')})", "stalled", instant=True)
+# No series says 0 here, and from here on where a query has `or 0 *`.
+WORKERS_STALLED = Query(
+    "workers_stalled",
+    f"sum({_job('gpujob_worker_stalled')} or 0 * {_job('gpujob_worker_up')})",
+    "stalled",
+    instant=True,
+)
 
 
 def _throughput(window: str) -> str:
@@ -149,7 +168,7 @@ WORKER_STATES = Query("worker_states", f"sum by (state) ({_node('gpujob_worker_s
 
 EXITS = Query(
     "exits",
-    f"round(sum by (worker, node, reason) (increase({_node('gpujob_worker_exits_total')}[{RANGE}]))) > 0",
+    f"round(sum by (worker, node, reason) {_new('gpujob_worker_exits_total', RANGE)}) > 0",
     instant=True,
     table=True,
 )
@@ -194,7 +213,7 @@ WORKER_READ = Query("worker_read", f"sum(rate({_node('gpujob_worker_io_read_byte
 WORKER_WRITE = Query("worker_write", f"sum(rate({_node('gpujob_worker_io_write_bytes_total')}[{RATE}]))", "written")
 RESTARTS = Query(
     "restarts",
-    f"round(sum by (worker) (increase({_node('gpujob_worker_restarts_total')}[{RANGE}])))",
+    f"round(sum by (worker) {_new('gpujob_worker_restarts_total', RANGE)})",
     "{{worker}}",
     instant=True,
 )
@@ -225,7 +244,12 @@ GPU_HEALTH = Query(
     instant=True,
     table=True,
 )
-GPU_FOREIGN = Query("gpu_foreign", f"sum by (node) ({_node('gpujob_gpu_foreign_processes')})", instant=True, table=True)
+GPU_FOREIGN = Query(
+    "gpu_foreign",
+    f"sum by (node) ({_node('gpujob_gpu_foreign_processes')} or 0 * {_node('gpujob_gpu_up')})",
+    instant=True,
+    table=True,
+)
 # Milliseconds, as Grafana wants a date.
 XIDS = Query(
     "xids",
@@ -235,7 +259,9 @@ XIDS = Query(
 )
 GPU_CONDITIONS = Query(
     "gpu_conditions",
-    f"max by (worker, node, condition) (avg_over_time({_node('gpujob_worker_gpu_condition')}[{RANGE}])) > 0",
+    "max by (worker, node, condition) (\n"
+    f"  sum_over_time({_node('gpujob_worker_gpu_condition')}[{RANGE}])\n"
+    f"  / ignoring (condition) group_left () count_over_time({_node('gpujob_worker_up')}[{RANGE}])\n) > 0",
     instant=True,
     table=True,
 )
@@ -279,7 +305,7 @@ NVLINK = Query(
 PCIE = Query("pcie", f"sum by (direction) ({_node('gpujob_gpu_pcie_bytes_per_second')})", "PCIe {{direction}}")
 GPU_ECC = Query(
     "gpu_ecc",
-    f"round(sum by (type) (increase({_node('gpujob_gpu_ecc_job_errors_total')}[5m])))",
+    f"round(sum by (type) {_new('gpujob_gpu_ecc_job_errors_total', '5m')})",
     "memory, {{type}}",
 )
 GPU_LINK_ERRORS = Query(
@@ -321,15 +347,13 @@ DISK_LEFT = Query(
 
 EXITS_IN_TIME = Query(
     "exits_in_time",
-    f"round(sum by (reason) (increase({_node('gpujob_worker_exits_total')}[5m]))) > 0",
+    f"round(sum by (reason) {_new('gpujob_worker_exits_total', '5m')}) > 0",
     "exit: {{reason}}",
 )
-RESTARTS_IN_TIME = Query(
-    "restarts_in_time", f"round(sum(increase({_node('gpujob_worker_restarts_total')}[5m])))", "restarts"
-)
+RESTARTS_IN_TIME = Query("restarts_in_time", f"round(sum{_new('gpujob_worker_restarts_total', '5m')})", "restarts")
 LOG_ERRORS = Query(
     "log_errors",
-    f"round(sum by (severity, pattern) (increase({_node('gpujob_log_errors_total')}[5m])))",
+    f"round(sum by (severity, pattern) {_new('gpujob_log_errors_total', '5m')})",
     "{{severity}}: {{pattern}}",
 )
 PHASE_SHARE = Query("phase_share", f"avg by (phase) ({_node('gpujob_phase')})", "{{phase}}")

@@ -77,6 +77,7 @@ def make_manifest(
         launch_timeout_s=monitoring.launch_timeout,
         stall_timeout_s=monitoring.stall_timeout,
         gpu_metrics=monitoring.gpu_metrics,
+        detail=monitoring.detail,
         **page,
         attached=True,
         search=search,

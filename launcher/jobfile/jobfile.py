@@ -14,7 +14,7 @@ from pydantic import Field, field_validator, model_validator
 from exporter.contract.records import JsonValue
 from launcher.errors import ConfigError
 from launcher.jobfile.backend_kinds import ENGINES
-from launcher.jobfile.monitoring import ErrorSpec, MonitoringSpec, PatternsSpec, ProgressSpec, VerifySpec
+from launcher.jobfile.monitoring import Detail, ErrorSpec, MonitoringSpec, PatternsSpec, ProgressSpec, VerifySpec
 from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
 from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, EngineRoleSpec, FrontendSpec, ModelSpec, ReadinessSpec
 from launcher.jobfile.slurm import (
@@ -166,6 +166,7 @@ class ClusterSpec(FileModel):
     listen_address: Address | None = None
     web_config_file: Directory | None = None
     metrics_access: Literal["open", "authenticated"] | None = None
+    detail: Detail | None = None
     prometheus_url: Url | None = None
     alertmanager_url: Url | None = None
     trusted_owners: list[str] = []

@@ -7,7 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from launcher.errors import ConfigError, LauncherError
-from launcher.jobfile.monitoring import ErrorSpec, ProgressPatterns, VerifySpec
+from launcher.jobfile.monitoring import Detail, ErrorSpec, ProgressPatterns, VerifySpec
 from launcher.jobfile.value_types import Directory, FileModel, Seconds
 from launcher.jobfile.yamlfile import read_mapping, validate_model
 from launcher.rundir.yaml_files import read_yaml_text
@@ -30,6 +30,7 @@ PLACES = {
     "launch_timeout": "monitoring.launch_timeout",
     "stall_timeout": "monitoring.stall_timeout",
     "gpu_metrics": "monitoring.gpu_metrics",
+    "detail": "monitoring.detail",
     "alert_email": "alerts.email.address",
     "alert_slack": "alerts.slack.webhook",
 }
@@ -94,6 +95,7 @@ class WatchSettings(FileModel):
     launch_timeout: Seconds = 60.0
     stall_timeout: Seconds = 300.0
     gpu_metrics: bool = False
+    detail: Detail = "normal"
 
 
 class EmailAlerts(FileModel):

@@ -109,6 +109,9 @@ def error_patterns(errors: Iterable[ErrorSpec]) -> tuple[LogPattern, ...]:
     return tuple(found.values())
 
 
+Detail = Literal["essential", "normal", "full"]
+
+
 class MonitoringSpec(FileModel):
     """How to monitor the job. Times in seconds."""
 
@@ -120,6 +123,7 @@ class MonitoringSpec(FileModel):
     linger: NotNegativeSeconds = 30.0
     gpu_metrics: bool = False
     listen_address: Address | None = None
+    detail: Detail | None = None
 
 
 def _share(value: object) -> object:

@@ -9,7 +9,7 @@ from collections import Counter
 from pathlib import Path
 from typing import NamedTuple
 
-from exporter.contract.manifest import OPEN, Manifest, PathGroup, Task, Verification
+from exporter.contract.manifest import NORMAL, OPEN, Manifest, PathGroup, Task, Verification
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_full_nodes, with_cluster
 from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.jobfile.redaction import redacted_job
@@ -138,4 +138,5 @@ def _manifest(
         listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else None),
         web_config_file=resolve_directory(cluster.web_config_file, workdir),
         metrics_access=cluster.metrics_access or OPEN,
+        detail=monitoring.detail or cluster.detail or NORMAL,
     )

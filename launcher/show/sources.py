@@ -128,6 +128,7 @@ def _paths(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames
     )
     yield _first_set("web_config_file", None, plan.manifest.web_config_file, sources)
     yield _first_set("metrics_access", None, cluster.metrics_access, sources, default=plan.manifest.metrics_access)
+    yield _first_set("monitoring.detail", spec.monitoring.detail, cluster.detail, sources, default=plan.manifest.detail)
 
 
 def _aliases(spec: JobSpec, cluster: ClusterSpec, sources: SourceNames) -> Iterator[ValueSource]:

@@ -110,6 +110,31 @@ For alerts on them, see [alerts](alerts.md).
 - Units are in the names: seconds, bytes, ratios from 0 to 1, watts, joules and degrees Celsius.
 - `_total` only rises, `_info` is always 1, and `_timestamp_seconds` is a moment in Unix time.
 
+## How many series a page has
+
+`monitoring.detail` in the [job file](job-file.md) sets it for a job, `detail` in the
+[cluster file](cluster-file.md) for a site, and `--detail` for a job that gpujob did not launch.
+
+| Detail | Families | Series with 8 workers on 8 GPUs |
+|---|---|---|
+| `essential` | those that the alert rules read | 130 |
+| `normal` (default) | also those of the dashboard, and figures of the job | 380 |
+| `full` | all | 1,160 |
+
+A *late* series begins when its value is first other than 0, and then it stays. Before that, its absence means 0 or
+unknown. With `full`, it begins at once.
+
+A late counter begins with its first value, which `rate()` and `increase()` do not see.
+To count events in a range, add that value, as the dashboard does. Or compare timestamps, as the rules on exits do:
+
+```text
+increase(gpujob_worker_exits_total[1h])
+or min without (instance) (min_over_time(gpujob_worker_exits_total[1h]))
+  unless ignoring (instance) gpujob_worker_exits_total offset 1h
+```
+
+## Series
+
 """
 SCHEMAS = """\
 # Schemas
@@ -174,10 +199,16 @@ def key_table(keys: Iterable[Key]) -> str:
 def metrics_page() -> str:
     """``metrics.md``."""
     rows = (
-        (f"`{family.full_name}`", family.kind, ", ".join(f"`{label}`" for label in family.labels), family.help)
+        (
+            f"`{family.full_name}`",
+            family.kind,
+            ", ".join(f"`{label}`" for label in family.labels),
+            f"{family.detail}{', late' * family.begins_late}",
+            family.help,
+        )
         for family in declared_families()
     )
-    return f"{GENERATED}{METRICS}{table(('Series', 'Type', 'Labels', 'Meaning'), rows)}"
+    return f"{GENERATED}{METRICS}{table(('Series', 'Type', 'Labels', 'Detail', 'Meaning'), rows)}"
 
 
 def commands_page() -> str:

@@ -22,6 +22,11 @@ VALUES = variables(cluster="c1", job_id="42")
 RATES = {"rate", "irate", "increase"}
 # Windows that belong to the meaning of a panel. All others follow the resolution.
 FIXED_WINDOWS = {"$__range", "$__range:$__interval", "5m"}
+# The first values of counters that began in the window, beside their increase
+FIRST_VALUES = re.compile(
+    r"min without \(instance\) \(min_over_time\((?P<series>\S+\{.*?\})\[(?P<window>\S+)\]\)\)"
+    r"\s+unless ignoring \(instance\) (?P=series) offset (?P=window)"
+)
 WRAPPERS = (
     promql_parser.AggregateExpr,
     promql_parser.ParenExpr,
@@ -274,7 +279,7 @@ def test_every_selector_names_one_job(query: queries.Query) -> None:
 
 @ALL
 def test_counters_are_read_as_rates_only(query: queries.Query) -> None:
-    for metric, inside in selectors(parse(query.expr)):
+    for metric, inside in selectors(parse(FIRST_VALUES.sub("vector(0)", query.expr))):
         if metric.endswith("_total"):
             assert inside, metric
             assert inside[-1] in RATES, metric

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
-from exporter.contract.manifest import LogPattern, Manifest, PathGroup, Task
+from exporter.contract.manifest import DETAILS, LogPattern, Manifest, PathGroup, Task
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)  # any text that UTF-8 can hold
 PATH_TEXT = st.text(
@@ -46,6 +46,7 @@ MANIFESTS = st.builds(
     stall_timeout_s=SECONDS,
     linger_s=SECONDS,
     gpu_metrics=st.booleans(),
+    detail=st.sampled_from(DETAILS),
     listen_address=TEXT,
     run_dir=st.just(Path("/runs/1")),
 )

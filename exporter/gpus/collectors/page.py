@@ -68,7 +68,12 @@ PCIE_GENERATION = Family(
     "Generation of the PCIe link, as a share of its maximum; idle GPUs lower it to save power.",
     GPU,
 )
-NVLINK_BYTES = Family("gpu_nvlink_bytes_total", "Bytes over NVLink.", ("gpu", "direction"), kind="counter")
+NVLINK_BYTES = Family(
+    "gpu_nvlink_bytes_total",
+    "Bytes over NVLink, of GPUs whose driver does not give the traffic at present.",
+    ("gpu", "direction"),
+    kind="counter",
+)
 NVLINK_ERRORS = Family("gpu_nvlink_errors_total", "Errors of the GPU's NVLinks.", GPU, kind="counter")
 FAN = Family("gpu_fan_ratio", "Fan speed, as a share of its maximum.", GPU)
 
@@ -98,6 +103,9 @@ def add_gpu(row: SeriesGroup, entry: GpuEntry, driver: GpuDriver | None, *, read
         _add_activity(row, state.activity)
     if state.condition is not None:
         _add_condition(row, state.condition, entry.job_memory_errors)
+        if state.activity is not None and state.activity.nvlink_rx_bytes_per_s is None:
+            row.add(NVLINK_BYTES, state.condition.nvlink_rx_bytes, direction="rx")
+            row.add(NVLINK_BYTES, state.condition.nvlink_tx_bytes, direction="tx")
     for code, xid in entry.xids.items():
         row.add(XID_TIME, xid.last, xid=code)
 
@@ -159,8 +167,6 @@ def _add_condition(row: SeriesGroup, condition: GpuCondition, job_memory_errors:
     row.add(REPLAYS, condition.pcie_replays)
     row.add(PCIE_WIDTH, _share(condition.pcie_width, condition.pcie_width_max))
     row.add(PCIE_GENERATION, _share(condition.pcie_generation, condition.pcie_generation_max))
-    row.add(NVLINK_BYTES, condition.nvlink_rx_bytes, direction="rx")
-    row.add(NVLINK_BYTES, condition.nvlink_tx_bytes, direction="tx")
     row.add(NVLINK_ERRORS, condition.nvlink_errors)
     row.add(FAN, condition.fan_ratio)
 

@@ -13,6 +13,7 @@ from prometheus_client.openmetrics import exposition as openmetrics_exposition
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from exporter.collecting.families import Family, Samples
+from exporter.contract.manifest import ESSENTIAL, FULL, NORMAL
 from tests.support.strategies import TEXT
 
 parse_text: Callable[[str], Iterable[Metric]] = parser.text_string_to_metric_families
@@ -214,6 +215,43 @@ def test_a_vanished_series_is_not_on_the_next_page() -> None:
     out.add(COUNTER, 3, reason="y")
     assert parsed_samples(parse_text(out.page())) == [AddedSample(COUNTER, {"reason": "y"}, 3).parsed()]
     assert out.page() == ""
+
+
+def lines(out: Samples) -> list[str]:
+    """Samples of the next page."""
+    return [line for line in out.page().splitlines() if not line.startswith("#")]
+
+
+@pytest.mark.parametrize("detail", [ESSENTIAL, NORMAL])
+def test_a_series_of_a_family_that_begins_late_is_absent_until_it_is_first_not_0_and_then_stays(detail: str) -> None:
+    out, state = Samples({}, detail), Family("worker_state", "State.", ("state",))
+    shown = []
+    for value in (0, False, 0.0, 2, 0, None, 0):
+        out.add(state, value, state="zombie")
+        shown.append([line.rpartition(" ")[2] for line in lines(out)])
+    assert shown == [[], [], [], ["2"], ["0"], [], []], "an unknown value ends the series, as everywhere"
+
+
+def test_a_page_of_full_detail_has_series_that_are_0() -> None:
+    out = Samples({}, FULL)
+    out.add(Family("worker_state", "State.", ("state",)), 0, state="zombie")
+    assert lines(out) == ['gpujob_worker_state{state="zombie"} 0']
+
+
+@pytest.mark.parametrize(
+    ("detail", "names"),
+    [
+        (ESSENTIAL, ["worker_up"]),
+        (NORMAL, ["worker_up", "worker_memory_rss_bytes"]),
+        (FULL, ["worker_up", "worker_memory_rss_bytes", "worker_threads"]),
+        ("of a newer launcher", ["worker_up", "worker_memory_rss_bytes", "worker_threads"]),
+    ],
+)
+def test_a_page_has_the_families_of_its_detail(detail: str, names: list[str]) -> None:
+    out = Samples({}, detail)
+    for name in ("worker_up", "worker_memory_rss_bytes", "worker_threads"):
+        out.add(Family(name, "Help."), 1)
+    assert lines(out) == [f"gpujob_{name} 1" for name in names]
 
 
 def test_labels_may_be_numbers_and_in_any_order() -> None:

@@ -14,7 +14,15 @@ from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import SystemClock
 from exporter.contract.events import Event
-from exporter.sidecar.background_reads import DURATION, LAST_SUCCESS, LEAST_DEADLINE_S, SUCCESS, CollectorSlot
+from exporter.contract.manifest import ESSENTIAL, FULL, NORMAL
+from exporter.sidecar.background_reads import (
+    DURATION,
+    FAMILIES,
+    LAST_SUCCESS,
+    LEAST_DEADLINE_S,
+    SUCCESS,
+    CollectorSlot,
+)
 from tests.support.exporter import FakeClock, make_context, make_manifest, make_sidecar, samples_of, until
 
 DEADLINE_S = 10.0
@@ -300,6 +308,18 @@ def test_a_snapshot_that_cannot_be_rendered_loses_only_its_own_series(tmp_path: 
     bad.mode = "reads"
     assert 'which="bad"} 1\n' in sidecar.page()
     assert 'collector="bad"} 1\n' in sidecar.page()
+
+
+@pytest.mark.parametrize(
+    ("detail", "families"),
+    [(ESSENTIAL, set()), (NORMAL, {SUCCESS, LAST_SUCCESS}), (FULL, {SUCCESS, LAST_SUCCESS, DURATION})],
+)
+def test_a_page_has_the_detail_that_the_manifest_names(tmp_path: Path, detail: str, families: set[Family]) -> None:
+    sidecar = make_sidecar(make_context(make_manifest(tmp_path, detail=detail)), ScriptedCollector("a"))
+    sidecar.start()
+    until(lambda: sidecar.ready, "the first read")
+    page = sidecar.page()
+    assert {family for family in FAMILIES if f"# TYPE {family.full_name} " in page} == families
 
 
 def test_a_hanging_read_does_not_delay_the_end_of_the_process() -> None:

@@ -12,7 +12,9 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
+from exporter.collecting.detail import ESSENTIAL_FAMILIES, FULL_FAMILIES, LATE_FAMILIES
 from exporter.collecting.families import PREFIX, Samples
+from exporter.contract.manifest import ESSENTIAL, FULL
 from exporter.contract.status import (
     EtaEstimate,
     FigureOfMerit,
@@ -168,7 +170,13 @@ def gpus() -> object:
             job_memory_errors={"corrected": 3, "uncorrected": 1},
             xids={94: XidCount(2, START + 7.5)},
         ),
-        GpuEntry(GpuState(mig_instance, activity=GpuActivity(utilization_ratio=0.0))),
+        GpuEntry(
+            GpuState(
+                mig_instance,
+                activity=GpuActivity(utilization_ratio=0.0),  # has no rate of NVLink, so the bytes are shown
+                condition=GpuCondition(nvlink_rx_bytes=923_379_117_179_904, nvlink_tx_bytes=923_379_117_179_905),
+            )
+        ),
         GpuEntry(GpuState(lost, "lost", "GPU is lost"), xids={79: XidCount(1, START + 9)}),
     )
     xids = {**dict.fromkeys(KNOWN_XIDS, 0), 79: 1, 94: 2}
@@ -408,6 +416,9 @@ def test_no_collector_declares_the_families_about_reads() -> None:
     assert not declared & {family.full_name for family in FAMILIES}
 
 
+DASHBOARDS = sorted((ROOT / "grafana" / "dashboards").glob("*.json"))
+
+
 def panel_metric_names(path: Path) -> set[str]:
     """Metrics in the queries of a dashboard, its variables and its annotations."""
     values, names = variables(cluster="c1", job_id="42"), set[str]()
@@ -432,13 +443,27 @@ def undeclared(names: set[str]) -> set[str]:
     return {name for name in names if name != "up" and ":" not in name} - declared
 
 
+def test_the_table_of_details_names_declared_families() -> None:
+    names = ESSENTIAL_FAMILIES | FULL_FAMILIES | LATE_FAMILIES
+    assert names <= {family.name for family in declared_families()}
+    assert not ESSENTIAL_FAMILIES & FULL_FAMILIES
+
+
+def test_rules_read_series_of_essential_detail_and_dashboards_of_normal_detail() -> None:
+    detail = {family.full_name: family.detail for family in declared_families()}
+    rules = rule_metric_names(ROOT / "alertmanager" / "rules") - {"up"}
+    assert {name for name in detail if detail[name] == ESSENTIAL} == rules | {"gpujob_info"}
+    panels = {name for path in DASHBOARDS for name in panel_metric_names(path)}
+    assert {name for name in panels if detail.get(name) == FULL} == {"gpujob_collector_duration_seconds"}
+
+
 def test_every_metric_of_a_rule_is_declared() -> None:
     names = rule_metric_names(ROOT / "alertmanager" / "rules")
     assert len(names) > 5
     assert not undeclared(names)
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "grafana" / "dashboards").glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", DASHBOARDS, ids=lambda path: path.stem)
 def test_every_metric_of_a_dashboard_is_declared(path: Path) -> None:
     names = panel_metric_names(path)
     assert len(names) > 5

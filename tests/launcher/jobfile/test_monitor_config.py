@@ -165,7 +165,7 @@ alert: {}
     assert 'job.name: 7 is not a text; write it in quotes: "7"' in found
     assert (
         'monitoring.chek_interval: unknown key "chek_interval"; did you mean "check_interval"? '
-        "(known: check_interval, gpu_metrics, launch_timeout, stall_timeout)"
+        "(known: check_interval, detail, gpu_metrics, launch_timeout, stall_timeout)"
     ) in found
     assert 'error_patterns[0].severity: "fatal" is not one of "critical", "warning" or "info"' in found
 
@@ -182,6 +182,10 @@ alert: {}
         ("alerts: {slack: {webhook: [https://secret]}}\n", "alerts.slack.webhook: is not a text; write it in quotes"),
         ("alerts: {email: {enabled: maybe}}\n", 'alerts.email.enabled: "maybe" is not true or false'),
         ("monitoring: {gpu_metrics: 'yes'}\n", 'monitoring.gpu_metrics: "yes" is not true or false'),
+        (
+            "monitoring: {detail: all}\n",
+            'monitoring.detail: "all" is not one of "essential", "normal" or "full"',
+        ),
     ],
 )
 def test_a_single_problem_is_reported_in_one_line(path: Path, text: str, problem: str) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 from prometheus_client import parser as text_parser
 
 from exporter.contract import run_files
+from exporter.contract.manifest import FULL
 from tests.exporter.gpus.fake_gpus import DEVICE_LISTS
 from tests.exporter.sidecar.test_sidecar_process import EXPORTER, environment
 from tests.fakenvml import Scenario, calls
@@ -84,7 +85,9 @@ class GpuJob:
             self.write()
             self._environment = scenario.environment(self._scenario_path)
             self._environment |= {"FAKENVML_PROCESSES": str(self._processes), "FAKENVML_CALLS": str(self._calls)}
-        write_manifest(make_manifest(run_dir, *self.tasks, **{"check_interval_s": READ_INTERVAL_S, **manifest}))
+        write_manifest(
+            make_manifest(run_dir, *self.tasks, **{"check_interval_s": READ_INTERVAL_S, "detail": FULL, **manifest})
+        )
         run_files.write_job_state(str(run_dir), "running")
         self.wrappers = Wrappers(run_dir)
         self._started: list[subprocess.Popen[bytes]] = []
@@ -134,19 +137,24 @@ class GpuJob:
     def _address(self) -> dict[str, object] | None:
         return run_files.read_json(self.run_dir / run_files.SIDECARS_DIR / f"{NODE}.json")
 
-    def _request(self, path: str) -> tuple[int, str]:
+    def _request(self, path: str, encoding: str = "identity") -> tuple[int, bytes]:
         connection = http.client.HTTPConnection("127.0.0.1", int(str((self._address() or {})["port"])), timeout=60)
         try:
             token = run_files.read_token(self.run_dir)
-            connection.request("GET", path, headers={"Authorization": f"Bearer {token}"})
+            headers = {"Authorization": f"Bearer {token}", "Accept-Encoding": encoding}
+            connection.request("GET", path, headers=headers)
             response = connection.getresponse()
-            return response.status, response.read().decode("utf-8")
+            return response.status, response.read()
         finally:
             connection.close()
 
     def page(self) -> Page:
         """The metrics now."""
-        return Page(self._request("/metrics")[1])
+        return Page(self.body().decode())
+
+    def body(self, encoding: str = "identity") -> bytes:
+        """The page of metrics as it is sent."""
+        return self._request("/metrics", encoding)[1]
 
     def status(self) -> dict[str, Any]:
         """The status now."""

@@ -1,0 +1,49 @@
+"""How many series a page has: families by detail, and those whose series begin late.
+
+Names are without the prefix. A family that is not named here is on pages of normal detail, and begins at once.
+"""
+
+# What alert rules read, and the attempt to which they belong
+ESSENTIAL_FAMILIES = frozenset(
+    (
+        *("info", "phase", "start_timestamp_seconds", "time_limit_seconds", "time_limit_timestamp_seconds"),
+        *("workers_expected", "gpus_allocated", "stall_timeout_seconds", "launch_timeout_seconds", "launch_check"),
+        *("launch_verified", "ready", "ready_workers", "ready_workers_expected", "ready_timeout_seconds"),
+        *("worker_up", "worker_state", "worker_last_exit_code", "worker_last_exit_signal"),
+        *("worker_last_exit_timestamp_seconds", "worker_items", "worker_items_expected"),
+        *("worker_progress_last_timestamp_seconds", "worker_progress_unmatched", "log_lag_bytes"),
+        *("worker_slowdown_ratio", "worker_lag_ratio", "eta_seconds", "finish_timestamp_seconds"),
+        *("time_limit_met_probability_ratio", "cgroup_memory_limit_bytes", "cgroup_memory_working_set_bytes"),
+        *("filesystem_avail_bytes", "filesystem_size_bytes", "filesystem_responding"),
+        *("filesystem_full_timestamp_seconds", "output_files_invalid", "output_stalled", "worker_output_stalled"),
+        *("worker_output_mtime_timestamp_seconds", "checkpoint_last_timestamp_seconds"),
+        *("checkpoint_interval_seconds", "checkpoint_valid", "checkpoint_writing", "checkpoint_shards_missing"),
+        *("gpu_driver_state", "gpus_visible", "gpu_health", "gpu_state", "gpu_recovery_action"),
+        *("gpu_row_remap_failure", "gpu_ecc_job_errors_total", "gpu_throttle_seconds_total"),
+        *("gpu_xid_last_timestamp_seconds", "gpu_foreign_processes", "worker_gpu_info", "worker_gpu_misplaced"),
+        *("worker_gpu_condition", "worker_gpu_memory_full_timestamp_seconds"),
+    )
+)
+# What neither alert rules nor panels read for each worker, GPU or file system, and the duration of reads
+FULL_FAMILIES = frozenset(
+    (
+        *("worker_start_timestamp_seconds", "worker_memory_pss_bytes", "worker_children", "worker_threads"),
+        *("worker_open_files", "worker_context_switches_total", "worker_eta_seconds", "worker_progress_info"),
+        *("log_bytes_total", "log_lines_total", "filesystem_inodes", "filesystem_inodes_avail"),
+        *("gpu_memory_utilization_ratio", "gpu_power_limit_watts", "gpu_clock_hertz", "gpu_pcie_link_width_ratio"),
+        *("gpu_pcie_link_generation_ratio", "gpu_fan_ratio", "gpu_workers", "worker_gpu_memory_bytes"),
+        *("worker_gpu_sm_utilization_ratio", "worker_finish_timestamp_seconds", "worker_output_bytes"),
+        *("worker_output_records", "collector_duration_seconds"),
+    )
+)
+# Mostly 0 for good: below full detail, a series begins when its value is first other than 0, and then it stays
+LATE_FAMILIES = frozenset(
+    (
+        *("worker_state", "worker_restarts_total", "worker_exits_total", "worker_stalled"),
+        *("worker_progress_unmatched", "worker_lag_ratio", "log_errors_total", "log_lag_bytes"),
+        *("log_pattern_timeouts_total", "output_stalled", "worker_output_stalled", "filesystem_low"),
+        *("gpu_xid_errors_total", "gpu_throttle_seconds_total", "gpu_ecc_errors_total", "gpu_ecc_job_errors_total"),
+        *("gpu_remapped_rows_total", "gpu_row_remap_pending", "gpu_row_remap_failure", "gpu_retired_pages_total"),
+        *("gpu_pages_pending", "gpu_foreign_processes", "worker_gpu_misplaced", "worker_gpu_condition"),
+    )
+)

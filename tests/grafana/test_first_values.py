@@ -1,0 +1,108 @@
+"""Queries of counters that have no series while they are 0, evaluated by Prometheus' own engine."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from grafana.build import queries
+from grafana.build.queries import Query
+from tests.grafana.substitute import substitute, variables
+
+JOB = 'cluster="c1",job_id="42",node="n1"'
+WORKER = f'{JOB},worker="w0",role="worker",rank="0"'
+VALUES = variables(cluster="c1", job_id="42", span=3600)
+
+pytestmark = pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
+
+
+def check(folder: Path, query: Query, at: str, series: dict[str, str], *expected: tuple[str, float]) -> None:
+    """Evaluate the query over series with a sample each minute."""
+    samples = [{"labels": labels, "value": value} for labels, value in expected]
+    test = {
+        "interval": "1m",
+        "input_series": [{"series": name, "values": values} for name, values in series.items()],
+        "promql_expr_test": [{"expr": substitute(query.expr, VALUES), "eval_time": at, "exp_samples": samples}],
+    }
+    path = folder / "case.yml"
+    path.write_text(json.dumps({"evaluation_interval": "1m", "tests": [test]}), encoding="utf-8")
+    done = subprocess.run(
+        ["promtool", "test", "rules", str(path)], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def exits(instance: str) -> str:
+    return f'gpujob_worker_exits_total{{{WORKER},reason="app_error",instance="{instance}"}}'
+
+
+ONE = '{worker="w0",node="n1",reason="app_error"}'
+
+
+@pytest.mark.parametrize(
+    ("values", "count"),
+    [
+        ("_x20 1x9", 1.0),  # born at 1
+        ("_x20 1x4 2x4", 2.0),
+        ("_x25 1 stale", 1.0),  # scraped once: the job ended with the worker
+        ("3x29", 3.0),  # the first scrape came after the ends
+        ("_x20 0x4 1x4", 1.0),  # full detail
+    ],
+)
+def test_exits_count_the_first(tmp_path: Path, values: str, count: float) -> None:
+    check(tmp_path, queries.EXITS, "29m", {exits("n1:9410"): values}, (ONE, count))
+
+
+def test_exits_before_the_time_range_are_not_in_it(tmp_path: Path) -> None:
+    check(tmp_path, queries.EXITS, "90m", {exits("n1:9410"): "1x90"})
+
+
+def test_a_sidecar_that_restarts_at_another_address_adds_no_exit(tmp_path: Path) -> None:
+    series = {exits("n1:9410"): "_x10 1x5 stale", exits("n1:9777"): "_x18 1x11"}
+    check(tmp_path, queries.EXITS, "29m", series, (ONE, 1.0))
+
+
+@pytest.mark.parametrize(
+    ("query", "name", "labels"),
+    [
+        (queries.RESTARTS, f"gpujob_worker_restarts_total{{{WORKER}", '{worker="w0"}'),
+        (queries.RESTARTS_IN_TIME, f"gpujob_worker_restarts_total{{{WORKER}", "{}"),
+        (queries.EXITS_IN_TIME, f'gpujob_worker_exits_total{{{WORKER},reason="x"', '{reason="x"}'),
+        (
+            queries.LOG_ERRORS,
+            f'gpujob_log_errors_total{{{WORKER},pattern="p",severity="error"',
+            '{severity="error",pattern="p"}',
+        ),
+        (queries.GPU_ECC, f'gpujob_gpu_ecc_job_errors_total{{{JOB},gpu="0",type="corrected"', '{type="corrected"}'),
+    ],
+    ids=lambda value: value.name if isinstance(value, Query) else "",
+)
+def test_a_counter_that_begins_at_1_counts(tmp_path: Path, query: Query, name: str, labels: str) -> None:
+    check(tmp_path, query, "22m", {f'{name},instance="n1:9410"}}': "_x20 1x9"}, (labels, 1.0))
+
+
+def test_no_stalled_worker_shows_as_0(tmp_path: Path) -> None:
+    up = f"gpujob_worker_up{{{WORKER}}}"
+    check(tmp_path, queries.WORKERS_STALLED, "5m", {up: "1x9"}, ("{}", 0.0))
+    check(tmp_path, queries.WORKERS_STALLED, "5m", {up: "1x9", up.replace("up", "stalled"): "_ 1x9"}, ("{}", 1.0))
+    check(tmp_path, queries.WORKERS_STALLED, "5m", {"gpujob_worker_up{job_id='1'}": "1x9"})
+
+
+def test_foreign_processes_are_0_where_a_gpu_responds(tmp_path: Path) -> None:
+    up = f'gpujob_gpu_up{{{JOB},gpu="0"}}'
+    check(tmp_path, queries.GPU_FOREIGN, "5m", {up: "1x9"}, ('{node="n1"}', 0.0))
+    foreign = {up: "1x9", up.replace("gpu_up", "gpu_foreign_processes"): "_ 2x9"}
+    check(tmp_path, queries.GPU_FOREIGN, "5m", foreign, ('{node="n1"}', 2.0))
+
+
+def test_a_condition_that_came_late_has_its_share_of_the_time_range(tmp_path: Path) -> None:
+    series = {
+        f"gpujob_worker_up{{{WORKER}}}": "1x59",
+        f'gpujob_worker_gpu_condition{{{WORKER},condition="unused"}}': "_x44 1x14",
+    }
+    labels = '{worker="w0",node="n1",condition="unused"}'
+    check(tmp_path, queries.GPU_CONDITIONS, "59m", series, (labels, 0.25))
