@@ -20,6 +20,7 @@ from launcher.cli.job_source import JobCommand, in_option_words, takes_job
 from launcher.cli.jobs.attach import attach
 from launcher.cli.jobs.logs import logs
 from launcher.cli.jobs.stop import stop
+from launcher.cli.jobs.verify import verify
 from launcher.cli.parts import (
     INTERRUPTED,
     JOB,
@@ -318,5 +319,5 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
-for command in (attach, completion, explain, init, logs, plan_command, run, scan, stop, sweep, targets, watch):
+for command in (attach, completion, explain, init, logs, plan_command, run, scan, stop, sweep, targets, verify, watch):
     commands.add_command(command)

@@ -140,7 +140,7 @@ class VerifiedLogs(VerifiedFiles):
 Facts = TypeVar("Facts", bound=VerifiedFiles)
 
 
-class _SlicedWork(Generic[Facts]):
+class SlicedWork(Generic[Facts]):
     """Work that runs in slices, and notes what it finds in ``_found``."""
 
     def __init__(self, kind: type[Facts]) -> None:
@@ -188,7 +188,7 @@ class _OutputFile(NamedTuple):
     is_older: bool
 
 
-class OutputFiles(_SlicedWork[VerifiedOutput]):
+class OutputFiles(SlicedWork[VerifiedOutput]):
     """Regular files directly in a directory whose names match a glob, the most telling first, then the newest.
 
     Locks, markers and temporary files are left out, unless the glob asks for such names.
@@ -432,7 +432,7 @@ def _record_tokens(
 # Logs
 
 
-class LogResults(_SlicedWork[VerifiedLogs]):
+class LogResults(SlicedWork[VerifiedLogs]):
     """Benchmark results printed at the end of logs."""
 
     def __init__(self, run_dir: str, paths: Collection[str]) -> None:
@@ -457,22 +457,25 @@ class LogResults(_SlicedWork[VerifiedLogs]):
 # Checkpoints
 
 
-class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
+class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
     """The newest checkpoint of the job and, if that is damaged, the newest one that is not."""
 
-    def __init__(self, directory: str, pattern: str, since: float, *, wants_whole: bool = False) -> None:
+    def __init__(
+        self, directory: str, pattern: str, since: float, *, name: str | None = None, wants_whole: bool = False
+    ) -> None:
         """``since`` is the start of the job in epoch seconds; older checkpoints are ignored.
 
-        With ``wants_whole``, a checkpoint about which nobody can tell does not end the search.
+        ``name`` is a file or directory of the checkpoint to judge instead of the newest one. With ``wants_whole``, a
+        checkpoint about which nobody can tell does not end the search.
         """
         super().__init__(VerifiedCheckpoint)
         self._directory, self._pattern, self._since = directory, pattern, since
-        self._wants_whole = wants_whole
+        self._name, self._wants_whole = name, wants_whole
         self._entries: dict[str, CheckpointEntry] = {}
 
     def _work(self) -> Iterator[None]:
         yield from self._list()
-        result, without = self._found, set[str]()
+        result, without = self._found, self._newer_keys()
         for _ in range(MOST_CHECKPOINTS):
             newest = self._newest(without)
             if newest is None:
@@ -491,9 +494,23 @@ class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
         self._entries, now, behind = {}, time.time(), True
         while behind:
             snapshot = watch.poll(now)
-            self._entries.update((entry.name, entry) for entry in snapshot.entries)
+            for entry in snapshot.entries:
+                is_unnamed = entry.name == self._name and _checkpoint_key(entry) is None
+                self._entries[entry.name] = entry._replace(bare="checkpoint") if is_unnamed else entry
             now, behind = now + 1.0, snapshot.has_unread_names
             yield
+
+    def _newer_keys(self) -> set[str]:
+        """Keys of checkpoints that are newer than the one to judge."""
+        named = self._entries.get(self._name or "")
+        if named is None:
+            return set()
+        ends: dict[str, float] = {}
+        for entry in self._entries.values():
+            if (key := _checkpoint_key(entry)) is not None and entry.files:
+                ends[key] = max(ends.get(key, 0.0), *(file.mtime for file in entry.files))
+        own = _checkpoint_key(named)
+        return {key for key, end in ends.items() if key != own and end >= ends.get(own or "", 0.0)}
 
     def _judge(self, newest: Checkpoint, without: Collection[str]) -> Generator[None, None, CheckedCheckpoint | None]:
         """Check all files of a checkpoint; None if it is being removed."""

@@ -113,6 +113,15 @@ def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
     return _fixed_name(stem, bare, is_directory, marker)
 
 
+def is_checkpoint(name: str, is_directory: bool) -> bool:
+    """Whether a name is surely that of a checkpoint, unlike ``result_3.parquet``, which only has a number."""
+    found = parse_name(name, is_directory)
+    if found is None or found.marker:
+        return False
+    words = any(pattern.search(name) for pattern in (_CHECKPOINT_WORD, _STEP, _EPOCH))
+    return found.versioned and (is_directory or words or is_weights(name))
+
+
 def _fixed_name(stem: str, bare: str, is_directory: bool, marker: bool) -> CheckpointName | None:
     """Parse a name without a step, which each checkpoint overwrites."""
     checkpoint_word = _CHECKPOINT_WORD.search(stem)
