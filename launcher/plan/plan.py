@@ -178,6 +178,7 @@ class RunFacts:
     start: float = 0.0
     addresses: tuple[str, ...] = ()  # addresses at which nodes reach each other; empty if their host names serve
     port_offset: int = 0  # added to every port of the plan, because another job may share the node
+    checkpoint: str = ""  # path of the checkpoint to resume from; empty without one
 
     def address(self, node_index: int) -> str:
         """Host name or IP address of a node."""

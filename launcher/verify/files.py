@@ -126,7 +126,8 @@ class VerifiedCheckpoint(VerifiedFiles):
     """The last checkpoint of the job."""
 
     last: CheckedCheckpoint | None = None
-    good: Checkpoint | None = None  # the newest that is not damaged, or in search of a whole one, that is whole
+    undamaged: Checkpoint | None = None  # the newest that is not damaged
+    whole: Checkpoint | None = None  # the newest that is whole, if it was searched for
 
 
 @dataclass
@@ -485,9 +486,11 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
             if found is None:
                 continue
             result.last = result.last or found
-            if found.checkpoint.valid or not (found.is_damaged or self._wants_whole):
-                result.good = found.checkpoint
-                return
+            if not found.is_damaged:
+                result.undamaged = result.undamaged or found.checkpoint
+                result.whole = found.checkpoint if found.checkpoint.valid else None
+                if result.whole is not None or not self._wants_whole:
+                    return
 
     def _list(self) -> Iterator[None]:
         watch = CheckpointWatch(self._directory, self._pattern, verify=False)

@@ -530,7 +530,7 @@ def _checkpoint_check(manifest: Manifest, group: PathGroup, result: FileWorkResu
     name = printable(last.name)
     if found.is_damaged:
         state = "incomplete" if last.state == "incomplete" else "damaged"
-        text = f"{name} is {state}: {_damage_text(last)}; {_newest_good_text(facts)}"
+        text = f"{name} is {state}: {_damage_text(last)}; {_newest_undamaged_text(facts)}"
         count = last.missing_count + sum(len(entry.damaged) for entry in found.entries)
         return VerificationCheck("checkpoint", False, text, tuple(found.flaws), count)
     size = f"{_file_count_text(last.files)}, {last.bytes} bytes"
@@ -543,9 +543,9 @@ def _damage_text(last: Checkpoint) -> str:
     return printable(last.reason or "").removeprefix(f"{printable(last.name)}: ")
 
 
-def _newest_good_text(facts: VerifiedCheckpoint) -> str:
-    if facts.good is not None:
-        return f"the newest undamaged one is {printable(facts.good.name)}"
+def _newest_undamaged_text(facts: VerifiedCheckpoint) -> str:
+    if facts.undamaged is not None:
+        return f"the newest undamaged one is {printable(facts.undamaged.name)}"
     return "there is no undamaged one" if facts.done else f"{NO_TIME} earlier ones"
 
 
