@@ -17,7 +17,7 @@ help:
 	@echo "make test      install what the tests need and run them all"
 	@echo "make test-quick  the tests that need no process, server or clock, in a minute"
 	@echo "make test-gpu  the tests of a real NVIDIA GPU, on a machine that has one"
-	@echo "make test-programs  torchrun, Accelerate, transformers, Lightning and MPI under gpujob (installs them into .venv-programs)"
+	@echo "make test-programs  programs of frameworks under gpujob, and damaged checkpoints of libraries (installs them into .venv-programs)"
 	@echo "make test-slurm-versions  the same jobs on Slurm 22.05, 24.11 and 26.05 (root; fetches Debian trees)"
 	@echo "make fuzz      damaged input for every parser of foreign data, for SECONDS=600"
 	@echo "make check     format, lint, types, layers, rules"

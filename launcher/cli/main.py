@@ -21,6 +21,7 @@ from launcher.cli.jobs.attach import attach
 from launcher.cli.jobs.connect import connect
 from launcher.cli.jobs.logs import logs
 from launcher.cli.jobs.stop import stop
+from launcher.cli.jobs.verify import verify
 from launcher.cli.parts import (
     INTERRUPTED,
     JOB,
@@ -319,5 +320,7 @@ def schema(cluster: bool) -> None:
     click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
 
 
-for command in (attach, completion, connect, explain, init, logs, plan_command, run, scan, stop, sweep, targets, watch):
+for command in (
+    *(attach, completion, connect, explain, init, logs, plan_command, run, scan, stop, sweep, targets, verify, watch),
+):
     commands.add_command(command)

@@ -23,6 +23,7 @@ VARIABLES = {
     "run_dir": "GPUJOB_RUN_DIR",
     "output_dir": "GPUJOB_OUTPUT_DIR",
     "checkpoint_dir": "GPUJOB_CHECKPOINT_DIR",
+    "checkpoint": "GPUJOB_CHECKPOINT",
     "log_dir": "GPUJOB_LOG_DIR",
 }  # variable in the task's environment for each placeholder
 # Variables that the user's environment and the job file override. Python would hold back what it prints into a log.
@@ -151,6 +152,7 @@ def _build_job_values(plan: Plan, facts: RunFacts) -> dict[str, str]:
         "job_id": facts.job_id,
         "attempt": str(facts.attempt),
         "job_dir": plan.job_dir,
+        "checkpoint": facts.checkpoint,
         "head": facts.address(0),
         "run_dir": str(run_dir),
         "log_dir": str(run_dir / logs.directory if logs else run_dir),

@@ -179,6 +179,7 @@ class RunFacts:
     addresses: tuple[str, ...] = ()  # addresses at which nodes reach each other; empty if their host names serve
     port_offset: int = 0  # added to every port of the plan, because another job may share the node
     ip_addresses: tuple[str, ...] = ()  # for people; the job uses ``addresses``
+    checkpoint: str = ""  # path of the checkpoint to resume from; empty without one
 
     def ip_address(self, node_index: int) -> str:
         """IP address of a node, or its host name if it is unknown."""

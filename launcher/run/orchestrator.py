@@ -6,6 +6,7 @@ It is one loop on one thread. A signal only sets a flag and wakes the loop. Ever
 teardown, with one deadline. If the orchestrator is killed, ``launcher.guard`` ends the job.
 """
 
+import dataclasses
 import functools
 import itertools
 import os
@@ -24,6 +25,7 @@ from launcher.plan.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
 from launcher.programs.environment import remove_coerced_locale
 from launcher.report.report import REPORT_TEXT_FILE, archive
 from launcher.run.before.nodes_survey import PortReservation, needs_survey, run_node_survey
+from launcher.run.before.resume import find_checkpoint
 from launcher.run.end_of_job import EndOfJob
 from launcher.run.job_log import access_lines, log_line, log_raw_line, place_lines
 from launcher.run.job_state import DISK_FULL, JobRun, JobState, attempt_optional
@@ -340,6 +342,9 @@ def main(arguments: list[str]) -> None:
         facts, reservation = run_node_survey(plan, facts, steps, signals)
         steps.update_facts(facts)
         record = write_orchestrator_record(facts, local=local)
+    if checkpoint := find_checkpoint(plan, facts, lambda: signals.end_signal is not None):
+        facts = dataclasses.replace(facts, checkpoint=checkpoint)
+        steps.update_facts(facts)
     job_state, limit = JobState(facts, plan.kill_wait_s, signals, progress_fd), time_limit_end(plan, start)
     job = JobRun(plan, facts, steps, job_state, signals, limit, record, began, given.get("--report-fd"))
     status = Orchestrator(job, reservation).run()

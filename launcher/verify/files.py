@@ -22,11 +22,13 @@ from typing import Generic, NamedTuple, TypeVar
 
 from exporter.contract.status import DamagedFile
 from exporter.contract.worker_names import rank_in_file_name
-from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointWatch
+from exporter.files.checkpoints.checkpoints_reader import CheckpointWatch
+from exporter.files.checkpoints.entries import CheckpointEntry
 from exporter.files.checkpoints.names import parse_name
+from exporter.files.checkpoints.parts_reader import check_entry
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.checkpoints.tracker import CheckpointTracker
-from exporter.files.formats import BINARY_FORMATS, FileCheck, check_file
+from exporter.files.formats import FileCheck, check_file
 from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, RecordKind, record_kind
 from exporter.files.formats.source import OPEN_FLAGS, NotRegularFile, open_source, printable
 from exporter.files.outputs.csv_reader import is_sidecar_csv
@@ -47,7 +49,6 @@ PIECE_BYTES = 4 << 20  # bytes counted or hashed between two pauses
 TELLING = 64  # newest, largest and smallest files that are read before the others
 MOST_KINDS = 4096  # so are the newest of each worker and extension, up to this many
 MOST_CHECKPOINTS = 16  # checkpoints tried in search of a valid one
-SETTLED_S = 1e9  # clock offset at which every checkpoint counts as no longer written
 KINDS_BY_FORMAT: Mapping[str | None, RecordKind] = {"jsonl": "lines", "csv": "table", "json": "array"}
 EMPTY_JSON = (b"{}", b"null", b'""')  # JSON texts without records, besides an empty array
 
@@ -59,7 +60,6 @@ TRANSIENT = frozenset((
 PAUSES, PAUSE_S = 10, 0.1  # pauses before a retry, and their length: 1 s in all
 MOST_RETRIES = 20  # retries in all, over all files
 
-FROM_EARLIER_JOB = "left by an earlier job"  # reason for damaged files older than the job
 _NOT_OUTPUT = re.compile(
     r"(?:^|[-_.])_?SUCCESS$|\.(?:lock|lck|done|pid|swp|crc|part|partial|incomplete|inprogress)$"
     r"|\.te?mp(?:[-_.][A-Za-z0-9]{1,32})?$|~$",
@@ -103,22 +103,22 @@ class VerifiedOutput(VerifiedFiles):
     sums: list[tuple[str, str]] = field(default_factory=list)  # name and SHA-256 of files hashed since the last call
 
 
-@dataclass
-class CheckedCheckpoint:
-    """One checkpoint and the check results of its files."""
+class CheckedCheckpoint(NamedTuple):
+    """One checkpoint with the judgement of all its files."""
 
     checkpoint: Checkpoint
-    valid: int = 0
-    damaged: int = 0  # damaged or missing files
-    flaws: list[DamagedFile] = field(default_factory=list)  # the first of them
-    uncertain: int = 0  # files in doubt, besides those of formats that do not show damage
-    uncertain_reason: str | None = None  # why the first of them is in doubt
-    removed: int = 0
+    entries: tuple[CheckpointEntry, ...]
 
-    def add_uncertain(self, reason: str) -> None:
-        """Count a file whose state is unknown."""
-        self.uncertain += 1
-        self.uncertain_reason = self.uncertain_reason or reason
+    @property
+    def flaws(self) -> list[DamagedFile]:
+        """What is damaged or missing."""
+        missing = [DamagedFile(printable(name), None, "is missing") for name in self.checkpoint.missing]
+        return [*missing, *chain.from_iterable(entry.damaged for entry in self.entries)]
+
+    @property
+    def is_damaged(self) -> bool:
+        """Whether it is surely not whole."""
+        return self.checkpoint.state in ("incomplete", "invalid")
 
 
 @dataclass
@@ -126,7 +126,8 @@ class VerifiedCheckpoint(VerifiedFiles):
     """The last checkpoint of the job."""
 
     last: CheckedCheckpoint | None = None
-    newest_undamaged: Checkpoint | None = None  # the newest checkpoint without damage
+    undamaged: Checkpoint | None = None  # the newest that is not damaged
+    whole: Checkpoint | None = None  # the newest that is whole, if it was searched for
 
 
 @dataclass
@@ -140,7 +141,7 @@ class VerifiedLogs(VerifiedFiles):
 Facts = TypeVar("Facts", bound=VerifiedFiles)
 
 
-class _SlicedWork(Generic[Facts]):
+class SlicedWork(Generic[Facts]):
     """Work that runs in slices, and notes what it finds in ``_found``."""
 
     def __init__(self, kind: type[Facts]) -> None:
@@ -188,7 +189,7 @@ class _OutputFile(NamedTuple):
     is_older: bool
 
 
-class OutputFiles(_SlicedWork[VerifiedOutput]):
+class OutputFiles(SlicedWork[VerifiedOutput]):
     """Regular files directly in a directory whose names match a glob, the most telling first, then the newest.
 
     Locks, markers and temporary files are left out, unless the glob asks for such names.
@@ -432,7 +433,7 @@ def _record_tokens(
 # Logs
 
 
-class LogResults(_SlicedWork[VerifiedLogs]):
+class LogResults(SlicedWork[VerifiedLogs]):
     """Benchmark results printed at the end of logs."""
 
     def __init__(self, run_dir: str, paths: Collection[str]) -> None:
@@ -457,88 +458,96 @@ class LogResults(_SlicedWork[VerifiedLogs]):
 # Checkpoints
 
 
-class LastCheckpoint(_SlicedWork[VerifiedCheckpoint]):
-    """The newest checkpoint of the job and, if that is damaged, the newest valid one."""
+class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
+    """The newest checkpoint of the job and, if that is damaged, the newest one that is not."""
 
-    def __init__(self, directory: str, pattern: str, since: float) -> None:
-        """``since`` is the start of the job in epoch seconds; older checkpoints are ignored."""
+    def __init__(
+        self, directory: str, pattern: str, since: float, *, name: str | None = None, wants_whole: bool = False
+    ) -> None:
+        """``since`` is the start of the job in epoch seconds; older checkpoints are ignored.
+
+        ``name`` is a file or directory of the checkpoint to judge instead of the newest one. With ``wants_whole``, a
+        checkpoint about which nobody can tell does not end the search.
+        """
         super().__init__(VerifiedCheckpoint)
         self._directory, self._pattern, self._since = directory, pattern, since
+        self._name, self._wants_whole = name, wants_whole
         self._entries: dict[str, CheckpointEntry] = {}
 
     def _work(self) -> Iterator[None]:
         yield from self._list()
-        result, without = self._found, set[str]()
+        result, without = self._found, self._newer_keys()
         for _ in range(MOST_CHECKPOINTS):
             newest = self._newest(without)
             if newest is None:
                 return
+            found = yield from self._judge(newest, without)
             without.add(newest.key)
-            found = CheckedCheckpoint(newest)
-            files = [file for entry in self._entries_with_key(newest.key) for file in entry.files if not file.temporary]
-            # an earlier job may have left it incomplete
-            ours = all(file.mtime >= self._since for file in files)
-            if newest.state == "incomplete" and ours:
-                found.damaged = max(1, newest.missing_count)
-                found.flaws += [DamagedFile(printable(name), None, "is missing") for name in newest.missing]
-            elif newest.state == "incomplete":
-                found.add_uncertain(FROM_EARLIER_JOB)
-            for file in files if not found.damaged or result.last is None else ():
-                self._check_file(found, file.path, is_of_job=file.mtime >= self._since)
-                result.checked += 1
-                yield
-            if files and found.removed == len(files):
-                continue  # removed meanwhile
-            if found.removed:
-                found.damaged, found.flaws = 0, []  # being removed
+            if found is None:
+                continue
             result.last = result.last or found
-            if not found.damaged:
-                result.newest_undamaged = newest
-                return
+            if not found.is_damaged:
+                result.undamaged = result.undamaged or found.checkpoint
+                result.whole = found.checkpoint if found.checkpoint.valid else None
+                if result.whole is not None or not self._wants_whole:
+                    return
 
     def _list(self) -> Iterator[None]:
         watch = CheckpointWatch(self._directory, self._pattern, verify=False)
         self._entries, now, behind = {}, time.time(), True
         while behind:
             snapshot = watch.poll(now)
-            self._entries.update((entry.name, entry) for entry in snapshot.entries)
+            for entry in snapshot.entries:
+                is_unnamed = entry.name == self._name and _checkpoint_key(entry) is None
+                self._entries[entry.name] = entry._replace(bare="checkpoint") if is_unnamed else entry
             now, behind = now + 1.0, snapshot.has_unread_names
             yield
+
+    def _newer_keys(self) -> set[str]:
+        """Keys of checkpoints that are newer than the one to judge."""
+        named = self._entries.get(self._name or "")
+        if named is None:
+            return set()
+        ends: dict[str, float] = {}
+        for entry in self._entries.values():
+            if (key := _checkpoint_key(entry)) is not None and entry.files:
+                ends[key] = max(ends.get(key, 0.0), *(file.mtime for file in entry.files))
+        own = _checkpoint_key(named)
+        return {key for key, end in ends.items() if key != own and end >= ends.get(own or "", 0.0)}
+
+    def _judge(self, newest: Checkpoint, without: Collection[str]) -> Generator[None, None, CheckedCheckpoint | None]:
+        """Check all files of a checkpoint; None if it is being removed."""
+        entries = [
+            entry for entry in self._entries.values() if not entry.temporary and _checkpoint_key(entry) == newest.key
+        ]
+        checked: list[CheckpointEntry] = []
+        for entry in entries:
+            steps = check_entry(self._directory, entry, self._since)
+            while len(checked) < len(entries):
+                try:
+                    next(steps)
+                except StopIteration as end:
+                    checked.append(end.value)
+                    break
+                self._found.checked += 1
+                yield
+        lost = any(
+            len(after.files) < sum(not file.temporary for file in before.files)
+            for before, after in zip(entries, checked, strict=True)
+        )  # it is being removed
+        self._entries.update((entry.name, entry) for entry in checked)
+        judged = None if lost else self._newest(without)
+        return None if judged is None or judged.key != newest.key else CheckedCheckpoint(judged, tuple(checked))
 
     def _newest(self, excluded_keys: Collection[str]) -> Checkpoint | None:
         """The newest checkpoint whose key is not in ``excluded_keys``, treated as one that is no longer written."""
         entries = [entry for entry in self._entries.values() if _checkpoint_key(entry) not in excluded_keys]
         checkpoints = CheckpointTracker(self._since)
-        checkpoints.update(entries, {entry.name for entry in entries}, 0.0, time.time() + SETTLED_S)
+        names = {entry.name for entry in entries}
+        checkpoints.update(entries, names, 0.0, time.time(), workers_ended=True)
         found = checkpoints.last
         self._found.files = self._found.checked + (0 if found is None else found.files)
         return found
-
-    def _entries_with_key(self, key: str) -> list[CheckpointEntry]:
-        return [entry for entry in self._entries.values() if not entry.temporary and _checkpoint_key(entry) == key]
-
-    def _check_file(self, found: CheckedCheckpoint, path: str, *, is_of_job: bool) -> None:
-        """Check one file. An empty one is damaged if its format needs content, or it is the only file."""
-        try:
-            with open_source(self._directory, path) as source:
-                verdict = check_file(source)
-        except NotRegularFile as error:
-            if error.is_unreadable:
-                found.add_uncertain(printable(str(error)))
-            else:
-                found.removed += 1
-            return
-        binary = any(path.lower().endswith(known.EXTENSIONS) for known in BINARY_FORMATS)
-        is_damaged = verdict.state in ("invalid", "unfinished") or (
-            verdict.state == "empty" and (found.checkpoint.files == 1 or binary)
-        )
-        found.valid += verdict.state == "valid"
-        if is_damaged and not is_of_job:
-            found.add_uncertain(FROM_EARLIER_JOB)
-        elif is_damaged:
-            found.damaged += 1
-            reason = printable(verdict.reason or "is damaged")
-            _append_flaw(found.flaws, DamagedFile(printable(path), verdict.format, reason))
 
 
 def _checkpoint_key(entry: CheckpointEntry) -> str | None:

@@ -529,30 +529,24 @@ def _checkpoint_check(manifest: Manifest, group: PathGroup, result: FileWorkResu
         return VerificationCheck("checkpoint", None, text, is_inapplicable=_is_default(CHECKPOINT, group))
     found, last = facts.last, facts.last.checkpoint
     name = printable(last.name)
-    if found.damaged:
-        if last.state == "incomplete":
-            problem = f"{name} is incomplete: {printable(last.reason or '')}"
-        else:
-            problem = f"{name} is damaged: {_damage_text(last, found.flaws[0])}"
-        text = f"{problem}; {_newest_undamaged_text(facts)}"
-        return VerificationCheck("checkpoint", False, text, tuple(found.flaws), found.damaged)
+    if found.is_damaged:
+        state = "incomplete" if last.state == "incomplete" else "damaged"
+        text = f"{name} is {state}: {_damage_text(last)}; {_newest_undamaged_text(facts)}"
+        count = last.missing_count + sum(len(entry.damaged) for entry in found.entries)
+        return VerificationCheck("checkpoint", False, text, tuple(found.flaws), count)
     size = f"{_file_count_text(last.files)}, {last.bytes} bytes"
-    if found.uncertain:
-        unsure = f"{_file_count_text(found.uncertain)} whose check was inconclusive ({found.uncertain_reason})"
-        return VerificationCheck("checkpoint", None, f"{name}: {size}, {unsure}")
-    if not found.valid:
-        text = f"{name}: {size}, in formats that do not show whether they are complete"
-        return VerificationCheck("checkpoint", None, text)
+    if last.valid is None:
+        return VerificationCheck("checkpoint", None, f"{name}: {size}; cannot tell: {printable(last.reason or '')}")
     return VerificationCheck("checkpoint", True, f"{name} is valid: {size}")
 
 
-def _damage_text(last: Checkpoint, flaw: DamagedFile) -> str:
-    return flaw.reason if flaw.file == printable(last.name) else f"{flaw.file}: {flaw.reason}"
+def _damage_text(last: Checkpoint) -> str:
+    return printable(last.reason or "").removeprefix(f"{printable(last.name)}: ")
 
 
 def _newest_undamaged_text(facts: VerifiedCheckpoint) -> str:
-    if facts.newest_undamaged is not None:
-        return f"the newest undamaged one is {printable(facts.newest_undamaged.name)}"
+    if facts.undamaged is not None:
+        return f"the newest undamaged one is {printable(facts.undamaged.name)}"
     return "there is no undamaged one" if facts.done else f"{NO_TIME} earlier ones"
 
 

@@ -156,6 +156,7 @@ ARGUMENTS = {
     "[FILE] [-- COMMAND...]": "file to write, by default `job.yaml`, and the command of its worker",
     "[KEY]": "path of a key, or its last part",
     "LOG...": "log files",
+    "PATH...": "files, checkpoints, and folders of either",
     "SHELL": "`bash`, `zsh` or `fish`",
     "TARGET_DIR": "target directory of the site",
     "FILE": "`manifest.json`, its run directory, or a `monitor_config.yaml`",

@@ -25,7 +25,7 @@ from exporter.contract.manifest import parse_manifest, render_manifest
 from exporter.contract.report import Report
 from exporter.contract.run_files import read_json
 from exporter.contract.status import NodeStatus
-from exporter.files.checkpoints.checkpoints_reader import parse_index
+from exporter.files.checkpoints.layouts_reader import parse_array, parse_distcp_metadata, parse_index, parse_orbax_tree
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.formats import check_file
 from exporter.files.formats.source import open_source
@@ -56,6 +56,7 @@ from launcher.verify.benchmark_results import NoBenchmarkResult, parse_benchmark
 from launcher.verify.tokens import count_tokens
 from tests.exporter.files.formats.sample_files import FOLDER
 from tests.fuzz.inputs import damaged, damaged_text
+from tests.launcher.verify.checkpoint_files import orbax_zarr, torch_distributed, zarr
 from tests.support.exporter import make_manifest, make_task
 
 MOST_S = 2.0  # processor time for one input; the slowest takes 0.3 s on an idle machine
@@ -166,6 +167,11 @@ PARSERS = {
         for name, text in {"a.json": text_of(STATUS), "a.jsonl": text_of(STATUS) * 2, "a.csv": b'a,b\n1,"x"\n'}.items()
     },
     "checkpoint index": Parser(parse_index, damaged([text_of({"weight_map": {"a": "model-1-of-2.safetensors"}})])),
+    "distributed checkpoint": Parser(parse_distcp_metadata, damaged([torch_distributed(1)["step-1/.metadata"]])),
+    "Zarr array": Parser(
+        parse_array, damaged([orbax_zarr(1)["1/w/zarr.json"], zarr(1)["checkpoint_1.zarr/plain/.zarray"]])
+    ),
+    "Orbax tree": Parser(parse_orbax_tree, damaged([orbax_zarr(1)["1/_METADATA"]])),
     "checkpoint name": Parser(parse_name, damaged_text(["checkpoint_100.pt", "step-5/rank_3_of_8.bin", "e1.tmp.12"])),
     "status": Parser(
         lambda body: NodeStatus.from_json(json.loads(body)), damaged([text_of(STATUS)]), (ValueError, RecursionError)

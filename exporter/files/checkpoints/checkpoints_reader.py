@@ -2,7 +2,6 @@
 
 import heapq
 import itertools
-import json
 import os
 import re
 import stat
@@ -12,20 +11,14 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 from exporter.contract.status import DamagedFile
-from exporter.files.checkpoints.names import is_text
-from exporter.files.formats import check_file
-from exporter.files.formats.source import (
-    KINDS,
-    OPEN_FLAGS,
-    CheckUndecided,
-    FileDamaged,
-    FileSource,
-    NotRegularFile,
-    open_source,
-)
+from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile, CheckpointIndex
+from exporter.files.checkpoints.layouts_reader import MOST_INDEXES, index_ends, index_paths, read_index
+from exporter.files.checkpoints.parts_reader import BESIDE, is_unproven, part_flaw, part_result
+from exporter.files.formats import FileCheck
+from exporter.files.formats.source import KINDS
 from exporter.machine.folders import name_matcher
 
-MOST_LEVELS = 4  # directory levels walked, the checkpoint's own included
+MOST_LEVELS = 8  # directory levels walked, the checkpoint's own included
 MOST_ENTRIES = 20_000  # entries of one checkpoint, and entries read in one poll
 HOT_S = 120.0  # a directory is walked at each poll until it has been unchanged this long
 REST_RATIO = 20.0  # pause before the next walk, as a multiple of the time that the last one took
@@ -39,9 +32,6 @@ POLL_S = 0.3  # time for one poll, the next continues; one file on a cold server
 CLOCK_SLACK_S = 60.0  # files this much older than the start may be the job's: a file server's clock may be behind
 MOST_CHECKS, CHECK_S = 8, 0.05  # files checked in one poll, and the time for it
 MOST_HELD = 8  # settled directories whose files are kept in memory, the newest
-MOST_INDEXES = 8
-MOST_INDEX_BYTES = 8 << 20
-MOST_SHARDS = 20_000
 MOST_DAMAGED = 20
 MOST_PASSED_OVER = 20
 MOST_KNOWN_ENTRIES = 20_000  # entries remembered, the newest
@@ -55,51 +45,6 @@ _TEMPORARY_MARK = re.compile(rf"^\.|^[._]?tmp[-_.]|{_TEMPORARY_ENDING}", re.IGNO
 # hidden files such as ``.metadata`` and ``.zarray`` are ordinary inside a directory
 _TEMPORARY_MARK_INSIDE = re.compile(rf"^[._]?tmp[-_.]|{_TEMPORARY_ENDING}", re.IGNORECASE)
 _RANDOM_SUFFIX = re.compile(r"(?:\.\d{1,20}|[.-](?=[a-z0-9_]*\d)(?=[a-z0-9_]*[a-z])[a-z0-9_]{6,16})$", re.IGNORECASE)
-_BINARY = (
-    *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".zarr"),
-    *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
-)
-_MAY_BE_RAW = ".bin"  # numbers without a header; the first may be zeros
-_DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
-INDEX, DISTCP_INDEX = ".index.json", ".metadata"
-ZEROS_BYTES = 4096
-
-
-class CheckpointFile(NamedTuple):
-    """A regular file as of one poll; times in epoch seconds."""
-
-    path: str  # relative to the checkpoint folder
-    size: int
-    mtime: float
-    inode: int
-    temporary: bool = False
-
-    def is_unchanged(self, other: "CheckpointFile") -> bool:
-        """Whether it has not been written since. A new inode alone is no change: some file systems invent inodes."""
-        return (self.size, self.mtime, self.temporary) == (other.size, other.mtime, other.temporary)
-
-
-class CheckpointIndex(NamedTuple):
-    """An index of shards; paths are relative to the checkpoint folder."""
-
-    path: str
-    shards: tuple[str, ...]
-
-
-class CheckpointEntry(NamedTuple):
-    """One file or directory directly in the checkpoint folder."""
-
-    name: str
-    bare: str  # name without temporary marks: `checkpoint_12.pt` for `.checkpoint_12.pt.tmp`
-    temporary: bool
-    is_directory: bool
-    inode: int
-    files: tuple[CheckpointFile, ...]  # a file itself, or all regular files in a directory
-    is_fully_read: bool = True  # whether all of its files could be read
-    indexes: tuple[CheckpointIndex, ...] = ()  # indexes that name shards
-    valid: int = 0  # checked files found valid
-    checked: int = 0  # files with a final check result
-    damaged: tuple[DamagedFile, ...] = ()  # files that a second check confirmed, at most `MOST_DAMAGED`
 
 
 class CheckpointReading(NamedTuple):
@@ -127,34 +72,6 @@ def bare_name(name: str) -> str:
     return bare
 
 
-def parse_index(text: str | bytes) -> tuple[str, ...] | None:
-    """Return the sorted shard names of a Hugging Face ``*.index.json``; None for any other content."""
-    try:
-        body = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
-    weights = body.get("weight_map") if isinstance(body, dict) else None
-    if not isinstance(weights, dict):
-        return None
-    names = {name for name in weights.values() if isinstance(name, str) and name}
-    return tuple(sorted(names)) if len(names) <= MOST_SHARDS else None
-
-
-def _is_index(path: str) -> bool:
-    return path.endswith((INDEX, f"/{DISTCP_INDEX}"))
-
-
-def _is_erased(source: FileSource) -> bool:
-    """Whether a binary file begins with zeros, as when its blocks never reached the disk."""
-    name = source.name.lower()
-    try:
-        if not source.size or not name.endswith(_BINARY) or any(source.head(ZEROS_BYTES)):
-            return False
-        return not (name.endswith(_MAY_BE_RAW) and any(source.tail(ZEROS_BYTES)))
-    except (FileDamaged, CheckUndecided, OSError):
-        return False
-
-
 @dataclass(slots=True, eq=False)
 class _EntryWatch:
     """State of one file or directory in the folder."""
@@ -172,17 +89,18 @@ class _EntryWatch:
     has_dropped_files: bool = False  # whether its files have been dropped from memory
     folders: tuple[tuple[str, int], ...] = ()  # its subdirectories with their mtimes
     rest_until: float = 0.0
-    indexes: dict[str, tuple[str, ...]] = field(init=False)  # shards by index path
+    indexes: dict[str, CheckpointIndex] = field(init=False)  # by path
     checked: dict[str, bool] = field(init=False)  # files with a final check result, and whether they are valid
     suspected: dict[str, float] = field(init=False)  # time of a first check that found damage
     damaged: dict[str, DamagedFile] = field(init=False)  # files that a second check confirmed
+    unproven: dict[str, DamagedFile] = field(init=False)  # files whose check was inconclusive
 
     def __post_init__(self) -> None:
         self.forget_checks()
 
     def forget_checks(self) -> None:
         """Forget what was found in its files."""
-        self.indexes, self.checked, self.suspected, self.damaged = EMPTY_DICT, EMPTY_DICT, EMPTY_DICT, EMPTY_DICT
+        self.indexes = self.checked = self.suspected = self.damaged = self.unproven = EMPTY_DICT
 
     @property
     def newest_mtime(self) -> float:
@@ -382,12 +300,15 @@ class CheckpointWatch:
         if before is None and newest < now - HOT_S:
             watch.changed_at, watch.polls_unchanged = newest, 1
         same = {file.path for file in files if known.get(file.path) == file}
-        for facts in (watch.indexes, watch.checked, watch.suspected, watch.damaged):
+        if any(path not in same for path in watch.indexes):
+            watch.forget_checks()  # the others may be of other lengths now
+        for facts in (watch.indexes, watch.checked, watch.suspected, watch.damaged, watch.unproven):
             for path in [path for path in facts if path not in same]:
                 del facts[path]
-        for file in files:
-            if _is_index(file.path) and file.path not in watch.indexes and len(watch.indexes) < MOST_INDEXES:
-                watch.indexes = {**watch.indexes, file.path: self._read_index(file)}
+        paths = [file.path for file in files]
+        for path in itertools.islice(index_paths(paths), MOST_INDEXES):
+            if path not in watch.indexes:
+                watch.indexes = {**watch.indexes, path: read_index(self._directory, path, paths)}
         watch.entry = CheckpointEntry(
             name, watch.bare, watch.temporary, watch.is_directory, watch.inode, files, is_fully_read
         )
@@ -397,10 +318,11 @@ class CheckpointWatch:
         """Report an entry in the result of this poll."""
         if watch.entry is not None:
             watch.entry = watch.entry._replace(
-                indexes=tuple(CheckpointIndex(*index) for index in sorted(watch.indexes.items()) if index[1]),
+                indexes=tuple(index for _, index in sorted(watch.indexes.items()) if any(index[1:])),
                 valid=sum(watch.checked.values()),
                 checked=len(watch.checked),
                 damaged=tuple(itertools.islice(watch.damaged.values(), MOST_DAMAGED)),
+                unproven=tuple(itertools.islice(watch.unproven.values(), MOST_DAMAGED)),
             )
             self._changed_names[name] = None
 
@@ -539,41 +461,20 @@ class CheckpointWatch:
 
     def _check_file(self, watch: _EntryWatch, file: CheckpointFile, now: float) -> None:
         """Check one file; damage counts only when a second check confirms it."""
-        state, known_format, reason = "unknown", None, None
-        try:
-            if not (watch.is_directory and is_text(file.path)):  # text beside the weights may be written to forever
-                with open_source(self._directory, file.path) as source:
-                    state, known_format, reason, _ = check_file(source)
-                    if state == "unknown" and _is_erased(source):
-                        state, known_format, reason = "invalid", None, "contains only zeros, as if it was never written"
-        except NotRegularFile as error:
-            reason = str(error)
-        if state == "empty" and file.path.lower().endswith(_BINARY):
-            state = "invalid"
-        if state == "invalid" and not file.temporary:
+        ends = index_ends(watch.indexes.values())
+        found = part_result(
+            self._directory, file.path, inside=watch.is_directory, end=ends.get(file.path)
+        ) or FileCheck(BESIDE, None)
+        flaw = part_flaw(file.path, found)
+        if found.state == "invalid" and not file.temporary:
             if file.path not in watch.suspected:
                 watch.suspected = {**watch.suspected, file.path: now}
                 return
-            watch.damaged = {**watch.damaged, file.path: DamagedFile(file.path, known_format, reason or "")}
+            watch.damaged = {**watch.damaged, file.path: flaw}
+        elif is_unproven(found):
+            watch.unproven = {**watch.unproven, file.path: flaw}
         if watch.suspected:
             watch.suspected.pop(file.path, None)
         if watch.checked is EMPTY_DICT:
             watch.checked = {}
-        watch.checked[file.path] = state == "valid"
-
-    def _read_index(self, file: CheckpointFile) -> tuple[str, ...]:
-        """Return the paths of the shards that an index names, relative to the checkpoint folder."""
-        if file.size > MOST_INDEX_BYTES:
-            return ()
-        try:
-            fd = os.open(os.path.join(self._directory, file.path), OPEN_FLAGS)
-            with open(fd, "rb") as source:
-                text = source.read(MOST_INDEX_BYTES) if stat.S_ISREG(os.fstat(fd).st_mode) else b""
-        except OSError:
-            return ()
-        folder, _, own = file.path.rpartition("/")
-        if own == DISTCP_INDEX:
-            names = tuple(sorted({name.decode() for name in _DISTCP_SHARD.findall(text)}))
-        else:
-            names = parse_index(text) or ()
-        return tuple(f"{folder}/{name}" if folder else name for name in names)
+        watch.checked[file.path] = found.state == "valid"

@@ -27,6 +27,7 @@ class _PastCheckpoint(NamedTuple):
     bytes: int
     seconds: float
     shapes: frozenset[str]  # of its shards and markers
+    parts: frozenset[str]  # shapes of its other parts
 
 
 class SavedCheckpoints(Record):
@@ -108,13 +109,20 @@ class CheckpointHistory:
         self._counted.clear()
         self._last_shapes = frozenset()
 
-    def count(self, checkpoint: Checkpoint, shapes: frozenset[str], *, is_addition: bool) -> bool:
+    def count(
+        self,
+        checkpoint: Checkpoint,
+        shapes: frozenset[str],
+        *,
+        is_addition: bool,
+        parts: frozenset[str] = frozenset(),
+    ) -> bool:
         """Record a complete checkpoint; return whether it is a new one.
 
         It is not if it was already counted unchanged, or is an ``is_addition`` to a counted one.
         """
         past = _PastCheckpoint(
-            checkpoint.key, checkpoint.step, checkpoint.end, checkpoint.bytes, checkpoint.seconds or 0.0, shapes
+            checkpoint.key, checkpoint.step, checkpoint.end, checkpoint.bytes, checkpoint.seconds or 0.0, shapes, parts
         )
         if self._counted.get(checkpoint.key) == checkpoint.end:
             if all(one.key != checkpoint.key for one in self._past):
@@ -164,6 +172,10 @@ class CheckpointHistory:
         others.discard(key)
         return len(others) >= LEAST_WITHOUT_RANKS
 
+    def had_same(self, key: str, shapes: frozenset[str]) -> bool:
+        """Whether another checkpoint had exactly these shards."""
+        return any(past.key != key and past.shapes == shapes for past in self._past)
+
     def odd_size(self, size: int, key: str, shapes: frozenset[str]) -> float | None:
         """Size relative to the median of similar ones, if below half or above twice that.
 
@@ -200,6 +212,11 @@ class CheckpointHistory:
         if len(last) < min(LEARN_FROM, len(alike)):
             return frozenset()
         return frozenset.intersection(*last) if last else frozenset()
+
+    def usual_parts(self, key: str) -> frozenset[str]:
+        """Shapes of other parts that all recent similar checkpoints had."""
+        alike = [past.parts for past in self._similar(key)]
+        return frozenset.intersection(*alike) if alike else frozenset()
 
     def _similar(self, key: str) -> list[_PastCheckpoint]:
         """Recent checkpoints to compare with: ``final`` need not resemble those with a step."""

@@ -22,6 +22,16 @@ _SHARDS = (_SHARD_OF_TOTAL, _WORLD_SIZE, _RANK, _WORKER, _DISTCP, _CONSOLIDATED)
 _CONTIGUOUS_RANK = re.compile(
     r"(?<![A-Za-z])(?:rank|shard|rng[-_]states?|random[-_]states?|tp|pp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE
 )  # these run from 0 without gaps; numbers of nodes, workers and tasks need not
+# frameworks that always write rank 0: DeepSpeed, Megatron, Trainer and Accelerate
+_HAS_FIRST_RANK = re.compile(r"(?:zero_pp_rank|mp_rank|rng[-_]states?|random[-_]states?)[-_]?\d+", re.IGNORECASE)
+_OPEN_RANK = re.compile(r"(?<![A-Za-z])(?:rank|tp|pp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE)
+_PIPELINE_RANK = re.compile(r"(?<=mp_rank_\d\d_)(\d{3})(?!\d)")
+_COMPANION_FILES = (
+    (re.compile(r"^(.*/)__\d+_\d+\.distcp$"), r"\1.metadata"),
+    (re.compile(r"^(.*)\.data-\d{5}-of-\d{5}$"), r"\1.index"),
+    (re.compile(r"^((?:(?!ocdbt\.process_).)*/)(?:manifest\.ocdbt|_sharding|array_metadatas/.*)$"), r"\1_METADATA"),
+)  # files, and what reads them
+_TENSORFLOW_SHARD = ".data-"  # precedes the number of a shard, which counts from 0
 _STEP = re.compile(
     r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
     re.IGNORECASE,
@@ -37,6 +47,11 @@ _TEXT = (
     *(".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err"),
     *(".lock", ".py", ".sh", ".html", ".png", ".pid"),
 )
+NEEDED_TEXT = re.compile(
+    r"(?:^|/)(?:[\w.-]+\.index\.json|(?:(?:generation_|adapter_|preprocessor_|tokenizer_)?config|tokenizer|trainer_state"
+    r"|metadata|zarr|universal_checkpoint_info)\.json|\.z(?:array|attrs|group|metadata)|_METADATA|_CHECKPOINT_METADATA"
+    r"|_sharding|array_metadatas/process_\d+)$"
+)  # JSON texts without which a checkpoint cannot be loaded
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".ckpt", ".h5", ".msgpack", ".gguf")
 _NO_WEIGHTS = re.compile(r"optim|scheduler|scaler|rng_state|random_states|training_args", re.IGNORECASE)
 _TRACKERS = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", "latest_train_state.pt"}
@@ -98,6 +113,15 @@ def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
     return _fixed_name(stem, bare, is_directory, marker)
 
 
+def is_checkpoint(name: str, is_directory: bool) -> bool:
+    """Whether a name is surely that of a checkpoint, unlike ``result_3.parquet``, which only has a number."""
+    found = parse_name(name, is_directory)
+    if found is None or found.marker:
+        return False
+    words = any(pattern.search(name) for pattern in (_CHECKPOINT_WORD, _STEP, _EPOCH))
+    return found.versioned and (is_directory or words or is_weights(name))
+
+
 def _fixed_name(stem: str, bare: str, is_directory: bool, marker: bool) -> CheckpointName | None:
     """Parse a name without a step, which each checkpoint overwrites."""
     checkpoint_word = _CHECKPOINT_WORD.search(stem)
@@ -134,6 +158,11 @@ def is_text(path: str) -> bool:
     """Whether a path is named like text beside checkpoints: logs, settings, figures, but no shard index."""
     name = path.lower()
     return name.endswith(_TEXT) and not name.endswith(".index.json")
+
+
+def is_part(path: str) -> bool:
+    """Whether a file in a checkpoint's directory belongs to it by its name, rather than being a log or a note."""
+    return not is_text(path) or NEEDED_TEXT.search(path) is not None
 
 
 def is_weights(path: str) -> bool:
@@ -183,7 +212,7 @@ def _missing_of_total(paths: Iterable[str]) -> Iterator[str]:
         match = written[before, after]
         total, width = int(match[3]), len(match[1])
         if 0 < total <= MOST_SHARDS and max(numbers) <= total:
-            first = 0 if 0 in numbers else 1
+            first = 0 if 0 in numbers or before.endswith(_TENSORFLOW_SHARD) else 1
             for number in range(first, first + total):
                 if number not in numbers:
                     yield f"{before}{number:0{width}}{after}"
@@ -209,30 +238,63 @@ def _missing_of_world(paths: Iterable[str]) -> Iterator[str]:
 def missing_ranks(paths: Iterable[str]) -> Iterator[str]:
     """Yield paths of ranks missing between others: 3 if 0, 1, 2 and 4 to 7 exist.
 
-    Only if rank 0 and most others exist. Runs of equal length (0, 1, 4, 5) are left out: there only some ranks write,
-    such as one per group of replicas. Missing ranks after the last one are never detected.
+    Only if most others exist. Rank 0 is missed only in names of frameworks that always write it. Runs of equal length
+    (0, 1, 4, 5) are left out: there only some ranks write, such as one per group of replicas. Missing ranks after the
+    last one are never detected.
     """
-    seen: dict[tuple[str, str], set[int]] = {}
-    widths: dict[tuple[str, str], int] = {}
+    for (before, after), (numbers, width) in _ranks(paths).items():
+        last = max(numbers)
+        has_first = 0 in numbers or _HAS_FIRST_RANK.search(f"{before}0") is not None
+        if not has_first or last > MOST_SHARDS or not len(numbers) <= last < max(2, 2 * len(numbers) - 1):
+            continue
+        runs = [1]
+        for one, other in itertools.pairwise(sorted(numbers)):
+            runs.append(1) if other > one + 1 else runs.append(runs.pop() + 1)
+        if len(set(runs)) > 1 or 0 not in numbers:
+            for number in range(last):
+                if number not in numbers:
+                    yield f"{before}{number:0{width}}{after}"
+
+
+def missing_companions(paths: Collection[str]) -> Iterator[str]:
+    """Yield files without which others cannot be read: ``.metadata`` beside ``__0_0.distcp``."""
+    for path in paths:
+        for pattern, companion in _COMPANION_FILES:
+            if (match := pattern.search(path)) and (lacking := match.expand(companion)) not in paths:
+                yield lacking
+
+
+def missing_first_ranks(paths: Iterable[str]) -> Iterator[str]:
+    """Yield the path of rank 0 wherever only higher ranks exist, which earlier checkpoints may show to be missing."""
+    for (before, after), (numbers, width) in _ranks(paths).items():
+        if 0 not in numbers:
+            yield f"{before}{0:0{width}}{after}"
+
+
+def open_ranks(paths: Iterable[str]) -> str | None:
+    """The first path numbered by a rank where no name says how many ranks there are; None without one."""
+    return next(
+        (
+            path
+            for path in sorted(paths)
+            if _OPEN_RANK.search(path) and not (_SHARD_OF_TOTAL.search(path) or _WORLD_SIZE.search(path))
+        ),
+        None,
+    )
+
+
+def _ranks(paths: Iterable[str]) -> dict[tuple[str, str], tuple[set[int], int]]:
+    """Numbers of ranks, and the width of the narrowest, by the text before and after them."""
+    found: dict[tuple[str, str], tuple[set[int], int]] = {}
     for path in paths:
         if _SHARD_OF_TOTAL.search(path) or _WORLD_SIZE.search(path):
             continue
-        for pattern in (_CONTIGUOUS_RANK, _CONSOLIDATED):
+        for pattern in (_CONTIGUOUS_RANK, _PIPELINE_RANK, _CONSOLIDATED):
             for match in pattern.finditer(path):
-                place = (path[: match.start(1)], path[match.end(1) :])
-                seen.setdefault(place, set()).add(int(match[1]))
-                widths[place] = min(len(match[1]), widths.get(place, len(match[1])))
-    for place, numbers in seen.items():
-        last = max(numbers)
-        if 0 not in numbers or last > MOST_SHARDS or not len(numbers) <= last < 2 * len(numbers) - 1:
-            continue
-        runs = [1]
-        for before, after in itertools.pairwise(sorted(numbers)):
-            runs.append(1) if after > before + 1 else runs.append(runs.pop() + 1)
-        if len(set(runs)) > 1:
-            for number in range(last):
-                if number not in numbers:
-                    yield f"{place[0]}{number:0{widths[place]}}{place[1]}"
+                numbers, width = found.get(place := (path[: match.start(1)], path[match.end(1) :]), (set(), 9))
+                numbers.add(int(match[1]))
+                found[place] = (numbers, min(len(match[1]), width))
+    return found
 
 
 def common_name(names: Collection[str]) -> str:

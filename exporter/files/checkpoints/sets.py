@@ -5,15 +5,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointFile, CheckpointIndex
+from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile, CheckpointIndex
 from exporter.files.checkpoints.names import (
     CheckpointName,
     is_marker,
+    is_part,
     is_sharded,
     is_weights,
+    missing_companions,
+    missing_first_ranks,
     missing_numbers,
     missing_ranks,
     name_shape,
+    open_ranks,
 )
 
 State = Literal["writing", "complete", "incomplete", "invalid"]
@@ -64,8 +68,12 @@ class _NameFacts(NamedTuple):
 
     inputs: frozenset[object]  # paths and indexes that the others derive from
     shapes: frozenset[str]
+    parts: frozenset[str]
     shard_gaps: tuple[str, ...]
     rank_gaps: tuple[str, ...]
+    first_ranks: tuple[str, ...]
+    open_rank: str | None
+    optional_gap: str | None
 
 
 @dataclass
@@ -118,6 +126,11 @@ class CheckpointSet:
         return self._read_names().shapes
 
     @property
+    def parts(self) -> frozenset[str]:
+        """Shapes of its other parts, in its directory."""
+        return self._read_names().parts
+
+    @property
     def shard_gaps(self) -> tuple[str, ...]:
         """Missing shards that numbers or indexes imply."""
         return self._read_names().shard_gaps
@@ -126,6 +139,21 @@ class CheckpointSet:
     def rank_gaps(self) -> tuple[str, ...]:
         """Missing ranks between others."""
         return self._read_names().rank_gaps
+
+    @property
+    def first_ranks(self) -> tuple[str, ...]:
+        """Rank 0 wherever only others exist, which earlier checkpoints may have had."""
+        return self._read_names().first_ranks
+
+    @property
+    def open_rank(self) -> str | None:
+        """A file of one of the ranks, if nothing in the checkpoint says how many there are."""
+        return self._read_names().open_rank
+
+    @property
+    def optional_gap(self) -> str | None:
+        """A file that is absent and may have been left out on purpose."""
+        return self._read_names().optional_gap
 
     @property
     def is_renamed(self) -> bool:
@@ -146,21 +174,34 @@ class CheckpointSet:
     def _read_names(self) -> _NameFacts:
         files = self.files()
         indexes = [index for entry in self.entries.values() for index in entry.view.indexes]
-        inputs = frozenset(itertools.chain((file.path for file in files), ((one.path, one.shards) for one in indexes)))
+        inputs = frozenset(itertools.chain((file.path for file in files), indexes))
         if self._facts is None or self._facts.inputs != inputs:
             there = {file.path for file in files}
-            gaps = set(missing_numbers(there))
+            gaps = {*missing_numbers(there), *missing_companions(there)}
             for index in indexes:
                 if _is_index_current(index, there):
                     gaps.update(path for path in index.shards if path not in there)
             shapes = {
-                name_shape
-                for entry in self.entries.values()
-                for file in entry.files
-                if (name_shape := _file_shape(file, entry))
+                shape for entry in self.entries.values() for file in entry.files if (shape := _file_shape(file, entry))
             }
             holes = set(missing_ranks(there)) - gaps
-            self._facts = _NameFacts(inputs, frozenset(shapes), tuple(sorted(gaps)), tuple(sorted(holes)))
+            named = {path for index in indexes for path in index.shards}
+            optional = [path for index in indexes for path in index.optional if path not in there]
+            self._facts = _NameFacts(
+                inputs,
+                frozenset(shapes),
+                frozenset(
+                    name_shape(inner, entry.name)
+                    for entry in self.entries.values()
+                    for file in entry.files
+                    if (inner := file.path.partition("/")[2]) and is_part(inner) and not is_sharded(inner)
+                ),
+                tuple(sorted(gaps)),
+                tuple(sorted(holes)),
+                tuple(missing_first_ranks(there)),
+                open_ranks(there - named),
+                next(iter(optional), None),
+            )
         return self._facts
 
 

@@ -1,10 +1,10 @@
 """State of checkpoints, from their files: writing, complete, incomplete or damaged."""
 
 import math
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import Literal, NamedTuple
 
-from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry
+from exporter.files.checkpoints.entries import CheckpointEntry
 from exporter.files.checkpoints.history import MOST_REMEMBERED, CheckpointHistory
 from exporter.files.checkpoints.names import common_name, is_text, name_shape, parse_name
 from exporter.files.checkpoints.sets import (
@@ -20,6 +20,7 @@ from exporter.files.checkpoints.sets import (
     may_be_alias_of_other,
     seconds_written,
 )
+from exporter.files.checkpoints.verdict import doubt, unusual_text
 
 # files unchanged this long are finished; raised after a longer pause of the writer
 SETTLE_S, MOST_SETTLE_S = 10.0, 300.0
@@ -227,6 +228,11 @@ class CheckpointTracker:
         """Whether an earlier job may have written it."""
         return self._start is not None and found.end < self._start and not found.was_seen_changing
 
+    def _began_earlier(self, found: CheckpointSet) -> bool:
+        """Whether an earlier job may have written some of it."""
+        first = min((file.mtime for file in found.files()), default=math.inf)
+        return self._start is not None and first < self._start and not found.was_seen_changing
+
     def _has_live_temporary(self, found: CheckpointSet, now: float) -> bool:
         """Whether a file under a temporary name is being written."""
         if (
@@ -287,9 +293,9 @@ class CheckpointTracker:
         """Return the checkpoint as it is now, and make it the last one if none is newer."""
         files = found.files()
         size = sum(file.size for file in files)
-        valid, reason = self._validity(found)
+        valid, reason = self._validity(found) if state == "complete" else (None, None)
         unusual = self._unusual_shapes(found) if state == "complete" else ()
-        if valid is False and state == "complete":
+        if valid is False:
             state = "invalid"
         if missing:
             reason = f"{missing[0]} is missing" if len(missing) == 1 else f"{len(missing)} files are missing"
@@ -308,7 +314,7 @@ class CheckpointTracker:
             valid=valid,
             reason=reason,
             odd_size=self.history.odd_size(size, found.key, found.shapes) if state != "writing" else None,
-            odd=_unusual_text(unusual),
+            odd=unusual_text(unusual),
         )
         if self.last is None or shown.end >= self.last.end or self.last.key == shown.key:
             self.last = shown
@@ -322,9 +328,17 @@ class CheckpointTracker:
         Only its own numbers and indexes count: other checkpoints of the job may have had more files, for example before
         a restart with fewer ranks, or before a final save into a single file.
         """
-        if self._may_be_older(found) or not all(entry.view.is_fully_read for entry in found.entries.values()):
+        if self._began_earlier(found) or not all(entry.view.is_fully_read for entry in found.entries.values()):
             return ()
-        return (*found.shard_gaps, *self._rank_gaps(found))
+        return tuple(dict.fromkeys((*found.shard_gaps, *self._rank_gaps(found), *self._missing_first_ranks(found))))
+
+    def _missing_first_ranks(self, found: CheckpointSet) -> Iterator[str]:
+        """Yield rank 0 wherever this checkpoint has only others and all similar ones had it too."""
+        for path in found.first_ranks:
+            folder, slash, inner = path.partition("/")
+            shape = slash + name_shape(inner if slash else folder, found.name)
+            if shape in self.history.usual_shapes(found.key) and not self.history.is_saved_separately(shape, found):
+                yield path
 
     def _rank_gaps(self, found: CheckpointSet) -> tuple[str, ...]:
         if not found.rank_gaps or found.is_marked or self.history.omits_on_purpose(found.key, found.shapes):
@@ -377,7 +391,7 @@ class CheckpointTracker:
         found.renamed.clear()
         if self.last_complete is None or shown.end >= self.last_complete.end or self.last_complete.key == shown.key:
             self.last_complete = shown
-        if not self.history.count(shown, shapes, is_addition=goes_on):
+        if not self.history.count(shown, shapes, is_addition=goes_on, parts=found.parts):
             return
         events.append(CheckpointEvent("saved", shown))
         if shown.odd is not None:
@@ -390,9 +404,10 @@ class CheckpointTracker:
         if done is None or not found.entries:
             return
         valid, reason = self._validity(found)
-        if valid is None or (valid, reason) == (done.valid, done.reason):
+        if (valid, reason) in ((None, None), (done.valid, done.reason)):
             return
-        found.last_complete = now = done._replace(state="complete" if valid else "invalid", valid=valid, reason=reason)
+        state: State = "complete" if valid is not False else "invalid"
+        found.last_complete = now = done._replace(state=state, valid=valid, reason=reason)
         found.state = now.state
         if self.last_complete is not None and self.last_complete.key == found.key:
             self.last_complete = now
@@ -401,32 +416,24 @@ class CheckpointTracker:
         self._report_damage(found, now, events)
 
     def _validity(self, found: CheckpointSet) -> tuple[bool | None, str | None]:
-        """Whether its files are valid, with the reason if not; None while the result may still change."""
+        """Whether the checkpoint is whole, and why not or why unknown; None without a reason may still change."""
         self._suspected.discard(found.key)
-        for entry in found.entries.values():
-            for bad in entry.view.damaged:
-                if self._may_be_older(found):
-                    return None, None
-                quiet = self._now - found.changed_at
-                if quiet >= max(DAMAGED_S, self._settle_s) or is_superseded(found, self._sets.values()):
-                    return False, f"{bad.file}: {bad.reason}"
-                self._suspected.add(found.key)
-                return None, None
         seen = [entry.view for entry in found.entries.values()]
-        decided = all(entry.checked >= len(entry.files) for entry in seen)
-        return (True, None) if decided and any(entry.valid for entry in seen) else (None, None)
+        for bad in (bad for entry in seen for bad in entry.damaged):
+            if self._may_be_older(found):
+                return None, None
+            quiet = math.inf if self._ended else self._now - found.changed_at
+            if quiet >= max(DAMAGED_S, self._settle_s) or is_superseded(found, self._sets.values()):
+                return False, f"{bad.file}: {bad.reason}"
+            self._suspected.add(found.key)
+            return None, None
+        if any(entry.checked < len(entry.files) for entry in seen):
+            return None, None
+        unproven = doubt(found, self.history, self._unusual_shapes(found), began_earlier=self._began_earlier(found))
+        return (True, None) if unproven is None else (None, unproven)
 
     @staticmethod
     def _report_damage(found: CheckpointSet, checkpoint: Checkpoint, events: list[CheckpointEvent]) -> None:
         if checkpoint.valid is False and "damaged" not in found.reported:
             found.reported.add("damaged")
             events.append(CheckpointEvent("damaged", checkpoint))
-
-
-def _unusual_text(unusual: Sequence[str]) -> str | None:
-    """Describe the absent files for a person."""
-    if not unusual:
-        return None
-    if len(unusual) == 1:
-        return f"has no {unusual[0]}, unlike earlier checkpoints"
-    return f"{len(unusual)} files that earlier checkpoints had are missing: {unusual[0]}, ..."

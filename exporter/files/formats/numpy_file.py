@@ -90,6 +90,7 @@ def _check_archive(source: FileSource) -> ValidFile:
     members = [member for member in directory.members if member.name.endswith(".npy")]
     if directory.members and not members:
         return ValidFile(zip_file.NAME, None, "contains no array")
+    zip_file.require_end(directory)
     headers = [
         header for member in members[:MOST_ARRAYS] if (header := _read_member_header(source, member)) is not None
     ]

@@ -1,6 +1,7 @@
-"""Walk pickles by their opcodes to recover texts, numbers, tuples and lists.
+"""Walk pickles by their opcodes to recover texts, numbers, tuples, lists, and dictionaries with such keys.
 
-No name in a pickle is resolved and nothing is called; any other object becomes None. A pickle is a program for a stack
+No name in a pickle is resolved and nothing is called; any other object becomes None, or its state if that is a
+dictionary. A pickle is a program for a stack
 machine with numbered memory (memo) and marks that delimit groups on the stack. The standard library's pickletools
 states the stack effect of each opcode.
 """
@@ -24,6 +25,7 @@ class PickleContents(NamedTuple):
 
     value: object  # the object itself
     persistent: list[object]  # references to objects stored outside it (BINPERSID)
+    states: list[dict[object, object]]  # attributes of the objects in it (BUILD)
 
 
 def walk_pickle(stream: io.BytesIO) -> PickleContents:
@@ -31,6 +33,7 @@ def walk_pickle(stream: io.BytesIO) -> PickleContents:
     stack: list[object] = []
     memo: dict[object, object] = {}
     persistent: list[object] = []
+    states: list[dict[object, object]] = []
     for opcode, argument, _ in pickletools.genops(stream):
         name = opcode.name
         if name in PUT:
@@ -44,9 +47,11 @@ def walk_pickle(stream: io.BytesIO) -> PickleContents:
         else:
             below, taken = _pop_arguments(stack, opcode)
             if name == "STOP":
-                return PickleContents(below[0], persistent)
+                return PickleContents(below[0], persistent, states)
             if name == "BINPERSID":
                 persistent.append(below[0])
+            if name == "BUILD" and isinstance(below[1], dict):
+                states.append(below[1])
             stack += _pushed_values(opcode, argument, below, taken)
     raise ValueError("has no end")  # genops raises before this
 
@@ -81,6 +86,15 @@ def _pushed_values(
         if isinstance(below[0], list):
             below[0] += below[1:] + taken
         return below[:1]
+    if name in ("EMPTY_DICT", "DICT", "SETITEM", "SETITEMS"):
+        items = [*below[1:], *taken]
+        found = below[0] if below else {}
+        if isinstance(found, dict):
+            pairs = zip(items[::2], items[1::2], strict=True)
+            found.update((key, value) for key, value in pairs if isinstance(key, str | int))
+        return [found]
+    if name == "BUILD":
+        return below[1:] if isinstance(below[1], dict) else [None]
     if name == "DUP":
         return below * 2
     if name == "GLOBAL":

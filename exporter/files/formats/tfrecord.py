@@ -30,12 +30,17 @@ def _table() -> tuple[int, ...]:
 _TABLE = _table()
 
 
-def masked_crc32c(data: bytes) -> int:
-    """Return the checksum as TFRecord stores it."""
+def crc32c(data: bytes) -> int:
+    """Return the CRC-32C checksum."""
     crc = 0xFFFFFFFF
     for code in data:
         crc = _TABLE[(crc ^ code) & 0xFF] ^ crc >> 8
-    crc ^= 0xFFFFFFFF
+    return crc ^ 0xFFFFFFFF
+
+
+def masked_crc32c(data: bytes) -> int:
+    """Return the checksum as TFRecord stores it."""
+    crc = crc32c(data)
     return ((crc >> 15 | crc << 17) + MASK_DELTA) & 0xFFFFFFFF
 
 

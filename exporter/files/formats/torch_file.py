@@ -12,7 +12,7 @@ import re
 from collections.abc import Iterable
 
 from exporter.files.formats import zip_file
-from exporter.files.formats.pickles import PICKLE_ERRORS, walk_pickle
+from exporter.files.formats.pickles import PICKLE_ERRORS, PickleContents, walk_pickle
 from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "torch"
@@ -66,6 +66,7 @@ def _check_archive(source: FileSource) -> ValidFile:
         if has_version and members.keys().isdisjoint({f"{folder}/{name}" for name in OTHER_ARCHIVES}):
             raise FileDamaged("has no data.pkl: torch.save failed before it wrote one")
         return ValidFile(zip_file.NAME, None, "is an archive that torch.save did not write")
+    zip_file.require_end(directory)
     if directory.reason is not None:
         return ValidFile(NAME, None, directory.reason)
     if not has_version:
@@ -73,18 +74,32 @@ def _check_archive(source: FileSource) -> ValidFile:
     return ValidFile(NAME, None, _check_storages(source, members, folder))
 
 
+def read_object(source: FileSource) -> PickleContents:
+    """Return what an archive's object holds. Raises CheckUndecided if that cannot be read."""
+    for member in zip_file.read_directory(source).members:
+        if member.name.endswith("/data.pkl") and (walked := _walk_object(source, member)) is not None:
+            return walked
+    raise CheckUndecided("has no object that can be read")
+
+
+def _walk_object(source: FileSource, pickled: zip_file.ZipMember) -> PickleContents | None:
+    """Walk the object of an archive; None if it is too long."""
+    if pickled.method or pickled.packed > PICKLES_BYTES[-1]:
+        return None
+    try:
+        return walk_pickle(io.BytesIO(source.read(zip_file.data_offset(source, pickled), pickled.packed)))
+    except PICKLE_ERRORS as error:
+        raise FileDamaged("has a data.pkl that is not a pickle") from error
+
+
 def _check_storages(source: FileSource, members: dict[str, zip_file.ZipMember], folder: str) -> str | None:
     """Raise FileDamaged if a storage is missing: torch closes the archive properly even when it fails.
 
     Returns the part that was not checked, or None.
     """
-    pickled = members[f"{folder}/data.pkl"]
-    if pickled.method or pickled.packed > PICKLES_BYTES[-1]:
+    walked = _walk_object(source, members[f"{folder}/data.pkl"])
+    if walked is None:
         return "its required storages were not checked"
-    try:
-        walked = walk_pickle(io.BytesIO(source.read(zip_file.data_offset(source, pickled), pickled.packed)))
-    except PICKLE_ERRORS as error:
-        raise FileDamaged("has a data.pkl that is not a pickle") from error
     for key, (kind, items) in _parse_storages(walked.persistent).items():
         member = members.get(f"{folder}/data/{key}")
         if member is None:

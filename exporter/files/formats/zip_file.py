@@ -49,6 +49,7 @@ class ZipDirectory(NamedTuple):
     members: list[ZipMember]
     begin: int  # its start; each member ends before it
     reason: str | None  # which part was not read
+    extra_bytes: int = 0  # after the end record and its comment
 
 
 def claims(source: FileSource) -> bool:
@@ -73,7 +74,7 @@ def first_name(source: FileSource) -> str:
 
 def read_directory(source: FileSource) -> ZipDirectory:
     """Read all members, or the first of very many. Raises FileDamaged if one is misplaced."""
-    count, size, begin = _read_end(source)
+    count, size, begin, extra_bytes = _read_end(source)
     text = source.read(begin, min(size, DIRECTORY_BYTES))
     members: list[ZipMember] = []
     at = 0
@@ -94,7 +95,13 @@ def read_directory(source: FileSource) -> ZipDirectory:
     for member in [*members[::step][:LOCAL_HEADERS], *members[-1:]]:
         if data_offset(source, member) + member.packed > begin:
             raise FileDamaged(f"its member {member.name[:80]!r} does not fit before its directory")
-    return ZipDirectory(members, begin, reason)
+    return ZipDirectory(members, begin, reason, extra_bytes)
+
+
+def require_end(directory: ZipDirectory) -> None:
+    """Raise FileDamaged if anything follows the archive, which no library that writes arrays adds."""
+    if directory.extra_bytes:
+        raise FileDamaged(f"continues for {directory.extra_bytes} bytes after its end")
 
 
 def data_offset(source: FileSource, member: ZipMember) -> int:
@@ -112,12 +119,12 @@ def data_offset(source: FileSource, member: ZipMember) -> int:
     return int(member.offset + LOCAL.size + name_length + extra_length)
 
 
-def _read_end(source: FileSource) -> tuple[int, int, int]:
-    """Number of members, and length and start of the central directory (4.3.14 to 4.3.16)."""
+def _read_end(source: FileSource) -> tuple[int, int, int, int]:
+    """Number of members, length and start of the central directory (4.3.14 to 4.3.16), and bytes after the archive."""
     place = source.size - END.size
     if not (source.tail(END.size).startswith(END_MARK) and source.tail(2) == b"\0\0"):
         place = _find_commented_end(source)
-    disk, first_disk, _, count, size, begin, _ = END.unpack(source.read(place, END.size))[1:]
+    disk, first_disk, _, count, size, begin, comment = END.unpack(source.read(place, END.size))[1:]
     directory_end = place
     wide_end = place - LOCATOR.size - WIDE_END.size
     if wide_end >= 0 and source.read(place - LOCATOR.size, 4) == LOCATOR_MARK:
@@ -135,7 +142,7 @@ def _read_end(source: FileSource) -> tuple[int, int, int]:
         raise FileDamaged("its directory does not fit before its end record")
     if begin + size < directory_end:
         raise CheckUndecided(SEVERAL_REASON)
-    return count, size, begin
+    return count, size, begin, source.size - place - END.size - comment
 
 
 def _find_commented_end(source: FileSource) -> int:

@@ -27,7 +27,7 @@ def inspect(source: FileSource) -> ValidFile:
     while place < source.size:
         (magic,) = struct.unpack("<I", _read_part(source, place, 4))
         if magic == MAGIC:
-            place = _frame_end(source, place + 4)
+            place = frame_end(source, place + 4)
             frames += 1
         elif magic in SKIPPABLE_MAGICS:
             (length,) = struct.unpack("<I", _read_part(source, place + 4, 4))
@@ -51,7 +51,7 @@ def _read_part(source: FileSource, offset: int, length: int) -> bytes:
     return source.read(offset, _require_within(source, offset + length) - offset)
 
 
-def _frame_end(source: FileSource, offset: int) -> int:
+def frame_end(source: FileSource, offset: int) -> int:
     """Return the end of the frame whose magic number ends at ``offset``."""
     (flags,) = _read_part(source, offset, 1)
     if flags & 8:

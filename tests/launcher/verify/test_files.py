@@ -11,6 +11,7 @@ import pytest
 
 from exporter.contract.manifest import read_manifest
 from exporter.contract.status import NodeStatus
+from exporter.files.checkpoints import parts_reader
 from exporter.files.formats.record_count import LineCounter
 from exporter.files.formats.source import NotRegularFile, open_source
 from launcher.verify import files as verify_files
@@ -321,6 +322,7 @@ def fail_opening(monkeypatch: pytest.MonkeyPatch, name: str, *errors: Exception)
         return open_source(folder, path)
 
     monkeypatch.setattr(verify_files, "open_source", opens)
+    monkeypatch.setattr(parts_reader, "open_source", opens)
 
 
 def test_a_file_removed_after_listing_is_ignored(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -431,7 +433,7 @@ def test_checkpoints_much_older_than_the_job_are_ignored(job: Job) -> None:
 def test_a_checkpoint_of_unknown_format_is_neither_valid_nor_damaged(job: Job) -> None:
     passed, detail = job.write("checkpoint_40.bin", b"\1\2\3" * 100).result("checkpoint")
     assert passed is None
-    assert detail.startswith("checkpoint_40.bin: 1 file, 300 bytes, in formats that do not show")
+    assert detail == "checkpoint_40.bin: 1 file, 300 bytes; cannot tell: checkpoint_40.bin: has an unknown format"
 
 
 def before_start(seconds: float) -> float:
@@ -448,7 +450,7 @@ def test_a_checkpoint_begun_by_an_earlier_job_is_undecided(job: Job) -> None:
     job.write("checkpoint_40/model.pt", torch_bytes()[:-9], before_start(100)).write("checkpoint_40/args.json", "{}")
     passed, detail = job.result("checkpoint")
     assert passed is None
-    assert detail.endswith("1 file whose check was inconclusive (left by an earlier job)")
+    assert detail.endswith("; cannot tell: checkpoint_40/model.pt: left by an earlier job")
 
 
 def test_a_missing_shard_is_undecided_when_an_earlier_job_began_the_checkpoint(job: Job) -> None:
@@ -467,7 +469,7 @@ def test_an_unreadable_checkpoint_is_neither_valid_nor_damaged(job: Job, monkeyp
     job.write("checkpoint_40.pt", torch_bytes(), 100)
     fail_opening(monkeypatch, "checkpoint_40.pt", PermissionError(13, "denied"))
     passed, detail = job.result("checkpoint")
-    assert (passed, detail.partition(", 1 file ")[2]) == (None, "whose check was inconclusive ([Errno 13] denied)")
+    assert (passed, detail.partition("cannot tell: ")[2]) == (None, "checkpoint_40.pt: [Errno 13] denied")
 
 
 def test_a_job_without_a_checkpoint_pattern_has_no_checkpoint_check(tmp_path: Path) -> None:

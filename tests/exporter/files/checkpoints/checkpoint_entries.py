@@ -3,7 +3,7 @@
 from hypothesis import strategies as st
 
 from exporter.contract.status import DamagedFile
-from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointFile, CheckpointIndex
+from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile, CheckpointIndex
 from tests.exporter.files.checkpoints.checkpoint_trees import START
 
 ANY_NAME = st.text(

@@ -14,7 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.files.checkpoints import checkpoints_reader
-from exporter.files.checkpoints.checkpoints_reader import CheckpointReading, CheckpointWatch, bare_name, parse_index
+from exporter.files.checkpoints.checkpoints_reader import CheckpointReading, CheckpointWatch, bare_name
+from exporter.files.checkpoints.entries import CheckpointFile
+from exporter.files.checkpoints.layouts_reader import parse_index
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes, torch_bytes
 from tests.support.exporter import SOON_S, without_rights
 
@@ -183,9 +185,9 @@ def test_hard_names_survive(tmp_path: Path) -> None:
 
 def test_a_walk_is_bounded_in_depth_and_entries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt")
-    folder.write_all(["a_1/b/c/d/in.pt", "a_1/b/c/d/e/out.pt"])
+    folder.write_all(["a_1/b/c/d/e/f/g/h/in.pt", "a_1/b/c/d/e/f/g/h/i/out.pt"])
     (entry,) = folder.watch.poll(NOW).entries
-    assert ([file.path for file in entry.files], entry.is_fully_read) == (["a_1/b/c/d/in.pt"], False)
+    assert ([file.path for file in entry.files], entry.is_fully_read) == (["a_1/b/c/d/e/f/g/h/in.pt"], False)
     monkeypatch.setattr(checkpoints_reader, "MOST_ENTRIES", 5)
     folder.write_all(f"s_2/{number}.pt" for number in range(20))
     folder.restart()
@@ -295,10 +297,18 @@ def test_a_huge_sparse_file_is_checked_quickly(tmp_path: Path) -> None:
 def test_whole_files_make_a_valid_checkpoint(verified: Folder) -> None:
     verified.write("checkpoint-1/model.safetensors", safetensors_bytes())
     verified.write("checkpoint-1/optimizer.pt", torch_bytes())
-    verified.write("checkpoint-1/unknown.dat", b"\x00\x01\x02")
     assert verified.poll_for(60) == ["saved checkpoint-1"]
     last = verified.last_complete
     assert (last.state, last.valid, last.reason) == ("complete", True, None)
+
+
+def test_one_part_that_nobody_can_vouch_for_leaves_a_checkpoint_undecided(verified: Folder) -> None:
+    verified.write("checkpoint-1/model.safetensors", safetensors_bytes())
+    verified.write("checkpoint-1/unknown.dat", b"\x00\x01\x02")
+    verified.poll_for(60)
+    last = verified.last_complete
+    assert (last.state, last.valid) == ("complete", None)
+    assert last.reason == "checkpoint-1/unknown.dat: has an unknown format"
 
 
 def test_a_checkpoint_of_unknown_files_is_neither_valid_nor_invalid(verified: Folder) -> None:
@@ -360,7 +370,7 @@ def test_a_truncated_file_is_damaged_as_soon_as_the_next_is_written(verified: Fo
     assert verified.poll_for(30) == ["damaged checkpoint_1.pt", "saved checkpoint_2.pt"]
 
 
-@pytest.mark.parametrize("name", ["a.ckpt", "a.bin", "__0_0.distcp", "a.pt", "a.safetensors"])
+@pytest.mark.parametrize("name", ["a.ckpt", "a.bin", "a.pt", "a.safetensors"])
 @pytest.mark.parametrize("size", [1, 5000])
 def test_a_file_of_zeros_is_damaged(verified: Folder, name: str, size: int) -> None:
     verified.write(f"step_1/{name}", bytes(size))
@@ -453,9 +463,7 @@ def test_a_few_files_are_checked_in_each_poll_newest_first(tmp_path: Path, monke
     checked: list[str] = []
     real = CheckpointWatch._check_file
 
-    def record_and_call(
-        self: CheckpointWatch, unit: object, file: checkpoints_reader.CheckpointFile, now: float
-    ) -> None:
+    def record_and_call(self: CheckpointWatch, unit: object, file: CheckpointFile, now: float) -> None:
         checked.append(file.path)
         real(self, unit, file, now)  # type: ignore[arg-type]
 

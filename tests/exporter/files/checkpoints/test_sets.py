@@ -167,7 +167,6 @@ def test_ranks_out_of_step_are_not_missing(folder: Folder) -> None:
 
 HINTS = {
     "last rank": Part(megatron, "iter_{:07}/mp_rank_01/model_optim_rng.pt"),
-    "marker": Part(torch_distributed, "step-{}/.metadata"),
     "commit": Part(orbax, "{}/commit_success.txt"),
 }
 

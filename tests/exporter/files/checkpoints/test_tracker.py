@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.files.checkpoints.checkpoints_reader import CheckpointEntry, CheckpointFile
+from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.checkpoints.tracker import CheckpointTracker
 from tests.exporter.files.checkpoints.checkpoint_entries import entries

@@ -1,0 +1,201 @@
+"""Files of a checkpoint that state which others it has, and how long they are."""
+
+import io
+import itertools
+import json
+import math
+import os
+import re
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from typing import NamedTuple
+
+from exporter.files.checkpoints.entries import CheckpointIndex
+from exporter.files.formats import torch_file
+from exporter.files.formats.pickles import PICKLE_ERRORS, walk_pickle
+from exporter.files.formats.source import OPEN_FLAGS, CheckUndecided, FileDamaged, NotRegularFile, open_source
+
+MOST_INDEXES = 64  # read of one entry
+MOST_INDEX_BYTES = 8 << 20
+MOST_WALKED_BYTES = 1 << 20  # longest .metadata whose lengths are read: the walk takes a second for each 2 MiB
+MOST_SHARDS = 20_000
+INDEX, DISTCP_INDEX, ORBAX_TREE = ".index.json", ".metadata", "_METADATA"
+ARRAYS = (".zarray", "zarr.json")
+
+_DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
+_DEEPSPEED_STATES = re.compile(r"(?:bf16_)?(?:zero_pp_rank_\d+_)?mp_rank_(\d\d)_model_states\.pt")
+_DEEPSPEED_RANK = re.compile(r"((?:bf16_)?zero_pp_rank_)\d+(_mp_rank_\d\d_(?:model|optim)_states\.pt)")
+_MEGATRON_RANK = re.compile(r"(?:^|/)mp_rank_(?:\d\d|\d\d_\d\d\d)/[^/]+\.pt$")
+_OF_RANKS = re.compile(rf"(?:^|/)(?:{_DEEPSPEED_STATES.pattern})$|{_MEGATRON_RANK.pattern}")
+
+
+def index_paths(paths: Iterable[str]) -> Iterator[str]:
+    """Yield the paths of files that name others: all indexes, and of files of ranks the first in each folder."""
+    seen = set()
+    for path in sorted(paths):
+        if path.endswith((INDEX, *(f"/{name}" for name in (DISTCP_INDEX, *ARRAYS, ORBAX_TREE)))):
+            yield path
+        elif _OF_RANKS.search(path) and (folder := _ranks_folder(path)) not in seen:
+            seen.add(folder)
+            yield path
+
+
+def index_ends(indexes: Iterable[CheckpointIndex]) -> dict[str, int]:
+    """Where each file must end, by its path."""
+    return {path: end for index in indexes for path, end in index.lengths}
+
+
+def read_index(directory: str, path: str, paths: Collection[str], *, whole: bool = False) -> CheckpointIndex:
+    """Read one index; without shards if it cannot be read. A very long one has no lengths unless read ``whole``."""
+    try:
+        if _OF_RANKS.search(path):
+            return CheckpointIndex(path, tuple(_rank_paths(directory, path, paths)))
+        text = _read_text(directory, path)
+    except (OSError, NotRegularFile, FileDamaged, CheckUndecided, *PICKLE_ERRORS):
+        return CheckpointIndex(path, ())
+    lengths: dict[str, int] = {}
+    chunks: Sequence[str] = ()
+    if path.endswith(INDEX):
+        names: Sequence[str] = parse_index(text) or ()
+    elif path.endswith(ORBAX_TREE):
+        names = parse_orbax_tree(text)
+    elif path.endswith(ARRAYS):
+        found = parse_array(text)
+        names = found.chunks if found is not None and found.is_full else ()
+        chunks = found.chunks if found is not None and not found.is_full else ()
+        if found is not None and found.chunk_bytes is not None:
+            lengths = dict.fromkeys(found.chunks, found.chunk_bytes)
+    else:
+        names = sorted({name.decode() for name in _DISTCP_SHARD.findall(text)})
+        if len(text) <= MOST_WALKED_BYTES or whole:
+            lengths = parse_distcp_metadata(text) or {}
+    folder = path.rpartition("/")[0]
+    prefix = f"{folder}/" if folder else ""
+    return CheckpointIndex(
+        path,
+        tuple(prefix + name for name in sorted({*names, *lengths} - {*chunks})),
+        tuple((prefix + name, end) for name, end in sorted(lengths.items())),
+        tuple(prefix + name for name in chunks),
+    )
+
+
+def parse_index(text: str | bytes) -> tuple[str, ...] | None:
+    """Return the sorted shard names of a Hugging Face ``*.index.json``; None for any other content."""
+    try:
+        body = json.loads(text)
+    except (ValueError, RecursionError):
+        return None
+    weights = body.get("weight_map") if isinstance(body, dict) else None
+    if not isinstance(weights, dict):
+        return None
+    names = {name for name in weights.values() if isinstance(name, str) and name}
+    return tuple(sorted(names)) if len(names) <= MOST_SHARDS else None
+
+
+def parse_distcp_metadata(text: bytes) -> dict[str, int] | None:
+    """Return where each file of a PyTorch distributed checkpoint ends, from its ``.metadata``; None if that is damaged.
+
+    Each item has ``_StorageInfo(relative_path, offset, length)``. Nothing is unpickled.
+    """
+    stream = io.BytesIO(text)
+    try:
+        states = walk_pickle(stream).states
+    except PICKLE_ERRORS:
+        return None
+    if stream.tell() < len(text):
+        return None
+    ends: dict[str, int] = {}
+    for state in states:
+        name, offset, length = (state.get(key) for key in ("relative_path", "offset", "length"))
+        if isinstance(name, str) and isinstance(offset, int) and isinstance(length, int):
+            ends[name] = max(ends.get(name, 0), offset + length)
+    return ends
+
+
+class ZarrArray(NamedTuple):
+    """Files of one Zarr array."""
+
+    chunks: tuple[str, ...]  # their names
+    is_full: bool  # whether all of them must exist: without a fill value
+    chunk_bytes: int | None  # length of each, if they are not compressed
+
+
+def parse_array(text: bytes) -> ZarrArray | None:
+    """Return the chunks of an array of Zarr 2 or 3, from its ``.zarray`` or ``zarr.json``; None for other content."""
+    try:
+        body = json.loads(text)
+        second = body["zarr_format"] == 2
+        grid, shape = (body["chunks"] if second else body["chunk_grid"]["configuration"]["chunk_shape"]), body["shape"]
+        counts = [-(-length // chunk) for length, chunk in zip(shape, grid, strict=True)]
+        if math.prod(counts) > MOST_SHARDS:
+            return None
+        if second:
+            separator, start = body.get("dimension_separator", "."), []
+            is_plain = body["compressor"] is None and not body["filters"]
+        else:
+            encoding = body["chunk_key_encoding"]
+            separator = encoding.get("configuration", {}).get("separator", "/")
+            start = ["c"] if encoding["name"] == "default" else []
+            is_plain = [codec["name"] for codec in body["codecs"]] == ["bytes"]
+        names = [separator.join([*start, *map(str, place)]) or "0" for place in itertools.product(*map(range, counts))]
+        digits = re.search(r"(\d+)$", str(body["dtype" if second else "data_type"]))
+        item = int(digits[1]) // (1 if second else 8) if digits else None
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return None
+    length = math.prod(grid) * item if is_plain and item else None
+    return ZarrArray(tuple(names), body.get("fill_value") is None, length)
+
+
+def parse_orbax_tree(text: bytes) -> tuple[str, ...]:
+    """Return the files that Orbax's ``_METADATA`` demands beside it."""
+    try:
+        body = json.loads(text)
+        if body.get("use_ocdbt", True):
+            return ("manifest.ocdbt",)
+        metadata = ARRAYS[bool(body.get("use_zarr3"))]
+        keys = [leaf["key_metadata"] for leaf in body["tree_metadata"].values()]
+        return tuple(f"{'.'.join(str(part['key']) for part in key)}/{metadata}" for key in keys)
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        return ()
+
+
+def _read_text(directory: str, path: str) -> bytes:
+    with open_source(directory, path) as source:
+        if source.size > MOST_INDEX_BYTES:
+            raise CheckUndecided("is too long")
+    with open(os.open(os.path.join(directory, path), OPEN_FLAGS), "rb") as file:
+        return file.read(MOST_INDEX_BYTES)
+
+
+def _ranks_folder(path: str) -> str:
+    folder = path.rpartition("/")[0]
+    return folder.rpartition("/")[0] if _MEGATRON_RANK.search(path) else folder
+
+
+def _rank_paths(directory: str, path: str, paths: Collection[str]) -> Iterator[str]:
+    """Yield the files of all ranks, of which one states how many there are."""
+    with open_source(directory, path) as source:
+        contents = torch_file.read_object(source)
+    folder, _, name = path.rpartition("/")
+    sizes = contents.value if isinstance(contents.value, dict) else {}
+    if match := _DEEPSPEED_STATES.fullmatch(name):
+        families = {
+            found.groups()
+            for other in paths
+            if other.startswith(f"{folder}/") and (found := _DEEPSPEED_RANK.fullmatch(other[len(folder) + 1 :]))
+        }
+        for before, after in families:
+            yield from (f"{folder}/{before}{rank}{after}" for rank in range(_count(sizes.get("dp_world_size"))))
+        if f"{folder}/{name}" == f"{folder}/mp_rank_{match[1]}_model_states.pt":
+            world = range(_count(sizes.get("mp_world_size")))
+            yield from (f"{folder}/mp_rank_{rank:02}_model_states.pt" for rank in world)
+        return
+    for state in contents.states:
+        tensor, pipeline = (_count(state.get(f"{kind}_model_parallel_size")) for kind in ("tensor", "pipeline"))
+        ranks = itertools.product(range(tensor), range(pipeline))
+        for one, other in ranks:
+            last = f"_{other:03}" if pipeline > 1 else ""
+            yield f"{_ranks_folder(path)}/mp_rank_{one:02}{last}/{name}"
+
+
+def _count(value: object) -> int:
+    return value if isinstance(value, int) and 0 < value <= MOST_SHARDS else 0

@@ -1,0 +1,184 @@
+"""Whether each file of a checkpoint is whole: by its own format, and by what others state about it."""
+
+import re
+from collections.abc import Generator
+
+from exporter.contract.status import DamagedFile
+from exporter.files.checkpoints.entries import FROM_EARLIER_JOB, CheckpointEntry, CheckpointFile
+from exporter.files.checkpoints.layouts_reader import DISTCP_INDEX, index_ends, parse_distcp_metadata
+from exporter.files.checkpoints.names import NEEDED_TEXT, is_marker, is_part
+from exporter.files.formats import FileCheck, check_file
+from exporter.files.formats.source import (
+    CheckUndecided,
+    FileDamaged,
+    FileSource,
+    NotRegularFile,
+    open_source,
+    printable,
+)
+from exporter.files.formats.tfrecord import crc32c
+from exporter.files.formats.zstd_file import MAGIC as ZSTD_MAGIC
+from exporter.files.formats.zstd_file import frame_end
+
+BESIDE = "beside"  # state of a file that no layout demands, such as a log or a note
+
+_BINARY = (
+    *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".zarr"),
+    *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
+)
+_MAY_BE_RAW = ".bin"  # numbers without a header; the first may be zeros
+_CHUNK = re.compile(r"(?:^|/)(?:c|(?:c[/.])?\d+(?:[/.]\d+)*)$")
+_BTREE = re.compile(r"(?:^|/)(?:manifest\.ocdbt|d/[0-9a-f]{32})$")
+_BTREE_MAGICS = (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde", b"\x0c\xdb\x12\x34")  # manifest, node, versions
+ZEROS_BYTES = 4096
+BTREE = "ocdbt"
+
+
+def check_part(folder: str, path: str, *, inside: bool, end: int | None = None) -> FileCheck:
+    """Check one file of a checkpoint; ``inside`` means in its directory, and ``end`` is its length according to others.
+
+    Raises NotRegularFile if it is gone or cannot be read.
+    """
+    if inside and not is_part(path):
+        return FileCheck(BESIDE, None)  # it may be written to forever
+    with open_source(folder, path) as source:
+        if not source.size and is_marker(path) and not path.endswith(DISTCP_INDEX):
+            return FileCheck(BESIDE, None)
+        found = _check(source, path, end)
+        is_lost = found.state == "unfinished" or (
+            found.state == "empty" and (not inside or end is not None or _needs_content(path))
+        )
+        return found._replace(state="invalid") if is_lost else found
+
+
+def part_result(folder: str, path: str, *, inside: bool, end: int | None = None) -> FileCheck | None:
+    """The same as ``check_part``, but None if the file is gone, and unknown if it cannot be read."""
+    try:
+        return check_part(folder, path, inside=inside, end=end)
+    except NotRegularFile as error:
+        return FileCheck("unknown", None, printable(str(error))) if error.is_unreadable else None
+
+
+def is_unproven(found: FileCheck) -> bool:
+    """Whether nobody can tell that this part is whole, or all of it."""
+    return found.state in ("unknown", "empty") or (found.state == "valid" and found.reason is not None)
+
+
+def part_flaw(path: str, found: FileCheck) -> DamagedFile:
+    """The part with what is wrong with it."""
+    return DamagedFile(printable(path), found.format, printable(found.reason or ""))
+
+
+def _needs_content(path: str) -> bool:
+    return path.lower().endswith(_BINARY) or any(
+        pattern.search(path)
+        for pattern in (NEEDED_TEXT, _CHUNK, _BTREE, re.compile(r"/\.metadata$|\.data-\d{5}-of-\d{5}$"))
+    )
+
+
+def _check(source: FileSource, path: str, end: int | None) -> FileCheck:
+    if NEEDED_TEXT.search(path) and not path.endswith(".json"):
+        source.name = f"{path}.json"  # the content is, whatever the name says
+    if end is not None and source.size and source.size < end:
+        return FileCheck("invalid", None, f"ends {end - source.size} bytes too early")
+    try:
+        if source.size and path.endswith(f"/{DISTCP_INDEX}"):
+            return _check_distcp_index(source)
+        if source.size and _BTREE.search(path):
+            return _check_btree(source)
+        if _CHUNK.search(path) and source.head(2) == b"\2\1" and source.size >= 16 and end is None:
+            return _check_blosc(source)
+        found = check_file(source)
+        if found.state == "unknown" and _is_erased(source):
+            return FileCheck("invalid", None, "contains only zeros, as if it was never written")
+    except FileDamaged as damage:
+        return FileCheck("invalid", None, str(damage))
+    except (CheckUndecided, OSError) as doubt:
+        return FileCheck("unknown", None, str(doubt))
+    if found.state == "unknown" and end is not None and (found.format or not path.endswith(".distcp")):
+        if source.size == end:
+            return FileCheck("valid", found.format or "raw")
+        return found._replace(reason=f"continues for {source.size - end} bytes after its last item")
+    return found
+
+
+def _is_erased(source: FileSource) -> bool:
+    """Whether a binary file begins with zeros, as when its blocks never reached the disk."""
+    name = source.name.lower()
+    if not source.size or not name.endswith(_BINARY) or any(source.head(ZEROS_BYTES)):
+        return False
+    return not (name.endswith(_MAY_BE_RAW) and any(source.tail(ZEROS_BYTES)))
+
+
+def _check_distcp_index(source: FileSource) -> FileCheck:
+    if source.head(1) != b"\x80":
+        raise FileDamaged("does not begin like a pickle")
+    if source.tail(1) != b".":
+        raise FileDamaged("has no end: it was not completely written, or its end is lost")
+    if parse_distcp_metadata(source.read(0, source.size)) is None:
+        raise FileDamaged("is not a pickle of one object")
+    return FileCheck("valid", "pickle")
+
+
+def _check_blosc(source: FileSource) -> FileCheck:
+    packed = int.from_bytes(source.head(16)[12:], "little")
+    if packed != source.size:
+        raise FileDamaged(f"has {source.size} bytes, but its header says {packed}")
+    return FileCheck("valid", "blosc")
+
+
+def _check_btree(source: FileSource) -> FileCheck:
+    """Check a file of TensorStore's OCDBT: nodes with length and checksum, between them values that Zarr packed."""
+    place = 0
+    while place < source.size:
+        left = source.size - place
+        magic = source.read(place, min(4, left))
+        if magic in _BTREE_MAGICS:
+            length = int.from_bytes(source.read(place + 4, 8), "little")
+            if length < 16:
+                raise FileDamaged("has a node of an impossible length")
+            source.require(place + length, "a node")
+            body = source.read(place, length)
+            if crc32c(body[:-4]) != int.from_bytes(body[-4:], "little"):
+                raise FileDamaged("has a node whose checksum is wrong")
+            place += length
+        elif magic == ZSTD_MAGIC.to_bytes(4, "little"):
+            place = frame_end(source, place + 4)
+        elif source.name.endswith("manifest.ocdbt") or left < 4:
+            raise FileDamaged("has other data where a node should be")
+        else:
+            raise CheckUndecided("has values in a form that is not checked")
+    if source.name.endswith("manifest.ocdbt"):
+        return FileCheck("unknown", BTREE, "lists in a compressed form which data files there must be")
+    return FileCheck("valid", BTREE)
+
+
+def check_entry(folder: str, entry: CheckpointEntry, since: float = 0.0) -> Generator[None, None, CheckpointEntry]:
+    """Check all files of an entry that is no longer written, yielding after each.
+
+    Damage in a file older than ``since`` (epoch seconds) is only a doubt: an earlier job left it.
+    """
+    ends = index_ends(entry.indexes)
+    files: list[CheckpointFile] = []
+    damaged, unproven, valid = list[DamagedFile](), list[DamagedFile](), 0
+    for file in entry.files:
+        yield
+        found = (
+            None
+            if file.temporary
+            else part_result(folder, file.path, inside=entry.is_directory, end=ends.get(file.path))
+        )
+        if found is None:
+            continue
+        files.append(file)
+        valid += found.state == "valid"
+        flaw = part_flaw(file.path, found)
+        if found.state == "invalid" and file.mtime >= since:
+            damaged.append(flaw)
+        elif found.state == "invalid":
+            unproven.append(flaw._replace(reason=FROM_EARLIER_JOB))
+        elif is_unproven(found):
+            unproven.append(flaw)
+    return entry._replace(
+        files=tuple(files), valid=valid, checked=len(files), damaged=tuple(damaged), unproven=tuple(unproven)
+    )

@@ -1,0 +1,49 @@
+"""The checkpoint from which an attempt can resume, judged before its workers start."""
+
+import time
+from collections.abc import Callable
+from functools import partial
+
+from exporter.contract.clock import SystemClock
+from exporter.files.formats.source import printable
+from exporter.machine.file_host import FileWatchHost
+from launcher.plan.plan import Plan, RunFacts
+from launcher.run.job_log import log_line
+from launcher.verify.files import LastCheckpoint, VerifiedCheckpoint
+from launcher.verify.timed_reads import run_file_work
+
+MOST_S = 60.0  # for the search: a hanging file server must not hold up the job
+KIND = "checkpoint"
+
+
+def find_checkpoint(plan: Plan, facts: RunFacts, is_ending: Callable[[], bool]) -> str:
+    """Return the path of the newest whole checkpoint, otherwise of the newest undamaged one; empty without any.
+
+    Only for an attempt that may resume. ``log.out`` names it, and damaged or doubtful ones that are newer.
+    """
+    group = plan.group(KIND)
+    if group is None or group.pattern is None or not (facts.attempt or plan.manifest.resumes):
+        return ""
+    directory, end = plan.manifest.directory(group), time.monotonic() + MOST_S
+    search = partial(LastCheckpoint, str(directory), group.pattern, 0.0, wants_whole=True)
+    host = FileWatchHost(SystemClock())
+    try:
+        result = run_file_work({KIND: search}, host, lambda: is_ending() or time.monotonic() >= end)[KIND]
+    finally:
+        host.close()
+    found = result.facts
+    if not isinstance(found, VerifiedCheckpoint) or not (found.done or found.undamaged):
+        log_line("Checkpoint to resume from: unknown, since the checkpoints could not be read in time")
+        return ""
+    if found.last is None:
+        return ""
+    last, best = found.last.checkpoint, found.whole or found.undamaged
+    if found.last.is_damaged:
+        log_line(f"WARNING checkpoint {printable(last.name)} must not be resumed from: {printable(last.reason or '')}")
+    elif last.valid is None:
+        log_line(f"Checkpoint {printable(last.name)} may not be whole: {printable(last.reason or '')}")
+    if best is None:
+        log_line("Checkpoint to resume from: none")
+        return ""
+    log_line(f"Checkpoint to resume from: {printable(best.name)}{'' if best.valid else ', as far as anybody can tell'}")
+    return str(directory / best.name)

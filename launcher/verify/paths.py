@@ -1,0 +1,192 @@
+"""The verdict on any file, checkpoint or folder, whoever wrote it."""
+
+import glob
+import gzip
+import json
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO
+
+from exporter.contract.records import JsonObject
+from exporter.contract.status import DamagedFile
+from exporter.files.checkpoints.layouts_reader import index_paths
+from exporter.files.checkpoints.names import is_checkpoint
+from exporter.files.formats import check_file
+from exporter.files.formats.source import NotRegularFile, open_source, printable
+from exporter.machine.folders import list_files
+from launcher.errors import LauncherError
+from launcher.verify.files import Facts, LastCheckpoint, OutputFiles, SlicedWork, VerifiedOutput
+
+WHOLE, DAMAGED, UNDECIDED = "whole", "damaged", "cannot tell"
+MARKS = (".zgroup", "_CHECKPOINT_METADATA", "manifest.ocdbt")  # names by which a directory is a checkpoint
+PIECE_BYTES = 4 << 20  # read between two reports of progress
+
+Progress = Callable[[int], None]  # called with the bytes read since the previous call
+
+
+@dataclass
+class PathVerdict:
+    """Whether one path is whole."""
+
+    path: str
+    kind: str  # file, checkpoint, or folder of files
+    verdict: str = WHOLE
+    reason: str | None = None  # why it is not whole, or why nobody can tell
+    name: str | None = None  # of the checkpoint
+    step: int | None = None
+    files: int = 0
+    bytes: int = 0
+    records: int | None = None
+    parts: list[str] = field(default_factory=list)  # its files, relative to ``folder``
+    flaws: list[DamagedFile] = field(default_factory=list)  # damaged, missing and doubtful parts
+    folder: str = ""
+    resume: str | None = None  # newest whole checkpoint of the folder, otherwise the newest that is not damaged
+    resume_is_whole: bool = False
+    deep: bool = False  # whether everything in it was read
+
+    def to_json(self) -> JsonObject:
+        """Return it for ``--json``."""
+        texts = {key: printable(value) for key, value in vars(self).items() if isinstance(value, str)}
+        lists = {"parts": list(map(printable, self.parts)), "flaws": [flaw._asdict() for flaw in self.flaws]}
+        return {**vars(self), **texts, **lists}
+
+
+def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: Progress | None = None) -> PathVerdict:
+    """Judge a file, a checkpoint, or a folder of checkpoints or output files. Raises LauncherError if there is none.
+
+    The newest checkpoint of a folder of checkpoints counts. With ``deep`` everything is read, not only 1 MiB of each
+    file. Nothing is loaded or unpickled.
+    """
+    place = Path(os.path.realpath(path))
+    if not (place.is_file() or place.is_dir()):
+        what = "is neither a file nor a folder" if place.exists() else "does not exist; check the name"
+        raise LauncherError(f"{printable(os.fspath(path))}: {what}")
+    names = os.listdir(place) if place.is_dir() else []
+    if is_checkpoint(place.name, place.is_dir()) or _is_of_checkpoint(names):
+        found = _verify_checkpoint(place.parent, place.name)
+    elif any(is_checkpoint(name, (place / name).is_dir()) for name in names):
+        found = _verify_checkpoint(place, None)
+    else:
+        found = _verify_files(place)
+    found.path = os.fspath(path)
+    if deep and found.verdict != DAMAGED:
+        _read_all(found, progress)
+    return found
+
+
+def _is_of_checkpoint(names: list[str]) -> bool:
+    """Whether the directory with these names is a checkpoint, whatever its own name."""
+    return any(name in MARKS for name in names) or any(index_paths(f"x/{name}" for name in names))
+
+
+def _verify_checkpoint(folder: Path, name: str | None) -> PathVerdict:
+    is_alone = name is not None and not is_checkpoint(name, (folder / name).is_dir())
+    pattern = glob.escape(name) if name is not None and is_alone else "*"
+    facts = _finished(LastCheckpoint(str(folder), pattern, 0.0, name=name))
+    if facts.last is None:
+        return PathVerdict("", "checkpoint", UNDECIDED, "has no file of a checkpoint")
+    last, entries = facts.last.checkpoint, facts.last.entries
+    best = _finished(LastCheckpoint(str(folder), pattern, 0.0, name=name if is_alone else None, wants_whole=True))
+    resume = best.whole or best.undamaged
+    return PathVerdict(
+        path="",
+        kind="checkpoint",
+        verdict=DAMAGED if facts.last.is_damaged else WHOLE if last.valid else UNDECIDED,
+        reason=None if last.reason is None else printable(last.reason),
+        name=name if is_alone else last.name,
+        step=last.step,
+        files=last.files,
+        bytes=last.bytes,
+        parts=[file.path for entry in entries for file in entry.files],
+        flaws=[*facts.last.flaws, *(flaw for entry in entries for flaw in entry.unproven)],
+        folder=str(folder),
+        resume=None if resume is None else str(folder / (name if name is not None and is_alone else resume.name)),
+        resume_is_whole=best.whole is not None,
+    )
+
+
+def _verify_files(place: Path) -> PathVerdict:
+    folder, pattern = (place, "*") if place.is_dir() else (place.parent, glob.escape(place.name))
+    found = _finished(OutputFiles(str(folder), pattern, 0.0, {}))
+    verdict = PathVerdict("", "folder" if place.is_dir() else "file", files=found.files, bytes=found.bytes)
+    verdict.folder, verdict.parts = str(folder), [file.name for file in list_files(folder, pattern)]
+    verdict.flaws = [*found.flaws, *found.empty_files]
+    verdict.records = found.records if found.counted and not found.uncounted else None
+    verdict.verdict, verdict.reason = _verdict_on_files(found, verdict.flaws)
+    return verdict
+
+
+def _finished(work: SlicedWork[Facts]) -> Facts:
+    while not (facts := work.poll(0.0)).done:
+        pass
+    return facts
+
+
+def _verdict_on_files(found: VerifiedOutput, flaws: list[DamagedFile]) -> tuple[str, str | None]:
+    if flaws:
+        first = flaws[0]
+        return DAMAGED, first.reason if found.files == 1 else f"{first.file}: {first.reason}"
+    if found.unreadable:
+        return UNDECIDED, found.unreadable_reason
+    if undecided := found.unknown + found.undecided:
+        return UNDECIDED, f"{undecided} of {found.files} files in a form that is not checked, or not within 1 MiB"
+    return (WHOLE, None) if found.valid else (UNDECIDED, "has no output file")
+
+
+# Everything
+
+
+def _read_all(found: PathVerdict, progress: Progress | None) -> None:
+    """Read every byte, with the checksums of archives and each record of JSON Lines."""
+    found.deep = True
+    for part in found.parts:
+        try:
+            for count in _deep_pieces(Path(found.folder, part)):
+                if progress is not None:
+                    progress(count)
+        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
+            reason = printable(str(error) or type(error).__name__)
+        except OSError as error:
+            reason = printable(error.strerror or str(error))
+        else:
+            continue
+        found.flaws.append(DamagedFile(printable(part), None, reason))
+        found.verdict = DAMAGED
+        found.reason = reason if found.files == 1 else f"{printable(part)}: {reason}"
+        return
+
+
+def _deep_pieces(path: Path) -> Iterator[int]:
+    """Yield the bytes read of a file. Raises an error of its library if a checksum or a record is wrong."""
+    try:
+        with open_source(path.parent, path.name) as source:
+            check = check_file(source)
+    except NotRegularFile:
+        return
+    if check.format == "jsonl":
+        with path.open("rb") as lines:
+            for number, line in enumerate(lines, 1):
+                try:
+                    json.loads(line) if line.strip() else None
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"line {number} is not JSON") from error
+                yield len(line)
+        return
+    if zipfile.is_zipfile(path):
+        with zipfile.ZipFile(path) as archive:
+            for member in archive.infolist():
+                with archive.open(member) as content:
+                    while content.read(PIECE_BYTES):
+                        pass
+                yield member.compress_size
+        return
+    with path.open("rb") as raw:
+        unpacked: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if check.format == "gzip" else raw
+        before = 0
+        while unpacked.read(PIECE_BYTES):
+            yield raw.tell() - before
+            before = raw.tell()

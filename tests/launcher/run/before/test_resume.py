@@ -1,0 +1,54 @@
+"""The checkpoint that an attempt resumes from."""
+
+from pathlib import Path
+
+import pytest
+
+from launcher.plan.placeholders import task_environment
+from launcher.plan.plan import RunFacts
+from launcher.run.before.resume import find_checkpoint
+from launcher.run.orchestrator import load_plan
+from tests.launcher.verify.checkpoint_files import LAYOUTS
+from tests.launcher.verify.test_checkpoint_damage import write_two
+from tests.support.launcher import gpujob, settled_run_dir
+
+DAMAGED = "WARNING checkpoint checkpoint_200.pt must not be resumed from: checkpoint_200.pt: "
+
+
+def found(tmp_path: Path, attempt: int, **over: object) -> tuple[Path, str]:
+    """The directory of a job with two checkpoints, the newer one damaged, and the path found in this attempt."""
+    job = {"name": "job", "workers": [{"role": "w", "command": "x"}], **over}
+    run_dir = settled_run_dir(tmp_path, job)
+    write_two(run_dir, "one_file")
+    (run_dir / "checkpoint_200.pt").write_bytes(LAYOUTS["one_file"](200)["checkpoint_200.pt"][:-9])
+    plan, facts = load_plan(run_dir), RunFacts("1", run_dir, ("cn01",), attempt)
+    return run_dir, find_checkpoint(plan, facts, lambda: False)
+
+
+def test_a_later_attempt_gets_the_newest_whole_checkpoint(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    run_dir, path = found(tmp_path, 1)
+    assert path == str(run_dir / "checkpoint_100.pt")
+    warning, named = [line[20:] for line in capfd.readouterr().out.splitlines()]
+    assert warning.startswith(DAMAGED)
+    assert named == "Checkpoint to resume from: checkpoint_100.pt"
+    plan, facts = load_plan(run_dir), RunFacts("1", run_dir, ("cn01",), 1, checkpoint=path)
+    assert task_environment(plan, plan.tasks[0], facts, 0)["GPUJOB_CHECKPOINT"] == path
+
+
+@pytest.mark.parametrize(("over", "is_found"), [({}, False), ({"resume": True}, True)])
+def test_a_first_attempt_resumes_only_if_the_job_file_says_so(
+    over: dict[str, object], is_found: bool, tmp_path: Path
+) -> None:
+    assert bool(found(tmp_path, 0, **over)[1]) == is_found
+
+
+def test_a_job_that_resumes_reads_the_placeholder(tmp_path: Path) -> None:
+    write_two(tmp_path, "one_file")
+    (tmp_path / "checkpoint_200.pt").write_bytes(b"")
+    options = ("--quiet", "--set", "monitoring.linger=0", "--set", "resume=true", "--set", "paths.checkpoint_dir=.")
+    done = gpujob("run", *options, "--", "echo", "from {checkpoint}", cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    (run_dir,) = (tmp_path / "logs").glob("local-*")
+    (log,) = run_dir.glob("*_worker_w0.out")
+    assert f"from {tmp_path.resolve()}/checkpoint_100.pt" in log.read_text()
+    assert DAMAGED + "is empty" in (run_dir / "log.out").read_text()

@@ -1,0 +1,139 @@
+"""The verdict on checkpoints: damage at any place is never called whole, and what is whole is never called damaged."""
+
+import os
+import random
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from launcher.verify.files import CheckedCheckpoint, LastCheckpoint
+from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
+from tests.launcher.verify.checkpoint_files import LAYOUTS, Files, write_checkpoint
+
+DAMAGES = ("cut", "emptied", "erased", "continued", "removed")
+# values without a checksum: any bytes of the right length are values
+UNDETECTABLE = (("erased", "/plain/"),)
+
+
+def damaged(content: bytes, damage: str, chance: random.Random) -> bytes | None:
+    """The content with this damage at a random place; None if the file is removed."""
+    if damage == "removed":
+        return None
+    if damage == "continued":
+        return content + chance.randbytes(chance.randrange(1, 500))
+    return {"cut": content[: chance.randrange(1, len(content))], "emptied": b"", "erased": bytes(len(content))}[damage]
+
+
+def judge(folder: Path) -> CheckedCheckpoint:
+    """The newest checkpoint in a folder, by the check at the end of a job."""
+    search = LastCheckpoint(str(folder), "*", 0.0)
+    while not (found := search.poll(0.0)).done:
+        pass
+    assert found.last is not None
+    return found.last
+
+
+def write_two(folder: Path, layout: str) -> Files:
+    """Write two checkpoints, the second an hour later, and return the files of the second."""
+    for step in (100, 200):
+        write_checkpoint(folder, files := LAYOUTS[layout](step))
+        set_times(folder, files, step)
+    return files
+
+
+def set_times(folder: Path, files: Files, step: int) -> None:
+    for name in files:
+        if (folder / name).exists():
+            os.utime(folder / name, (START + 36 * step, START + 36 * step))
+
+
+def sidecar(folder: Path) -> Folder:
+    """The folder as a sidecar sees it after some minutes."""
+    found = Folder(folder, verify=True)
+    found.now = START + 7300.0
+    found.poll_for(150)
+    return found
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_whole_checkpoint_is_no_alarm(layout: str, tmp_path: Path) -> None:
+    write_two(tmp_path, layout)
+    found, seen = judge(tmp_path).checkpoint, sidecar(tmp_path)
+    expected = None if layout == "orbax" else True
+    assert (found.state, found.valid, "200" in found.name) == ("complete", expected, True), found.reason
+    assert (seen.last.state, seen.last.valid, seen.last.reason) == ("complete", expected, found.reason)
+    assert not {event.kind for event in seen.happened} & {"damaged", "incomplete"}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(chance=st.randoms(use_true_random=False), damage=st.sampled_from(DAMAGES))
+def test_a_damaged_checkpoint_is_never_whole(
+    layout: str, chance: random.Random, damage: str, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = tmp_path_factory.mktemp("damage")
+    files = write_two(folder, layout)
+    name = chance.choice(sorted(files))
+    content = damaged(files[name], damage, chance)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    set_times(folder, files, 200)
+    if any(damage == kind and place in f"/{name}" for kind, place in UNDETECTABLE):
+        return
+    found = judge(folder).checkpoint
+    assert found.valid is not True or "100" in found.name, (damage, name)
+    seen = sidecar(folder).last
+    assert (seen.state, seen.valid) == (found.state, found.valid), (damage, name, seen.reason, found.reason)
+
+
+CASES = {
+    "erased shard of a .bin": ("hugging_face_bin", "model-00002-of-00003.bin", bytes(500), "contains only zeros"),
+    "empty shard of a .bin": ("hugging_face_bin", "model-00002-of-00003.bin", b"", "is empty"),
+    "empty optimizer": ("hugging_face_bin", "optimizer.bin", b"", "is empty"),
+    "erased .distcp": ("torch_distributed", "__1_0.distcp", bytes(2000), "contains only zeros"),
+    "short .distcp": ("torch_distributed", "__1_0.distcp", b"PK\3\4", "bytes too early"),
+    "no .metadata": ("torch_distributed", ".metadata", None, ".metadata is missing"),
+    "cut _METADATA": ("orbax", "_METADATA", b'{"tree_m', "ends in the middle of a value"),
+    "empty manifest": ("orbax", "manifest.ocdbt", b"", "is empty"),
+    "empty chunk": ("zarr", "packed/1.0", b"", "is empty"),
+    "short chunk": ("zarr", "plain/1.0", bytes(799), "ends 1 bytes too early"),
+    "no rank 0 of ZeRO": ("deepspeed", "zero_pp_rank_0_mp_rank_00_optim_states.pt", None, "is missing"),
+    "no last rank of ZeRO": ("deepspeed", "zero_pp_rank_3_mp_rank_00_optim_states.pt", None, "is missing"),
+    "no first stage": ("megatron", "mp_rank_00_000/model_optim_rng.pt", None, "is missing"),
+    "no last stage": ("megatron", "mp_rank_01_001/model_optim_rng.pt", None, "is missing"),
+    "no rank 0": ("ranks", "rank0.pt", None, "rank0.pt is missing"),
+    "bytes after the end": (
+        "one_file",
+        ".pt",
+        LAYOUTS["one_file"](200)["checkpoint_200.pt"] + b"x" * 9,
+        "9 bytes after",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_damage_is_named(case: tuple[str, str, bytes | None, str], tmp_path: Path) -> None:
+    layout, ending, content, reason = case
+    files = write_two(tmp_path, layout)
+    (name,) = (name for name in files if name.endswith(ending if "/" not in name else f"/{ending}"))
+    (tmp_path / name).unlink() if content is None else (tmp_path / name).write_bytes(content)
+    set_times(tmp_path, files, 200)
+    found = judge(tmp_path)
+    assert found.is_damaged
+    assert reason in (found.checkpoint.reason or "")
+
+
+def test_a_missing_tensorflow_shard_is_named_by_its_own_number(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {f"model.ckpt-7.{end}": b"x" for end in ("index", "data-00001-of-00002")})
+    assert judge(tmp_path).checkpoint.missing == ("model.ckpt-7.data-00000-of-00002",)
+
+
+def test_a_lone_set_of_ranks_is_undecided(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LAYOUTS["ranks"](100))
+    found = judge(tmp_path).checkpoint
+    assert (found.state, found.valid) == ("complete", None)
+    assert found.reason == "nothing states how many files like checkpoint_step100_rank0.pt there must be"

@@ -1,0 +1,114 @@
+"""The verdict on any path, as of `gpujob verify`."""
+
+import gzip
+import json
+from pathlib import Path
+
+import pytest
+
+from launcher.errors import LauncherError
+from launcher.verify.paths import PathVerdict, verify_path
+from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes
+from tests.launcher.verify.checkpoint_files import LAYOUTS, torch_bytes, write_checkpoint
+from tests.launcher.verify.test_checkpoint_damage import write_two
+from tests.support.launcher import gpujob
+
+
+def verdict(path: Path, *, deep: bool = False) -> tuple[str, str, str | None]:
+    found = verify_path(path, deep=deep)
+    return found.kind, found.verdict, found.reason
+
+
+def test_a_folder_of_checkpoints_has_the_verdict_of_the_newest(tmp_path: Path) -> None:
+    write_two(tmp_path, "torch_distributed")
+    shard = tmp_path / "step-200/__1_0.distcp"
+    for path in (tmp_path, tmp_path / "step-200"):
+        found = verify_path(path)
+        assert (found.verdict, found.name, found.step, found.files) == ("whole", "step-200", 200, 4)
+        assert found.resume == str(tmp_path / "step-200")
+    shard.unlink()
+    found = verify_path(tmp_path)
+    assert (found.verdict, found.reason) == ("damaged", "step-200/__1_0.distcp is missing")
+    assert (found.resume, found.resume_is_whole) == (str(tmp_path / "step-100"), True)
+    assert verdict(tmp_path / "step-100") == ("checkpoint", "whole", None)
+
+
+@pytest.mark.parametrize("layout", ["zarr", "torch_distributed", "hugging_face"])
+def test_a_checkpoint_is_known_by_its_content_whatever_its_name(layout: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, files := LAYOUTS[layout](5))
+    place = (tmp_path / next(iter(files)).partition("/")[0]).rename(tmp_path / "weights")
+    assert verdict(place) == ("checkpoint", "whole", None)
+    (tmp_path / "link").symlink_to("weights")
+    assert verdict(tmp_path / "link")[1] == "whole"
+
+
+def test_output_files_are_judged_with_their_records(tmp_path: Path) -> None:
+    output = tmp_path / "part [1].jsonl"
+    output.write_text('{"a": 1}\n{"a": 2}\n')
+    (tmp_path / "b.jsonl").write_text('{"a": 1}\n')
+    found = verify_path(output)
+    assert (found.kind, found.verdict, found.files, found.records) == ("file", "whole", 1, 2)
+    assert (verify_path(tmp_path).kind, verify_path(tmp_path).records) == ("folder", 3)
+    (tmp_path / "b.jsonl").write_text('{"a": 1}\n{"b')
+    assert verify_path(tmp_path).verdict == "damaged"
+    output.write_text("")
+    assert verdict(output) == ("file", "damaged", "is empty")
+
+
+def test_a_deep_look_reads_what_a_short_one_leaves_out(tmp_path: Path) -> None:
+    model, lines, packed = tmp_path / "checkpoint_1.pt", tmp_path / "a.jsonl", tmp_path / "b.gz"
+    content = torch_bytes({}, 5000)
+    model.write_bytes(content.replace(b"\7" * 3000, b"\7" * 2999 + b"\6", 1))
+    lines.write_text("".join(f'{{"id": {n}}}\n' if n != 9000 else "{{\n" for n in range(20_000)))
+    packed.write_bytes(gzip.compress(bytes(range(256)) * 20_000, 0)[:-2_000_000] + bytes(2_000_000))
+    for path, reason in (
+        (model, "Bad CRC-32 for file 'archive/data/0'"),
+        (lines, "line 9001 is not JSON"),
+        (packed, "Error -3 while decompressing data: "),
+    ):
+        assert verdict(path)[1] != "damaged"
+        _, found, why = verdict(path, deep=True)
+        assert (found, (why or "")[: len(reason)]) == ("damaged", reason)
+
+
+def test_the_bytes_read_are_reported(tmp_path: Path) -> None:
+    path, read = tmp_path / "model.safetensors", list[int]()
+    path.write_bytes(safetensors_bytes(1000))
+    assert verify_path(path, deep=True, progress=read.append).verdict == "whole"
+    assert sum(read) == path.stat().st_size
+
+
+def test_what_is_no_file_is_an_error(tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match="does not exist"):
+        verify_path(tmp_path / "none")
+    with pytest.raises(LauncherError, match="neither a file nor a folder"):
+        verify_path("/dev/null")
+
+
+def test_the_record_is_json_whatever_the_names(tmp_path: Path) -> None:
+    path = tmp_path / "a\n\udcff.jsonl"
+    path.write_text('{"a": 1}\n')
+    found = verify_path(path)
+    assert isinstance(found, PathVerdict)
+    assert json.dumps(found.to_json()).encode().isascii()
+    assert found.to_json()["parts"] == [r"a\n\udcff.jsonl"]
+
+
+def test_the_command_prints_the_verdict_and_the_checkpoint_to_resume_from(tmp_path: Path) -> None:
+    write_two(tmp_path, "one_file")
+    (tmp_path / "checkpoint_200.pt").write_bytes(b"PK")
+    done = gpujob("verify", "checkpoint_200.pt", "checkpoint_100.pt", cwd=tmp_path)
+    assert (done.returncode, done.stderr) == (8, "")
+    good = tmp_path.resolve() / "checkpoint_100.pt"
+    assert done.stdout.splitlines() == [
+        "checkpoint_200.pt: damaged: checkpoint_200.pt: is named .pt, but does not begin like one",
+        "  checkpoint checkpoint_200.pt, 1 file, 2 bytes",
+        f"  resume from {good}",
+        "checkpoint_100.pt: whole",
+        f"  checkpoint checkpoint_100.pt, 1 file, {len(torch_bytes({'step': 100}))} bytes",
+        f"  resume from {good}",
+    ]
+    (tmp_path / "notes.dat").write_bytes(b"\1\2")
+    done = gpujob("verify", "--json", "--deep", "notes.dat", cwd=tmp_path)
+    (found,) = json.loads(done.stdout)["paths"]
+    assert (done.returncode, found["verdict"], found["parts"]) == (9, "cannot tell", ["notes.dat"])
