@@ -71,7 +71,7 @@ class Sidecars:
         while not self._is_ending():
             listening = self._publish()
             if len(listening) >= len(self._facts.hosts):
-                log_line(f"All {len(listening)} sidecars listen")
+                log_line("The sidecar listens" if len(listening) == 1 else f"All {len(listening)} sidecars listen")
                 return
             missing = sorted(set(self._facts.hosts) - set(listening))
             if self._have_ended:
