@@ -71,10 +71,9 @@ def job_work(workers: Iterable[TaskPosition]) -> JobWork:
     return JobWork(units, slowest.items, slowest.items_expected, slowest.items_processed, whole)
 
 
-def job_rate(workers: Iterable[ProgressFacts], work: JobWork, *, average: bool = False) -> float | None:
+def job_rate(workers: Iterable[ProgressFacts], work: JobWork) -> float | None:
     """Units per second of the job: the sum of the workers' rates, or the lowest if they are in step."""
-    known = (worker.average_rate if average else worker.rate for worker in workers)
-    rates = [rate for rate in known if rate is not None]
+    rates = [worker.rate for worker in workers if worker.rate is not None]
     if not rates or len(work.units) > 1:
         return None
     return min(rates) if work.is_in_step else sum(rates)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.about.completion import complete_key_names
 from launcher.cli.parts import JSON, fail, print_json
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ WIDTH = 100  # columns of a line of text: longer ones are hard to read
 
 
 @click.command(epilog="example: gpujob explain progress.total_items")
-@click.argument("key", required=False)
+@click.argument("key", required=False, shell_complete=complete_key_names)
 @click.option("--cluster", is_flag=True, help="Keys of the cluster file instead of the job file.")
 @JSON
 def explain(key: str | None, cluster: bool, as_json: bool) -> None:

@@ -1,6 +1,8 @@
 """The command `gpujob init`: write a job file to start from."""
 
 import json
+import os
+from contextlib import suppress
 
 import click
 
@@ -58,6 +60,9 @@ def init(path: str, force: bool) -> None:
     except FileExistsError:
         fail(f"{path} already exists; choose another name, or use --force to replace it")
     except OSError as error:
+        if not force:
+            with suppress(OSError):
+                os.unlink(path)
         fail(f"{path} cannot be written: {error.strerror}")
     put = "put your command into it, then " if words is None else ""
     click.echo(f"Wrote {path}. Try it: `gpujob run {path}`. Next: {put}`gpujob check {path}`.")

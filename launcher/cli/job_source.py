@@ -2,9 +2,10 @@
 
 import functools
 import itertools
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
 
@@ -18,6 +19,7 @@ if TYPE_CHECKING:
     from launcher.planner.planned_job import JobText
 
 COMMAND_LINE, STANDARD_INPUT = "command line", "standard input"  # names in messages
+USAGE = 2  # exit status of wrong input
 WORDS = "gpujob.words"  # key of click's context: the words after ``--``
 OPTIONS_OF_PLACES = "gpujob.options"  # another: the options that set places, for messages
 WORKERS_PLACE = "workers[0]."
@@ -124,7 +126,12 @@ def takes_job(function: Callable[..., None]) -> Callable[..., None]:
             click.get_current_context().meta[OPTIONS_OF_PLACES] = text.options
             if save is not None:
                 _save(text, save)
-            function(job=text, **rest)
+            try:
+                function(job=text, **rest)
+            except (LauncherError, SystemExit) as error:
+                if save is not None and (isinstance(error, LauncherError) or error.code == USAGE):
+                    _remove(save)  # of a job that was refused
+                raise
 
     for option in reversed(options):
         command = click.option(option.option, metavar=option.metavar, help=option.help)(command)
@@ -291,7 +298,13 @@ def _save(job: "JobText", path: str) -> None:
     except FileExistsError as error:
         raise LauncherError(f"--save: {path} already exists; choose another name") from error
     except OSError as error:
+        _remove(path)
         raise LauncherError(f"--save: {path} cannot be written: {error.strerror}") from error
+
+
+def _remove(path: str) -> None:
+    with suppress(OSError):
+        os.unlink(path)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from launcher.cli.about.completion import completion
 from launcher.cli.about.version import print_version
 from launcher.cli.explain import explain
 from launcher.cli.init import init
-from launcher.cli.job_source import JobCommand, in_option_words, takes_job
+from launcher.cli.job_source import USAGE, JobCommand, in_option_words, takes_job
 from launcher.cli.jobs.attach import attach
 from launcher.cli.jobs.connect import connect
 from launcher.cli.jobs.logs import logs
@@ -27,7 +27,6 @@ from launcher.cli.parts import (
     JOB,
     JSON,
     RESUME,
-    USAGE,
     checked_plan,
     fail,
     open_target,

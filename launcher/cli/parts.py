@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from exporter.contract import run_files
-from launcher.cli.job_source import warn
+from launcher.cli.job_source import USAGE, warn
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -21,10 +21,19 @@ if TYPE_CHECKING:
     from launcher.planner.planned_job import JobText, PlannedJob
     from launcher.watch.view import JobClient
 
-USAGE = 2
 INTERRUPTED = 130
 
-INTERVAL = click.FloatRange(min=0.1, max=3600.0)
+
+class _Seconds(click.FloatRange):
+    """A number of seconds. NaN passes every comparison of a range."""
+
+    def convert(self, value: float, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        if str(value).strip().lower().lstrip("+-") == "nan":
+            self.fail(f"{value!r} is not a number of seconds; {self.min:g} to {self.max:g} are possible", param, ctx)
+        return super().convert(value, param, ctx)
+
+
+INTERVAL = _Seconds(min=0.1, max=3600.0)
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 NO_COLOR = click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 ASCII = click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")

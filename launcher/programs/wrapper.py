@@ -1,7 +1,8 @@
 """Parent of one worker: records its pid and its end, forwards signals, and ends in the same way.
 
     python -I -m launcher.programs.wrapper --run-dir DIR --worker NAME --rank N [--attempt N] [--restart N]
-                               [--gpus 0,1] [--service 1] [--ports 6100,7200] [--step-file FILE] -- COMMAND...
+                               [--gpus 0,1] [--service 1] [--ports 6100,7200] [--step-file FILE]
+                               [--kill-wait S] -- COMMAND...
 
 The worker inherits the environment, descriptors, terminal, limits, signal mask and signal dispositions. Only
 ``CUDA_VISIBLE_DEVICES`` is narrowed to the GPUs of the task. The wrapper ends with the same status or signal,
@@ -13,6 +14,7 @@ rank, command, GPUs and variables.
 Every worker has a wrapper, so it uses few imports, all from the standard library.
 """
 
+import math
 import os
 import signal
 import sys
@@ -63,14 +65,26 @@ def read_available_bytes(path: str) -> int | None:
     return facts.f_bavail * facts.f_frsize
 
 
-def wait_forwarding(pid: int, signals: set[int], received: list[list[float]]) -> tuple[int, object]:
+def wait_forwarding(
+    pid: int, signals: set[int], received: list[list[float]], orphan_s: float | None = None
+) -> tuple[int, object]:
     """Wait for ``pid`` and forward signals to it; return its wait status and rusage.
 
     ``signals`` are blocked signals, including SIGCHLD. A signal from the kernel (Ctrl-C in a terminal) also
     reaches the worker, in the same process group. It is noted in ``received`` but not forwarded.
+
+    ``orphan_s`` after a SIGTERM, ``pid`` is killed if our parent has gone: nobody else would.
     """
+    parent, kill_at = os.getppid(), math.inf
     while True:
-        info = signal.sigwaitinfo(signals)
+        if kill_at == math.inf:
+            info = signal.sigwaitinfo(signals)
+        elif (timed := signal.sigtimedwait(signals, max(0.0, kill_at - time.monotonic()))) is not None:
+            info = timed
+        else:
+            kill_at = math.inf
+            os.kill(pid, signal.SIGKILL)  # not yet waited for
+            continue
         if info.si_signo == signal.SIGCHLD:
             ended, status, usage = os.wait4(pid, os.WNOHANG)
             if ended == pid:
@@ -78,6 +92,8 @@ def wait_forwarding(pid: int, signals: set[int], received: list[list[float]]) ->
             continue
         record_signal(received, [time.time(), info.si_signo, info.si_pid])
         forward_signal(pid, info)
+        if info.si_signo == signal.SIGTERM and orphan_s is not None and os.getppid() != parent:
+            kill_at = min(kill_at, time.monotonic() + orphan_s)
 
 
 def forward_signal(pid: int, info: signal.struct_siginfo) -> None:
@@ -206,7 +222,9 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
     common.update({"pid": pid, "start_ticks": read_start_ticks(pid), "start": start})
     _write(options["run-dir"], f"{stem}.start.json", common)
     seen: list[list[float]] = []
-    status, usage = wait_forwarding(pid, {int(number) for number in waited}, seen)
+    kill_wait, parent = options.get("kill-wait"), os.getppid()
+    orphan_s = None if kill_wait is None else float(kill_wait)
+    status, usage = wait_forwarding(pid, {int(number) for number in waited}, seen, orphan_s)
     held.clear()
     signaled = os.WIFSIGNALED(status)
     oom_after = oom_kills.read_oom_kills()
@@ -228,6 +246,8 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
         },
         spare=f"{stem}.start.json",
     )
+    if orphan_s is not None and os.WIFSIGNALED(status) and os.getppid() != parent:
+        os.killpg(0, signal.SIGKILL)  # what the worker has left, and this process
     end_with_status(status)
 
 

@@ -64,9 +64,8 @@ def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
         raise
     except OSError as error:
         discard_run_dir(staging)
-        raise LauncherError(
-            f"the run directory cannot be created in {logs}: {error.strerror}: {error.filename}"
-        ) from error
+        where = f": {error.filename}" if error.filename else ""  # a write names no file
+        raise LauncherError(f"the run directory cannot be created in {logs}: {error.strerror}{where}") from error
     return staging
 
 

@@ -127,6 +127,8 @@ def wrapper_argv(
     task = planned.task
     argv = [*_wrapper_prefix(plan, planned), "--run-dir", str(facts.run_dir), "--worker", task.worker]
     argv += ["--rank", str(task.rank), "--attempt", str(facts.attempt), "--restart", str(restart)]
+    if first_gpu is not None:  # on this machine, where no Slurm kills what is left
+        argv += ["--kill-wait", f"{plan.kill_wait_s:g}"]
     if planned.service:
         argv += ["--service", "1"]
     if planned.ports and step_file is None:

@@ -46,7 +46,7 @@ def select_tasks(manifest: Manifest, worker: str | None) -> tuple[Task, ...]:
     if not found:
         names = list(dict.fromkeys(task.worker for task in manifest.tasks))
         known = ", ".join(names[:MOST_KNOWN]) + (", ..." if len(names) > MOST_KNOWN else "")
-        raise LauncherError(f"job has no worker {worker!r}{did_you_mean(worker, names)} (known: {known})")
+        raise LauncherError(f"the job has no worker {worker!r}{did_you_mean(worker, names)} (known: {known})")
     return found
 
 

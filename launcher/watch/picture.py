@@ -34,7 +34,8 @@ def progress_text(view: JobView) -> str:
     items, expected, unit = view.items, view.items_expected, unit_word(view.unit)
     if items is None:
         units = job_work(view.workers).units
-        return f"{' and '.join(units)}, which have no common total" if len(units) > 1 else "no progress yet"
+        unseen = "no progress seen" if view.report is not None else "no progress yet"
+        return f"{' and '.join(units)}, which have no common total" if len(units) > 1 else unseen
     return f"{100 * items / expected:.1f}% {items:,}/{expected:,} {unit}" if expected else f"{items:,} {unit}"
 
 
@@ -51,6 +52,8 @@ def eta_text(view: JobView) -> str:
         return f"took {duration_text(view.report.duration_s)}"
     if eta is None:
         stalled = [worker.worker for worker in view.workers if worker.up and worker.stalled]
+        if not stalled and view.workers and all(worker.exit is not None for worker in view.workers):
+            return "all workers have ended"
         return f"ETA unknown while stalled: {names_text(stalled, STALLED_SHOWN)}" if stalled else "ETA unknown yet"
     text = f"ETA {duration_text(eta.seconds)} ({duration_text(eta.low)} to {duration_text(eta.high)})"
     text += f", at {clock_time_text(now + eta.seconds)}"

@@ -287,7 +287,7 @@ class JobClient:
             items_expected=report.items_expected if report else work.expected_total(self.manifest.total_items),
             items_processed=work.processed,
             rate=None if report else job_rate((worker for worker in workers if worker.up), work),
-            average_rate=None if report else job_rate((worker for worker in workers if worker.up), work, average=True),
+            average_rate=work.processed / (now - start) if work.processed and start and not report else None,
             output_tokens_per_second=output_tokens_rate(workers),
             eta=eta,
             time_limit_met_probability=time_limit_met_probability(now, limit_end, eta) if eta else None,

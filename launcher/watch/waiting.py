@@ -73,7 +73,7 @@ def stop_text(view: JobView, *, interrupt_kills: bool = False) -> str:
         return f"stopping: {workers} {verb[1]} being killed"
     time_left = "time" if left is None else f"{left:.0f} s"
     return f"stopping: {workers} {verb[0]} {time_left} to save" + (
-        "; Ctrl-C again kills them" if interrupt_kills else ""
+        f"; Ctrl-C again kills {'it' if up == 1 else 'them'}" if interrupt_kills else ""
     )
 
 

@@ -28,8 +28,13 @@ def complete_files(_context: click.Context, _parameter: click.Parameter, incompl
     return [CompletionItem(incomplete, type="file")]
 
 
-def complete_keys(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
-    """Keys of the job file, as ``--set`` takes them; the first entry stands for each of a list."""
+def complete_keys(context: click.Context, parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Keys of the job file, as ``--set`` takes them."""
+    return [CompletionItem(f"{key.value}=") for key in complete_key_names(context, parameter, incomplete)]
+
+
+def complete_key_names(_context: click.Context, _parameter: click.Parameter, incomplete: str) -> list[CompletionItem]:
+    """Keys of the job file; the first entry stands for each of a list."""
     job, _, _ = KEYS_FILE.read_text(encoding="utf-8").partition("\ncluster:\n")
     keys = (key.replace("[]", "[0]").replace("{}", ".") for key in _KEY.findall(job))
-    return [CompletionItem(f"{key}=") for key in keys if key.startswith(incomplete)]
+    return [CompletionItem(key) for key in keys if key.startswith(incomplete)]

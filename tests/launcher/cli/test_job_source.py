@@ -124,8 +124,9 @@ def test_a_saved_job_file_gives_the_same_plan(folder: Path) -> None:
 
 
 def test_a_job_file_with_mistakes_is_not_saved(folder: Path) -> None:
-    assert gpujob("plan", "--save", "saved.yaml", "--gpus", "x", "--", "true", cwd=folder).returncode == 2
-    assert not (folder / "saved.yaml").exists()
+    for option, value in (("--gpus", "x"), ("--workers", "0")):  # the second is found when the job is planned
+        assert gpujob("plan", "--save", "saved.yaml", option, value, "--", "true", cwd=folder).returncode == 2
+        assert not (folder / "saved.yaml").exists()
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from exporter.contract.process_identity import read_start_ticks
+from exporter.machine.procfs import is_zombie
 from launcher.programs.environment import original_environment
 from launcher.programs.wrapper import task_visible_devices
 from tests.realstack.waiting import readable
@@ -435,6 +436,26 @@ def test_a_signal_that_the_worker_ignores_does_not_end_the_wrapper(wrapped: Wrap
     child.communicate(b"\n", timeout=10)
     assert child.returncode == 4
     assert {entry[1] for entry in wrapped.record("exit")["signals"]} == {signal.SIGTERM}
+
+
+def test_an_orphan_that_ignores_sigterm_is_killed_with_its_children(wrapped: Wrapped) -> None:
+    worker = "trap '' TERM; sleep 99 & echo $!; wait; wait"
+    argv = wrapped.argv("sh", "-c", worker, options=("--kill-wait", "0.5"))
+    parent = "import subprocess, sys; subprocess.Popen(sys.argv[1:], start_new_session=True).wait()"
+    child = subprocess.Popen([sys.executable, "-c", parent, *argv], stdout=subprocess.PIPE, env=clean_environment())
+    wrapped.children.append(child)
+    sleeper, started = int(line_of(child)), wrapped.started()
+    os.kill(started["wrapper_pid"], signal.SIGTERM)
+    time.sleep(1.0)
+    assert not wrapped.record("exit"), "it has a parent, who decides"
+    child.kill()
+    child.wait(10)
+    os.kill(started["wrapper_pid"], signal.SIGTERM)
+    assert poll(lambda: wrapped.record("exit"), "an exit record")["signal"] == signal.SIGKILL
+    poll(
+        lambda: not any(read_start_ticks(pid) and not is_zombie(pid) for pid in (sleeper, started["wrapper_pid"])),
+        "the end of all",
+    )
 
 
 # Records

@@ -312,6 +312,8 @@ def test_the_eta_has_its_interval_and_the_margin_to_the_limit() -> None:
     assert eta_text(job_view(eta=None)) == "ETA unknown yet"
     assert eta_text(a_view(eta=None)) == "ETA unknown while stalled: worker_w2"
     assert eta_text(ended_view()) == "took 1h 01m"
+    ended = [worker_entry(0, up=False, stalled=False, exit={"reason": "completed"})]
+    assert eta_text(job_view(eta=None, workers=ended)) == "all workers have ended"
 
 
 def test_the_state_of_a_worker_is_one_phrase() -> None:
@@ -366,7 +368,7 @@ def test_a_job_that_is_being_stopped_says_how_long_its_workers_have(
     assert second == text
     assert "ETA" not in screen(view, 120).replace("  ETA  ", "")
     assert "1m 00s" not in screen(view, 120), "a worker that ends has no ETA"
-    hint = "; Ctrl-C again kills them" if "to save" in text else ""
+    hint = f"; Ctrl-C again kills {'it' if up == 1 else 'them'}" if "to save" in text else ""
     assert f"\n{text}{hint}\n" in screen(view, 120, on_interrupt=STOPS_JOB)
     (line,) = lines.show(view)
     assert " job 4459 stopping | " in line
