@@ -72,7 +72,7 @@ FOR_LAUNCHER = (  # parts of the exporter that the launcher may import
 )
 IN_A_JOB = ("programs", "plan", "rundir", "verify", "steps", "registry", "report", "run", "watch")
 PACKAGES = {  # third-party package: where it may be imported
-    "aiohttp": ("exporter.sidecar.service", "exporter.web"),
+    "aiohttp": ("exporter.web.aiohttp_server",),
     "ahocorasick_rs": ("exporter.logs.search.automata",),
     "bcrypt": ("exporter.web",),
     "amdsmi": ("exporter.gpus.amd",),
@@ -350,6 +350,7 @@ SCHEMA = {"pydantic", "launcher.jobfile", "launcher.planner"}
             ("exporter.attach.finder",),
             {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click"},
         ),
+        (("exporter.sidecar.service",), SCHEMA | {"aiohttp.client", "yaml"}),
         (("launcher.attach.conclude",), SCHEMA | {"aiohttp", "click", "rich"}),
         (
             ("exporter.gpus.vendors_reader",),
@@ -364,6 +365,7 @@ SCHEMA = {"pydantic", "launcher.jobfile", "launcher.planner"}
         "guard",
         "command line",
         "attached job",
+        "page",
         "attached job's end",
         "vendors",
         "watch",

@@ -3,6 +3,9 @@
 Aliases (``*name``) make a short file large: ten levels of ten aliases each are ten thousand million values.
 """
 
+from collections import Counter
+from collections.abc import Hashable
+
 import yaml
 
 MOST_BYTES = 1 << 20  # of a file; the parser takes about 1 microsecond for a character
@@ -71,6 +74,16 @@ class BoundedLoader(yaml.SafeLoader):
                 )
         if problem is not None:
             raise LimitError(problem, event)
+
+
+class UniqueKeyLoader(BoundedLoader):
+    """Refuses a key that is there twice, of which YAML would take the last."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
+        counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+        if twice := [name for name, count in counts.items() if count > 1]:
+            raise yaml.MarkedYAMLError(problem=f"{twice[0]} is there twice", problem_mark=node.start_mark)
+        return super().construct_mapping(node, deep)
 
 
 def _place(mark: yaml.Mark) -> str:

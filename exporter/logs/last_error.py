@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+from exporter.contract.lazy_regex import lazy_regex
 from exporter.logs.patterns import Pattern
 from exporter.logs.redact import redact
 
@@ -116,63 +117,63 @@ class _Failure:
         return self.entries[-1].line_index if self.entries else self.first
 
 
-_MARK = re.compile(r"\[default\d{1,6}\]:|\[(?:rank|Rank |RANK )?\d{1,6}\]:? ?| {0,5}\d{1,6}: |\([^()]{1,80}\) ")
-_LOG_PREFIX = re.compile(
+_MARK = lazy_regex(r"\[default\d{1,6}\]:|\[(?:rank|Rank |RANK )?\d{1,6}\]:? ?| {0,5}\d{1,6}: |\([^()]{1,80}\) ")
+_LOG_PREFIX = lazy_regex(
     r"(?:TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL) \d\d-\d\d \d\d:\d\d:\d\d \[[^\]]{1,80}\] ?"
 )
 _HEADER = "Traceback (most recent call last)"
-_FRAME = re.compile(r'\s{0,40}File "([^"]{1,1000})", line (\d{1,9})')
-_HEADLESS_FRAME = re.compile(r'\s{2,40}File "[^"]{1,1000}", line \d{1,9}, in ')
-_GROUP_BAR = re.compile(r" {0,200}\| ?")
-_GROUP_RULE = re.compile(r" {0,200}\+[-+ \d.]{0,200}$")
+_FRAME = lazy_regex(r'\s{0,40}File "([^"]{1,1000})", line (\d{1,9})')
+_HEADLESS_FRAME = lazy_regex(r'\s{2,40}File "[^"]{1,1000}", line \d{1,9}, in ')
+_GROUP_BAR = lazy_regex(r" {0,200}\| ?")
+_GROUP_RULE = lazy_regex(r" {0,200}\+[-+ \d.]{0,200}$")
 _SUFFIXES = "Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Abort|Iteration|Warning|Group"
-_STRONG = re.compile(rf"((?:\w{{1,80}}\.){{0,12}}\w{{1,80}}(?:{_SUFFIXES}))(?::(?: |$)|$)")
-_WEAK = re.compile(r"((?:\w{1,80}\.){0,12}[A-Za-z_]\w{0,80})(?:: |:?$)")
+_STRONG = lazy_regex(rf"((?:\w{{1,80}}\.){{0,12}}\w{{1,80}}(?:{_SUFFIXES}))(?::(?: |$)|$)")
+_WEAK = lazy_regex(r"((?:\w{1,80}\.){0,12}[A-Za-z_]\w{0,80})(?:: |:?$)")
 _LEVELS = frozenset({"TRACE", "DEBUG", "INFO", "NOTE", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL"})
-_MENTION = re.compile(r"(?:^|[\s:(])((?:\w{1,80}\.){0,12}[A-Z]\w{0,80}(?:Error|Exception)): ")
+_MENTION = lazy_regex(r"(?:^|[\s:(])((?:\w{1,80}\.){0,12}[A-Z]\w{0,80}(?:Error|Exception)): ")
 _CHAIN = ("The above exception was the direct cause of", "During handling of the above exception")
-_FATAL = re.compile(r"Fatal Python error: ")
-_STACK_LINE = re.compile(r"Current thread |Thread 0x|  File |\s*$|Python runtime state|Extension modules:|  <|Stack \(")
-_TERMINATE = re.compile(
+_FATAL = lazy_regex(r"Fatal Python error: ")
+_STACK_LINE = lazy_regex(r"Current thread |Thread 0x|  File |\s*$|Python runtime state|Extension modules:|  <|Stack \(")
+_TERMINATE = lazy_regex(
     r"terminate called (?:after throwing an instance of '([^']{1,200})'|without an active exception)"
 )
-_WHAT = re.compile(r"\s{0,10}what\(\): {0,4}(.{0,2000})")
-_NATIVE_LINE = re.compile(r"frame #|Exception raised from")
-_ROOT_FIELD = re.compile(r"\s{0,10}(rank|exitcode|traceback) {0,6}: (.{1,300})")
+_WHAT = lazy_regex(r"\s{0,10}what\(\): {0,4}(.{0,2000})")
+_NATIVE_LINE = lazy_regex(r"frame #|Exception raised from")
+_ROOT_FIELD = lazy_regex(r"\s{0,10}(rank|exitcode|traceback) {0,6}: (.{1,300})")
 
 _LINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
-    (_CRASH, "segmentation_fault", re.compile(r"\bSegmentation fault\b")),
-    (_CRASH, "bus_error", re.compile(r"\bBus error\b")),
-    (_CRASH, "illegal_instruction", re.compile(r"\bIllegal instruction\b")),
-    (_CRASH, "floating_point_exception", re.compile(r"\bFloating point exception\b")),
-    (_CRASH, "aborted", re.compile(r"(?:.{0,200}[: ]\d+\s+)?Aborted(?: +\(core dumped\).{0,500})?$")),
-    (_CRASH, "killed", re.compile(r"(?:.{0,200}: (?:line \d+: +\d+|tasks? [\d,-]+:) +Killed\b|Killed$)")),
+    (_CRASH, "segmentation_fault", lazy_regex(r"\bSegmentation fault\b")),
+    (_CRASH, "bus_error", lazy_regex(r"\bBus error\b")),
+    (_CRASH, "illegal_instruction", lazy_regex(r"\bIllegal instruction\b")),
+    (_CRASH, "floating_point_exception", lazy_regex(r"\bFloating point exception\b")),
+    (_CRASH, "aborted", lazy_regex(r"(?:.{0,200}[: ]\d+\s+)?Aborted(?: +\(core dumped\).{0,500})?$")),
+    (_CRASH, "killed", lazy_regex(r"(?:.{0,200}: (?:line \d+: +\d+|tasks? [\d,-]+:) +Killed\b|Killed$)")),
     (
         _CRASH,
         "heap_corruption",
-        re.compile(
+        lazy_regex(
             r"(?:\*\*\* Error in .{0,200}: )?(?:double free or corruption|corrupted (?:size|double)|"
             r"free\(\): |malloc\(\): |realloc\(\): |munmap_chunk\(\): |\*\*\* (?:stack smashing|buffer overflow))"
         ),
     ),
-    (_ERROR, "assertion", re.compile(r".{1,500}: Assertion [`'].{1,1000}' failed\.?")),
-    (_ERROR, "panic", re.compile(r"thread '.{0,100}' (?:\(\d+\) )?panicked at ")),
+    (_ERROR, "assertion", lazy_regex(r".{1,500}: Assertion [`'].{1,1000}' failed\.?")),
+    (_ERROR, "panic", lazy_regex(r"thread '.{0,100}' (?:\(\d+\) )?panicked at ")),
     (
         _SUMMARY,
         "mpi_abort",
-        re.compile(
+        lazy_regex(
             r"MPI_ABORT was invoked|.{0,100}application called MPI_Abort|Fatal error in P?MPI_"
             r"|(?:internal_)?Abort\(\d+\) on node"
             r"|.{0,100}(?:mpirun|mpiexec|prterun)\S{0,40} (?:noticed|has exited|detected)"
         ),
     ),
-    (_SUMMARY, "process_failed", re.compile(r".{0,300}failed \(exitcode: -?\d+\) local_rank: \d+")),
+    (_SUMMARY, "process_failed", lazy_regex(r".{0,300}failed \(exitcode: -?\d+\) local_rank: \d+")),
 )
 _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = (
-    ("message", re.compile(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:error|Error|fatal|Fatal): |^\*{3} ")),
-    ("message", re.compile(r"[:\]] (?:command not found|No such file or directory|Permission denied|not found)$")),
+    ("message", lazy_regex(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:error|Error|fatal|Fatal): |^\*{3} ")),
+    ("message", lazy_regex(r"[:\]] (?:command not found|No such file or directory|Permission denied|not found)$")),
 )
-_TRIGGER = re.compile(
+_TRIGGER = lazy_regex(
     b'Traceback|File "|Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Abort|Iteration|Fatal|terminate called'
     b"|Segmentation|Bus error|Illegal|Floating point|Killed|corruption|corrupted|free\\(|alloc\\(|chunk\\(|smashing"
     b"|overflow|Assertion|panicked|MPI|mpi|prterun|exitcode|ERROR|FATAL|CRITICAL|error|fatal|\\*\\*\\*|not found"

@@ -8,19 +8,20 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 
+from exporter.contract.lazy_regex import lazy_regex
 from exporter.logs.secret_forms import PROGRAMS, SHAPES
 
 REDACTED = "<redacted>"
 
 EVERY_VALUE, NO_ORDINARY_VALUE, RANDOM_VALUE = 3, 2, 1  # which values under a name are secret
 
-_WORD = re.compile(
+_WORD = lazy_regex(
     r"passw|passphrase|secret|cred|token|auth|cookie|bearer|jwt|key|pass|pwd|pw(?![A-Za-z])|signature|sig|pat(?![A-Za-z])",
     re.IGNORECASE,
 )  # parts of names of secrets; searched first, since most lines contain none
-_NAME_CHARACTERS = re.compile(r"[\w.-]*")
+_NAME_CHARACTERS = lazy_regex(r"[\w.-]*")
 _LONGEST_NAME = 100
-_WORDS_OF_NAME = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_WORDS_OF_NAME = lazy_regex(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
 _STRONG = ("passw", "passphrase", "passcode", "secret", "credential")
 _ABOUT_SECRETS = frozenset(
     {"reset", "file", "path", "dir", "name", "policy", "length", "version", "count", "expiry", "expires", "required"}
@@ -42,7 +43,7 @@ _HEADERS = frozenset({"authorization", "cookie"})
 _BREAK = (
     r"(?:\r?\n|(?:\\{1,4}r)?\\{1,4}n)(?:\[[^\]\n]{1,40}\]:?[ ]?)?"  # real or escaped, and a mark such as `[rank0]: `
 )
-_SEPARATOR = re.compile(
+_SEPARATOR = lazy_regex(
     rf"""(?:\\*["'`])?\]?[ \t]*(?:                                    # the end of a quoted name or of an index
       :[ \t]*(?:str|Optional\[str\]|str[ ]\|[ ]None)[ \t]*=(?!=)[ \t]* # a parameter with its type
     | (?:=>|:=|==?|:(?!//))[ \t]*(?:{_BREAK}\s{{0,80}}(?=\\*["']))?   # JSON may go on in the next line
@@ -50,60 +51,60 @@ _SEPARATOR = re.compile(
     )""",
     re.VERBOSE,
 )
-_OPTION_SEPARATOR = re.compile(rf"""(?:\\*["'])?(?:[ \t]*,(?:{_BREAK})?\s{{0,40}}|[ \t]+)(?!--)""")
-_SETTER = re.compile(r"(?<![\w-])(?:export|setenv|putenv|set[ ]-[gUx]{1,3}|ENV|ARG)[ \t]{1,9}$")  # its name follows
-_CELL_SEPARATOR = re.compile(r"[ \t]*[|\u2502\u2503][ \t]*")
+_OPTION_SEPARATOR = lazy_regex(rf"""(?:\\*["'])?(?:[ \t]*,(?:{_BREAK})?\s{{0,40}}|[ \t]+)(?!--)""")
+_SETTER = lazy_regex(r"(?<![\w-])(?:export|setenv|putenv|set[ ]-[gUx]{1,3}|ENV|ARG)[ \t]{1,9}$")  # its name follows
+_CELL_SEPARATOR = lazy_regex(r"[ \t]*[|\u2502\u2503][ \t]*")
 _NEVER_IN_PROSE = ("pass", "pwd", "creds", "authorization", "cookie")
-_TUPLE_SEPARATOR = re.compile(r"""\\*["'],[ \t]*(?=[bru]?\\*["'])""")
-_PROSE = re.compile(r"[ \t]{1,9}((?:is|was|provided|given|used)\b[ \t]{0,9}:?[ \t]{0,9}|:[ \t]{0,9})?", re.IGNORECASE)
+_TUPLE_SEPARATOR = lazy_regex(r"""\\*["'],[ \t]*(?=[bru]?\\*["'])""")
+_PROSE = lazy_regex(r"[ \t]{1,9}((?:is|was|provided|given|used)\b[ \t]{0,9}:?[ \t]{0,9}|:[ \t]{0,9})?", re.IGNORECASE)
 _LINE = r"(?:(?!\\{1,4}n)[^\r\n])"
-_BLOCK = re.compile(
+_BLOCK = lazy_regex(
     rf"[|>][-+\d]{{0,2}}[ \t]*{_BREAK}([ \t]{{1,80}}){_LINE}+(?:{_BREAK}\1{_LINE}*){{0,50}}"
 )  # a block of YAML
-_OPENING = re.compile(r"""(?:[A-Za-z_]\w{0,30}\()?[bfruBFRU]{0,2}(\\*["'`])""")
-_SCHEME = re.compile(r"(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)[ \t]+(?=\S)", re.IGNORECASE)
-_BARE = re.compile(r"\S+")
+_OPENING = lazy_regex(r"""(?:[A-Za-z_]\w{0,30}\()?[bfruBFRU]{0,2}(\\*["'`])""")
+_SCHEME = lazy_regex(r"(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)[ \t]+(?=\S)", re.IGNORECASE)
+_BARE = lazy_regex(r"\S+")
 _AFTER_VALUE = ",;)]}\"'`>\\"
-_NOTHING = re.compile(r"(?:None|null|nil|true|false|True|False|\*{3,}|<redacted>?)$")
-_ORDINARY = re.compile(
+_NOTHING = lazy_regex(r"(?:None|null|nil|true|false|True|False|\*{3,}|<redacted>?)$")
+_ORDINARY = lazy_regex(
     r"(?:tensor\()?[\[(]?[-+]?[\d,]{1,12}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?"
     r"(?:k|K|M|B|s|ms|us|%|/s|tok/s|tokens/s|it/s|/[\d,]{1,12})?[,;.)\]}\"']{0,3}$"
     r"|[<\[]\|?/?[A-Za-z_/]{1,24}\|?[>\]][,;)\]}\"']{0,3}$|(?:-?inf|nan|auto|none|no|yes|on|off|unknown|N/A|n/a|-)[,;.)]?$"
 )  # values of `token` in training logs: numbers, and vocabulary words such as `<pad>`
 _MARKS = r"(?![~./\\$*%-]|[A-Za-z]:\\)(?=[^\s\"']{0,80}[A-Za-z])(?=[^\s\"']{0,80}[\d!@#$^&+])"
-_RANDOM = re.compile(
+_RANDOM = lazy_regex(
     _MARKS + r"[^\s\"'`,;=()\[\]{}<>|]{6,}={0,2}"
 )  # neither a word, a number, a path nor an expression
-_RANDOM_TEXT = re.compile(_MARKS + r"\S{6,}")  # the same in quotes
+_RANDOM_TEXT = lazy_regex(_MARKS + r"\S{6,}")  # the same in quotes
 _EXPRESSION = ("=", "(", "[", "{")  # after a word: it is a name
-_LONG_RANDOM = re.compile(
+_LONG_RANDOM = lazy_regex(
     r"(?=[\w+/=.-]{0,200}[A-Za-z]\d)(?=[\w+/=.-]{0,200}\d[A-Za-z])(?![\w+/=.-]{0,200}__)[\w+/=.-]{16,}"
 )  # where an ordinary word may follow a name
-_BARE_SCHEME = re.compile(
+_BARE_SCHEME = lazy_regex(
     r"\b(Bearer\s{1,4})(?!<redacted>)[^\s\"'\\,;]{6,}|\b(Basic\s)(?=[A-Za-z+/]{0,200}[\d=])[A-Za-z0-9+/]{12,}={0,2}"
 )
 
-_SHAPES = re.compile(
+_SHAPES = lazy_regex(
     f"(?<![A-Za-z0-9])(?:{'|'.join(shape.pattern for shape in SHAPES)})"
     r"|(?<![\w-])eyJ[\w-]{8,}\.(?:eyJ[\w-]{4,}(?:\.[\w-]*)?|[\w-]*(?:\.[\w-]+){3})",
     re.VERBOSE,
 )
-_HOOKS = re.compile(
+_HOOKS = lazy_regex(
     r"(https?://(?:hooks\.slack\.com|(?:[\w-]{1,60}\.){0,4}discord(?:app)?\.com/api/webhooks"
     r"|(?:[\w-]{1,60}\.){1,6}webhook\.office\.com|(?:[\w-]{1,60}\.){1,6}logic\.azure\.com(?::\d{1,5})?"
     r"|api\.telegram\.org|chat\.googleapis\.com|(?:[\w-]{1,60}\.){0,6}[\w-]{1,60}(?::\d{1,5})?/(?:[\w-]{1,40}/){0,4}"
     r"(?:web)?hooks?)/)(?!<redacted>)[^\s\"'<>]+",
     re.IGNORECASE,
 )
-_USERINFO = re.compile(
+_USERINFO = lazy_regex(
     r"([A-Za-z][A-Za-z0-9+.-]{0,20}://)([^\s/@:\"'<>]{0,200})(:[^\s/\"'<>]{1,500}|:(?!\d{1,5}/)[^\s@:\"'<>]{1,80})?@(?=[^\s@/])",
     re.IGNORECASE,
 )
-_GO_DSN = re.compile(r"((?<![\w.-])[\w.-]{1,60}:)[^\s/:\"'<>]{1,200}(?=@(?:tcp|unix)\()")  # as in user:...@tcp(host)
-_KEY_BEGIN = re.compile(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_END = re.compile(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
-_KEY_LINE = re.compile(r".{0,80}?[A-Za-z0-9+/]{16,}={0,2}[\s\"',\\]{0,8}$|(?:Proc-Type|DEK-Info):")
-_SHORT_KEY_LINE = re.compile(r"(?:\S{1,20} )?[A-Za-z0-9+/]{0,64}={0,2}$")
+_GO_DSN = lazy_regex(r"((?<![\w.-])[\w.-]{1,60}:)[^\s/:\"'<>]{1,200}(?=@(?:tcp|unix)\()")  # as in user:...@tcp(host)
+_KEY_BEGIN = lazy_regex(r"-----BEGIN [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_END = lazy_regex(r"-----END [A-Z0-9 ]{0,40}PRIVATE KEY(?: BLOCK)?-----")
+_KEY_LINE = lazy_regex(r".{0,80}?[A-Za-z0-9+/]{16,}={0,2}[\s\"',\\]{0,8}$|(?:Proc-Type|DEK-Info):")
+_SHORT_KEY_LINE = lazy_regex(r"(?:\S{1,20} )?[A-Za-z0-9+/]{0,64}={0,2}$")
 _KEY_BYTES = 32 * 1024
 
 
@@ -168,7 +169,7 @@ def _programs() -> tuple[re.Pattern[str], tuple[tuple[re.Pattern[str], re.Patter
     return re.compile(rf"(?<![\w.-])(?:{every})(?=[\s\"'\\,(])"), forms
 
 
-_END_OF_COMMAND = re.compile(
+_END_OF_COMMAND = lazy_regex(
     r"(?<![\\,\[(])(?<![\\,\[(]\r)\n(?!(?:\[[^\]\n]{1,40}\]:?)?[ \t]{0,40}- )|[;|&]{1,2}[ \t]"
 )  # lists and `\\` go on in the next line
 

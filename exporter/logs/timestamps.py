@@ -4,6 +4,8 @@ import re
 from datetime import date
 from functools import lru_cache
 
+from exporter.contract.lazy_regex import lazy_regex
+
 DAY_S = 86400
 YEAR_S = 31_556_952
 ZONE_STEP_S = 900  # zones differ from UTC by multiples of a quarter of an hour
@@ -54,9 +56,9 @@ _FORMATS = (
 )
 _NUMBER_BEFORE = rb"(?<=[\[=])"
 _PLAIN = tuple(
-    re.compile(rb"(?x)" + _PREFIX + (_NUMBER_BEFORE if b"<number>" in way else b"") + way) for way in _FORMATS
+    lazy_regex(rb"(?x)" + _PREFIX + (_NUMBER_BEFORE if b"<number>" in way else b"") + way) for way in _FORMATS
 )
-_IN_JSON = tuple(re.compile(rb"(?xs)" + _JSON + way) for way in _FORMATS)
+_IN_JSON = tuple(lazy_regex(rb"(?xs)" + _JSON + way) for way in _FORMATS)
 _JSON_BEGINS = (b"{", b":::MLLOG")
 
 
@@ -174,7 +176,7 @@ class TimestampReader:
             return None
         for regex in _IN_JSON if head.lstrip().startswith(_JSON_BEGINS) else _PLAIN:
             if (found := regex.match(head)) is not None:
-                self._last_format = regex
+                self._last_format = found.re
                 return found
         return None
 

@@ -8,8 +8,6 @@ import zlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from aiohttp import web
-
 from exporter import __version__
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.contract.manifest import AUTHENTICATED
@@ -21,6 +19,7 @@ from exporter.sidecar.sidecar import Sidecar
 from exporter.web import limits, negotiation
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Door
+from exporter.web.aiohttp_server import web
 from exporter.workers.collector import WorkersCollector
 
 FINAL_READ_S = 10.0  # limit of the last read of all collectors

@@ -6,14 +6,15 @@ import hmac
 import ipaddress
 from collections.abc import Awaitable, Callable, Container, Mapping
 from enum import IntEnum
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 from urllib.parse import urlsplit
 
-from aiohttp import web
-
+from exporter.web.aiohttp_server import web
 from exporter.web.config import WebConfig
-from exporter.web.config_file import WebConfigFile
 from exporter.web.users import PasswordChecks
+
+if TYPE_CHECKING:
+    from exporter.web.config_file import WebConfigFile
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -43,7 +44,7 @@ class Access:
         *,
         names: Container[str],
         token: str | None = None,
-        web_file: WebConfigFile | None = None,
+        web_file: "WebConfigFile | None" = None,
     ) -> None:
         """``needs`` are those of paths, others need nothing. ``names`` are those of this machine."""
         self._needs = needs

@@ -7,13 +7,9 @@ less protected than its file says.
 import difflib
 import os
 import re
-from collections import Counter
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-import yaml
-
-from exporter.contract.bounded_yaml import BoundedLoader, yaml_problem
 from exporter.contract.errors import ExporterError
 
 VERSIONS = ("TLS10", "TLS11", "TLS12", "TLS13")
@@ -91,20 +87,14 @@ class WebConfig(NamedTuple):
         return bool(self.users) or (self.tls is not None and self.tls.client_auth_type not in NO_CERTIFICATE)
 
 
-class _UniqueKeys(BoundedLoader):
-    """Refuses a key that is there twice, of which YAML would take the last."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-        if twice := [name for name, count in counts.items() if count > 1]:
-            raise yaml.MarkedYAMLError(problem=f"{twice[0]} is there twice", problem_mark=node.start_mark)
-        return super().construct_mapping(node, deep)
-
-
 def parse_web_config(text: str, path: str) -> WebConfig:
     """Parse the text of the file at ``path``. Raises ExporterError with every problem."""
+    import yaml  # lazy: most pages have no such file, and YAML takes 20 ms and 2 MiB
+
+    from exporter.contract.bounded_yaml import UniqueKeyLoader, yaml_problem  # lazy: likewise
+
     try:
-        body = yaml.load(text, _UniqueKeys)  # noqa: S506 - a safe loader
+        body = yaml.load(text, UniqueKeyLoader)  # noqa: S506 - a safe loader
     except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
         raise ExporterError(f"{path}: {yaml_problem(error, text)}") from error
     if not isinstance(body, dict | None):

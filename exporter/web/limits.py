@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from itertools import chain
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aiohttp import web
+from exporter.web.aiohttp_server import web
 
 if TYPE_CHECKING:
     import ssl

@@ -6,70 +6,72 @@ from collections.abc import Collection, Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
+from exporter.contract.lazy_regex import lazy_regex
+
 MOST_SHARDS = 20_000  # larger shard numbers in a name are ignored
 
-_SHARD_OF_TOTAL = re.compile(r"(?<!\d)(\d{1,9})([-_]of[-_])(\d{1,9})(?!\d)", re.IGNORECASE)
-_WORLD_SIZE = re.compile(r"(?<![A-Za-z])world[-_]?size[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
-_RANK = re.compile(
+_SHARD_OF_TOTAL = lazy_regex(r"(?<!\d)(\d{1,9})([-_]of[-_])(\d{1,9})(?!\d)", re.IGNORECASE)
+_WORLD_SIZE = lazy_regex(r"(?<![A-Za-z])world[-_]?size[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
+_RANK = lazy_regex(
     r"(?<![A-Za-z])(?:rank|shard|worker|process|proc|gpu|task|part|node|host|replica|rng[-_]states?|random[-_]states?"
     r"|tp|pp|dp|ep|cp)[-_=]?w?(\d{1,9})(?![0-9A-Za-z])",
     re.IGNORECASE,
 )
-_WORKER = re.compile(r"(?<![A-Za-z0-9])w(\d{1,9})(?![0-9A-Za-z])")
-_DISTCP = re.compile(r"__(\d{1,9})_(\d{1,9})(?=\.distcp)")
-_CONSOLIDATED = re.compile(r"(?<=consolidated\.)(\d{2})(?=\.)")
+_WORKER = lazy_regex(r"(?<![A-Za-z0-9])w(\d{1,9})(?![0-9A-Za-z])")
+_DISTCP = lazy_regex(r"__(\d{1,9})_(\d{1,9})(?=\.distcp)")
+_CONSOLIDATED = lazy_regex(r"(?<=consolidated\.)(\d{2})(?=\.)")
 _SHARDS = (_SHARD_OF_TOTAL, _WORLD_SIZE, _RANK, _WORKER, _DISTCP, _CONSOLIDATED)
-_CONTIGUOUS_RANK = re.compile(
+_CONTIGUOUS_RANK = lazy_regex(
     r"(?<![A-Za-z])(?:rank|shard|rng[-_]states?|random[-_]states?|tp|pp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE
 )  # these run from 0 without gaps; numbers of nodes, workers and tasks need not
 # frameworks that always write rank 0: DeepSpeed, Megatron, Trainer and Accelerate
-_HAS_FIRST_RANK = re.compile(r"(?:zero_pp_rank|mp_rank|rng[-_]states?|random[-_]states?)[-_]?\d+", re.IGNORECASE)
-_OPEN_RANK = re.compile(r"(?<![A-Za-z])(?:rank|tp|pp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE)
-_PIPELINE_RANK = re.compile(r"(?<=mp_rank_\d\d_)(\d{3})(?!\d)")
+_HAS_FIRST_RANK = lazy_regex(r"(?:zero_pp_rank|mp_rank|rng[-_]states?|random[-_]states?)[-_]?\d+", re.IGNORECASE)
+_OPEN_RANK = lazy_regex(r"(?<![A-Za-z])(?:rank|tp|pp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE)
+_PIPELINE_RANK = lazy_regex(r"(?<=mp_rank_\d\d_)(\d{3})(?!\d)")
 _COMPANION_FILES = (
-    (re.compile(r"^(.*/)__\d+_\d+\.distcp$"), r"\1.metadata"),
-    (re.compile(r"^(.*)\.data-\d{5}-of-\d{5}$"), r"\1.index"),
-    (re.compile(r"^((?:(?!ocdbt\.process_).)*/)(?:manifest\.ocdbt|_sharding|array_metadatas/.*)$"), r"\1_METADATA"),
+    (lazy_regex(r"^(.*/)__\d+_\d+\.distcp$"), r"\1.metadata"),
+    (lazy_regex(r"^(.*)\.data-\d{5}-of-\d{5}$"), r"\1.index"),
+    (lazy_regex(r"^((?:(?!ocdbt\.process_).)*/)(?:manifest\.ocdbt|_sharding|array_metadatas/.*)$"), r"\1_METADATA"),
 )  # files, and what reads them
 _TENSORFLOW_SHARD = ".data-"  # precedes the number of a shard, which counts from 0
-_STEP = re.compile(
+_STEP = lazy_regex(
     r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
     re.IGNORECASE,
 )
-_EPOCH = re.compile(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
-_DECIMAL = re.compile(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
-_PLAIN_NUMBER = re.compile(r"(?<![A-Za-z\d.])(\d{1,18})(?![A-Za-z\d])")
-_DATE = re.compile(r"(?:19|20)\d{6,12}")
-_CHANGING_PART = re.compile(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
+_EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
+_DECIMAL = lazy_regex(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
+_PLAIN_NUMBER = lazy_regex(r"(?<![A-Za-z\d.])(\d{1,18})(?![A-Za-z\d])")
+_DATE = lazy_regex(r"(?:19|20)\d{6,12}")
+_CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
 
-_EXTENSION = re.compile(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
+_EXTENSION = lazy_regex(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
 _TEXT = (
     *(".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err"),
     *(".lock", ".py", ".sh", ".html", ".png", ".pid"),
 )
-NEEDED_TEXT = re.compile(
+NEEDED_TEXT = lazy_regex(
     r"(?:^|/)(?:[\w.-]+\.index\.json|(?:(?:generation_|adapter_|preprocessor_|tokenizer_)?config|tokenizer|trainer_state"
     r"|metadata|zarr|universal_checkpoint_info)\.json|\.z(?:array|attrs|group|metadata)|_METADATA|_CHECKPOINT_METADATA"
     r"|_sharding|array_metadatas/process_\d+)$"
 )  # JSON texts without which a checkpoint cannot be loaded
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".ckpt", ".h5", ".msgpack", ".gguf")
-_NO_WEIGHTS = re.compile(r"optim|scheduler|scaler|rng_state|random_states|training_args", re.IGNORECASE)
+_NO_WEIGHTS = lazy_regex(r"optim|scheduler|scaler|rng_state|random_states|training_args", re.IGNORECASE)
 _TRACKERS = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", "latest_train_state.pt"}
 _MARKERS = {
     *("commit_success.txt", "_success", "_complete", "_completed", "complete", "completed", "done", "success"),
     *(".done", ".complete", ".completed", ".success", "_committed", "committed", ".metadata"),
 }
 _MARKER_ENDINGS = (".done", ".complete", ".completed", ".success", ".finished", ".committed")
-_CHECKPOINT_WORD = re.compile(
+_CHECKPOINT_WORD = lazy_regex(
     r"checkpoint|ckpt|model|last|best|latest|final|epoch|state|weights|adapter", re.IGNORECASE
 )
-_ALIAS = re.compile(r"(?<![A-Za-z])(?:last|latest|best|final|current|newest)(?![A-Za-z])", re.IGNORECASE)
-_MODEL_PART = re.compile(
+_ALIAS = lazy_regex(r"(?<![A-Za-z])(?:last|latest|best|final|current|newest)(?![A-Za-z])", re.IGNORECASE)
+_MODEL_PART = lazy_regex(
     r"(?:(?:pytorch|adapter|ema|diffusion_pytorch)_)?"
     r"(?:model|optimizer|optim|scheduler|lr_scheduler|scaler|rng_states?|random_states?|trainer_state|consolidated)",
     re.IGNORECASE,
 )
-_COMPANIONS = re.compile(
+_COMPANIONS = lazy_regex(
     r"tfevents|^tokenizer|^vocab|^merges|^training_args|^special_tokens|^added_tokens", re.IGNORECASE
 )
 

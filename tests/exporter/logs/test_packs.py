@@ -114,6 +114,11 @@ def test_a_pack_has_enough_samples_including_one_without_findings(name: str) -> 
     assert any(not sample.gives for sample in samples)
 
 
+def test_samples_are_the_last_part_of_a_pack() -> None:
+    for pack in EVERY:
+        assert "\n[[" not in pack.text.partition("\n[[sample]]")[2].replace("\n[[sample]]", ""), pack.name
+
+
 @pytest.mark.parametrize("name", NAMED)
 def test_every_pattern_of_a_pack_matches_in_some_sample(name: str) -> None:
     pack = NAMED[name]
