@@ -7,6 +7,7 @@ from functools import partial
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published, WorkerProcesses
+from exporter.contract import run_files
 from exporter.contract.events import Event
 from exporter.contract.manifest import PathGroup, Task
 from exporter.contract.status import DamagedFile, IgnoredFile, OutputGroup, WorkerOutput
@@ -132,6 +133,8 @@ class OutputsCollector:
                 )
                 handle = self._files.watch(f"outputs-{group.name}", make)
                 self._groups.append(_OutputGroupWatch(group, directory, handle))
+        status = manifest.run_dir / run_files.STATUS_DIR / f"{context.identity.node}.json"
+        self._is_first = not status.exists()  # the first sidecar of this job on this node
         self._running_since: dict[int, float] = {}
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
@@ -266,7 +269,8 @@ class OutputsCollector:
     ) -> None:
         """Emit events for first, complete and damaged files."""
         if reading.first_file is not None and not group.has_output:
-            if is_same_watch:  # else it existed before our first poll
+            # what existed before the first poll of a sidecar is news only if no earlier one can have told it
+            if is_same_watch or (group.watch_id is None and self._is_first):
                 self._event(group, reading.first_file[0], "info", "first output", reading.first_file[1])
             group.has_output = True
         if not is_same_watch:

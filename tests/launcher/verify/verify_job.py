@@ -11,6 +11,7 @@ import pytest
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import read_manifest
 from exporter.contract.status import WorkerStatus
+from exporter.machine import file_host
 from exporter.machine.file_host import FileWatchHost
 from exporter.progress.work import JobWork, job_work
 from launcher.verify import files
@@ -75,8 +76,9 @@ class Job:
 
 
 def shortest_slices(monkeypatch: pytest.MonkeyPatch) -> None:
-    """End each slice of work as early as possible."""
+    """End each slice of work as early as possible, in this process, whatever other tests have mounted."""
     monkeypatch.setattr(files, "SLICE_S", 0.0)
+    monkeypatch.setattr(file_host, "has_remote_mount", lambda _mounts: False)
 
 
 def out_of_time_after(polls: int) -> Callable[[], bool]:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.published import WorkerProcesses
+from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import Manifest, PathGroup
 from exporter.contract.records import to_json
@@ -369,8 +370,16 @@ def test_files_of_an_earlier_job_cause_no_stall(tmp_path: Path) -> None:
     assert samples_of(page, FILES)[OUTPUT] == 1
 
 
+def test_a_sidecar_that_starts_late_tells_of_the_first_output(tmp_path: Path) -> None:
+    write(tmp_path, "output_rank0.jsonl", 10, START + 1)
+    assert Job(tmp_path).events("first output") == ["output_rank0.jsonl"]
+
+
 def test_a_restarted_sidecar_recognizes_output_by_mtime(tmp_path: Path) -> None:
     write(tmp_path, "output_rank0.jsonl", 10, START + 1)
+    status = tmp_path / run_files.STATUS_DIR / f"{Job(tmp_path).context.identity.node}.json"
+    status.parent.mkdir()
+    status.touch()
     job = Job(tmp_path)
     assert samples_of(job.poll(), STALLED) == {OUTPUT: 0}
     assert samples_of(job.after(TIMEOUT_S), STALLED) == {OUTPUT: 1}
@@ -468,7 +477,7 @@ def test_a_hanging_group_has_no_series_until_it_responds(collector_and_host: tup
     host.answer = None
     snapshot = collector.read()
     assert [group.files for group in snapshot.groups] == [1, 0]
-    assert snapshot.events == ()
+    assert [event.event for event in snapshot.events] == ["first output"]
 
 
 def test_an_unreadable_group_is_reported_once(collector_and_host: tuple[OutputsCollector, FakeHost]) -> None:
@@ -479,6 +488,7 @@ def test_an_unreadable_group_is_reported_once(collector_and_host: tuple[OutputsC
     snapshot = collector.read()
     assert snapshot.groups == ()
     assert [event.detail for event in snapshot.events] == [
+        "output_rank0.jsonl",
         "Permission denied",
         "checkpoint: Permission denied",
     ]
