@@ -221,7 +221,7 @@ def _worker_entries(
             node=node,
             gpus=tuple(task.gpus),
             up=bool(own) and exit_ is None,
-            state=state_of_worker(own, exit_, ended=ended),
+            state=state_of_worker(own, exit_, ended=ended, stalled=bool(status.stalled)),
             start=own[-1].start if own else None,
             restarts=max(own[-1].restart if own else 0, (exit_.restart or 0) if exit_ else 0),
             exit=exit_,

@@ -143,16 +143,16 @@ def restart_limits(run_dir: Path, workers: Iterable[WorkerReport]) -> dict[int, 
     """Restart limits by rank; empty without restarts, to avoid reading a large plan."""
     if not any(worker.restarts for worker in workers):
         return {}
-    plan = _RestartPolicies.read(run_dir / PLAN_FILE) or _RestartPolicies()
+    plan = _RestartPolicies.read_valid(run_dir / PLAN_FILE) or _RestartPolicies()
     return {planned.task.rank: planned.restart_max for planned in plan.tasks}
 
 
-def state_of_worker(runs: Sequence[TaskRun], exit_: WorkerEnd | None, *, ended: bool) -> str:
+def state_of_worker(runs: Sequence[TaskRun], exit_: WorkerEnd | None, *, ended: bool, stalled: bool = False) -> str:
     """``not_found`` is a worker still to be started, ``not_started`` one that never was."""
     if exit_ is not None and exit_.restart is not None:
         return "dead"
     if runs:
-        return "running"
+        return "stalled" if stalled and not ended else "running"
     return "not_started" if ended else "not_found"
 
 

@@ -474,6 +474,12 @@ def test_the_report_of_a_running_job_is_not_final(tmp_path: Path) -> None:
     assert (report["state"], report["exit_status"], report["end"]) == ("RUNNING", 10, None)
 
 
+def test_a_running_worker_that_is_stalled_is_reported_so(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0).status({"worker": "worker_w1", "rank": 1, "stalled": True})
+    run_dir.write("workers/worker_w1_rank1_a0_r0.start.json", {"pid": 1, "start": 50.0})
+    assert [worker["state"] for worker in run_dir.report(ended=False)["workers"]] == ["dead", "stalled"]
+
+
 STEPS = {"unit": "steps", "expected": 50}
 
 
