@@ -147,6 +147,15 @@ def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
     assert render_states(states, 400) == render_states(states)
 
 
+def test_a_narrow_terminal_does_without_columns_so_that_no_line_wraps() -> None:
+    values = "model=meta-llama/Llama-3.1-8B,tp=4,rate=16"
+    states = [PointState(0, values, {}, "FAILED", "4459_0", None, 1, cause="exit status 3; " * 9, nodes=("cn01",))]
+    assert render_states(states, 100)[0].split() == ["point", "state", "items", "took", "job", "cause"]
+    assert render_states(states, 90)[0].split() == ["point", "state", "items", "cause"]
+    assert render_states(states, 80)[0].split() == ["point", "state", "cause"]
+    assert max(map(len, render_states(states, 80))) <= 80
+
+
 @pytest.mark.parametrize(
     ("report", "expected"),
     [
