@@ -194,7 +194,9 @@ def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
         elif not checks:
             counted = "" if work.counts_items else f" {work.unit}"
             lacking = (
-                "--total-items is not given" if manifest.attached else "the job file gives no progress.total_items"
+                "--total-items is not given"
+                if manifest.attached
+                else "no total is given (--total, or progress.total_items in the job file)"
             )
             is_short = (done or 0) < required_count(wanted.complete_share, expected or 0)
             short = f"; {job.work_source} show {done or 0} of {expected}{counted}" if is_short else ""
