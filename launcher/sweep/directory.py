@@ -20,6 +20,7 @@ from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command
 from launcher.watch.view import JobClient
+from launcher.words import duration_text
 
 JOB_FILE = "job.yaml"  # copy of the job file
 MISSING = "MISSING"  # state of a point without a run and not in the queue
@@ -316,7 +317,7 @@ def _row(state: PointState, results: Sequence[str]) -> tuple[str, ...]:
         state.state,
         _items_text(state),
         *(f"{state.results[name]:.4g}" if name in state.results else "" for name in results),
-        "" if state.duration_s is None else f"{state.duration_s:.0f} s",
+        "" if state.duration_s is None else duration_text(state.duration_s),
         state.job_id or "",
         ",".join(state.nodes[:2]) + (",..." if len(state.nodes) > 2 else ""),
     )
