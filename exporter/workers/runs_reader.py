@@ -27,6 +27,7 @@ from exporter.workers.exit_reason import (
     JobStop,
     evidence_from_record,
     find_exit_reason,
+    needs_log_evidence,
     parse_job_stop,
     signal_name,
 )
@@ -351,12 +352,14 @@ class WorkerRuns:
         lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
         evidence = replace(
             evidence_from_record(record, stop),
-            log=log_evidence(self._read_log_ends(run.restart, run.start), lexicon_of_job(self._context.manifest)),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=self._context.identity.node,
             job_end=self._context.identity.end,
             attached=self._context.manifest.attached,
         )
+        if needs_log_evidence(evidence):
+            ends = self._read_log_ends(run.restart, run.start)
+            evidence = replace(evidence, log=log_evidence(ends, lexicon_of_job(self._context.manifest)))
         result = find_exit_reason(evidence)
         run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end, result.reason, result.evidence)
         self._exits = self._exits.plus(run.ended)

@@ -37,8 +37,7 @@ ENOUGH_BITS = 50.0
 Texts = tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class RequiredLiterals:
+class RequiredLiterals(NamedTuple):
     """Texts of which every match contains at least one.
 
     A lookaround's text counts too: it is in the same record, though not in the match.

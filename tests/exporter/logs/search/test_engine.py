@@ -100,7 +100,18 @@ MIXED = (
     pattern("loading", "bbb|dd", PatternKind.MARK),
     pattern("loading", "ddd", PatternKind.MARK, begins=False),
 )
+SHORT_TEXTS = SearchEngine(MIXED)
+SHORT_TEXTS.short_texts.left_bytes = 1 << 60
 ENGINE = SearchEngine(MIXED)
+ENGINE.short_texts.left_bytes = 0
+
+
+@pytest.fixture(autouse=True)
+def automata_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short texts are searched like long ones."""
+    monkeypatch.setattr(automata, "ENOUGH_BYTES", 0)
+
+
 PIECES = (
     *("a", "b", "c", "d", "ab", "bc", "abc", "bcd", "cab", "dca", "aab/", "1/2", "ca1", "bb2", "3bc4", "1b2", "b=1"),
     *("ab:2", "A", "C", "\n", "\n", "\r", "\r\n", " ", "\x1b[1m", "\x1b[0;32m", "T7", "\0", "\xff", "aa b: 3"),
@@ -117,6 +128,29 @@ def test_a_small_scan_finds_what_a_search_of_each_record_finds(text: bytes, cuts
     cuts = [position for position in cuts if position < len(text)]
     assert findings_of(ENGINE, text, cuts, offset) == expected(MIXED, text, offset)
     assert ENGINE.scan(text, DigitTimestamps()) == expected(MIXED, text)
+    assert SHORT_TEXTS.scan(text, DigitTimestamps()) == expected(MIXED, text)
+
+
+def test_automata_are_built_once_many_short_texts_or_a_long_one_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[bytes] = []
+
+    def build_automata(_units: object, sample: bytes) -> tuple[()]:
+        built.append(sample)
+        return ()
+
+    monkeypatch.setattr(engine, "build_automata", build_automata)
+    monkeypatch.setattr(automata, "ENOUGH_BYTES", 1000 * automata.SEARCH_BYTES)
+    searched = SearchEngine(MIXED)
+    for _ in range(900):
+        searched.scan(b"abc\n")
+    assert not built
+    SearchEngine(MIXED).scan(bytes(automata.SHORT_BYTES + 1))
+    assert len(built) == 1
+    searched.short_texts.left_bytes = 1
+    searched.scan(b"abc\n")
+    assert len(built) == 1
+    searched.scan(b"abc\n")
+    assert len(built) == 2
 
 
 WORDS = st.lists(st.text("ab", min_size=2, max_size=6), min_size=1, max_size=8, unique=True)
