@@ -7,9 +7,10 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import NOTHING, JsonObject, Record, RecordError
 from exporter.logs.patterns import Pattern, PatternError, PatternKind, compile_pattern
 from exporter.logs.search.automata import AutomatonGroup, ShortTexts, build_automata

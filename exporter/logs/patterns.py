@@ -6,10 +6,10 @@ Each pattern's required literals are known. Its regular expression runs only whe
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.search.findings import UNITS
 from exporter.logs.search.literals import RequiredLiterals, find_literals, needs_line_end
 

@@ -3,11 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
 from exporter.collecting.published import WorkerProgress
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import NOTHING, from_json
 from exporter.contract.status import EtaEstimate

@@ -3,13 +3,14 @@
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import NamedTuple
 
 from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.contract.records import Record

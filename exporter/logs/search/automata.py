@@ -14,7 +14,7 @@ from exporter.logs.search.units import SearchUnit
 
 # Texts up to this size are searched for one literal after the other, until that takes as long as building automata:
 # bytes searched, and those that take as long as the rest of such a search
-SHORT_BYTES, ENOUGH_BYTES, SEARCH_BYTES = 16 * 1024, 4 * 1024 * 1024, 4 * 1024
+SHORT_BYTES, ENOUGH_BYTES, SEARCH_BYTES = 16 * 1024, 1024 * 1024, 4 * 1024
 MANY_USELESS_HITS = 500  # useless hits of a piece that justify an expression of its own
 # texts that justify lengthening a short one to join their pass; fewer are cheaper in a short pass each
 LEAST_OTHERS = 3

@@ -6,11 +6,11 @@ Unknown parts yield no literals and make a pattern costly.
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import product
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.search.regex_tree import (
     ALL,
     LINE_ENDS,
