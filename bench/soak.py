@@ -23,10 +23,11 @@ from bench.clock import Figures, cpu_s, rss_mib
 from exporter.contract import run_files
 from exporter.machine.procfs import read_children
 
-SECONDS = float(os.environ.get("SOAK_SECONDS", "1800"))
+SECONDS = float(os.environ.get("SOAK_SECONDS", "5400"))
 WORKERS = 32
-LIFE_S = 160.0  # mean life of a worker: 12 restarts a minute
-WARM_UP_S = 600.0
+LIFE_S = 32.0  # mean life of a worker: 60 restarts a minute
+# Until bounded histories are full: the last 20 runs of each worker and their 64 steps of the ETA, changes of the disks.
+WARM_UP_S = 2700.0
 MEMORY_S = 600.0  # after the warm-up; a shorter run shows no slope, and has no goal for it
 MOST_MIB_PER_HOUR = 0.5
 MOST_MORE = {"more_descriptors": 5.0, "more_threads": 1.0}  # of workers that are just starting or ending

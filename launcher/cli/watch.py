@@ -53,10 +53,15 @@ def _picture(no_color: bool, ascii_only: bool, on_interrupt: str) -> "Iterator[C
     from launcher.watch.picture import fit_picture
 
     console = _console(no_color)
-    plain = _plain_characters(console, ascii_only)
+    plain, size = _plain_characters(console, ascii_only), console.size
     with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
 
         def show(view: "JobView") -> None:
+            nonlocal size
+            if size != (size := console.size):  # what a resized terminal does to the last picture is its own choice
+                live.stop()
+                console.clear()
+                live.start()
             live.transient = view.report is not None
             live.update(fit_picture(view, console, ascii_only=plain, on_interrupt=on_interrupt), refresh=True)
 
