@@ -13,6 +13,7 @@ from exporter.slurm.accounting import Attempt, parse_accounting
 from exporter.slurm.queue import GarbledAnswerError, QueueRow, parse_queue
 
 DEADLINE_S = 30.0  # sacct hangs for ever while slurmdbd does
+INTERACTIVE_DEADLINE_S = 10.0  # while a person waits
 AFTER_KILL_S = 1.0  # for the rest of the output: a child that has left the group may keep it open
 MOST_ASKED = 200  # ids in one question to accounting, which takes 50 ms of its daemon
 # prefixes of user variables that change the output or queries of Slurm's commands
@@ -73,7 +74,7 @@ def run_reading(argv: Sequence[str], environment: Mapping[str, str], deadline_s:
 
 
 class SlurmReader:
-    """Reads the queue and the accounting of one user's jobs."""
+    """Reads the queue and the accounting of one user's jobs, or the queue of some jobs of anybody."""
 
     def __init__(self, user: str, cluster: str | None, environ: Mapping[str, str]) -> None:
         self.user = user
@@ -83,10 +84,22 @@ class SlurmReader:
 
     def queue(self) -> tuple[QueueRow, ...]:
         """All jobs that the controller remembers, ended ones too. Raises SlurmUnansweredError."""
-        local = [] if self._on else ["--local"]
-        argv = ["squeue", *self._on, *local, "-h", "-a", "-t", "all", "-u", self.user, "-O", queue.FORMAT]
+        return self._read_queue("-t", "all", "-u", self.user)
+
+    def queue_of(self, job_ids: Sequence[str]) -> tuple[QueueRow, ...]:
+        """Those of these jobs that have not ended. Raises SlurmUnansweredError."""
         try:
-            return parse_queue(run_reading(argv, self._environment))
+            return self._read_queue("-j", ",".join(job_ids), deadline_s=INTERACTIVE_DEADLINE_S)
+        except SlurmUnansweredError as error:
+            if "Invalid job id" in str(error):  # said of a single id only
+                return ()
+            raise
+
+    def _read_queue(self, *which: str, deadline_s: float = DEADLINE_S) -> tuple[QueueRow, ...]:
+        local = [] if self._on else ["--local"]
+        argv = ["squeue", *self._on, *local, "-h", "-a", *which, "-O", queue.FORMAT]
+        try:
+            return parse_queue(run_reading(argv, self._environment, deadline_s))
         except GarbledAnswerError as error:
             raise SlurmUnansweredError(argv[0], f"gave an answer that cannot be used: {error}") from error
 
