@@ -16,12 +16,13 @@ ROOT = Path(__file__).resolve().parents[1]
 # A room imports only itself and rooms to its left. The exporter never imports the launcher.
 ROOMS = {
     "exporter": (
-        *("contract", "machine", "collecting", "logs", "files", "progress", "gpus", "workers", "launch"),
+        *("contract", "machine", "slurm", "collecting", "logs", "files", "progress", "gpus", "workers", "launch"),
         *("web", "sidecar", "attach", "cli"),
     ),
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),
-        *("registry", "planner", "report", "check", "run", "watch", "show", "attach", "sweep", "cli"),
+        *("registry", "planner", "report", "check", "run", "watch", "show", "attach", "sweep"),
+        *("track", "cli"),
     ),
 }
 COMMANDS = ("launcher.cli", "exporter.cli")  # import lazily, so that `--help` and `watch` are fast
@@ -66,7 +67,7 @@ PURE_IN_LAUNCHER = (
 WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its arguments
 
 FOR_LAUNCHER = (  # parts of the exporter that the launcher may import
-    *("contract", "machine", "logs", "files", "progress", "workers", "launch"),
+    *("contract", "machine", "slurm", "logs", "files", "progress", "workers", "launch"),
     *("gpus.records", "gpus.inventory_reader", "gpus.analysis", "attach.workers_reader"),
     "web.config_file",
 )
