@@ -15,7 +15,7 @@ BIN = Path(os.environ["GPUJOB_PROGRAMS"], "bin")
 SCRIPT = Path(__file__).with_name("scripts") / "checkpoints.py"
 CASES = 600
 # pickles, whose end proves nothing, OCDBT, whose list of files is compressed, and formats of one library
-UNDECIDED = ("pickle", "joblib", "orbax", "lightgbm", "xgboost ubj")
+UNDECIDED = ("pickle", "joblib", "orbax", "lightgbm", "xgboost ubj", "tensorflow")
 UNDETECTABLE = ("/raw/", "commit_success.txt")  # values without a checksum, and a mark
 
 
