@@ -11,9 +11,11 @@ import pytest
 from exporter.slurm.accounting import Attempt, Step
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.tracking import TrackedJob
 from launcher.track.follow import Follower, read_cause
+from launcher.track.run_log import all_complete
 from launcher.track.selection import Selection, read_selected
-from launcher.track.state import TrackState, read_state
+from launcher.track.state import TrackState, exit_status_of, read_state
 from tests.launcher.conftest import Golden
 from tests.launcher.sweep.test_directory import ENDED
 
@@ -193,3 +195,18 @@ def test_the_cause_of_a_failure_is_that_of_the_report_of_this_attempt(tmp_path: 
     assert read_cause(job.replace(attempt=2)) is None
     (run_dir / "report.json").write_text("{")
     assert read_cause(job) is None
+
+
+def test_a_job_that_can_never_start_ends_the_waiting_and_not_the_job(utc: None) -> None:
+    done = TrackedJob(job_id="7", name="train", state="COMPLETED", ended=START)
+    never = TrackedJob(job_id="8", name="eval", reason="DependencyNeverSatisfied")
+    waiting = never.replace(reason="Dependency")
+    state = TrackState(user="ada", started=START, updated=START, jobs={"7": done, "8": never}, summary={})
+    assert state.is_over
+    assert not state.replace(jobs={"8": waiting}).is_over
+    assert (exit_status_of([done, never]), exit_status_of([done, waiting])) == (1, 10)
+    assert all_complete(START + 5400, state, "jobs").split("\n")[1:] == [
+        "Summary: 2 jobs completed - 1 COMPLETED, 0 FAILED, 1 PENDING",
+        "Total time: 1 hour 30 minutes",
+        "Not completed: eval (8): PENDING (DependencyNeverSatisfied); cancel it with `scancel 8`",
+    ]
