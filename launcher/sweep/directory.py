@@ -5,10 +5,11 @@ import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
 from exporter.contract.report import Report
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
