@@ -3,19 +3,19 @@
 import re
 from typing import NamedTuple
 
-from exporter.slurm.states import ENDS, JOB_ID, base_state, parse_duration, parse_moment, task_ids
+from exporter.slurm.states import ENDS, JOB_ID, array_of, base_state, parse_duration, parse_moment, task_ids
 
 # the last two are the user's text and may contain `|`
 FIELDS = (
     *("JobArrayID", "State", "Reason", "SubmitTime", "StartTime", "EndTime", "TimeLimit", "RestartCnt", "NodeList"),
-    *("JobID", "UserName", "STDOUT", "Name"),
+    *("Partition", "tres-alloc", "JobID", "UserName", "STDOUT", "Name"),
 )
 FORMAT = ",".join(f"{field}:|" for field in FIELDS)
 NO_REASON = ("", "None", "(null)")  # printed if nothing holds the job back
 MOST_GARBLED = 0.01  # share of rows; with more the answer cannot be trusted to be whole
 
 _ROW = re.compile(rf"{JOB_ID}\|")
-_PATTERN = re.compile(r"%(?:\d*)([AajuxJ%])")
+_PATTERN = re.compile(r"%(?:\d*)([Aajux%])")
 
 
 class GarbledAnswerError(ValueError):
@@ -41,6 +41,8 @@ class QueueRow(NamedTuple):
     sight: Sight
     name: str
     output: str | None  # file of the standard output, its patterns filled in; None if there is none
+    partition: str = ""  # several while it waits for one of them
+    resources: str = ""  # trackable resources such as `cpu=4,mem=600M`; of a waiting job what it asks for
 
 
 def parse_queue(text: str) -> tuple[QueueRow, ...]:
@@ -72,9 +74,8 @@ def parse_queue(text: str) -> tuple[QueueRow, ...]:
 
 
 def _parse_row(text: str) -> QueueRow | None:
-    job_id, word, reason, submit, start, end, limit, restarts, nodes, raw_id, user, output, name = text.split(
-        "|", len(FIELDS) - 1
-    )
+    *first, raw_id, user, output, name = text.split("|", len(FIELDS) - 1)
+    job_id, word, reason, submit, start, end, limit, restarts, nodes, partition, tres = first
     try:
         task_ids(job_id)
     except ValueError:
@@ -92,7 +93,15 @@ def _parse_row(text: str) -> QueueRow | None:
         None if reason in NO_REASON else reason,
         parse_duration(limit),
     )
-    array, _, task = job_id.partition("_")
-    values = {"A": array, "a": task, "j": raw_id, "J": raw_id, "x": name, "u": user, "%": "%"}
+    values = {
+        "A": array_of(job_id),
+        "a": job_id.partition("_")[2],
+        "j": raw_id,
+        "J": raw_id,
+        "x": name,
+        "u": user,
+        "%": "%",
+    }
     path = _PATTERN.sub(lambda found: values[found[1]], output)
-    return QueueRow(job_id, sight, name, path if path.startswith("/") and path != "/dev/null" else None)
+    file = path if path.startswith("/") and path != "/dev/null" else None
+    return QueueRow(job_id, sight, name, file, partition, tres)

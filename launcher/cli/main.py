@@ -20,6 +20,7 @@ from launcher.cli.job_source import USAGE, JobCommand, in_option_words, takes_jo
 from launcher.cli.jobs.attach import attach
 from launcher.cli.jobs.connect import connect
 from launcher.cli.jobs.logs import logs
+from launcher.cli.jobs.ps import ps
 from launcher.cli.jobs.stop import stop
 from launcher.cli.jobs.track import track
 from launcher.cli.jobs.verify import verify
@@ -321,22 +322,7 @@ def schema(cluster: bool) -> None:
 
 
 for command in (
-    *(
-        attach,
-        completion,
-        connect,
-        explain,
-        init,
-        logs,
-        plan_command,
-        run,
-        scan,
-        stop,
-        sweep,
-        targets,
-        track,
-        verify,
-        watch,
-    ),
+    *(attach, completion, connect, explain, init, logs, plan_command, ps, run, scan, stop, sweep, targets, track),
+    *(verify, watch),
 ):
     commands.add_command(command)

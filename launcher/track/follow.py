@@ -5,6 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.records import RecordError
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
@@ -97,8 +98,7 @@ class Follower:
     def _take(self, state: TrackState, known: Known, now: float) -> None:
         """Report changes and save what is known."""
         for change in known.changes:
-            run_dir = change.job.run_dir
-            self._write(run_log.state_change(change, read_report(Path(run_dir)) if run_dir else None))
+            self._write(run_log.state_change(change, read_cause(change.job)))
         self._save(state.replace(jobs=known.jobs, updated=now, summary=count_states(known.jobs.values())))
 
     def _save(self, state: TrackState) -> TrackState:
@@ -167,6 +167,17 @@ class Follower:
             self._write(run_log.all_complete(now, state, self._noun))
             self._save(state)
         return state
+
+
+def read_cause(job: TrackedJob) -> str | None:
+    """Why a worker of a job that gpujob launched failed, from the report of this attempt; None if it is not known."""
+    try:
+        report = read_report(Path(job.run_dir)) if job.run_dir is not None and job.is_over else None
+    except RecordError:
+        return None  # damaged; `gpujob report` says so
+    if report is None or report.cause is None or report.attempt != job.attempt - 1:
+        return None
+    return f"{report.cause.worker} {report.cause.reason}"
 
 
 def _unmeasured(state: TrackState) -> list[TrackedJob]:

@@ -23,7 +23,9 @@ def read_gpu_use(job: TrackedJob) -> GpuUse | None:
         uses = [
             GpuUse(device.utilization_ratio, device.memory_used_bytes, device.memory_total_bytes)
             for device in devices
-            if device.utilization_ratio is not None and device.memory_used_bytes and device.memory_total_bytes
+            if device.utilization_ratio is not None
+            and device.memory_used_bytes is not None
+            and device.memory_total_bytes is not None
         ]
         if uses:
             return _together(uses)

@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from exporter.contract.report import Report
 from exporter.slurm.accounting import Figures
 from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.tracking import UNKNOWN, Change, TrackedJob
@@ -39,8 +38,8 @@ def status_check(now: float, jobs: Iterable[TrackedJob]) -> str:
     )
 
 
-def state_change(change: Change, report: Report | None = None) -> str:
-    """A change, at the time at which it happened. ``report`` is that of a job that gpujob launched."""
+def state_change(change: Change, cause: str | None = None) -> str:
+    """A change, at the time at which it happened, with the cause of a failure if it is known."""
     job = change.job
     lines = [f"Previous: {change.previous}", f"Current: {job.state}"]
     if job.is_over:
@@ -48,18 +47,12 @@ def state_change(change: Change, report: Report | None = None) -> str:
         lines += [f"Elapsed: {duration_text(job.ended - job.started)}"] if job.ended and job.started else []
         lines += ["Action: Updated run state"]
         lines += [f"Result log: {job.log}"] if job.log else []
-        lines += _cause_lines(report) if job.state != "COMPLETED" else []
+        lines += [f"Cause: {cause}"] if cause is not None and job.state != "COMPLETED" else []
     else:
         lines += [f"Job ID: {job.job_id}", "Action: Updated run state"]
     if job.reason and job.state in ("PENDING", UNKNOWN):
         lines += [f"Reason: {job.reason}"]
     return entry(change.time, f"STATE_CHANGE: {job.name}", *lines)
-
-
-def _cause_lines(report: Report | None) -> list[str]:
-    if report is None or report.cause is None:
-        return []
-    return [f"Cause: {report.cause.worker} {report.cause.reason}"]
 
 
 def compute_metrics(now: float, job: TrackedJob) -> str:

@@ -89,9 +89,13 @@ def _local_error(directory: Path) -> LauncherError:
 def read_selected(
     slurm: SlurmReader, selection: Selection, prefix: str, rows: Iterable[QueueRow]
 ) -> dict[str, TrackedJob]:
-    """The wanted jobs, out of the queue and, for ids, the accounting. Raises LauncherError and SlurmUnansweredError."""
+    """The wanted jobs, out of the queue and, for ids that are not there, the accounting.
+
+    Tasks of an array may have left the queue. Raises LauncherError and SlurmUnansweredError.
+    """
     attempts: tuple[Attempt, ...] = ()
-    arrays = list(dict.fromkeys(map(array_of, selection.ids)))
+    in_queue = {task for row in rows for task in task_ids(row.job_id)}
+    arrays = list(dict.fromkeys(array_of(word) for word in selection.ids if word not in in_queue))
     try:
         for first in range(0, len(arrays), MOST_ASKED):
             attempts += slurm.accounting(arrays[first : first + MOST_ASKED], 0.0)

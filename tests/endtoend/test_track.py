@@ -26,7 +26,7 @@ def test_every_change_of_every_job_is_logged_once_with_slurms_times(jobs: JobSpa
     squeue.chmod(0o755)
     jobs.own(squeue.parent)
     array = sbatch(jobs, "arr", "sleep 2; exit $((SLURM_ARRAY_TASK_ID == 2 ? 3 : 0))", "--array=0-2%2")
-    late = sbatch(jobs, "late", "exec sleep 300", "--time=1")
+    late = sbatch(jobs, "late", "exec sleep 300", "--time=1", "--gres=gpu:1", "-c2", "--mem=100")
     held = sbatch(jobs, "a|b 'c'", "true", "--hold")
     again = sbatch(jobs, "again", REQUEUED, "--requeue")
     ids = [f"{array}_[0-2]", late, held, again]
@@ -38,6 +38,9 @@ def test_every_change_of_every_job_is_logged_once_with_slurms_times(jobs: JobSpa
     )
     cluster.wait_for(lambda: cluster.job_state(int(again)) == "RUNNING", 60, "the job that is requeued")
     cluster.wait_for((jobs.directory / "run-r8-state.json").exists, 60, "the first poll")
+    shown = json.loads(jobs.gpujob("ps", "--json", check=True).stdout)["runs"]
+    resources = {run["jobs"][0]["job_id"]: run["jobs"][0]["resources"] for run in shown}
+    assert resources[late] == {"gpus": [{"name": None, "memory_mib": None}], "cpus": 2, "memory_mib": 100}
     cluster.run(["scancel", held], user=ROOT, check=True)
     cluster.run(["scontrol", "requeue", again], user=ROOT, check=True)
     out, log = tracking.communicate(timeout=240)

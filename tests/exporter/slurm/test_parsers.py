@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exporter.slurm.accounting import Attempt, parse_accounting
-from exporter.slurm.queue import FIELDS, GarbledAnswerError, QueueRow, parse_queue
+from exporter.slurm.queue import GarbledAnswerError, QueueRow, parse_queue
 from exporter.slurm.states import array_of, base_state, is_part_of, parse_duration, task_ids
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -57,8 +57,7 @@ def test_forecasts_and_limits_are_no_times_of_a_job(rows: dict[str, QueueRow]) -
 
 
 def row(job_id: str = "7", state: str = "RUNNING", name: str = "job", output: str = "/dev/null") -> str:
-    values = dict(zip(FIELDS, f"{job_id}|{state}|None|100|110|N/A|5:00|0|n1|7|ada".split("|"), strict=False))
-    return "|".join([*values.values(), output, name]) + "|\n"
+    return f"{job_id}|{state}|None|100|110|N/A|5:00|0|n1|gpu|cpu=4|7|ada|{output}|{name}|\n"
 
 
 def test_a_name_may_have_lines_and_an_output_file_has_its_patterns_filled() -> None:

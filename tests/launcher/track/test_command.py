@@ -15,7 +15,7 @@ from launcher.track.state import find_state_files
 from tests.support.fake_slurm import BIN, FakeSlurm
 
 Run = Callable[..., tuple[int | str | None, str, str]]
-RUNNING = "7|RUNNING|None|100|110|N/A|5:00|0|n1|7|ada|/dev/null|job|\n"
+RUNNING = "7|RUNNING|None|100|110|N/A|5:00|0|n1|gpu|cpu=4,mem=600M,node=1,billing=4,gres/gpu=4|7|ada|/dev/null|job|\n"
 COMPLETED = RUNNING.replace("RUNNING", "COMPLETED").replace("N/A", "170")
 
 
@@ -74,3 +74,20 @@ def test_a_state_file_is_of_one_run_and_one_process(slurm: FakeSlurm, track: Run
         2,
         "gpujob: states.json has the states of another run (8); give another --state-file\n",
     )
+
+
+def test_ps_asks_slurm_once(
+    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    slurm.say("squeue", "out", RUNNING)
+    monkeypatch.setattr(sys, "argv", ["gpujob", "ps", "--user", "ada"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert (ended.value.code, len(slurm.calls())) == (0, 1)
+    assert capsys.readouterr().out.splitlines()[1].startswith("job   7    slurm    4    RUNNING  ")
+    slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller")
+    slurm.say("squeue", "status", 1)
+    with pytest.raises(SystemExit) as failed:
+        main()
+    assert failed.value.code == 2
+    assert capsys.readouterr().err.startswith("gpujob: squeue exited with 1: slurm_load_jobs error")

@@ -11,10 +11,13 @@ import pytest
 from exporter.slurm.accounting import Attempt, Step
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, Sight
-from launcher.track.follow import Follower
+from exporter.slurm.tracking import TrackedJob
+from launcher.track.follow import Follower, read_cause
+from launcher.track.run_log import all_complete
 from launcher.track.selection import Selection, read_selected
-from launcher.track.state import TrackState, read_state
+from launcher.track.state import TrackState, exit_status_of, read_state
 from tests.launcher.conftest import Golden
+from tests.launcher.sweep.test_directory import ENDED
 
 START = datetime(2025, 11, 11, 14, 44, 20, tzinfo=UTC).timestamp()
 RUN = "r8_lr1e-5/capitalization"
@@ -176,3 +179,34 @@ def test_an_accounting_that_does_not_answer_costs_only_figures(run: MakeRun) -> 
         "CPU Efficiency: not measured",
     ]
     assert len(followed.entries("QUERY_FAILED")) == 2
+
+
+def test_the_cause_of_a_failure_is_that_of_the_report_of_this_attempt(tmp_path: Path, run: MakeRun) -> None:
+    followed = run({"12345691": [("RUNNING", "14:45:30"), ("FAILED", "14:46:05")]})
+    followed.slurm.folder = tmp_path
+    run_dir = tmp_path / "12345691"
+    run_dir.mkdir()
+    (run_dir / "manifest.json").write_text("{}")
+    cause = {"worker": "worker_w3", "rank": 3, "node": "cn01", "reason": "cuda_oom", "evidence": []}
+    report = {**ENDED, "state": "FAILED", "attempt": 0, "cause": cause}
+    (run_dir / "report.json").write_text(json.dumps(report))
+    job = followed.follow().jobs["12345691"]
+    assert followed.entries("STATE_CHANGE")[-1].endswith(f"Result log: {run_dir}/\nCause: worker_w3 cuda_oom")
+    assert read_cause(job.replace(attempt=2)) is None
+    (run_dir / "report.json").write_text("{")
+    assert read_cause(job) is None
+
+
+def test_a_job_that_can_never_start_ends_the_waiting_and_not_the_job(utc: None) -> None:
+    done = TrackedJob(job_id="7", name="train", state="COMPLETED", ended=START)
+    never = TrackedJob(job_id="8", name="eval", reason="DependencyNeverSatisfied")
+    waiting = never.replace(reason="Dependency")
+    state = TrackState(user="ada", started=START, updated=START, jobs={"7": done, "8": never}, summary={})
+    assert state.is_over
+    assert not state.replace(jobs={"8": waiting}).is_over
+    assert (exit_status_of([done, never]), exit_status_of([done, waiting])) == (1, 10)
+    assert all_complete(START + 5400, state, "jobs").split("\n")[1:] == [
+        "Summary: 2 jobs completed - 1 COMPLETED, 0 FAILED, 1 PENDING",
+        "Total time: 1 hour 30 minutes",
+        "Not completed: eval (8): PENDING (DependencyNeverSatisfied); cancel it with `scancel 8`",
+    ]

@@ -1,14 +1,16 @@
 """Which jobs a tracking run follows."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
 
 from exporter.slurm.accounting import Attempt
+from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, Sight
 from launcher.errors import LauncherError
-from launcher.track.selection import Selection, select, selected_jobs
+from launcher.track.selection import Selection, read_selected, select, selected_jobs
 
 ROWS = (
     QueueRow("4459_[0-1]", Sight("PENDING", 100.0), "arr", "/logs/arr.log"),
@@ -64,3 +66,23 @@ def test_a_job_of_gpujob_has_its_own_name_and_directory(tmp_path: Path) -> None:
     run_dir.rename(local)
     with pytest.raises(LauncherError, match="ran without Slurm; follow it with `gpujob watch"):
         select((str(local),), {}, tmp_path)
+
+
+class Accounting(SlurmReader):
+    """An accounting that notes what it is asked, and does not answer."""
+
+    def __init__(self) -> None:
+        super().__init__("ada", None, {})
+        self.asked: list[str] = []
+
+    def accounting(self, job_ids: Sequence[str], since: float) -> tuple[Attempt, ...]:
+        self.asked += job_ids
+        raise SlurmUnansweredError("sacct", "did not answer in 30 s")
+
+
+def test_accounting_is_asked_only_about_what_the_queue_may_lack() -> None:
+    accounting = Accounting()
+    assert set(read_selected(accounting, Selection(("44", "4459_2")), "", ROWS)) == {"44", "4459_2"}
+    with pytest.raises(SlurmUnansweredError):  # some of its tasks may have ended long ago
+        read_selected(accounting, Selection(("44", "4459")), "", ROWS)
+    assert accounting.asked == ["4459"]
