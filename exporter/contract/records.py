@@ -133,13 +133,15 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read the record from a file; None if it is absent. Raises RecordError, also if it contains no JSON object."""
+        """Read the record from a file; None without such a file. Raises RecordError, also if it has no JSON object."""
         body = run_files.read_json(path)
         if body is not None:
             return cls.from_json(body, path.name)
         try:
             size = path.stat().st_size
         except OSError:
+            return None
+        if path.is_dir():  # a user's, and the record is elsewhere
             return None
         raise RecordError(
             f"{path} is damaged or cannot be read: no JSON object in its {size} bytes; "
