@@ -51,8 +51,9 @@ SIGNAL_WINDOW_S = 600.0  # a signal this long before the end is not its reason: 
 OOM_BURST_S = 5.0  # a victim takes seconds to free many GiB, and meanwhile the kernel kills others
 DISK_FULL_BYTES = 1 << 20  # with less free space the disk is full, and the log could not be written
 # Log classes that are reasons, causes before their consequences.
-_LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
+_LOG_REASONS = ("cuda_oom", "host_oom", "gpu_fault", "nccl_timeout", "disk_full")
 GPU_XID = "gpu_xid"  # log class of driver messages about a GPU; the line itself shows whether the device is at fault
+_DEATHS = {"worker_failed", "loader_killed"}  # log classes of lines that only say that some process ended
 PEER_LOST = "peer_lost"  # log class of a lost peer: a consequence if another worker failed earlier
 # A GPU fault may cause an end this much later, and the kernel may report it this much after the end.
 FAULT_BEFORE_S, FAULT_AFTER_S = 60.0, 10.0
@@ -297,7 +298,7 @@ def _reason_from_kernel(evidence: ExitEvidence, *, killed: bool) -> tuple[str, s
     an end that the log does not explain.
     """
     log = evidence.log
-    otherwise = _has_reason(log) or (log.line is not None and "kill" not in log.line.lower())
+    otherwise = _has_reason(log) or (log.line is not None and not _DEATHS.intersection(log.classes))
     if (evidence.oom_kills or 0) > 0 and (killed or not otherwise):
         return "host_oom", f"oom_kill rose by {evidence.oom_kills} in the worker's cgroup{_memory_text(evidence)}"
     if evidence.oom_victim:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from exporter.logs.last_error import plain_line
+from exporter.logs.errors.lines import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import END_BYTES, FULL_READ_BYTES, Pack, PackDetector
 from exporter.logs.packs_reader import read_packs

@@ -137,7 +137,7 @@ CASES = {
         "137 and a kill by the kernel": ExitEvidence(code=137, oom_kills=2),
         "a child killed by the kernel": ExitEvidence(code=1, oom_kills=1),
         "a loader that was killed, as the log says": ExitEvidence(
-            code=1, oom_kills=1, log=LogEvidence((), "RuntimeError: DataLoader worker (pid 7) is killed by signal")
+            code=1, oom_kills=1, log=LogEvidence(("loader_killed",), "RuntimeError: DataLoader worker (pid 7)")
         ),
         "SIGKILL and the kernel log names it": ExitEvidence(
             signal=KILL, oom_kills=0, oom_victim="its process 7 was killed for lack of memory"

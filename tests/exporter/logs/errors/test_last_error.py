@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.logs.last_error import LINE_LENGTH, MOST_BYTES, TRACEBACK_LINES, LogError, last_error, plain_line
+from exporter.logs.errors.last_error import LINE_LENGTH, MOST_BYTES, TRACEBACK_LINES, LogError, last_error
+from exporter.logs.errors.lines import plain_line
 from exporter.logs.packs_reader import read_error_patterns
 
 PLAIN = """\
