@@ -109,7 +109,7 @@ TRIGGER = lazy_regex(
     b'Traceback|File "|rror|Exception|Interrupt|Exit|Timeout|Failure|Fault|Abort|Iteration|Fatal|terminate called'
     b"|Segmentation|Illegal|Floating point|Killed|corruption|corrupted|free\\(|alloc\\(|chunk\\(|smashing"
     b"|overflow|Assertion|panicked|MPI|mpi|prterun|exitcode|ERROR|FATAL|CRITICAL|fatal|\\*\\*\\*|not found"
-    b"|No such file|Permission denied|of memory|looks like|enough memory|memory pressure|OutOfMem|NCCL"
+    b"|No such file|Permission denied|of memory|looks like|enough memory|memory pressure|OutOfMem|NCCL|too large|limit"
     b"|collective operation|No space|quota|oom|NVRM|fallen off the bus|imed out|timeout|heartbeat|died|dead"
     b"|crashed|\\[E\\]|[EF]\\d{4} |sigquit|exits? |abruptly|TERMINATION|fault by GPU|closed by"
 )
