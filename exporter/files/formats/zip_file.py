@@ -60,7 +60,7 @@ def claims(source: FileSource) -> bool:
 def inspect(source: FileSource) -> ValidFile:
     """Validate that directory and local headers agree."""
     directory = read_directory(source)
-    return ValidFile(NAME, len(directory.members) if directory.reason is None else None, directory.reason)
+    return ValidFile(NAME, None, directory.reason)
 
 
 def first_name(source: FileSource) -> str:
