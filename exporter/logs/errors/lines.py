@@ -85,7 +85,7 @@ LINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
             r"free\(\): |malloc\(\): |realloc\(\): |munmap_chunk\(\): |\*\*\* (?:stack smashing|buffer overflow))"
         ),
     ),
-    (ERROR, "assertion", lazy_regex(r".{1,500}: Assertion [`'].{1,1000}' failed\.?")),
+    (ERROR, "assertion", lazy_regex(r".{1,500}: Assertion [`'].{1,1000}' failed\.?|.{0,500}\bCheck failed: ")),
     (ERROR, "panic", lazy_regex(r"thread '.{0,100}' (?:\(\d+\) )?panicked at ")),
     (
         SUMMARY,
@@ -109,10 +109,12 @@ TRIGGER = lazy_regex(
     b'Traceback|File "|rror|Exception|Interrupt|Exit|Timeout|Failure|Fault|Abort|Iteration|Fatal|terminate called'
     b"|Segmentation|Illegal|Floating point|Killed|corruption|corrupted|free\\(|alloc\\(|chunk\\(|smashing"
     b"|overflow|Assertion|panicked|MPI|mpi|prterun|exitcode|ERROR|FATAL|CRITICAL|fatal|\\*\\*\\*|not found"
-    b"|No such file|Permission denied|of memory|looks like|enough memory|memory pressure|OutOfMem|NCCL|too large|limit"
-    b"|collective operation|No space|quota|oom|NVRM|fallen off the bus|imed out|timeout|heartbeat|died|dead"
-    b"|crashed|\\[E\\]|[EF]\\d{4} |sigquit|exits? |abruptly|TERMINATION|fault by GPU|closed by"
-)
+    b"|No such file|Permission denied|of memory|looks like|enough memory|memory pressure|OutOfMem|NCCL"
+    b"|too large|limit exceeded|collective operation|No space|quota|oom|NVRM|fallen off the bus|imed out|dog timeout"
+    b"|heartbeat|died|dead|crashed|\\[E\\]|E\\d{4} |F\\d{4} |sigquit|exits with|exit status|exit code|abruptly"
+    b"|TERMINATION|fault by GPU|closed by|pair closure|Check failed|mismatch|FAILED|exited with|file handle|Read-only"
+    b"|endpoint|bad_alloc|CUDA-capable|insufficient|NVIDIA driver"
+)  # each alternative begins with a letter of its own, which lets the search skip quickly
 
 
 class LineClassifier:
