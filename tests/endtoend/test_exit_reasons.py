@@ -503,10 +503,13 @@ def out_of_shared_memory(folder: Path) -> Ended:
         pytest.skip(f"no control group of version 1 can be made here: {error}")
     spec = two_roles(CONNECTS)
     spec["workers"][1] = {"role": "leaky", "command": ["python3", "-c", LISTENS]}
-    with LocalJob(
-        folder, spec, "--quiet", prefix=("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
-    ) as job:
-        return Ended(job.run_dir, job.wait(120))
+    try:
+        with LocalJob(
+            folder, spec, "--quiet", prefix=("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
+        ) as job:
+            return Ended(job.run_dir, job.wait(120))
+    finally:
+        group.rmdir()
 
 
 @scenario
