@@ -4,8 +4,9 @@ import os
 import re
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.errors.lines import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import END_BYTES, FULL_READ_BYTES, Pack, PackDetector

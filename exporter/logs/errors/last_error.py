@@ -6,9 +6,10 @@ Each of these streams is parsed separately.
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.lazy_regex import lazy_regex
 from exporter.logs.errors.lines import (
     CRASH,
