@@ -12,7 +12,7 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import NOTHING, from_json
 from exporter.contract.status import EtaEstimate
-from exporter.logs.last_error import plain_line
+from exporter.logs.errors.lines import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import looks_like_progress
 from exporter.logs.records import record_ends

@@ -19,7 +19,8 @@ from exporter.contract.status import (
     WorkerStatus,
 )
 from exporter.gpus.analysis.evidence import GpuEvidence, gpu_evidence, gpu_sample
-from exporter.logs.last_error import LogError, last_error, plain_line
+from exporter.logs.errors.last_error import LogError, last_error
+from exporter.logs.errors.lines import plain_line
 from exporter.logs.patterns import Pattern
 from exporter.logs.redact import redact, redact_all
 from exporter.workers.exit_reason import signal_name

@@ -2,10 +2,11 @@
 
 import re
 import signal
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from exporter.contract.lazy_dataclass import dataclass
+from exporter.contract.manifest import Task
 from exporter.contract.records import RecordError, from_json
 from exporter.gpus.analysis.xid import PROGRAM_FAULT_XIDS, fatal_xid_text, is_device_fault, xid_meaning
 
@@ -17,6 +18,7 @@ REASONS = (
     "gpu_fault",
     "nccl_timeout",
     "disk_full",
+    "resource_limit",
     "crashed_signal",
     "terminated_peer",
     "time_limit",
@@ -40,20 +42,25 @@ _CRASH_SIGNALS = {
     signal.SIGTRAP,
 }
 CLOCK_SKEW_S = 5.0  # most that the clocks of two nodes differ
+_LIMIT_SIGNALS = {
+    signal.SIGXCPU: "its limit of CPU time (ulimit -t)",
+    signal.SIGXFSZ: "its limit of file size (ulimit -f)",
+}  # which the kernel sends at these limits
 _TERMINATION_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL}
 _FATAL_SIGNALS = (
-    _CRASH_SIGNALS
-    | _TERMINATION_SIGNALS
-    | {signal.SIGHUP, signal.SIGPIPE, signal.SIGXCPU, signal.SIGXFSZ, signal.SIGALRM}
+    _CRASH_SIGNALS | _TERMINATION_SIGNALS | _LIMIT_SIGNALS.keys() | {signal.SIGHUP, signal.SIGPIPE, signal.SIGALRM}
 )
 # A shell reports these signals as 128 + number; other statuses above 128 are the program's own.
 _FATAL_SIGNALS |= {signal.SIGUSR1, signal.SIGUSR2}
+SHELL_KILL = 128 + signal.SIGKILL  # exit status by which a shell reports SIGKILL
 SIGNAL_WINDOW_S = 600.0  # a signal this long before the end is not its reason: the worker survived it
 OOM_BURST_S = 5.0  # a victim takes seconds to free many GiB, and meanwhile the kernel kills others
 DISK_FULL_BYTES = 1 << 20  # with less free space the disk is full, and the log could not be written
 # Log classes that are reasons, causes before their consequences.
-_LOG_REASONS = ("cuda_oom", "gpu_fault", "nccl_timeout", "disk_full")
+_LOG_REASONS = ("cuda_oom", "host_oom", "gpu_fault", "nccl_timeout", "disk_full", "resource_limit")
 GPU_XID = "gpu_xid"  # log class of driver messages about a GPU; the line itself shows whether the device is at fault
+LOADER_KILLED = "loader_killed"  # log class of a data-loading process that died, often killed by the kernel
+_DEATHS = {"worker_failed", LOADER_KILLED}  # log classes of lines that only say that some process ended
 PEER_LOST = "peer_lost"  # log class of a lost peer: a consequence if another worker failed earlier
 # A GPU fault may cause an end this much later, and the kernel may report it this much after the end.
 FAULT_BEFORE_S, FAULT_AFTER_S = 60.0, 10.0
@@ -140,6 +147,12 @@ class FailedPeer:
     name: str
     end: float
     reason: str
+    oom_node: int | None = None  # index of the node on which the kernel killed it for lack of memory
+
+
+def failed_peer(task: Task, end: float, reason: str, *, killed: bool) -> FailedPeer:
+    """Describe an end as evidence for other workers. ``killed``: by SIGKILL, as the kernel does."""
+    return FailedPeer(task.worker, end, reason, task.node_index if killed and reason == "host_oom" else None)
 
 
 @dataclass(frozen=True)
@@ -166,9 +179,25 @@ class ExitEvidence:
     stop: JobStop | None = None
     node: str | None = None
     peer: FailedPeer | None = None  # the first other worker that failed
+    oom_peers: tuple[FailedPeer, ...] = ()  # other workers of its node that the kernel killed for lack of memory
     job_end: float | None = None  # when the job reaches its time limit
     survivors: int = 0  # processes of the worker that outlived it
     service: bool = False  # whether it had to serve until asked to end
+
+    def with_peers(self, peers: Iterable[FailedPeer], node_index: int) -> "ExitEvidence":
+        """Add the failures of others that its end may follow from.
+
+        A victim of the OOM killer may end last: its memory is freed first.
+        """
+        if self.end is None:
+            return self
+        lately = [peer for peer in peers if self.end - PEER_WINDOW_S <= peer.end <= self.end + OOM_BURST_S]
+        before = [peer for peer in lately if peer.end <= self.end]
+        return replace(
+            self,
+            peer=min(before, key=lambda peer: peer.end, default=None),
+            oom_peers=tuple(peer for peer in lately if peer.oom_node == node_index),
+        )
 
 
 @dataclass(frozen=True)
@@ -258,6 +287,9 @@ def _reason_with_log(evidence: ExitEvidence) -> ExitReason:
     if forwarded:
         facts.append(f"{', '.join(signal_name(entry) for entry in forwarded)} sent by another process")
         return _reason_of_request(evidence, tuple(facts))
+    for limit, text in _LIMIT_SIGNALS.items():
+        if number == limit:
+            return ExitReason("resource_limit", (*facts, f"it reached {text}", *_log_text(evidence)))
     if number in _CRASH_SIGNALS or (number is None and code is not None):
         fault = _device_fault(evidence) or _program_fault(evidence)
         if fault is not None:
@@ -295,14 +327,18 @@ def _reason_from_kernel(evidence: ExitEvidence, *, killed: bool) -> tuple[str, s
     """Reason according to the kernel, as (reason, words).
 
     A cgroup may be shared, and a child may have been killed long before. So its OOM count explains only a SIGKILL, or
-    an end that the log does not explain.
+    an end that the log does not explain. A kill of another worker is not its own: it only noticed.
     """
     log = evidence.log
-    otherwise = _has_reason(log) or (log.line is not None and "kill" not in log.line.lower())
-    if (evidence.oom_kills or 0) > 0 and (killed or not otherwise):
+    otherwise = _has_reason(log) or (log.line is not None and not _DEATHS.intersection(log.classes))
+    kills, victims = evidence.oom_kills or 0, evidence.oom_peers
+    # not the count itself: some kernels count a kill twice
+    if kills > 0 and (killed or LOADER_KILLED in log.classes or not (otherwise or victims)):
         return "host_oom", f"oom_kill rose by {evidence.oom_kills} in the worker's cgroup{_memory_text(evidence)}"
     if evidence.oom_victim:
         return "host_oom", f"the kernel log says: {evidence.oom_victim}{_memory_text(evidence)}"
+    if kills > 0 and victims and not otherwise:
+        return "terminated_peer", f"the kernel had killed {victims[0].name} of the same control group"
     for fault in evidence.gpu_faults:
         if fatal_xid_text(fault.xid) and fault.is_near(evidence.end):
             return "gpu_fault", fault.words
@@ -348,8 +384,9 @@ def _program_fault(evidence: ExitEvidence) -> str | None:
 def _reason_from_log(evidence: ExitEvidence) -> tuple[str, ...] | None:
     """Reason according to the log, with text for it."""
     log, peer = evidence.log, evidence.peer
-    after_a_peer = peer is not None and evidence.end is not None and peer.end <= evidence.end
-    if PEER_LOST in log.classes and peer is not None and after_a_peer:
+    if peer is None or evidence.end is None or peer.end > evidence.end:
+        peer = next(iter(evidence.oom_peers), None)
+    if PEER_LOST in log.classes and peer is not None:
         return "terminated_peer", f"it lost {peer.name}, which had ended by {peer.reason}"
     for reason in _LOG_REASONS:
         if reason in log.classes or (reason == "gpu_fault" and _line_blames_device(log)):
@@ -430,7 +467,10 @@ def _memory_text(evidence: ExitEvidence) -> str:
 def _status_text(evidence: ExitEvidence) -> str:
     if evidence.signal is not None:
         return f"killed by {signal_name(evidence.signal)}" + (", core dumped" if evidence.core else "")
-    return "exit status unknown" if evidence.code is None else f"exit status {evidence.code}"
+    if evidence.code is None:
+        return "exit status unknown"
+    number = _fatal_signal(evidence)
+    return f"exit status {evidence.code}" + (f", a shell's word for {signal_name(number)}" if number else "")
 
 
 def signal_name(number: int) -> str:

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Sequence
 
-from exporter.logs.last_error import LogError, last_error
+from exporter.logs.errors.last_error import LogError, last_error
 from exporter.logs.lexicon import Lexicon
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.findings import LogPosition
@@ -20,7 +20,7 @@ def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvi
     text of that error is matched.
     """
     classes: set[str] = set()
-    chosen: tuple[bool, int, str, LogError] | None = None
+    chosen: tuple[int, int, str, LogError] | None = None
     pack = lexicon.choose_pack(*(text for _, text in texts))
     engine, progress = lexicon.engine(pack), lexicon.progress_patterns(pack)
     for name, text in texts:
@@ -32,7 +32,7 @@ def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvi
         classes |= set(found)
         if error is not None:
             # An error with a class is more informative; of two equal ones the later log wins, which is the error log.
-            rank = (error.certain, len(found), name, error)
+            rank = (error.strength, len(found), name, error)
             chosen = rank if chosen is None or rank[:2] >= chosen[:2] else chosen
     if chosen is None:
         return LogEvidence(tuple(sorted(classes)))

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
+from signal import SIGKILL
 from typing import NamedTuple
 
 from exporter.collecting.collector import CollectorContext
@@ -22,11 +23,12 @@ from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.process_tree import ProcessTree, ProcessTreeSample
 from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import (
-    PEER_WINDOW_S,
+    SHELL_KILL,
     ExitEvidence,
     FailedPeer,
     JobStop,
     evidence_from_record,
+    failed_peer,
     find_exit_reason,
     needs_log_evidence,
     parse_job_stop,
@@ -133,7 +135,10 @@ class WorkerRuns:
 
     def failures(self) -> list[FailedPeer]:
         """Last ends of this worker, as evidence for its peers."""
-        return [FailedPeer(self.task.worker, ended.end, ended.reason) for ended in self._exits.last]
+        return [
+            failed_peer(self.task, end.end, end.reason, killed=end.signal == SIGKILL or end.code == SHELL_KILL)
+            for end in self._exits.last
+        ]
 
     @property
     def pids(self) -> frozenset[int]:
@@ -350,10 +355,8 @@ class WorkerRuns:
         record = {**earlier, **record, **self._save_node_facts(run, recorded, earlier)}
         self._stop_watching(run)
         end = recorded.end if recorded.end is not None else now
-        lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
         evidence = replace(
-            evidence_from_record(record, stop),
-            peer=min(lately, key=lambda peer: peer.end, default=None),
+            evidence_from_record(record, stop).with_peers(peers, self.task.node_index),
             node=self._context.identity.node,
             job_end=self._context.identity.end,
             attached=self._context.manifest.attached,

@@ -13,10 +13,12 @@ from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import (
     CONSEQUENCES,
     PEER_WINDOW_S,
+    SHELL_KILL,
     FailedPeer,
     JobStop,
     LogEvidence,
     evidence_from_record,
+    failed_peer,
     find_exit_reason,
     needs_log_evidence,
     parse_job_stop,
@@ -35,7 +37,10 @@ class RunRecords:
     start: Mapping[str, object] | None
     found: Mapping[str, object] | None  # by the sidecar
     stop: Mapping[str, object] | None  # if it was stopped while the job continued
-    ends: dict[tuple[JobStop | None, FailedPeer | None], WorkerEnd] = field(default_factory=dict)  # as described so far
+    # as described so far
+    ends: dict[tuple[JobStop | None, FailedPeer | None, tuple[FailedPeer, ...]], WorkerEnd] = field(
+        default_factory=dict
+    )
 
 
 class ExitReasonFinder:
@@ -90,18 +95,16 @@ class ExitReasonFinder:
         stop = parse_job_stop(records.stop or {}) or stop
         if stop is not None and stop.was_caused_by(task.rank, restart):
             stop = None
-        end, start = record.get("end"), record.get("start")
-        lately = [peer for peer in peers if isinstance(end, float | int) and end - PEER_WINDOW_S <= peer.end <= end]
-        peer = min(lately, key=lambda peer: peer.end, default=None)
-        if record is records.exit and (stop, peer) in records.ends:
-            return records.ends[stop, peer]
+        start = record.get("start")
         evidence = replace(
-            evidence_from_record({**(records.found or {}), **record}, stop),
-            peer=peer,
+            evidence_from_record({**(records.found or {}), **record}, stop).with_peers(peers, task.node_index),
             node=node,
             job_end=self._job_end,
             attached=self._manifest.attached,
         )
+        key = stop, evidence.peer, evidence.oom_peers
+        if record is records.exit and key in records.ends:
+            return records.ends[key]
         if needs_log_evidence(evidence):
             evidence = replace(
                 evidence,
@@ -120,7 +123,7 @@ class ExitReasonFinder:
             asked_to_end=stop is not None and stop.reason != "completed" and bool(evidence.forwarded),
         )
         if record is records.exit and self._may_read_logs:
-            records.ends[stop, peer] = described
+            records.ends[key] = described
         return described
 
     def _read_log_evidence(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
@@ -166,20 +169,24 @@ class TaskFailures:
             bisect.insort(self._by_time, (peer.end, rank))
 
     def find_before(self, rank: int, end: float | None) -> list[FailedPeer]:
-        """First failure of another task within ``PEER_WINDOW_S`` before ``end``; empty if none, or ``end`` is None."""
+        """First failure of another task within ``PEER_WINDOW_S`` before ``end``, and all victims of the OOM killer.
+
+        Empty if there is none, or ``end`` is None.
+        """
         if end is None:
             return []
         first = bisect.bisect_left(self._by_time, (end - PEER_WINDOW_S, -1))
-        for moment, other in self._by_time[first : first + 2]:
-            if other != rank and moment <= end:
-                return [self._peers[other]]
-        return []
+        lately = [self._peers[other] for _, other in self._by_time[first:] if other != rank]
+        return [peer for at, peer in enumerate(lately) if peer.oom_node is not None or (at == 0 and peer.end <= end)]
 
 
 def task_failures(ends: Iterable[tuple[Task, WorkerEnd]]) -> list[tuple[int, FailedPeer]]:
     """Failures among these ends, with their ranks. Consequences of other ends are left out."""
     return [
-        (task.rank, FailedPeer(task.worker, end.time, end.reason))
+        (
+            task.rank,
+            failed_peer(task, end.time, end.reason, killed=end.signal == "SIGKILL" or end.code == SHELL_KILL),
+        )
         for task, end in ends
         if end.reason not in CONSEQUENCES and end.time is not None
     ]

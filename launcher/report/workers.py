@@ -14,7 +14,7 @@ from exporter.contract.records import Record
 from exporter.contract.report import EndCause, WorkerReport
 from exporter.contract.status import Position, TaskFacts, WorkerEnd, WorkerStatus
 from exporter.progress.work import unit_word
-from exporter.workers.exit_reason import CONSEQUENCES, PEER_WINDOW_S, JobStop
+from exporter.workers.exit_reason import CONSEQUENCES, OOM_BURST_S, PEER_WINDOW_S, JobStop
 from launcher.plan.plan import PLAN_FILE
 from launcher.report.exit_reasons import LISTED_RUNS, ExitReasonFinder, never_started_end, task_failures
 
@@ -74,7 +74,8 @@ def add_peer_evidence(
         for place, run in enumerate(runs[task.rank]):
             if run.record is None or run.exit is None or run.exit.time is None:
                 continue
-            first, last = bisect_left(times, run.exit.time - PEER_WINDOW_S), bisect_right(times, run.exit.time)
+            first = bisect_left(times, run.exit.time - PEER_WINDOW_S)
+            last = bisect_right(times, run.exit.time + OOM_BURST_S)
             if peers := [peer for rank, peer in failed[first:last] if rank != task.rank]:
                 end = finder.describe_end(task, run.restart, nodes[task.rank], run.record, stop, peers)
                 runs[task.rank][place] = replace(run, exit=end)

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
 from exporter.contract.lazy_dataclass import dataclass
-from exporter.logs.last_error import plain_line
+from exporter.logs.errors.lines import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import END_BYTES, FULL_READ_BYTES, Pack, PackDetector
 from exporter.logs.packs_reader import read_packs

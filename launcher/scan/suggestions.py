@@ -5,7 +5,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator
 
 from exporter.contract.lazy_dataclass import dataclass
-from exporter.logs.last_error import plain_line
+from exporter.logs.errors.lines import plain_line
 from exporter.logs.lexicon import UNIT_BY_NAME, compile_job_pattern
 from exporter.logs.packs import looks_like_progress
 from exporter.logs.patterns import PatternError, PatternKind

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 
-from exporter.logs.last_error import plain_line
+from exporter.logs.errors.lines import plain_line
 from exporter.logs.patterns import PatternKind
 from launcher.scan.log_file import UnreadableLog
 from launcher.scan.position import WorkPosition

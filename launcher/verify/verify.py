@@ -3,6 +3,7 @@
 import functools
 import math
 import os
+import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
@@ -34,6 +35,7 @@ from launcher.verify.tokens import NO_TOKENS, add_token_counts, token_check_text
 from launcher.words import count_text, names_text
 
 CLOCK_SLACK_S = 60.0  # tolerated clock lag of a file server
+_MAY_BE_EMPTY = re.compile(r"err|warn|fail|skip|reject|invalid|log", re.IGNORECASE)  # names of what is best empty
 MOST_NAMED = 5  # files and workers named in one line
 NO_TIME = "there was no time to check"
 TIME_LIMIT, UNREADABLE, OTHER_NODES = "time limit of verification", "others unreadable", "others on other nodes"
@@ -391,7 +393,10 @@ def _completeness_check(
         if suspect_ranks and not complete:
             all_empty = facts.empty == facts.files and is_conclusive
             counts_records = manifest.verify.records_per_item is not None
-            lacks_work = counts_records and any(rank in job.busy_ranks for rank in suspect_ranks)
+            lacks_work = counts_records and any(
+                rank in job.busy_ranks or (rank is None and job.busy_ranks and not _MAY_BE_EMPTY.search(flaw.file))
+                for rank, flaw in zip(owners, facts.empty_files, strict=True)
+            )
             failed = short or all_empty or (is_conclusive and lacks_work)
             is_open = not failed
     if wanted is not None:

@@ -32,6 +32,7 @@ NEXT_STEPS = {
     "nccl_timeout": "find the worker without progress, then check the network between the nodes",
     "crashed_signal": "find the stack in the log; PYTHONFAULTHANDLER=1 gives a Python stack",
     "disk_full": "free space, or move `paths.output_dir` and `paths.checkpoint_dir`",
+    "resource_limit": "raise this limit with `ulimit`, or split the work or the file",
     "launch_failed": "check the command with `gpujob check`",
     "killed_unknown": "ask the administrators what kills processes on this node",
     "time_limit": "raise `slurm.time_limit`, or set `slurm.requeue: {time_limit: true}`",

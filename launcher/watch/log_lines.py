@@ -10,7 +10,7 @@ from typing import NamedTuple
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.worker_names import rank_in_file_name
-from exporter.logs.last_error import plain_line
+from exporter.logs.errors.lines import plain_line
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import find_extra_logs
 from exporter.logs.search.engine import SearchEngine

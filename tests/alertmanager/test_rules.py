@@ -29,7 +29,7 @@ COMPONENTS = {"worker", "progress", "output", "checkpoint", "disk", "memory", "g
 SILENT_REASONS = {"completed", "terminated_peer", "cancelled", "time_limit", "preempted", "node_failure"}
 ALERTING_REASONS = {
     "GpuJobWorkerKilled": {"killed_unknown", "crashed_signal"},
-    "GpuJobWorkerCrashed": {"app_error", "launch_failed", "nccl_timeout", "gpu_fault", "disk_full"},
+    "GpuJobWorkerCrashed": {"app_error", "launch_failed", "nccl_timeout", "gpu_fault", "disk_full", "resource_limit"},
     "GpuJobWorkerOutOfMemory": {"host_oom", "cuda_oom"},
 }
 

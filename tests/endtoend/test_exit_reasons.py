@@ -19,7 +19,7 @@ import pytest
 import requests
 from prometheus_client.parser import text_string_to_metric_families
 
-from exporter.workers.exit_reason import CONSEQUENCES
+from exporter.workers.exit_reason import CONSEQUENCES, REASONS
 from tests.endtoend.jobs import Job, JobSpace, JobSpaces, diagnosis, embed_job, was_asked
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 from tests.support import launcher
@@ -38,6 +38,24 @@ print(f"{head} Watchdog caught collective operation timeout: WorkNCCL(SeqNum=113
       "NumelOut=1, Timeout(ms)=600000) ran for 600038 milliseconds before timing out.", file=sys.stderr)
 print(f"{head} To avoid data inconsistency, we are taking the entire process down.", file=sys.stderr, flush=True)
 os.abort()
+"""
+LISTENS = """
+import os, socket
+server = socket.create_server(("127.0.0.1", 0))
+with open(os.path.join(os.environ["GPUJOB_RUN_DIR"], "port"), "w") as out:
+    out.write(f"{server.getsockname()[1]:5}")
+peer, _ = server.accept()
+kept = []
+while True:
+    kept.append(os.urandom(8 << 20))
+"""
+CONNECTS = """
+import os, socket, sys, time
+path = os.path.join(os.environ["GPUJOB_RUN_DIR"], "port")
+while not os.path.exists(path) or os.path.getsize(path) < 5:
+    time.sleep(0.1)
+socket.create_connection(("127.0.0.1", int(open(path).read()))).recv(1)
+sys.exit(1)
 """
 FAILS_TWICE = """
 import os, sys, time
@@ -360,6 +378,11 @@ def test_a_job_preempted_with_a_grace_time_runs_again(preempted_with_a_warning: 
 # On this machine
 
 
+def test_every_exit_reason_is_produced_by_a_job_of_this_file() -> None:
+    text = Path(__file__).read_text("utf-8")
+    assert [reason for reason in REASONS if f'"{reason}"' not in text] == []
+
+
 def two_workers(faults: str, **over: Any) -> dict[str, Any]:
     """Two workers with long work and these faults."""
     return launcher.embed_job(faults, items=9000, **over)
@@ -454,6 +477,39 @@ def cuda_memory(folder: Path) -> Ended:
 @scenario
 def nccl_timeout(folder: Path) -> Ended:
     return run_local(folder, two_roles(NCCL_TIMEOUT))
+
+
+@scenario
+def other_ends(folder: Path) -> Ended:
+    commands = {
+        "device": "echo 'RuntimeError: CUDA error: uncorrectable ECC error encountered' >&2; exit 1",
+        "cpu": "ulimit -St 1; while :; do :; done",
+        "file": "ulimit -f 8; exec cat /dev/zero > large",
+        "shell": "sh -c 'kill -SEGV $$'; exit $?",
+    }
+    workers = [{"role": role, "command": ["bash", "-c", text], "critical": False} for role, text in commands.items()]
+    spec = launcher.embed_job("", items=900, count=1)
+    return run_local(folder, {**spec, "workers": [*workers, *spec["workers"]]})
+
+
+@scenario
+def out_of_shared_memory(folder: Path) -> Ended:
+    """A job in one control group for all its workers. One of them uses too much memory, and its peer notices."""
+    group = Path("/sys/fs/cgroup/memory/gpujob-tests")
+    try:
+        group.mkdir(exist_ok=True)
+        (group / "memory.limit_in_bytes").write_text(str(500 << 20))
+    except OSError as error:
+        pytest.skip(f"no control group of version 1 can be made here: {error}")
+    spec = two_roles(CONNECTS)
+    spec["workers"][1] = {"role": "leaky", "command": ["python3", "-c", LISTENS]}
+    try:
+        with LocalJob(
+            folder, spec, "--quiet", prefix=("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
+        ) as job:
+            return Ended(job.run_dir, job.wait(120))
+    finally:
+        group.rmdir()
 
 
 @scenario
@@ -558,6 +614,22 @@ def test_a_hanging_collective_is_found_in_the_log(nccl_timeout: Ended) -> None:
     assert nccl_timeout.outcome == 1
     end = check_failure(nccl_timeout, "odd_w0", "nccl_timeout", "killed by SIGABRT")
     assert end["signal"] == "SIGABRT"
+
+
+def test_limits_of_a_process_and_the_words_of_a_shell_are_named(other_ends: Ended) -> None:
+    check_end(other_ends, "cpu_w0", "resource_limit", "killed by SIGXCPU", "limit of CPU time")
+    check_end(other_ends, "file_w0", "resource_limit", "killed by SIGXFSZ", "limit of file size")
+    check_end(other_ends, "shell_w0", "crashed_signal", "exit status 139, a shell's word for SIGSEGV")
+    check_end(other_ends, "device_w0", "gpu_fault", "exit status 1", "uncorrectable ECC error")
+
+
+def test_a_kill_for_lack_of_memory_belongs_to_the_worker_that_was_killed(out_of_shared_memory: Ended) -> None:
+    done = out_of_shared_memory
+    assert (done.report["state"], done.report["cause"]["worker"]) == ("OUT_OF_MEMORY", "leaky_w0")
+    check_end(done, "leaky_w0", "host_oom", "killed by SIGKILL", "oom_kill rose")
+    check_end(
+        done, "odd_w0", "terminated_peer", "exit status 1", "the kernel had killed leaky_w0 of the same control group"
+    )
 
 
 def test_a_worker_that_fails_twice_completes_in_its_third_run(third_time_lucky: Ended) -> None:

@@ -29,7 +29,7 @@ from exporter.files.checkpoints.layouts_reader import parse_array, parse_distcp_
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.formats import check_file
 from exporter.files.formats.source import open_source
-from exporter.logs.last_error import last_error
+from exporter.logs.errors.last_error import last_error
 from exporter.logs.lexicon_reader import build_lexicon
 from exporter.logs.packs import PackError, parse_pack
 from exporter.logs.packs_reader import PACKS, pack_names, read_error_patterns, read_packs

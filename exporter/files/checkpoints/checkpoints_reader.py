@@ -29,6 +29,7 @@ NEWEST_POLLED, OTHERS_POLLED = 16, 256  # settled entries polled each time: of t
 MOST_FOLDERS = 16  # subdirectories of a settled entry whose mtimes are compared
 SETTLED_S = 10.0  # a file is checked once unchanged for this long and over two polls
 RECHECK_S = 10.0  # a file counts as damaged if a second check after this time agrees
+SURE_S = 60.0  # or if it has been unchanged for this long
 POLL_S = 0.3  # time for one poll, the next continues; one file on a cold server may take milliseconds
 CLOCK_SLACK_S = 60.0  # files this much older than the start may be the job's: a file server's clock may be behind
 MOST_CHECKS, CHECK_S = 8, 0.05  # files checked in one poll, and the time for it
@@ -461,14 +462,14 @@ class CheckpointWatch:
                     yield name, unit, file
 
     def _check_file(self, watch: _EntryWatch, file: CheckpointFile, now: float) -> None:
-        """Check one file; damage counts only when a second check confirms it."""
+        """Check one file; damage of a file that was written lately counts only when a second check confirms it."""
         ends = index_ends(watch.indexes.values())
         found = part_result(
             self._directory, file.path, inside=watch.is_directory, end=ends.get(file.path)
         ) or FileCheck(BESIDE, None)
         flaw = part_flaw(file.path, found)
         if found.state == "invalid" and not file.temporary:
-            if file.path not in watch.suspected:
+            if file.path not in watch.suspected and now - watch.changed_at < SURE_S:
                 watch.suspected = {**watch.suspected, file.path: now}
                 return
             watch.damaged = {**watch.damaged, file.path: flaw}

@@ -7,7 +7,7 @@ from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.entries import FROM_EARLIER_JOB, CheckpointEntry, CheckpointFile
 from exporter.files.checkpoints.layouts_reader import DISTCP_INDEX, index_ends, parse_distcp_metadata
 from exporter.files.checkpoints.names import NEEDED_TEXT, is_marker, is_part
-from exporter.files.formats import FileCheck, check_file
+from exporter.files.formats import FileCheck, check_file, hdf5
 from exporter.files.formats.source import (
     CheckUndecided,
     FileDamaged,
@@ -45,6 +45,8 @@ def check_part(folder: str, path: str, *, inside: bool, end: int | None = None) 
         if not source.size and is_marker(path) and not path.endswith(DISTCP_INDEX):
             return FileCheck(BESIDE, None)
         found = _check(source, path, end)
+        if found.state == "unfinished" and found.format == hdf5.NAME:
+            return found._replace(state="unknown")  # its writer may be active
         is_lost = found.state == "unfinished" or (
             found.state == "empty" and (not inside or end is not None or _needs_content(path))
         )

@@ -47,7 +47,7 @@ def inspect(source: FileSource) -> ValidFile:
     block = parse_superblock(source.read(place, min(SUPERBLOCK_BYTES, source.size - place)), place)
     objects = ObjectHeaders(source, block.base, block.address_bytes, block.length_bytes)
     if block.is_open:
-        raise CheckUndecided("is marked as open for writing: its writer is still active, or did not close it")
+        return ValidFile(NAME, None, "is not closed: its superblock says that it is open for writing", unfinished=True)
     if block.several_files or _has_driver(objects, block.extension):
         raise CheckUndecided("is one of several files that belong together")
     if source.size < block.end:

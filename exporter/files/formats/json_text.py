@@ -53,7 +53,7 @@ def refuse_nul(data: bytes, where: str = "") -> None:
 
 def read_ends(source: FileSource) -> tuple[bytes, bytes]:
     """Beginning and end of a text of lines; all of a small one, and nothing."""
-    whole = source.size <= 2 * WINDOW_BYTES
+    whole = source.size <= MOST_BYTES
     head = source.head(source.size if whole else WINDOW_BYTES)
     tail = b"" if whole else source.tail(WINDOW_BYTES)
     if head[:2] in (b"\xff\xfe", b"\xfe\xff"):

@@ -6,6 +6,7 @@ before the position. If the file shrank or that text changed, the file was rewri
 
 import csv
 import io
+import json
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -20,6 +21,8 @@ COLLAPSES = 8  # nesting levels in a JSON array removed at once; deeper ones are
 
 DELIMITERS = b",;\t|"  # possible delimiters of CSV
 BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+UTF_16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}  # by byte order mark
+FIRST_LINES_BYTES = 64 << 10  # top of a JSON file that is read to see whether it has one value per line
 WHITE_SPACE = b" \t\r\n"
 
 RecordKind = Literal["lines", "table", "array", "rows"]
@@ -68,6 +71,18 @@ def record_kind(name: str) -> RecordKind | None:
     return None
 
 
+def has_json_lines(fd: int) -> bool:
+    """Whether a file begins with a JSON value in a line of its own, and the next one: JSON Lines, whatever its name."""
+    first, newline, rest = os.pread(fd, FIRST_LINES_BYTES, 0).removeprefix(BYTE_ORDER_MARK).lstrip().partition(b"\n")
+    if not newline or not first.startswith((b"{", b"[")) or not rest.lstrip(WHITE_SPACE).startswith((b"{", b"[")):
+        return False
+    try:
+        json.loads(first)
+    except (ValueError, RecursionError):
+        return False
+    return True
+
+
 def guess_delimiter(first_line: bytes) -> bytes:
     """Return the most frequent of ``, ; tab |`` in the first line; a comma if none occurs."""
     bare = _QUOTED.sub(b"", first_line)
@@ -105,6 +120,8 @@ def read_csv_layout(top: bytes) -> CsvLayout:
         begin, named = mark, []
         between = guess_delimiter(top[mark:].lstrip(b"\r\n").partition(b"\n")[0])
     rows = _first_rows(top[begin:], between.decode())
+    if len(top) >= TOP_BYTES and b"\n" not in top[begin:]:
+        rows = [rows[0][:-1]]  # a wide table: the last of these fields is cut
     sure = len(top) >= TOP_BYTES or len(rows) >= TOP_ROWS
     if not rows:
         return CsvLayout(begin, between, has_header=True, is_final=sure)
@@ -186,9 +203,9 @@ def _first_rows(text: bytes, delimiter: str) -> list[list[str]]:
 
 
 class _GrowingText:
-    """A position in a growing file, and the text before it."""
+    """A position in a growing file, and the text before it. UTF-16 with a byte order mark is counted as UTF-8."""
 
-    __slots__ = ("_previous_text", "position")
+    __slots__ = ("_encoding", "_previous_text", "position")
 
     def __init__(self) -> None:
         self._restart()
@@ -196,6 +213,7 @@ class _GrowingText:
     def _restart(self) -> None:
         self.position = 0  # counted up to here
         self._previous_text = b""
+        self._encoding: str | None = None  # of UTF-16
 
     def _count(self, text: bytes) -> None:
         """Count the next text."""
@@ -212,10 +230,15 @@ class _GrowingText:
     def _read_top(self, fd: int, size: int) -> bool:
         """Prepare reading from the top; return whether it can start."""
         top = os.pread(fd, min(len(BYTE_ORDER_MARK), size), 0)
-        if top == BYTE_ORDER_MARK:
-            self.position, self._previous_text = len(top), top
+        self._encoding = UTF_16.get(top[:2])
+        if top == BYTE_ORDER_MARK or self._encoding is not None:
+            self._previous_text = top if self._encoding is None else top[:2]
+            self.position = len(self._previous_text)
             return True
         return not BYTE_ORDER_MARK.startswith(top)
+
+    def _as_utf_8(self, text: bytes) -> bytes:
+        return text if self._encoding is None else text.decode(self._encoding, "replace").encode("utf-8", "replace")
 
     def advance(self, fd: int, size: int, most_bytes: int = MOST_BYTES) -> bool:
         """Count up to ``size`` in at most ``most_bytes``; return whether more can be counted at once.
@@ -232,11 +255,11 @@ class _GrowingText:
         end = min(size, self.position + max(1, most_bytes))
         while self.position < end and not self._is_over():
             text = os.pread(fd, min(CHUNK_BYTES, end - self.position), self.position)
-            usable = self._usable(text, self.position)
+            usable = self._usable(text, self.position) if self._encoding is None else text[: len(text) // 2 * 2]
             if usable:
                 self.position += len(usable)
                 self._previous_text = (self._previous_text + usable[-MARK_BYTES:])[-MARK_BYTES:]
-                self._count(usable)
+                self._count(self._as_utf_8(usable))
             if not text or len(usable) < len(text):
                 return False
         return end < size and not self._is_over()
@@ -299,9 +322,16 @@ class LineCounter(_GrowingText):
 
     def _read_layout(self, fd: int, size: int) -> bytes:
         """Detect the layout from the top, and return the top."""
-        top = self._usable(os.pread(fd, min(TOP_BYTES, size), 0), 0)
-        layout = read_csv_layout(top)
-        self._has_header, self._top_begin, self._delimiter = layout.has_header, layout.begin, layout.delimiter
+        top = os.pread(fd, min(TOP_BYTES, size), 0)
+        if self._encoding is None:
+            top = self._usable(top, 0)
+            layout = read_csv_layout(top)
+            self._top_begin = layout.begin
+        else:
+            text = self._as_utf_8(top[2:])
+            layout = read_csv_layout(text.ljust(TOP_BYTES) if len(top) == TOP_BYTES else text)
+            self._top_begin = 2 + len(text[: layout.begin].decode().encode(self._encoding))
+        self._has_header, self._delimiter = layout.has_header, layout.delimiter
         self._top_known = TOP_BYTES if layout.is_final else len(top)
         return top
 

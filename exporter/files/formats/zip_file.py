@@ -63,7 +63,7 @@ def inspect(source: FileSource) -> ValidFile:
     reason = directory.reason
     if reason is None and directory.extra_bytes:
         reason = f"continues for {directory.extra_bytes} bytes after its end"
-    return ValidFile(NAME, len(directory.members) if directory.reason is None else None, reason)
+    return ValidFile(NAME, None, reason)
 
 
 def first_name(source: FileSource) -> str:

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import DamagedFile
 from exporter.files.formats import FileCheck, check_file
-from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, record_kind
+from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, has_json_lines, record_kind
 from exporter.files.formats.source import OPEN_FLAGS, NotRegularFile, open_source, printable
 from exporter.files.outputs.csv_reader import is_sidecar_csv
 from exporter.files.outputs.file_table import FileRow
@@ -24,6 +24,7 @@ from exporter.files.outputs.folder_reader import BATCH, NOBODY, FileChange, File
 SETTLED_S = 10.0  # a file is checked once unchanged for this long
 SETTLED_POLLS = 2  # and for this many polls
 RECHECK_S = 10.0  # damage is confirmed after this time, since the file may still be being written
+SURE_S = 60.0  # damage of a file unchanged for this long needs no second check
 LEAST_CHECKS, CHECK_S = 8, 0.1  # files that may be checked in one poll whatever they cost, and the time for all
 COUNT_BYTES, COUNT_S = 32 << 20, 0.1  # text counted in one poll, and the time for it
 PIECE_BYTES = 4 << 20
@@ -335,8 +336,8 @@ class OutputWatch(FolderListener):
     # Records
 
     def _schedule_line_count(self, key: int, name: str) -> None:
-        """Schedule a count of lines; other formats are counted once settled."""
-        if record_kind(name) in ("lines", "table"):
+        """Schedule a count of lines, which a JSON file may have too; other formats are counted once settled."""
+        if record_kind(name) in ("lines", "table", "array"):
             self._schedule_count(key, name)
         else:
             self._counts.pop(key, None)
@@ -382,13 +383,18 @@ class OutputWatch(FolderListener):
     def _count_file(self, key: int, name: str, most_bytes: int, until: float, now: float) -> int:
         """Continue counting in one file; return the number of bytes read."""
         kind, count = record_kind(name), self._counts.get(key)
-        if count is None:
-            count = ArrayItemCounter() if kind == "array" else LineCounter(csv=kind == "table", waits_at_holes=True)
         path, done, more = os.path.join(self._folder.directory, name), 0, True
         try:
             fd = os.open(path, OPEN_FLAGS)
             try:
                 facts = os.fstat(fd)
+                if count is None or (kind == "array" and not count.position):
+                    is_array = kind == "array" and not has_json_lines(fd)
+                    count = ArrayItemCounter() if is_array else LineCounter(csv=kind == "table", waits_at_holes=True)
+                if isinstance(count, ArrayItemCounter) and self._table[key].flags & TO_CHECK:
+                    self._counts.pop(key, None)  # counted once settled
+                    self._end_count(key)
+                    return done
                 while stat.S_ISREG(facts.st_mode) and more and done < most_bytes and time.monotonic() <= until:
                     before = count.position
                     more = count.advance(fd, facts.st_size, min(PIECE_BYTES, most_bytes - done))
@@ -485,7 +491,9 @@ class OutputWatch(FolderListener):
             return True  # written during the check
         if result.state == "invalid":
             doubt = self._suspected.get(key)
-            if doubt is None or (doubt.size, doubt.mtime) != (row.size, row.mtime):
+            hot = folder.hot.get(key)
+            is_sure = hot is not None and now - hot.since >= SURE_S
+            if not is_sure and (doubt is None or (doubt.size, doubt.mtime) != (row.size, row.mtime)):
                 self._suspected[key] = _SuspectedDamage(name, now, row.size, row.mtime)
                 return True
             flaw = DamagedFile(printable(name), result.format, printable(result.reason or "is damaged"))
@@ -493,23 +501,37 @@ class OutputWatch(FolderListener):
         self._suspected.pop(key, None)
         self._unchecked_hot.pop(key, None)
         self._put_flags(key, row.flags & ~(AWAITED | TO_CHECK))
+        has_lines = record_kind(name) in ("lines", "table") or result.format == "jsonl"
+        if has_lines:
+            self._count_last_line(key, name, result)
         if result.state == "valid":
             self._valid_files += 1
             self._record_valid(key, name, result)
-        elif record_kind(name) not in ("lines", "table"):
+        elif not has_lines:
             known = record_kind(name) is not None or row.records >= 0
             self._set_records(key, 0 if result.state == "empty" and known else -1)
         return True
+
+    def _count_last_line(self, key: int, name: str, verdict: FileCheck) -> None:
+        """Count a last line without a newline too, since the file has settled."""
+        row = self._table[key]
+        if row.flags & TO_COUNT or verdict.state == "empty":
+            return
+        if row.records < 0 and record_kind(name) == "array":  # lines in a file that is not named like that
+            if verdict.records is None:
+                self._schedule_count(key, name)
+            else:
+                self._set_records(key, verdict.records)
+        elif row.flags & LACKS_NEWLINE and row.records >= 0 and verdict.state in ("valid", "unknown"):
+            self._put_flags(key, row.flags & ~LACKS_NEWLINE)
+            self._set_records(key, row.records + 1 if verdict.records is None else verdict.records)
 
     def _record_valid(self, key: int, name: str, verdict: FileCheck) -> None:
         """Record the number of records of a valid file, and that it is complete."""
         kind, row = record_kind(name), self._table[key]
         flags = row.flags
-        if kind in ("lines", "table"):
-            if flags & LACKS_NEWLINE and not flags & TO_COUNT and row.records >= 0:
-                self._put_flags(key, flags & ~LACKS_NEWLINE)
-                found = row.records + 1 if verdict.records is None else verdict.records
-                self._set_records(key, found)
+        if kind in ("lines", "table") or verdict.format == "jsonl":
+            pass  # counted line by line
         elif verdict.records is not None:
             self._set_records(key, verdict.records)
         elif kind == "array":

@@ -32,7 +32,7 @@ HITS = {
     ],
     "nccl_timeout": [
         "[rank3]:[E ProcessGroupNCCL.cpp:607] [Rank 3] Watchdog caught collective operation timeout: WorkNCCL(Seq=1)",
-        "[E ProcessGroupNCCL.cpp:475] Some NCCL operations have failed or timed out.",
+        "RuntimeError: [unbound_buffer.cc:81] Timed out waiting 1800000ms for recv operation to complete",
     ],
     "disk_full": ["OSError: [Errno 28] No space left on device", "cp: cannot create 'a': Disk quota exceeded"],
     "host_oom": [

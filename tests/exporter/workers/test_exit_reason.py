@@ -26,9 +26,10 @@ from exporter.workers.exit_reason import (
     signal_name,
 )
 
-TERM, KILL, SEGV, ABRT, HUP, USR1 = (
-    int(getattr(signal, f"SIG{name}")) for name in ("TERM", "KILL", "SEGV", "ABRT", "HUP", "USR1")
+TERM, KILL, SEGV, ABRT, HUP, USR1, XCPU = (
+    int(getattr(signal, f"SIG{name}")) for name in ("TERM", "KILL", "SEGV", "ABRT", "HUP", "USR1", "XCPU")
 )
+VICTIM = FailedPeer("worker_w3", 102.0, "host_oom", 0)  # ends last: its memory is freed first
 PEER = JobStop("terminated_peer", "worker_w1 rank 1 on node02 ended by app_error", 100.0, 1, 0)
 FELL_OFF = GpuFault(99.0, 79, "Xid 79 on the GPU at 0000:3b:00, process 7")
 ADDRESS = GpuFault(99.0, 31, "Xid 31 on GPU 3, process 7")
@@ -137,12 +138,19 @@ CASES = {
         "137 and a kill by the kernel": ExitEvidence(code=137, oom_kills=2),
         "a child killed by the kernel": ExitEvidence(code=1, oom_kills=1),
         "a loader that was killed, as the log says": ExitEvidence(
-            code=1, oom_kills=1, log=LogEvidence((), "RuntimeError: DataLoader worker (pid 7) is killed by signal")
+            code=1, oom_kills=1, log=LogEvidence(("loader_killed",), "RuntimeError: DataLoader worker (pid 7)")
         ),
         "SIGKILL and the kernel log names it": ExitEvidence(
             signal=KILL, oom_kills=0, oom_victim="its process 7 was killed for lack of memory"
         ),
         "a kill by the kernel just before the notice": ExitEvidence(signal=KILL, oom_kills=1, end=99.9, stop=PEER),
+        "a loader that was killed, as another worker of the control group": ExitEvidence(
+            code=1, oom_kills=2, end=100.0, log=LogEvidence(("loader_killed",), "DataLoader"), oom_peers=(VICTIM,)
+        ),
+        "SIGKILL, as another worker of the control group": ExitEvidence(
+            signal=KILL, oom_kills=1, end=100.0, oom_peers=(VICTIM,)
+        ),
+        "a notice of Slurm in the log": ExitEvidence(code=1, log=LogEvidence(("host_oom",), "oom_kill event")),
     },
     "gpu_fault": {
         "a device that fell off the bus": ExitEvidence(code=1, end=100.0, gpu_faults=(FELL_OFF,)),
@@ -208,6 +216,11 @@ CASES = {
             code=1, end=100.0, disk_available_bytes=0, gpu_faults=(ADDRESS,)
         ),
     },
+    "resource_limit": {
+        "SIGXCPU": ExitEvidence(signal=XCPU),
+        "SIGXFSZ that a shell reports as 153": ExitEvidence(code=153),
+        "a file that is too large, as the log says": ExitEvidence(code=1, log=LogEvidence(("resource_limit",))),
+    },
     "crashed_signal": {
         "SIGSEGV": ExitEvidence(signal=SEGV),
         "SIGSEGV that a shell reports as 139": ExitEvidence(code=139),
@@ -232,6 +245,12 @@ CASES = {
         ),
         "a lost connection after a peer had failed": ExitEvidence(
             code=1, end=100.0, log=LogEvidence(("peer_lost",)), peer=FailedPeer("worker_w3", 99.0, "crashed_signal")
+        ),
+        "no word of its own, and another worker of the control group was killed": ExitEvidence(
+            code=1, oom_kills=2, end=100.0, oom_peers=(VICTIM,)
+        ),
+        "a lost connection to a worker of the control group that was killed": ExitEvidence(
+            code=1, oom_kills=1, end=100.0, log=LogEvidence(("peer_lost",), "Connection reset"), oom_peers=(VICTIM,)
         ),
         "SIGTERM from nowhere after a peer had failed": ExitEvidence(
             signal=TERM, source="kernel", attached=True, end=100.0, peer=FailedPeer("worker_w3", 99.0, "app_error")
@@ -275,6 +294,7 @@ CASES = {
         "firmware that does not answer, and SIGTERM from outside ten minutes later": ExitEvidence(
             signal=TERM, forwarded=(TERM,), end=705.0, gpu_faults=(FIRMWARE,)
         ),
+        "SIGXCPU as a warning of Slurm": ExitEvidence(signal=XCPU, forwarded=(XCPU,), end=50.0),
         "a link that failed, and SIGTERM from outside": ExitEvidence(
             signal=TERM, forwarded=(TERM,), end=155.0, gpu_faults=(LINK,)
         ),
@@ -421,6 +441,8 @@ def test_logs_are_needed_only_for_unexpected_ends(evidence: ExitEvidence, needs:
             ("exit status 1", "the last error in its log: ValueError: bad shard (train.py:12, in node_worker_w0.err)"),
         ),
         (ExitEvidence(signal=11, core=True), ("killed by SIGSEGV, core dumped",)),
+        (ExitEvidence(signal=XCPU), ("killed by SIGXCPU", "it reached its limit of CPU time (ulimit -t)")),
+        (ExitEvidence(code=139), ("exit status 139, a shell's word for SIGSEGV",)),
         (ExitEvidence(code=0, survivors=2), ("exit status 0", "it had left 2 processes in the background")),
         (
             ExitEvidence(attached=True, source="kernel"),
@@ -438,7 +460,10 @@ def test_logs_are_needed_only_for_unexpected_ends(evidence: ExitEvidence, needs:
             ExitEvidence(signal=KILL, end=100.0, peer=FailedPeer("worker_w3", 98.5, "cuda_oom")),
             ("killed by SIGKILL", "worker_w3 had ended by cuda_oom 1.5 s before", "sender unknown"),
         ),
-        (ExitEvidence(code=143, forwarded=(TERM,)), ("exit status 143", "SIGTERM sent by another process")),
+        (
+            ExitEvidence(code=143, forwarded=(TERM,)),
+            ("exit status 143, a shell's word for SIGTERM", "SIGTERM sent by another process"),
+        ),
         (
             ExitEvidence(signal=TERM, forwarded=(TERM,), end=101.0, stop=PEER),
             ("killed by SIGTERM", "the job was being stopped: worker_w1 rank 1 on node02 ended by app_error"),

@@ -149,6 +149,12 @@ def test_an_empty_file_without_countable_records_is_checked_by_its_worker(
     assert job.write("output_worker_2.pt", "").result("outputs", **over)[0] is passed
 
 
+@pytest.mark.parametrize(("name", "passed"), [("output_summary.json", False), ("output_errors.txt", None)])
+def test_an_empty_file_that_belongs_to_no_worker_counts(name: str, passed: bool | None, job: Job) -> None:
+    job.write("output_worker_0.pt", torch_bytes()).write("output_worker_1.pt", torch_bytes()).write(name, "")
+    assert job.result("outputs", busy_ranks=(0, 1))[0] is passed
+
+
 def test_only_empty_files_are_a_failure(tmp_path: Path) -> None:
     job = Job(tmp_path, items=None, verify={"records_per_item": None}).lines(0, 0).lines(1, 0)
     assert job.result("outputs")[0] is False

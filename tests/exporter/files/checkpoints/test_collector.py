@@ -495,3 +495,14 @@ def test_ranks_out_of_step_after_a_restart_are_not_unusual(tmp_path: Path, late_
     node.reads(120)
     assert (node.value(TOTAL) or 0) >= 10
     assert unusual(node) == []
+
+
+def test_a_truncated_checkpoint_is_shown_within_two_check_intervals_of_a_minute(tmp_path: Path) -> None:
+    node = Node(tmp_path)
+    node.write("checkpoint_2.pt", torch_bytes()[:-40])
+    for _ in range(2):
+        node.clock.advance(60)
+        node.snapshot = node.collector.read()
+    assert node.snapshot is not None
+    assert node.snapshot.last is not None
+    assert node.snapshot.last.state == "invalid"

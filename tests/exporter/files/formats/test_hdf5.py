@@ -63,12 +63,12 @@ def test_a_user_block_may_precede_the_superblock(bound: str, length: int) -> Non
     assert check_bytes(b"more" + SAMPLES[bound], "a.h5").state == "unknown"
 
 
-def test_a_file_open_for_writing_is_undecided() -> None:
+def test_a_file_that_its_writer_did_not_close_is_unfinished() -> None:
     for flags in (1, 4, 5):
         marked = bytearray(LATEST)
         marked[11] = flags
-        reason = "is marked as open for writing: its writer is still active, or did not close it"
-        assert check_bytes(resealed(marked)) == FileCheck("unknown", "hdf5", reason)
+        reason = "is not closed: its superblock says that it is open for writing"
+        assert check_bytes(resealed(marked)) == FileCheck("unfinished", "hdf5", reason)
         assert check_bytes(bytes(marked)) == FileCheck("invalid", "hdf5", "has a superblock with a wrong checksum")
         older = bytearray(SAMPLES["v108"])
         older[11] = flags  # has no meaning in this version

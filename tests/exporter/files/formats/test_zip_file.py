@@ -75,7 +75,7 @@ WHOLE = {
 @pytest.mark.parametrize("name", WHOLE)
 def test_complete_archives_are_valid_and_truncated_ones_are_not(name: str) -> None:
     members = {"streamed": 2, "wide": 1}.get(name, 3)
-    assert check_bytes(WHOLE[name]) == FileCheck("valid", "zip", None, members)
+    assert check_bytes(WHOLE[name]) == FileCheck("valid", "zip")
     assert len(zipfile.ZipFile(io.BytesIO(WHOLE[name])).namelist()) == members
     assert states(truncated(WHOLE[name], 1000), "a.zip") <= {"invalid", "unknown"}
     assert states(flipped(WHOLE[name], 10_000), "a.zip") <= {"valid", "invalid", "unknown"}
@@ -83,23 +83,23 @@ def test_complete_archives_are_valid_and_truncated_ones_are_not(name: str) -> No
 
 def test_a_comment_may_look_like_the_end_record() -> None:
     data = archive(MEMBERS, comment=b"comment")
-    assert check_bytes(data.replace(b"comment", b"PK\x05\x06 no")) == FileCheck("valid", "zip", None, 3)
+    assert check_bytes(data.replace(b"comment", b"PK\x05\x06 no")) == FileCheck("valid", "zip")
 
 
 def test_an_archive_without_members_is_valid() -> None:
-    assert check_bytes(archive({}), "a.zip") == FileCheck("valid", "zip", None, 0)
+    assert check_bytes(archive({}), "a.zip") == FileCheck("valid", "zip")
 
 
 def test_the_end_of_a_nested_archive_is_not_taken_for_the_end() -> None:
     outer = archive({"first": b"a", "inner.zip": WHOLE["stored"], "more": bytes(50)})
-    assert check_bytes(outer) == FileCheck("valid", "zip", None, 3)
+    assert check_bytes(outer) == FileCheck("valid", "zip")
     cuts = [outer[:end] for end in range(outer.index(b"PK\x05\x06") + 22, outer.index(b"PK\x05\x06") + 70)]
     assert states(iter(cuts), "a.zip") == {"unknown"}
 
 
 def test_bytes_after_the_end_belong_to_nothing() -> None:
     found = check_bytes(WHOLE["stored"] + b"abc", "model.keras")
-    assert found == FileCheck("valid", "zip", "continues for 3 bytes after its end", 3)
+    assert found == FileCheck("valid", "zip", "continues for 3 bytes after its end")
 
 
 def test_several_archives_in_one_file_are_undecided() -> None:

@@ -7,8 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.logs.last_error import LINE_LENGTH, MOST_BYTES, TRACEBACK_LINES, LogError, last_error, plain_line
-from exporter.logs.packs_reader import read_error_patterns
+from exporter.logs.errors.last_error import LINE_LENGTH, MOST_BYTES, TRACEBACK_LINES, LogError, last_error
+from exporter.logs.errors.lines import TRIGGER, plain_line
+from exporter.logs.packs import parse_pack
+from exporter.logs.packs_reader import ERRORS, PACKS, read_error_patterns
 
 PLAIN = """\
 Processed 3/50 items
@@ -369,3 +371,13 @@ def test_a_search_leaves_no_work_for_the_garbage_collector() -> None:
         assert gc.collect() == 0
     finally:
         gc.enable()
+
+
+def test_a_line_that_an_error_pattern_matches_is_always_examined() -> None:
+    pack = parse_pack((PACKS / f"{ERRORS}.toml").read_text("utf-8"), ERRORS)
+    decisive = [
+        one for one in pack.patterns if one.severity == "critical" or one.name in ("peer_lost", "worker_failed")
+    ]
+    lines = [line.encode() for sample in pack.samples for line in sample.text.split("\n")]
+    missed = [line for line in lines if any(one.regex.search(line) for one in decisive) and not TRIGGER.search(line)]
+    assert not missed

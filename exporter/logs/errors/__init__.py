@@ -1,0 +1,1 @@
+"""Errors in logs: which line explains the end of a program."""

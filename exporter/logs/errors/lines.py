@@ -1,0 +1,157 @@
+"""Forms of the lines of a log that show an error, and how much each explains.
+
+Ranks that share a file mark their lines (``[rank3]: ``, ``[default0]:``, ``3: `` of ``srun -l``, ``(Worker pid=7) ``).
+"""
+
+import re
+from collections.abc import Sequence
+
+from exporter.contract.lazy_regex import lazy_regex
+from exporter.logs.patterns import Pattern
+
+MOST_LINE_LENGTH = 2048
+_ESCAPE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])|\x9b[0-?]*[ -/]*[@-~]"
+)
+_DROPPED = dict.fromkeys(
+    (*range(0x09), *range(0x0B, 0x20), *range(0x7F, 0xA0), *range(0x202A, 0x202F), *range(0x2066, 0x206A))
+)
+_DROPPED |= {0x2028: " ", 0x2029: " ", 0x0A: " "}
+
+
+def plain_line(raw: bytes, most: int | None = MOST_LINE_LENGTH) -> str:
+    """Return a line as a terminal finally shows it, without colours and control characters.
+
+    A progress bar redraws its line after each return: only its last state is kept.
+    """
+    if b"\r" in raw:
+        states = [state for state in raw.split(b"\r") if state.strip()]
+        raw = states[-1] if states else b""
+    if most is not None:
+        raw = raw[: 4 * most]
+    text = _ESCAPE.sub("", raw.decode("utf-8", "replace")).translate(_DROPPED)
+    return text if most is None else text[:most]
+
+
+ERROR, CRASH, HINT = "error", "crash", "hint"
+NOTICED = "noticed"  # the program noticed what happened elsewhere: to a peer, or in a library below
+SUMMARY = "summary"  # announces that something failed, and often that the cause is above
+_AFTERMATH = "aftermath"  # how programs end when another one has gone
+TIERS = ((HINT,), (_AFTERMATH,), (SUMMARY,), (NOTICED,), (ERROR, CRASH))  # weights, the most specific ones last
+_AFTERMATH_KINDS = {"EOFError", "CancelledError", "KeyboardInterrupt", "SignalException", "SystemExit"}
+# Names of error patterns: of what was noticed, of announcements, and of the last words of a crash.
+_NOTICED_PATTERNS, _SUMMARY_PATTERN = ("peer_lost", "nccl_error"), "worker_failed"
+_CRASH_PATTERNS = ("crash", "segfault", "bus_error")
+
+_PREFIX = lazy_regex(
+    r"(?P<mark>\[default\d{1,6}\]:|\[(?:rank|Rank |RANK )?\d{1,6}\]:? ?| {0,5}\d{1,6}: |\([^()]{1,80}\) "
+    r"|\[\d{1,6},\d{1,6}\]<std(?:out|err)>: ?|[\w.-]{1,60} {1,20}\| )"  # of mpirun, and the name of a container
+    r"|\[?(?:\d{4}-\d\d-\d\d[T ])?\d\d:\d\d:\d\d(?:[.,]\d{1,9})?(?:Z|[+-]\d\d:?\d\d)?"
+    r"(?: [A-Z]{2}\d{1,5}){0,4}(?:\]|:|) "  # the ranks of SGLang
+    r"|(?P<level>TRACE|DEBUG|INFO|WARN(?:ING)?|ERROR|CRITICAL|FATAL) "
+    r"(?:\d\d-\d\d \d\d:\d\d:\d\d|\d{1,9}) \[?[^\] ]{1,80}\] ?"
+)
+
+
+def split_prefixes(text: str) -> tuple[str, str, str]:
+    """Split what ranks and log collectors write before a line: its stream, its level and the rest.
+
+    Time stamps are dropped: only some lines of a stream have them.
+    """
+    stream = level = ""
+    while prefix := _PREFIX.match(text):
+        stream += (prefix["mark"] or "").strip()
+        level = prefix["level"] or level
+        text = text[prefix.end() :]
+    return stream, level, text
+
+
+IGNORED = "Exception ignored "  # begins the line above the traceback of a destructor or callback
+_SUFFIXES = "Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Abort|Iteration|Warning|Group"
+STRONG = lazy_regex(rf"((?:\w{{1,80}}\.){{0,12}}\w{{1,80}}(?:{_SUFFIXES}))(?::(?: |$)|$)")
+_MENTION = lazy_regex(r"(?:^|[\s:(])((?:\w{1,80}\.){0,12}[A-Z]\w{0,80}(?:Error|Exception)): ")
+LINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
+    (CRASH, "segmentation_fault", lazy_regex(r"\bSegmentation fault\b")),
+    (CRASH, "bus_error", lazy_regex(r"\bBus error\b")),
+    (CRASH, "illegal_instruction", lazy_regex(r"\bIllegal instruction\b")),
+    (CRASH, "floating_point_exception", lazy_regex(r"\bFloating point exception\b")),
+    (CRASH, "aborted", lazy_regex(r"(?:.{0,200}[: ]\d+\s+)?Aborted(?: +\(core dumped\).{0,500})?$")),
+    (SUMMARY, "killed", lazy_regex(r"(?:.{0,200}: (?:line \d+: +\d+|tasks? [\d,-]+:) +Killed\b|Killed$)")),
+    (
+        CRASH,
+        "heap_corruption",
+        lazy_regex(
+            r"(?:\*\*\* Error in .{0,200}: )?(?:double free or corruption|corrupted (?:size|double)|"
+            r"free\(\): |malloc\(\): |realloc\(\): |munmap_chunk\(\): |\*\*\* (?:stack smashing|buffer overflow))"
+        ),
+    ),
+    (ERROR, "assertion", lazy_regex(r".{1,500}: Assertion [`'].{1,1000}' failed\.?|.{0,500}\bCheck failed: ")),
+    (ERROR, "panic", lazy_regex(r"thread '.{0,100}' (?:\(\d+\) )?panicked at ")),
+    (
+        SUMMARY,
+        "mpi_abort",
+        lazy_regex(
+            r"MPI_ABORT was invoked|.{0,100}application called MPI_Abort|Fatal error in P?MPI_"
+            r"|(?:internal_)?Abort\(\d+\) on node|It looks like \w{1,40} failed for some reason"
+            r"|.{0,100}(?:mpirun|mpiexec|prterun)\S{0,40} (?:noticed|has exited|detected)"
+        ),
+    ),
+    (SUMMARY, "process_failed", lazy_regex(r".{0,300}failed \(exitcode: -?\d+\) local_rank: \d+")),
+)
+_HINTS: tuple[tuple[str, re.Pattern[str]], ...] = (
+    (
+        "message",
+        lazy_regex(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:error|Error|fatal|Fatal): |^\*{3} |\[E\] |^\[?[EF]\d{4} "),
+    ),
+    ("message", lazy_regex(r"[:\]] (?:command not found|No such file or directory|Permission denied|not found)$")),
+)
+TRIGGER = lazy_regex(
+    b'Traceback|File "|rror|Exception|Interrupt|Exit|Timeout|Failure|Fault|Abort|Iteration|Fatal|terminate called'
+    b"|Segmentation|Illegal|Floating point|Killed|corruption|corrupted|free\\(|alloc\\(|chunk\\(|smashing"
+    b"|overflow|Assertion|panicked|MPI|mpi|prterun|exitcode|ERROR|FATAL|CRITICAL|fatal|\\*\\*\\*|not found"
+    b"|No such file|Permission denied|of memory|looks like|enough memory|memory pressure|OutOfMem|NCCL"
+    b"|too large|limit exceeded|collective operation|No space|quota|oom|NVRM|fallen off the bus|imed out|dog timeout"
+    b"|heartbeat|died|dead|crashed|\\[E\\]|E\\d{4} |F\\d{4} |sigquit|exits with|exit status|exit code|abruptly"
+    b"|TERMINATION|fault by GPU|closed by|pair closure|Check failed|mismatch|FAILED|exited with|file handle|Read-only"
+    b"|endpoint|bad_alloc|CUDA-capable|insufficient|NVIDIA driver"
+)  # each alternative begins with a letter of its own, which lets the search skip quickly
+
+
+class LineClassifier:
+    """Classifies lines by their form and by the error patterns of all jobs."""
+
+    def __init__(self, errors: Sequence[Pattern]) -> None:
+        self._critical = [pattern for pattern in errors if pattern.severity == "critical"]
+        self._noticed = [pattern for pattern in errors if pattern.name in _NOTICED_PATTERNS]
+        self._summary = [pattern for pattern in errors if pattern.name == _SUMMARY_PATTERN]
+
+    def classify(self, text: str, level: str) -> tuple[str, str] | None:
+        """Weight and kind of a line that shows an error by itself."""
+        for weight, kind, pattern in LINES:
+            if pattern.match(text) or (weight == CRASH and kind.endswith(("fault", "error")) and pattern.search(text)):
+                return weight, kind
+        match = STRONG.match(text)
+        if match is not None and match[1].endswith(("Error", "Exception")) and match[1] not in ("Error", "Exception"):
+            return ERROR, match[1].rpartition(".")[2]
+        for patterns in (self._critical, self._noticed, self._summary):
+            if (name := _first_match(patterns, text)) is not None:
+                return CRASH if name in _CRASH_PATTERNS else ERROR, name
+        if match := _MENTION.search(text):
+            return HINT, match[1].rpartition(".")[2]
+        return next(((HINT, kind) for kind, pattern in _HINTS if pattern.search(f"{level} {text}")), None)
+
+    def weigh(self, kind: str, text: str, weight: str) -> str:
+        """Weight of an entry according to its words, for one that is an error by its form."""
+        if weight not in (ERROR, CRASH):
+            return weight
+        if kind in _AFTERMATH_KINDS or kind == "traceback":
+            return _AFTERMATH
+        if _first_match(self._summary, text):
+            return SUMMARY
+        return NOTICED if _first_match(self._noticed, text) else weight
+
+
+def _first_match(patterns: Sequence[Pattern], text: str) -> str | None:
+    """Name of the first pattern that matches."""
+    encoded = text.encode("utf-8", "replace")
+    return next((p.name for p in patterns if p.may_match(encoded) and p.regex.search(encoded)), None)
