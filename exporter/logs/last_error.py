@@ -42,8 +42,13 @@ def plain_line(raw: bytes, most: int | None = MOST_LINE_LENGTH) -> str:
         raw = states[-1] if states else b""
     if most is not None:
         raw = raw[: 4 * most]
-    text = _ESCAPE.sub("", raw.decode("utf-8", "replace")).translate(_DROPPED)
+    text = _plain_text(raw)
     return text if most is None else text[:most]
+
+
+def _plain_text(raw: bytes) -> str:
+    text = raw.decode("utf-8", "replace")
+    return text if text.isprintable() else _ESCAPE.sub("", text).translate(_DROPPED)
 
 
 @dataclass(frozen=True)
@@ -181,9 +186,15 @@ _TRIGGER = lazy_regex(
     b"|NVRM|fallen off the bus"
 )
 
+# Without one of these a line fits neither `_LINES` nor an exception: most lines that mention an error have none
+_DECISIVE = lazy_regex(
+    r"Error|Exception|Segm|Bus|Illegal|Floating|Abort|ABORT|Killed|corrupt|\(\)|chunk|smash|overflow|Assert"
+    r"|panicked|MPI|mpi|prterun|exitcode"
+)
+
 
 class _ErrorScanner:
-    """Parses the lines of a log once and notes failures; ``critical`` are patterns for errors."""
+    """Parses the lines of a log once and notes failures; ``critical`` are patterns for errors that it may contain."""
 
     def __init__(self, critical: Sequence[Pattern]) -> None:
         self._critical = critical
@@ -351,17 +362,21 @@ class _ErrorScanner:
 
     def _classify_line(self, text: str) -> tuple[str, str] | None:
         """Weight and kind of a line that shows an error by itself."""
-        for weight, kind, pattern in _LINES:
-            if pattern.match(text) or (weight == _CRASH and kind.endswith(("fault", "error")) and pattern.search(text)):
-                return weight, kind
-        match = _STRONG.match(text)
-        if match is not None and match[1].endswith(("Error", "Exception")) and match[1] not in ("Error", "Exception"):
-            return _ERROR, match[1].rpartition(".")[2]
-        encoded = text.encode("utf-8", "replace")
-        for known in self._critical:
-            if known.may_match(encoded) and known.regex.search(encoded):
-                return _ERROR, known.name
-        if match := _MENTION.search(text):
+        if is_decisive := _DECISIVE.search(text) is not None:
+            for weight, kind, pattern in _LINES:
+                if pattern.match(text) or (
+                    weight == _CRASH and kind.endswith(("fault", "error")) and pattern.search(text)
+                ):
+                    return weight, kind
+            match = _STRONG.match(text)
+            if match and match[1].endswith(("Error", "Exception")) and match[1] not in ("Error", "Exception"):
+                return _ERROR, match[1].rpartition(".")[2]
+        if self._critical:
+            encoded = text.encode("utf-8", "replace")
+            for known in self._critical:
+                if known.may_match(encoded) and known.regex.search(encoded):
+                    return _ERROR, known.name
+        if is_decisive and (match := _MENTION.search(text)):
             return _HINT, match[1].rpartition(".")[2]
         return next(((_HINT, kind) for kind, pattern in _HINTS if pattern.search(text)), None)
 
@@ -382,7 +397,9 @@ def last_error(text: bytes, errors: Sequence[Pattern]) -> LogError | None:
     """
     skipped = max(0, len(text) - MOST_BYTES)
     lines = text[skipped:].split(b"\n")
-    reader = _ErrorScanner([pattern for pattern in errors if pattern.severity == "critical"])
+    plain = _plain_text(text[skipped:]).encode("utf-8", "replace")
+    critical = [pattern for pattern in errors if pattern.severity == "critical" and pattern.may_match(plain)]
+    reader = _ErrorScanner(critical)
     for place, raw in enumerate(lines):
         reader.feed(place, raw)
     found = reader.close()

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.logs.last_error import LINE_LENGTH, MOST_BYTES, TRACEBACK_LINES, LogError, last_error, plain_line
+from exporter.logs.last_error import LINE_LENGTH, TRACEBACK_LINES, LogError, last_error, plain_line
 from exporter.logs.packs_reader import read_error_patterns
 
 PLAIN = """\
@@ -350,15 +350,10 @@ def test_any_order_of_lines_can_be_searched(lines: list[tuple[str, str]]) -> Non
     ],
 )
 def test_hostile_text_takes_bounded_time(piece: str) -> None:
-    text, patterns = (piece * (1 << 20))[: 1 << 20].encode(), read_error_patterns()
-
-    def seconds(size: int) -> float:
-        began = time.thread_time()
-        last_error(text[:size], patterns)
-        return time.thread_time() - began
-
-    some, all_ = seconds(MOST_BYTES // 8), seconds(len(text))
-    assert all_ < 3 or all_ < 16 * some, "on a busy machine: 8 times the text takes 8 times as long, not 64 times"
+    text = (piece * (1 << 20))[: 1 << 20].encode()
+    began = time.thread_time()
+    last_error(text, read_error_patterns())
+    assert time.thread_time() - began < 1
 
 
 def test_a_search_leaves_no_work_for_the_garbage_collector() -> None:
