@@ -214,7 +214,7 @@ class Evidence:
         )
         for _, unit in found:
             if unit.second_literals and _frequency(unit.second_literals) < _frequency(unit.literals):
-                unit.literals, unit.second_literals = unit.second_literals, unit.literals
+                unit.swap_literals()
         return found
 
     @cached_property

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-PART_BYTES = 64 * 1024  # part copied at a time to count record ends: it stays in the cache
+PART_BYTES = 32 * 1024  # part copied at a time to count record ends: it stays in the cache and on the heap
 
 COPIED_BYTES = 16 * 1024  # up to this size, a chunk copies its text
 

@@ -84,7 +84,7 @@ def find_literals(regex: re.Pattern[bytes]) -> RequiredLiterals:
     if _least_bits(best) < LEAST_BITS:
         return RequiredLiterals((), False)
     others = [texts for texts in map(_in_one_line, part.all_sets) if texts and not _overlap(texts, best)]
-    second = max(others, key=_bits, default=())
+    second = _shortest(max(others, key=_bits, default=()))
     return RequiredLiterals(
         _shortest(best),
         False,

@@ -26,7 +26,7 @@ class SearchUnit:
         self.name = pattern.name
         self.search: Callable[..., RegexMatch | None] = pattern.regex.search
         # A match contains one of these too; empty if unknown
-        self.second_literals = find_literals(pattern.regex).second_texts
+        self.second_literals = find_literals(pattern.regex).second_texts if key is None else pattern.literals
         self.is_error = pattern.kind is PatternKind.ERROR
         self.is_mark = pattern.kind is PatternKind.MARK
         self.is_value = pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS)
@@ -47,6 +47,11 @@ class SearchUnit:
         self.is_counted = self.is_error and find_literals(pattern.regex).is_sufficient
         # findings after which nothing earlier counts
         self.wanted_findings = 1 if key is not None or self.has_history else max(1, len(extractor.names))
+
+    def swap_literals(self) -> None:
+        """Exchange the sets of literals; what is known around the first does not hold around the second."""
+        self.literals, self.second_literals = self.second_literals, self.literals
+        self.after_literal, self.previous_bytes, self.prefix_bytes = {}, b"", b""
 
     @cached_property
     def safe_bytes(self) -> int:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from exporter.logs import records
 from exporter.logs.patterns import Pattern, PatternKind, compile_pattern
-from exporter.logs.records import record_ends
+from exporter.logs.records import LogChunk, record_ends
 from exporter.logs.search import automata, engine, time_budget
 from exporter.logs.search.engine import SearchEngine
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition, LogValue
+from exporter.logs.search.matches import Key, MatchResults
 from exporter.logs.search.units import SearchUnit
 
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -354,6 +355,22 @@ def test_a_value_among_frequent_similar_lines_is_found_by_rereading_backwards() 
     starts = [len(FILLER) + sum(map(len, chunks[:number])) for number in (4, 3, 2)]
     assert [start for start, _ in rereads[1:]] == starts  # the first reread is the end of the last chunk
     assert sum(size for _, size in rereads) <= sum(map(len, chunks[2:])) + len(b"loss of nothing\n")
+
+
+def test_of_two_texts_that_a_match_needs_the_rarer_one_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = compile_pattern("bars", "it/s, [a-z]", kind=PatternKind.PAIRS, keys={"loss": "loss", "lr": "rate"})
+    mentions, tried = b"step 7 loss=1 lr=2\n" * 20_000, list[str]()
+    chunks = [FILLER, b"3it/s, loss=5 lr=6\n" + FILLER, mentions, mentions, mentions]
+    evaluate = MatchResults.evaluate
+
+    def count(self: MatchResults, unit: SearchUnit, chunk: LogChunk, start: int, stop: int) -> set[Key]:
+        tried.append(unit.name)
+        return evaluate(self, unit, chunk, start, stop)
+
+    monkeypatch.setattr(MatchResults, "evaluate", count)
+    found, _ = backlog_findings(chunks, [bars])
+    assert {name: of[None].number for name, of in found.values.items()} == {"loss": 5.0, "rate": 6.0}
+    assert len(tried) < 1000
 
 
 def test_nothing_is_reread_if_a_later_chunk_has_the_value() -> None:
