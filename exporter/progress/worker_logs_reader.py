@@ -265,7 +265,7 @@ class WorkerLogs:
             for piece in tail.read_chunks(left, should_stop):
                 source.stamps.reference = now if source.live else tail.mtime or now
                 text = piece.buffer
-                self._lines += record_ends(text, piece.end)
+                self._lines += record_ends(text, piece.end)[1]
                 self.track.skips_positions = tail.bytes_read - before > SMALL_BYTES
                 if source.order == PROGRESS_FILE:
                     self._apply(source, self._parse_progress(bytes(memoryview(text)[: piece.end]), piece.offset), now)

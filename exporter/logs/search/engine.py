@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from exporter.logs.patterns import Pattern, PatternKind
-from exporter.logs.records import Buffer, LogChunk, record_ends
+from exporter.logs.records import Buffer, LogChunk
 from exporter.logs.search.automata import AutomatonGroup, build_automata
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import LogFindings
@@ -22,7 +22,7 @@ from exporter.logs.search.pieces import take_sample
 from exporter.logs.search.time_budget import MOST_TIMEOUTS, RECORD_TIMEOUT_S, TimeBudget
 from exporter.logs.search.units import SearchUnit
 
-__all__ = ["RECORD_TIMEOUT_S", "FileSearch", "SearchEngine", "SupportsTimestamps", "record_ends"]
+__all__ = ["RECORD_TIMEOUT_S", "FileSearch", "SearchEngine", "SupportsTimestamps"]
 
 SMALL_BYTES = 256 * 1024  # up to here all positions of a read are kept; beyond, at least the last of each chunk
 WINDOW_BYTES = 64 * 1024  # end of a chunk in which a pattern's last match is searched backwards

@@ -46,7 +46,7 @@ class SearchUnit:
         # Whether containing a literal is sufficient, so that a match only needs counting
         self.is_counted = self.is_error and find_literals(pattern.regex).is_sufficient
         # findings after which nothing earlier counts
-        self.wanted_findings = 1 if key is not None or self.has_history else max(1, len(extractor.names))
+        self.wanted_findings = 1 if key is not None or self.has_history else max(1, len({*extractor.names}))
 
     def swap_literals(self) -> None:
         """Exchange the sets of literals; what is known around the first does not hold around the second."""
