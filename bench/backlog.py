@@ -28,7 +28,7 @@ LOADS = {  # profile, bytes of a log, and logs
     "small": ("typical", 8 << 20, 16),
     FLOOD: (FLOOD, 64 << 20, 2),
 }
-_OWN = tuple(
+OWN = tuple(
     LogPattern(
         pattern.name,
         pattern.regex.pattern.decode(),
@@ -83,7 +83,7 @@ def _sidecar(log: Path, count: int) -> tuple[float, float]:
         tasks = tuple(
             Task(*(f"worker_w{rank}", "worker", rank, rank, 0, 0), logs=(f"{rank}.out",)) for rank in range(count)
         )
-        manifest = replace(make_manifest(tasks), progress=_OWN[:7], errors=_OWN[7:], detail="full")
+        manifest = replace(make_manifest(tasks), progress=OWN[:7], errors=OWN[7:], detail="full")
         write_run_dir(run_dir, manifest)
         for rank in range(count):
             os.link(log, run_dir / f"{rank}.out")

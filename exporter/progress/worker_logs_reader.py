@@ -239,6 +239,11 @@ class WorkerLogs:
         tails = (source.tail for source in self._sources.values() if not source.lasting)
         return any(tail.lag_bytes > 0 and tail.problem is None for tail in tails)
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far, of all runs."""
+        return self._closed_bytes + sum(source.tail.bytes_read for source in self._sources.values())
+
     # -- reading ----------------------------------------------------------------------------------
 
     def poll(self, now: float, *, ended: bool, should_stop: Callable[[], bool]) -> None:
@@ -492,7 +497,7 @@ class WorkerLogs:
             output_tokens_rate=self._tokens_rate(OUTPUT_TOKENS, now),
             input_tokens_rate=self._tokens_rate(INPUT_TOKENS, now),
             errors=self._reported_errors,
-            bytes_read=self._closed_bytes + sum(source.tail.bytes_read for source in sources),
+            bytes_read=self.bytes_read,
             lines=self._lines,
             lag_bytes=sum(source.tail.lag_bytes for source in sources),
             problems=self._problems(),
