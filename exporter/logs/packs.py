@@ -229,6 +229,8 @@ class Evidence:
             if not group.mask & wanted:
                 continue
             for number, place, _ in group.find(text):
+                if not group.possible_units[number] & wanted:
+                    continue
                 if (test := group.tests[number]) is not None and test(text, place, len(text)) is None:
                     continue
                 mask = group.units_at(text, len(text), number, place)
