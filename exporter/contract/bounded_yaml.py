@@ -90,8 +90,10 @@ def _place(mark: yaml.Mark) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _hint_at_quote(text: str, problem: yaml.Mark) -> str:
-    """A question about a quoted text that began on an earlier line than that of the problem, where it ended."""
+def _hint(text: str, problem: yaml.Mark) -> str:
+    """The cure for a tab, or a question about a quoted text that began on an earlier line and ended on this one."""
+    if text.startswith("\t", problem.index):
+        return "; indent with spaces"
     opening = None
     try:
         for token in yaml.scan(text, Loader=yaml.SafeLoader):
@@ -118,5 +120,5 @@ def yaml_problem(error: Exception, text: str) -> str:
             return f"{_place(mark)}: {error.problem}"
         if error.context == OPEN_QUOTE and error.context_mark is not None:
             return f"{_place(error.context_mark)}: not YAML: the quote is not closed"
-        return f"{_place(mark)}: not YAML: {error.problem}{_hint_at_quote(text, mark)}"
+        return f"{_place(mark)}: not YAML: {error.problem}{_hint(text, mark)}"
     return f"not YAML: {error if isinstance(error, yaml.YAMLError) else f'{type(error).__name__}: {error}'}"

@@ -133,13 +133,22 @@ class Record:
 
     @classmethod
     def read(cls, path: Path) -> Self | None:
-        """Read the record from a file; None if it is absent or contains no JSON object. Raises RecordError."""
+        """Read the record from a file; None if it is absent. Raises RecordError, also if it contains no JSON object."""
         body = run_files.read_json(path)
-        return None if body is None else cls.from_json(body, path.name)
+        if body is not None:
+            return cls.from_json(body, path.name)
+        try:
+            size = path.stat().st_size
+        except OSError:
+            return None
+        raise RecordError(
+            f"{path} is damaged or cannot be read: no JSON object in its {size} bytes; "
+            "restore it, or remove it to go on without it"
+        )
 
     @classmethod
     def read_valid(cls, path: Path) -> Self | None:
-        """Read the record from a file; None also if another version wrote something else there."""
+        """Read the record from a file; None also if it is damaged or another version wrote something else there."""
         try:
             return cls.read(path)
         except RecordError:

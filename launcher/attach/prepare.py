@@ -230,7 +230,7 @@ class Preparation:
         until = time.monotonic() + FIRST_NODE_S
         while time.monotonic() < until:
             for path in [self._state_dir] if self._state_dir is not None else Path.cwd().glob(f"logs/{name}"):
-                record = AttachedRecord.read(path / run_files.ORCHESTRATOR_FILE)
+                record = AttachedRecord.read_valid(path / run_files.ORCHESTRATOR_FILE)
                 if record is not None and record.step == self._place.step:
                     return path
             time.sleep(POLL_S)

@@ -42,6 +42,12 @@ def check_placeholders(planned_job: PlannedJob) -> Iterator[CheckFinding]:
                 continue
             done.add((text.place, name))
             yield finding.error("placeholder", text.place, f"{why}; to keep the braces write {{{{{name}}}}}")
+    for section in ("paths", "patterns"):
+        for key, text in getattr(planned_job.spec, section):
+            for name in dict.fromkeys(_WORD.findall(text or "")):
+                if name not in swept:
+                    why = f"{{{name}}} stays as it is: {section} have no placeholders"
+                    yield finding.warning("placeholder", f"{section}.{key}", why)
 
 
 def _unfilled_reason(name: str, text: FilledText, nodes: int) -> str | None:

@@ -23,6 +23,7 @@ USAGE = 2  # exit status of wrong input
 WORDS = "gpujob.words"  # key of click's context: the words after ``--``
 OPTIONS_OF_PLACES = "gpujob.options"  # another: the options that set places, for messages
 WORKERS_PLACE = "workers[0]."
+GPUS_PER_NODE = "resources.gpus_per_node"
 MOST_NAME = 200  # characters of a name, as in the job file
 
 _SECTIONS = {
@@ -57,7 +58,7 @@ OPTIONS = (
     JobOption("--gpus", "workers[0].gpus", "N", "GPUs of each worker."),
     JobOption("--cpus", "workers[0].cpus", "N", "CPUs of each worker."),
     JobOption("--nodes", "resources.nodes", "N", "Number of nodes."),
-    JobOption("--gpus-per-node", "resources.gpus_per_node", "N", "GPUs to ask for on each node."),
+    JobOption("--gpus-per-node", GPUS_PER_NODE, "N", "GPUs to ask for on each node."),
     JobOption("--memory", "resources.memory_per_node", "SIZE", "Memory to ask for on each node, as in 64G."),
     JobOption("--time", "slurm.time_limit", "TIME", "Time limit, as in 4h, 90m or 1-12:00:00."),
     JobOption("--partition", "slurm.partition", "NAME", "Slurm partition."),
@@ -170,7 +171,9 @@ def _chosen_file(ctx: click.Context, job: tuple[str, ...], file: str | None) -> 
 
 
 def _option_value(place: str, text: str) -> "JsonValue":
-    """The value of an option: a number where the key has one, as far as it is one."""
+    """The value of an option: a number where the key has one, as far as it is one. Raises LauncherError."""
+    if not text:
+        raise LauncherError(f"{_PLACES[place]}: is empty; give a value or leave the option out")
     is_number = any(option.place == place and option.metavar == "N" for option in OPTIONS)
     return int(text) if is_number and re.fullmatch(r"-?[0-9]{1,18}", text) else text
 
@@ -186,10 +189,13 @@ def _read_job(
     settings = dict(_parse_setting(text) for text in sets)
     options = {place: f"--set {place}" for place in settings}
     if file is None:
+        if values.get(f"{WORKERS_PLACE}count") == 0:
+            raise LauncherError("--workers: 0 must be greater than or equal to 1")
         body = job_of_command(words or (), {**values, **settings})
-        return JobText(
-            COMMAND_LINE, dump_yaml(body), Path.cwd(), {**_PLACES, f"{WORKERS_PLACE}command": "COMMAND", **options}
-        )
+        names = {**_PLACES, f"{WORKERS_PLACE}command": "COMMAND"}
+        if GPUS_PER_NODE not in values:
+            names[GPUS_PER_NODE] = "--gpus"
+        return JobText(COMMAND_LINE, dump_yaml(body), Path.cwd(), {**names, **options})
     job = _read_file(file)
     source = job.source
     if not values and not settings:
@@ -219,7 +225,9 @@ def job_of_command(words: Sequence[str], values: "Mapping[str, JsonValue]") -> "
     )
     if f"{WORKERS_PLACE}gpus" in values and isinstance(gpus, int) and isinstance(count, int) and isinstance(nodes, int):
         on_a_node = gpus * -(-count // nodes) if count >= nodes > 0 else -(-gpus * count // max(nodes, 1))
-        values = {"resources.gpus_per_node": max(on_a_node, 0), **values}
+        values = {GPUS_PER_NODE: max(on_a_node, 0), **values}
+    if values.get(f"{WORKERS_PLACE}shell") is True and len(words) == 1:
+        values = {f"{WORKERS_PLACE}command": words[0], **values}
     _assign(body, values)
     return body
 

@@ -39,6 +39,7 @@ def show_job(
     console, view = _console(no_color), client.read_view()
     lines, plain = LineView(console), _plain_characters(console, ascii_only)
     picture = Live(console=console, auto_refresh=False, vertical_overflow="crop")
+    size = console.size
     with picture if console.is_terminal else nullcontext() as live:
         while True:
             if ends := is_over(view):
@@ -46,6 +47,10 @@ def show_job(
             if live is None:
                 lines.show(view)
             else:
+                if size != (size := console.size):  # what a resized terminal does to the last picture is its own choice
+                    live.stop()
+                    console.clear()
+                    live.start()
                 live.transient = view.report is not None
                 live.update(fit_picture(view, console, ascii_only=plain, on_interrupt=on_interrupt), refresh=True)
             if ends:

@@ -105,6 +105,7 @@ def nearest_keys(text: str, keys: Sequence[Key]) -> tuple[str, ...]:
     names = {path.rpartition(".")[2]: path.rpartition(".")[2] for path in paths}
     known = {**names, **paths}
     within = [name for name in names if wanted and wanted in name]
+    within.sort(key=lambda name: not name.startswith(wanted))
     near = [*within, *difflib.get_close_matches(wanted, known, MOST_NAMES, LIKENESS)]
     return tuple(dict.fromkeys(known[name] for name in near))[:MOST_NAMES]
 

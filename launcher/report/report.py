@@ -32,6 +32,7 @@ from launcher.report.workers import (
     TaskRun,
     add_peer_evidence,
     exit_counts,
+    is_to_be_restarted,
     last_end,
     last_known_position,
     read_runs,
@@ -117,6 +118,8 @@ def build_report(
     state = job_end_state(workers, cause, stop, ended)
     if state == "COMPLETED":
         cause = None  # a part of gpujob was lost after the work was done
+    if cause is not None and not ended and stop is None and is_to_be_restarted(run_dir, cause):
+        cause = None
     of_workers = None
     if judgement and judgement.check:
         state, of_workers = judgement.state, judgement.check
@@ -221,7 +224,7 @@ def _worker_entries(
             node=node,
             gpus=tuple(task.gpus),
             up=bool(own) and exit_ is None,
-            state=state_of_worker(own, exit_, ended=ended),
+            state=state_of_worker(own, exit_, ended=ended, stalled=bool(status.stalled)),
             start=own[-1].start if own else None,
             restarts=max(own[-1].restart if own else 0, (exit_.restart or 0) if exit_ else 0),
             exit=exit_,

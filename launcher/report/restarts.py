@@ -9,6 +9,7 @@ from exporter.workers.exit_reason import CONSEQUENCES, PEER_WINDOW_S, first_fail
 from launcher.words import end_line, plain_text
 
 RESTARTS_SHOWN = 8  # ends shown in the text; the JSON has the last ones of each worker
+EARLIER_SHOWN = 3  # failures of other workers named in the cause
 
 
 def end_cause(worker: WorkerReport, end: WorkerEnd, run: int | None = None) -> EndCause:
@@ -53,14 +54,18 @@ def end_time(end: EndCause) -> float:
 
 
 def with_earlier_failures(cause: EndCause, restarted: Iterable[EndCause]) -> EndCause:
-    """Return the cause with recent failures of other, restarted workers in its evidence."""
+    """Return the cause with recent failures of other, restarted workers in its evidence, the nearest ones."""
     if cause.time is None:
         return cause
+    lately = [
+        end for end in restarted if end.worker != cause.worker and 0.0 <= cause.time - end_time(end) <= PEER_WINDOW_S
+    ]
     before = [
         f"{end.worker} (run {end.run}) had ended by {end.reason} {cause.time - end_time(end):.1f} s before"
-        for end in restarted
-        if end.worker != cause.worker and 0.0 <= cause.time - end_time(end) <= PEER_WINDOW_S
+        for end in lately[-EARLIER_SHOWN:]
     ]
+    if (more := len(lately) - len(before)) > 0:
+        before.insert(0, f"{more} earlier failures of other workers within {PEER_WINDOW_S:.0f} s")
     return cause.replace(evidence=(*cause.evidence, *before))
 
 

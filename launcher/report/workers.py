@@ -10,7 +10,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import Record
-from exporter.contract.report import WorkerReport
+from exporter.contract.report import EndCause, WorkerReport
 from exporter.contract.status import Position, TaskFacts, WorkerEnd, WorkerStatus
 from exporter.progress.work import unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, PEER_WINDOW_S, JobStop
@@ -141,18 +141,25 @@ class _RestartPolicies(Record):
 
 def restart_limits(run_dir: Path, workers: Iterable[WorkerReport]) -> dict[int, int]:
     """Restart limits by rank; empty without restarts, to avoid reading a large plan."""
-    if not any(worker.restarts for worker in workers):
-        return {}
-    plan = _RestartPolicies.read(run_dir / PLAN_FILE) or _RestartPolicies()
+    return _planned_limits(run_dir) if any(worker.restarts for worker in workers) else {}
+
+
+def is_to_be_restarted(run_dir: Path, end: EndCause) -> bool:
+    """Whether the policy of the worker allows another restart after this end."""
+    return end.rank is not None and (end.restart or 0) < _planned_limits(run_dir).get(end.rank, 0)
+
+
+def _planned_limits(run_dir: Path) -> dict[int, int]:
+    plan = _RestartPolicies.read_valid(run_dir / PLAN_FILE) or _RestartPolicies()
     return {planned.task.rank: planned.restart_max for planned in plan.tasks}
 
 
-def state_of_worker(runs: Sequence[TaskRun], exit_: WorkerEnd | None, *, ended: bool) -> str:
+def state_of_worker(runs: Sequence[TaskRun], exit_: WorkerEnd | None, *, ended: bool, stalled: bool = False) -> str:
     """``not_found`` is a worker still to be started, ``not_started`` one that never was."""
     if exit_ is not None and exit_.restart is not None:
         return "dead"
     if runs:
-        return "running"
+        return "stalled" if stalled and not ended else "running"
     return "not_started" if ended else "not_found"
 
 

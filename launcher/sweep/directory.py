@@ -20,10 +20,13 @@ from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.slurm_queue import WAITING_STATES
 from launcher.steps.slurm_steps import cluster_option, run_command
 from launcher.watch.view import JobClient
+from launcher.words import duration_text
 
 JOB_FILE = "job.yaml"  # copy of the job file
 MISSING = "MISSING"  # state of a point without a run and not in the queue
 LEAST_CAUSE_WIDTH = 24  # minimum width of the cause column, on any terminal
+LAST_COLUMNS = ("took", "job", "where")  # after the values
+LEFT_OUT = ("where", "took", "job", "items")  # columns that a narrow terminal does without, the first one first
 
 
 @dataclass(frozen=True)
@@ -279,17 +282,28 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
 def render_states(states: Sequence[PointState], width: int | None = None) -> list[str]:
     """A line per point, and the number of points by state.
 
-    Named values such as the loss have a column each if any point logged them. Causes are cut to fit the ``width`` of a
-    terminal, but not below ``LEAST_CAUSE_WIDTH`` characters.
+    Named values such as the loss have a column each if any point logged them. To fit the ``width`` of a terminal,
+    causes are cut, though not below ``LEAST_CAUSE_WIDTH`` characters, and then some columns are left out.
     """
     results = [name for name in VALUES_SHOWN if any(name in state.results for state in states)]
-    head = ("", "point", "state", "items", *results, "took", "job", "where", "cause")
+    head = ("", "point", "state", "items", *results, *LAST_COLUMNS)
+    table = [head, *(_row(state, results) for state in states)]
+    causes = [" ".join((state.cause or "").split()) for state in states]
+    wanted = min(max(map(len, causes), default=0), LEAST_CAUSE_WIDTH)
+    for name in (None, *LEFT_OUT):
+        if name is not None:
+            at = table[0].index(name)
+            table = [(*row[:at], *row[at + 1 :]) for row in table]
+        start = max(map(len, align_columns([(*row, "|") for row in table]))) - 1
+        if width is None or width - start >= wanted:
+            break
+    room = None if width is None else max(width - start, LEAST_CAUSE_WIDTH)
+    rows = [
+        (*row, cause) for row, cause in zip(table, ("cause", *(_cut(cause, room) for cause in causes)), strict=True)
+    ]
     counts = Counter(state.state for state in states)
     counts_text = ", ".join(f"{count} {name}" for name, count in counts.items())
-    start = len(align_columns([(*head[:-1], "|"), *((*_row(state, results), "|") for state in states)])[0]) - 1
-    room = None if width is None else max(width - start, LEAST_CAUSE_WIDTH)
-    rows = [(*_row(state, results), _cut(" ".join((state.cause or "").split()), room)) for state in states]
-    return [*align_columns([head, *rows]), f"{len(states)} points: {counts_text}"]
+    return [*align_columns(rows), f"{len(states)} points: {counts_text}"]
 
 
 def _cut(text: str, most: int | None) -> str:
@@ -303,7 +317,7 @@ def _row(state: PointState, results: Sequence[str]) -> tuple[str, ...]:
         state.state,
         _items_text(state),
         *(f"{state.results[name]:.4g}" if name in state.results else "" for name in results),
-        "" if state.duration_s is None else f"{state.duration_s:.0f} s",
+        "" if state.duration_s is None else duration_text(state.duration_s),
         state.job_id or "",
         ",".join(state.nodes[:2]) + (",..." if len(state.nodes) > 2 else ""),
     )

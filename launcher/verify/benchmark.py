@@ -40,7 +40,7 @@ def read_planned_benchmark(run_dir: Path) -> PlannedBenchmark | None:
 
     Read from the benchmark's variables: a type that promises results has ``GPUJOB_RESULT_DIR``.
     """
-    plan = _PlannedTasks.read(run_dir / PLAN_FILE) or _PlannedTasks()
+    plan = _PlannedTasks.read_valid(run_dir / PLAN_FILE) or _PlannedTasks()
     for task in plan.tasks:
         given = task.env
         if task.stage == BENCHMARK and "GPUJOB_REQ_RATE" in given:

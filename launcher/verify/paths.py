@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import IO
 
 from exporter.contract.records import JsonObject
+from exporter.contract.run_files import MANIFEST_FILE
 from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.layouts_reader import index_paths
 from exporter.files.checkpoints.names import is_checkpoint
@@ -63,9 +64,18 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
     """
     place = Path(os.path.realpath(path))
     if not (place.is_file() or place.is_dir()):
-        what = "is neither a file nor a folder" if place.exists() else "does not exist; check the name"
+        absent = "does not exist; check the name (`gpujob report --verify` checks a job by its id or name)"
+        what = "is neither a file nor a folder" if place.exists() else absent
         raise LauncherError(f"{printable(os.fspath(path))}: {what}")
-    names = os.listdir(place) if place.is_dir() else []
+    if os.path.isfile(place / MANIFEST_FILE):
+        command = f"`gpujob report --verify {printable(os.fspath(path))}`"
+        raise LauncherError(
+            f"{printable(os.fspath(path))} is the run directory of a job; check its files with {command}"
+        )
+    try:
+        names = os.listdir(place) if place.is_dir() else []
+    except OSError as error:
+        return PathVerdict(os.fspath(path), "folder of files", UNDECIDED, f"cannot be read: {error.strerror}")
     if is_checkpoint(place.name, place.is_dir()) or _is_of_checkpoint(names):
         found = _verify_checkpoint(place.parent, place.name)
     elif any(is_checkpoint(name, (place / name).is_dir()) for name in names):

@@ -193,9 +193,8 @@ def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
             checks.append(_short_check(job.short))
         elif not checks:
             counted = "" if work.counts_items else f" {work.unit}"
-            lacking = (
-                "--total-items is not given" if manifest.attached else "the job file gives no progress.total_items"
-            )
+            option = "--total-items" if manifest.attached else "--total, or progress.total_items in the job file"
+            lacking = f"no total is given ({option})"
             is_short = (done or 0) < required_count(wanted.complete_share, expected or 0)
             short = f"; {job.work_source} show {done or 0} of {expected}{counted}" if is_short else ""
             checks.append(VerificationCheck(ITEMS, None, f"{lacking}{short}", is_inapplicable=True))

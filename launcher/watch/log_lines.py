@@ -7,6 +7,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
+from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.last_error import plain_line
@@ -15,7 +16,7 @@ from exporter.logs.log_files_reader import find_extra_logs
 from exporter.logs.search.engine import SearchEngine
 from exporter.logs.tail_reader import MARK_BYTES, LogTail, TailPosition
 from launcher.errors import LauncherError, did_you_mean
-from launcher.rundir.job_records import read_orchestrator
+from launcher.rundir.job_records import OrchestratorRecord
 
 BLOCK_BYTES = 64 * 1024  # read at once from the end of a file
 MOST_KNOWN = 8  # workers that an error names
@@ -86,8 +87,8 @@ class JobLogs:
                 yield LogLine(source.task.worker, source.task.rank, source.run, plain_line(raw, None))
 
     def _find_files(self) -> Iterator[tuple[Path, _Source]]:
-        """Files of all runs, by rank and run."""
-        record = read_orchestrator(self._manifest.run_dir)
+        """Files of all runs, by rank and run. Raises RecordError."""
+        record = OrchestratorRecord.read(self._manifest.run_dir / run_files.ORCHESTRATOR_FILE)
         hosts = record.hosts if record is not None else ()
         wanted: dict[Path, Task] = {}
         for task in self._tasks.values():

@@ -39,7 +39,7 @@ class StageFacts:
     @classmethod
     def read(cls, manifest: Manifest) -> "StageFacts":
         """Read the facts of a run directory. Plans are large: call once."""
-        plan = _PlannedStages.read(manifest.run_dir / PLAN_FILE)
+        plan = _PlannedStages.read_valid(manifest.run_dir / PLAN_FILE)
         if plan is None:
             stages = {task.rank: STAGES.index(BENCHMARK if task.later else WORKERS) for task in manifest.tasks}
             return cls(has_readiness_rules=False, services=frozenset(), stages=stages)

@@ -71,7 +71,8 @@ class JobClient:
         self._finder = ExitReasonFinder(self.manifest, 0, None)  # keeps what it has read in logs of ended runs
 
     @property
-    def _is_local(self) -> bool:
+    def is_local(self) -> bool:
+        """Whether the job runs without Slurm."""
         return self.run_dir.name.startswith("local-")
 
     @cached_property
@@ -132,7 +133,7 @@ class JobClient:
     def _build_report(self, state: str, unknown_reason: str | None, pace: ReportPace = UNHURRIED) -> Report:
         """The report of a job without one; its state is UNKNOWN unless Slurm or the sidecars saw the end."""
         slurm_state, ended = None, state == "UNKNOWN"
-        if ended and not (self.manifest.attached or self._is_local):
+        if ended and not (self.manifest.attached or self.is_local):
             slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
         known = KnownEnds(slurm_state=slurm_state)
         report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace)
@@ -192,7 +193,7 @@ class JobClient:
         """The state of the job, and why it is unknown."""
         if report is not None:
             return report.state, None
-        if orchestrator is None and self._is_local:
+        if orchestrator is None and self.is_local:
             age = time.time() - (self.run_dir / run_files.MANIFEST_FILE).stat().st_mtime
             return _known("PENDING", age < STARTING_S, f"the job has not started within {STARTING_S:.0f} s")
         if orchestrator is None:
@@ -264,7 +265,7 @@ class JobClient:
         job = next((status.job for status in statuses.values() if status.job.job_id), JobStatus())
         published = JobStateRecord()
         if coming is None:
-            published = JobStateRecord.read(self.run_dir / run_files.STATE_FILE) or published
+            published = JobStateRecord.read_valid(self.run_dir / run_files.STATE_FILE) or published
         limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
         limit_end = job.end or (start + limit if start and limit else None)
         eta = None if report else merge.job_eta(workers)
@@ -335,7 +336,7 @@ class JobClient:
 
     def _pending_reason(self, state: str) -> str | None:
         """Slurm's reason for a pending job, from the query that returned its state."""
-        return self._queue.read().reason if state == "PENDING" and not self._is_local else None
+        return self._queue.read().reason if state == "PENDING" and not self.is_local else None
 
     def _readiness(
         self, state: str, orchestrator: OrchestratorRecord, published: JobStateRecord

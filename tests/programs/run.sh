@@ -3,7 +3,7 @@
 set -euo pipefail
 cd "$(dirname "$0")/../.."
 place=$PWD/.venv-programs
-if ! "$place/bin/python" -c 'import torch, accelerate, transformers, lightning, mpi4py, orbax.checkpoint, zarr, joblib' 2>/dev/null; then
+if ! "$place/bin/python" -c 'import torch, accelerate, transformers, lightning, mpi4py, orbax.checkpoint, zarr, joblib, keras, tensorflow, lightgbm, xgboost' 2>/dev/null; then
     .venv/bin/python -m venv "$place"
     "$place/bin/python" -m pip install --quiet --disable-pip-version-check "${TORCH:-torch}" -r tests/programs/requirements.txt
 fi

@@ -24,7 +24,7 @@ BESIDE = "beside"  # state of a file that no layout demands, such as a log or a 
 
 _BINARY = (
     *(".pt", ".pth", ".bin", ".ckpt", ".safetensors", ".distcp", ".npz", ".npy", ".h5", ".hdf5", ".msgpack", ".zarr"),
-    *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pdparams"),
+    *(".pkl", ".gguf", ".onnx", ".keras", ".model", ".pb", ".pdparams", ".ubj"),
 )
 _MAY_BE_RAW = ".bin"  # numbers without a header; the first may be zeros
 _CHUNK = re.compile(r"(?:^|/)(?:c|(?:c[/.])?\d+(?:[/.]\d+)*)$")

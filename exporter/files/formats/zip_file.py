@@ -60,7 +60,10 @@ def claims(source: FileSource) -> bool:
 def inspect(source: FileSource) -> ValidFile:
     """Validate that directory and local headers agree."""
     directory = read_directory(source)
-    return ValidFile(NAME, len(directory.members) if directory.reason is None else None, directory.reason)
+    reason = directory.reason
+    if reason is None and directory.extra_bytes:
+        reason = f"continues for {directory.extra_bytes} bytes after its end"
+    return ValidFile(NAME, len(directory.members) if directory.reason is None else None, reason)
 
 
 def first_name(source: FileSource) -> str:

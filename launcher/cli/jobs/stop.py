@@ -26,6 +26,7 @@ def stop(job: str | None) -> None:
 
 
 def _stop_job(run_dir: Path) -> None:
+    from exporter.contract import run_files
     from launcher.report.state import UNFINISHED
     from launcher.rundir.job_ids import job_id_of
     from launcher.rundir.job_records import read_orchestrator, write_stop_request
@@ -42,8 +43,10 @@ def _stop_job(run_dir: Path) -> None:
     if view.state not in UNFINISHED:
         click.echo(f"job {view.job_id} has ended: {view.state}")
         return
-    write_stop_request(run_dir, user_name())
     orchestrator = read_orchestrator(run_dir)
+    if orchestrator is None and client.is_local:
+        fail(f"job {view.job_id} has no process yet: {run_dir / run_files.ORCHESTRATOR_FILE} is missing")
+    write_stop_request(run_dir, user_name())
     if orchestrator is not None and orchestrator.local:
         _terminate(orchestrator.pid, f"job {view.job_id}")
     else:

@@ -21,7 +21,15 @@ from tests.support.launcher import settled_run_dir
 
 NOBODY = 65534
 DOCUMENTED = {*EXIT_STATUS.values(), 2}
-COMMANDS = [("watch", "--once"), ("watch", "--json"), ("report",), ("report", "--verify"), ("stop",), ("sweep",)]
+COMMANDS = [
+    ("watch", "--once"),
+    ("watch", "--json"),
+    ("report",),
+    ("report", "--verify"),
+    ("stop",),
+    ("logs",),
+    ("sweep",),
+]
 
 Call = Callable[..., tuple[int, str]]
 
@@ -87,6 +95,26 @@ def test_no_harm_to_a_record_ends_in_a_traceback(harm: Callable[[Path], None], r
             status, errors = call(*command, run_dir)
             assert status in DOCUMENTED, (command, name)
             assert status != 2 or errors.startswith("gpujob: "), (command, name, errors)
+
+
+@pytest.mark.parametrize("name", ["orchestrator.json", "report.json"])
+def test_a_damaged_record_is_named_and_not_taken_for_an_absent_one(name: str, run_dir: Path, call: Call) -> None:
+    """An absent one would be a job that waits, or one without a report."""
+    (run_dir / name).write_text('{"a": ')
+    for command in ("watch", "stop"):
+        status, errors = call(command, run_dir)
+        assert status == 2
+        assert errors == (
+            f"gpujob: {run_dir / name} is damaged or cannot be read: no JSON object in its 6 bytes; "
+            "restore it, or remove it to go on without it\n"
+        )
+
+
+def test_logs_of_a_job_of_a_newer_version_are_refused(run_dir: Path, call: Call) -> None:
+    (run_dir / "orchestrator.json").write_text('{"schema": 99}')
+    status, errors = call("logs", run_dir)
+    assert status == 2
+    assert errors.startswith("gpujob: orchestrator.json has schema 99")
 
 
 @pytest.fixture

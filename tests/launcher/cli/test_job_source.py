@@ -124,8 +124,9 @@ def test_a_saved_job_file_gives_the_same_plan(folder: Path) -> None:
 
 
 def test_a_job_file_with_mistakes_is_not_saved(folder: Path) -> None:
-    for option, value in (("--gpus", "x"), ("--workers", "0")):  # the second is found when the job is planned
-        assert gpujob("plan", "--save", "saved.yaml", option, value, "--", "true", cwd=folder).returncode == 2
+    when_planned = ("--gpus", "12", "--gpus-per-node", "8")
+    for options in (("--gpus", "x"), when_planned):
+        assert gpujob("plan", "--save", "saved.yaml", *options, "--", "true", cwd=folder).returncode == 2
         assert not (folder / "saved.yaml").exists()
 
 
@@ -133,6 +134,7 @@ def test_a_job_file_with_mistakes_is_not_saved(folder: Path) -> None:
     ("arguments", "message"),
     [
         (["--gpus", "x", "--", "true"], 'command line: 1 problem\n  --gpus: "x" is not a whole number'),
+        (["--output", "", "--", "true"], "gpujob: --output: is empty; give a value or leave the option out"),
         (["--nodes", "0", "--", "true"], "  --nodes: 0 must be greater than or equal to 1"),
         (["--time", "4x", "--", "true"], "  --time: '4x' is not a time limit; write for example 4h"),
         (
@@ -169,6 +171,11 @@ def test_a_mistake_is_reported_in_the_words_of_the_command(arguments: list[str],
     assert (done.returncode, done.stdout) == (2, "")
     assert message in done.stderr
     assert sorted(folder.iterdir()) == before
+
+
+def test_a_shell_command_is_one_word(folder: Path) -> None:
+    done = gpujob("plan", "--set", "workers[0].shell=true", "--", "echo hi | cat", cwd=folder)
+    assert "\n  bash -c 'echo hi | cat'\n" in done.stdout
 
 
 def test_check_names_options(folder: Path) -> None:

@@ -119,4 +119,4 @@ def test_the_verification_of_an_attached_job_knows_less(tmp_path: Path) -> None:
 
     assert items(100, attached=False) == (False, "no log shows how many of 100 items were done")
     assert items(100, attached=True) == (None, "no log shows how many of 100 items were done")
-    assert items(None, attached=True) == (None, "--total-items is not given")
+    assert items(None, attached=True) == (None, "no total is given (--total-items)")

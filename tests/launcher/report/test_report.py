@@ -474,6 +474,12 @@ def test_the_report_of_a_running_job_is_not_final(tmp_path: Path) -> None:
     assert (report["state"], report["exit_status"], report["end"]) == ("RUNNING", 10, None)
 
 
+def test_a_running_worker_that_is_stalled_is_reported_so(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0).status({"worker": "worker_w1", "rank": 1, "stalled": True})
+    run_dir.write("workers/worker_w1_rank1_a0_r0.start.json", {"pid": 1, "start": 50.0})
+    assert [worker["state"] for worker in run_dir.report(ended=False)["workers"]] == ["dead", "stalled"]
+
+
 STEPS = {"unit": "steps", "expected": 50}
 
 
@@ -509,12 +515,12 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
         ({"files": {"output_worker_0.jsonl": ""}}, "outputs", False, "1 file, 0 bytes; empty: output_worker_0.jsonl"),
         ({"files": {"output_worker_0.jsonl": "1\n" * 100}}, "records", True, "100 records for 100 items"),
         ({"files": {"output_worker_0.jsonl": "1\n" * 90}}, "records", False, "90 records for 100 items"),
-        ({"total": None}, "items", None, "the job file gives no progress.total_items"),
+        ({"total": None}, "items", None, "no total is given (--total, or progress.total_items in the job file)"),
         (
             {"total": None, "expected": 60},
             "items",
             None,
-            "the job file gives no progress.total_items; the logs show 100",
+            "no total is given (--total, or progress.total_items in the job file); the logs show 100",
         ),
         ({**STEPS, "positions": [50, 50]}, "items", None, "steps are counted, not items"),
         ({**STEPS, "positions": [50, 50]}, "steps", True, "50 of 50 steps done"),
@@ -537,7 +543,7 @@ def checks_of(folder: Path, *, total: int | None = 100, **values: Any) -> dict[s
             {"total": None, "unit": "tokens", "expected": 60},
             "items",
             None,
-            "the job file gives no progress.total_items; ",
+            "no total is given (--total, or progress.total_items in the job file); ",
         ),
         ({"unit": "tokens"}, "items", None, "tokens are counted, not items"),
     ],

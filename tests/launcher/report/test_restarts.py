@@ -52,6 +52,27 @@ def test_a_restarted_worker_that_failed_shortly_before_is_in_the_evidence(tmp_pa
     assert f": exit status 3; {before}\n" in rendered(report)
 
 
+def test_only_the_nearest_of_many_earlier_failures_are_named(tmp_path: Path) -> None:
+    workers = [{"count": 9, "command": "true", "restart": {"max": 2, "backoff": 1}}]
+    job = RunDir(tmp_path, workers=workers).ended(8, end=50, code=3)
+    for rank in range(8):
+        job.ended(rank, end=40 + rank, **KILLED).ended(rank, 1, end=60)
+    evidence = job.report()["cause"]["evidence"]
+    assert evidence[:3] == [
+        "exit status 3",
+        "5 earlier failures of other workers within 60 s",
+        "worker_w5 (run 1) had ended by killed_unknown 5.0 s before",
+    ]
+    assert len(evidence) == 5
+
+
+def test_a_worker_that_is_to_be_restarted_is_no_cause_while_the_job_runs(tmp_path: Path) -> None:
+    job = restartable(tmp_path).ended(0, end=40, code=3)
+    assert job.report(ended=False)["cause"] is None
+    job.ended(0, 1, end=50, code=3).ended(0, 2, end=60, code=3)
+    assert job.report(ended=False)["cause"]["worker"] == "worker_w0"
+
+
 @pytest.mark.parametrize("earlier", [-20.0, 50.5])
 def test_failures_long_before_or_after_the_cause_are_not_in_its_evidence(earlier: float, tmp_path: Path) -> None:
     job = restartable(tmp_path).ended(0, end=earlier, **KILLED).ended(0, 1, end=60).ended(1, end=50, code=3)

@@ -117,8 +117,7 @@ def test_point_states_come_from_reports_and_the_queue(tmp_path: Path, slurm: Fak
         "FAILED",
         "1000000",
         "6.25",
-        "3",
-        "s",
+        "3s",
         "4459_1",
         "cn01",
         *str(states[1].cause).split(),
@@ -145,6 +144,15 @@ def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
     assert (len(line), line[:-3], line[-3:]) == (80, full_line[:77], "...")
     assert render_states(states, 10)[1].endswith("  worker_w0 (rank 0) on...")
     assert render_states(states, 400) == render_states(states)
+
+
+def test_a_narrow_terminal_does_without_columns_so_that_no_line_wraps() -> None:
+    values = "model=meta-llama/Llama-3.1-8B,tp=4,rate=16"
+    states = [PointState(0, values, {}, "FAILED", "4459_0", None, 1, cause="exit status 3; " * 9, nodes=("cn01",))]
+    assert render_states(states, 100)[0].split() == ["point", "state", "items", "took", "job", "cause"]
+    assert render_states(states, 90)[0].split() == ["point", "state", "items", "cause"]
+    assert render_states(states, 80)[0].split() == ["point", "state", "cause"]
+    assert max(map(len, render_states(states, 80))) <= 80
 
 
 @pytest.mark.parametrize(

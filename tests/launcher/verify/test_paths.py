@@ -112,3 +112,15 @@ def test_the_command_prints_the_verdict_and_the_checkpoint_to_resume_from(tmp_pa
     done = gpujob("verify", "--json", "--deep", "notes.dat", cwd=tmp_path)
     (found,) = json.loads(done.stdout)["paths"]
     assert (done.returncode, found["verdict"], found["parts"]) == (9, "cannot tell", ["notes.dat"])
+
+
+def test_a_run_directory_and_a_job_are_sent_to_the_report(tmp_path: Path) -> None:
+    run_dir = tmp_path / "local-1_job"
+    run_dir.mkdir()
+    (run_dir / "manifest.json").write_text("{}")
+    with pytest.raises(
+        LauncherError, match=f"run directory of a job; check its files with `gpujob report --verify {run_dir}`"
+    ):
+        verify_path(run_dir)
+    with pytest.raises(LauncherError, match=r"local-1: does not exist; .*`gpujob report --verify` checks a job"):
+        verify_path("local-1")

@@ -7,11 +7,18 @@ import pickle
 import sys
 from pathlib import Path
 
+import accelerate
 import joblib
+import keras
+import lightgbm
+import lightning
 import numpy
 import orbax.checkpoint
+import tensorflow
 import torch
 import torch.distributed.checkpoint
+import transformers
+import xgboost
 import zarr
 from safetensors.torch import save_file
 from torch.distributed.device_mesh import init_device_mesh
@@ -88,6 +95,65 @@ def of_others() -> None:
     numpy.savez(place("npz", f"checkpoint_{STEP}.npz"), a=CHANCE.normal(size=(9, 9)), b=numpy.arange(5))
 
 
+def of_trees() -> None:
+    values, target = CHANCE.normal(size=(200, 5)), CHANCE.normal(size=200)
+    booster = xgboost.train({"max_depth": 3}, xgboost.DMatrix(values, target), num_boost_round=4)
+    for extension in ("ubj", "json"):
+        booster.save_model(place(f"xgboost {extension}", f"model_{STEP}.{extension}"))
+    trees = lightgbm.train({"verbose": -1, "min_data_in_leaf": 5}, lightgbm.Dataset(values, target), 4)
+    trees.save_model(place("lightgbm", f"model_{STEP}.txt"))
+
+
+class Model(lightning.LightningModule):
+    """Trained by Lightning and by the Trainer of transformers."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = torch.nn.Linear(16, 4)
+
+    def forward(self, x: torch.Tensor) -> dict[str, torch.Tensor]:
+        return {"loss": self.layer(x).square().mean()}
+
+    def training_step(self, batch: list[torch.Tensor], _: int) -> torch.Tensor:
+        return self(batch[0])["loss"]
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.AdamW(self.parameters())
+
+
+def of_trainers() -> None:
+    model: torch.nn.Module = torch.nn.Linear(16, 4)
+    optimizer = torch.optim.AdamW(model.parameters())
+    accelerator = accelerate.Accelerator(cpu=True)
+    model, optimizer, _ = accelerator.prepare(model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    accelerator.backward(model(torch.randn(4, 16)).sum())
+    optimizer.step()
+    accelerator.save_state(str(place("accelerate", f"checkpoint_{STEP}")))
+    rows = torch.randn(STEP, 16)
+    saver = lightning.pytorch.callbacks.ModelCheckpoint(
+        dirpath=place("lightning", "x").parent, save_top_k=-1, every_n_train_steps=STEP
+    )
+    batches = torch.utils.data.DataLoader(torch.utils.data.TensorDataset(rows), batch_size=1)
+    trainer = lightning.Trainer(max_epochs=1, logger=False, accelerator="cpu", callbacks=[saver])
+    trainer.fit(Model(), batches)
+    arguments = transformers.TrainingArguments(
+        str(place("hf trainer", "x").parent), max_steps=STEP, save_steps=STEP, report_to="none", use_cpu=True
+    )
+    transformers.Trainer(Model(), arguments, train_dataset=[{"x": row} for row in rows]).train()
+
+
+def of_tensorflow() -> None:
+    model = keras.Sequential([keras.layers.Input((16,)), keras.layers.Dense(64), keras.layers.Dense(4)])
+    model.compile("adam", "mse")
+    model.save(place("keras", f"checkpoint_{STEP}.keras"))
+    model.save_weights(place("keras weights", f"checkpoint_{STEP}.weights.h5"))
+    checkpoint = tensorflow.train.Checkpoint(model=model, step=tensorflow.Variable(STEP))
+    checkpoint.write(str(place("tensorflow", f"ckpt-{STEP}")))
+
+
 if __name__ == "__main__":
     of_torch()
+    of_trees()
+    of_trainers()
+    of_tensorflow()
     of_others()

@@ -97,6 +97,11 @@ def test_the_end_of_a_nested_archive_is_not_taken_for_the_end() -> None:
     assert states(iter(cuts), "a.zip") == {"unknown"}
 
 
+def test_bytes_after_the_end_belong_to_nothing() -> None:
+    found = check_bytes(WHOLE["stored"] + b"abc", "model.keras")
+    assert found == FileCheck("valid", "zip", "continues for 3 bytes after its end", 3)
+
+
 def test_several_archives_in_one_file_are_undecided() -> None:
     for name in ("stored", "wide"):
         twice = WHOLE["stored"] + WHOLE[name]
