@@ -50,7 +50,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 WAITS = re.compile(
     r"\b(subprocess|Popen|sleep|socket|threading|aiohttp|wait_for|hanging|real_|mkfifo|fork|getrusage|seteuid|LocalJob"
-    r"|tests\.bin|tests\.endtoend)"
+    r"|tests\.bin|tests\.endtoend|soak)"
 )
 WITH_PARTS = ("endtoend", "realstack", "packaging", "docker", "gpu", "fakenvml", "engines", "examples", "alertmanager")
 

@@ -8,9 +8,10 @@ import os
 import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, WorkerSearchPlan
 from exporter.machine.procfs import CLOCK_TICKS, parse_process_stat, read_environment
 

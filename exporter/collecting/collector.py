@@ -1,13 +1,14 @@
 """The collector protocol, and the context and status that collectors share."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING, Never, Protocol
 
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import Clock, SystemClock
 from exporter.contract.events import Event
 from exporter.contract.identity import Identity
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import Record
 from exporter.contract.status import (

@@ -6,11 +6,11 @@ to 9 (``bench/exposition.py``). Tests compare the parsed samples of both.
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
 
 from exporter.collecting.detail import ESSENTIAL_FAMILIES, FULL_FAMILIES, LATE_FAMILIES
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import DETAILS, ESSENTIAL, FULL, NORMAL
 
 PREFIX = "gpujob_"

@@ -6,10 +6,11 @@ that hangs or fails leaves its last value. So a reader takes either `value`, whi
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Generic, TypeVar
 
 from exporter.contract.clock import Clock
+from exporter.contract.lazy_dataclass import dataclass
 
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)

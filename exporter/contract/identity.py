@@ -3,8 +3,8 @@
 import math
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest
 
 LABEL_LENGTH = 128

@@ -11,11 +11,12 @@ import json
 import os
 import types
 import typing
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 
 from exporter.contract.errors import ManifestError
+from exporter.contract.lazy_dataclass import dataclass
 
 SCHEMA_VERSION = 1
 OWN_ADDRESSES = "the node's address and 127.0.0.1, on a free port"  # where a page without a listen address is

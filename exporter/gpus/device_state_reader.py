@@ -2,9 +2,10 @@
 
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.gpus.records import DeviceState, Gpu, GpuActivity, GpuCondition, GpuFailed, GpuProcess, GpuState
 
 ALWAYS_DUE = float("-inf")  # always due

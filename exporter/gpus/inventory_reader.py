@@ -1,6 +1,6 @@
 """GPUs of this machine through NVML: names, memory and driver."""
 
-from dataclasses import dataclass
+from exporter.contract.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,9 @@ The driver may hold a lock while a call about one device hangs. Calls about othe
 at fault.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.gpus.device_state_reader import DeviceTracker, Part
 from exporter.gpus.records import GpuReader
 

@@ -4,8 +4,10 @@ None means that the device or driver does not report a value; it is never replac
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, Protocol
+
+from exporter.contract.lazy_dataclass import dataclass
 
 # Reasons for reduced clocks. From NVML: software power cap, software and hardware thermal slowdown, power brake of the
 # board, and a group of boards that run at one clock.

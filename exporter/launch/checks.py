@@ -1,9 +1,9 @@
 """Launch checks: facts about one node in, one result per check out."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import LaunchCheck, LaunchProblem
 from exporter.gpus.analysis.users import parse_visible_devices
 from exporter.workers.exit_reason import CONSEQUENCES

@@ -7,9 +7,10 @@ Each of these streams is parsed separately.
 import re
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import ClassVar
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.lazy_regex import lazy_regex
 from exporter.logs.patterns import Pattern
 from exporter.logs.redact import redact

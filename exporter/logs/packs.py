@@ -7,13 +7,14 @@ import re
 import tomllib
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import NOTHING, JsonObject, Record, RecordError
 from exporter.logs.patterns import Pattern, PatternError, PatternKind, compile_pattern
-from exporter.logs.search.automata import AutomatonGroup, build_automata
-from exporter.logs.search.extraction import NumberExtractor
+from exporter.logs.search.automata import AutomatonGroup, ShortTexts, build_automata
+from exporter.logs.search.literals import RequiredLiterals
 from exporter.logs.search.ordinary_text import LINES, WORDS
 from exporter.logs.search.units import SearchUnit
 
@@ -41,6 +42,9 @@ _KINDS = {
     "mark": (PatternKind.MARK, {"name", "regex", "begins"}, set[str]()),
     "error": (PatternKind.ERROR, {"name", "regex", "severity", "error_class"}, set[str]()),
 }  # per table of patterns: kind, required keys, optional keys
+
+
+KnownLiterals = Mapping[str, RequiredLiterals]  # by the text of the pattern
 
 
 class PackError(ValueError):
@@ -100,12 +104,13 @@ class _PackFile(Record):
     sample: tuple[PackSample, ...] = ()
 
 
-def parse_pack(text: str, name: str, *, lazy: bool = False) -> Pack:
+def parse_pack(text: str, name: str, known: KnownLiterals | None = None) -> Pack:
     """Parse a pack without inherited patterns.
 
-    ``lazy`` postpones compiling a pattern, and so its error, to its first use: few patterns are ever used. It also
-    expects samples after all else.
+    With ``known`` literals, a pattern is compiled, and so its error raised, on first use: few patterns are ever used.
+    Then samples are expected after all else.
     """
+    lazy = known is not None
     try:
         content = tomllib.loads(text.partition("\n[[sample]]")[0] if lazy else text)
         tables = {kind: content.pop(kind, []) for kind in _KINDS}
@@ -114,12 +119,12 @@ def parse_pack(text: str, name: str, *, lazy: bool = False) -> Pack:
             for key in record.unknown_keys:
                 raise RecordError(f"{key}: unknown key")
         patterns = [
-            _pattern(kind, table, f"{kind}[{index}]", lazy)
+            _pattern(kind, table, f"{kind}[{index}]", known)
             for kind in _KINDS
             for index, table in enumerate(tables[kind])
         ]
         detect = [
-            _compile("detect", _Table(name=f"detect_{index}", regex=regex), f"detect[{index}]", lazy)
+            _compile("detect", _Table(name=f"detect_{index}", regex=regex), f"detect[{index}]", known)
             for index, regex in enumerate(file.detect)
         ]
     except (tomllib.TOMLDecodeError, RecordError) as error:
@@ -128,17 +133,17 @@ def parse_pack(text: str, name: str, *, lazy: bool = False) -> Pack:
     return Pack(*head, tuple(patterns), tuple(detect), text, file.also, file.also_unit)
 
 
-def _pattern(kind: str, content: Mapping[str, object], place: str, lazy: bool) -> Pattern:
+def _pattern(kind: str, content: Mapping[str, object], place: str, known: KnownLiterals | None) -> Pattern:
     """Parse one table. Tests check its names and groups."""
     _, needed, optional = _KINDS[kind]
     for key in content.keys() - needed - optional:
         raise RecordError(f"{place}.{key}: unknown key")
     for key in needed - content.keys():
         raise RecordError(f"{place}.{key}: is missing")
-    return _compile(kind, _Table.from_json(content, place), place, lazy)
+    return _compile(kind, _Table.from_json(content, place), place, known)
 
 
-def _compile(kind: str, table: _Table, place: str, lazy: bool) -> Pattern:
+def _compile(kind: str, table: _Table, place: str, known: KnownLiterals | None) -> Pattern:
     regex = table.regex or table.line
     for macro, expression in _MACROS.items():
         regex = regex.replace(macro, expression)
@@ -154,7 +159,8 @@ def _compile(kind: str, table: _Table, place: str, lazy: bool) -> Pattern:
             keys=table.keys,
             epoch_base=table.epoch_base,
             sets=table.sets,
-            lazy=lazy,
+            lazy=known is not None,
+            known_literals=None if known is None else known.get(regex),
         )
     except PatternError as error:
         raise RecordError(f"{place}: {error}\n{error.caret(regex)}") from error
@@ -203,15 +209,13 @@ class Evidence:
 
     def __init__(self, packs: Sequence[Pack]) -> None:
         self._packs = packs
+        self.short_texts = ShortTexts()
 
     @cached_property
     def units(self) -> tuple[tuple[str, SearchUnit], ...]:
         """The pack and the pattern of each kind of evidence."""
         detect = [(pack.name, pattern) for pack in self._packs for pattern in pack.detect]
-        found = tuple(
-            (name, SearchUnit(number, number, pattern, NumberExtractor(pattern)))
-            for number, (name, pattern) in enumerate(detect)
-        )
+        found = tuple((name, SearchUnit(number, number, pattern)) for number, (name, pattern) in enumerate(detect))
         for _, unit in found:
             if unit.second_literals and _frequency(unit.second_literals) < _frequency(unit.literals):
                 unit.swap_literals()
@@ -225,6 +229,36 @@ class Evidence:
         """Add the matching records of each unit to its count, up to enough."""
         wanted = sum(unit.bit for _, unit in self.units if counts[unit.number] < ENOUGH_RECORDS)
         seen: set[tuple[int, int]] = set()  # unit and start of each matching record
+        hits = self._search_each(text) if self.short_texts.take(len(text)) else self._search(text, wanted)
+        for mask, place in hits:
+            mask &= wanted
+            if not mask:
+                continue
+            start, stop = text.rfind(b"\n", 0, place) + 1, text.find(b"\n", place)
+            record = text[start : min(len(text) if stop < 0 else stop, start + RECORD_BYTES)]
+            while mask:
+                unit = self.units[mask.bit_length() - 1][1]
+                mask ^= unit.bit
+                if unit.second_literals and not any(literal in record for literal in unit.second_literals):
+                    continue
+                if (unit.number, start) not in seen and unit.search(record):
+                    seen.add((unit.number, start))
+                    counts[unit.number] += 1
+                    if counts[unit.number] >= ENOUGH_RECORDS:
+                        wanted ^= unit.bit
+
+    def _search_each(self, text: bytes) -> Iterator[tuple[int, int]]:
+        """Find the places of each unit's literals, one in a record."""
+        for _, unit in self.units:
+            for literal in unit.literals:
+                place = text.find(literal)
+                while place >= 0:
+                    yield unit.bit, place
+                    stop = text.find(b"\n", place)
+                    place = text.find(literal, stop) if stop >= 0 else -1
+
+    def _search(self, text: bytes, wanted: int) -> Iterator[tuple[int, int]]:
+        """Find the places of literals, and the units that have one there."""
         for group in self._groups:
             if not group.mask & wanted:
                 continue
@@ -236,21 +270,7 @@ class Evidence:
                 mask = group.units_at(text, len(text), number, place)
                 if not mask:
                     group.record_useless_hit(number)
-                mask &= wanted
-                if not mask:
-                    continue
-                start, stop = text.rfind(b"\n", 0, place) + 1, text.find(b"\n", place)
-                record = text[start : min(len(text) if stop < 0 else stop, start + RECORD_BYTES)]
-                while mask:
-                    unit = self.units[mask.bit_length() - 1][1]
-                    mask ^= unit.bit
-                    if unit.second_literals and not any(literal in record for literal in unit.second_literals):
-                        continue
-                    if (unit.number, start) not in seen and unit.search(record):
-                        seen.add((unit.number, start))
-                        counts[unit.number] += 1
-                        if counts[unit.number] >= ENOUGH_RECORDS:
-                            wanted ^= unit.bit
+                yield mask, place
 
 
 class PackDetector:

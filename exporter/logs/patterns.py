@@ -6,12 +6,12 @@ Each pattern's required literals are known. Its regular expression runs only whe
 import re
 import warnings
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.search.findings import UNITS
-from exporter.logs.search.literals import find_literals, needs_line_end
+from exporter.logs.search.literals import RequiredLiterals, find_literals, needs_line_end
 
 
 class PatternKind(StrEnum):
@@ -55,6 +55,7 @@ class Pattern:
     epoch_base: int = 0  # of a position: the log's number for the first epoch
     sets: tuple[tuple[str, float], ...] = ()  # of a value: fixed numbers that any match implies, by name
     is_user_defined: bool = False  # whether the user gave it, so that its cost is unknown
+    known_literals: RequiredLiterals | None = None  # found earlier, which saves compiling it
 
     @cached_property
     def regex(self) -> re.Pattern[bytes]:
@@ -62,9 +63,14 @@ class Pattern:
         return _compile(self.text)
 
     @cached_property
+    def required(self) -> RequiredLiterals:
+        """Texts of which every match contains at least one."""
+        return self.known_literals or find_literals(self.regex)
+
+    @property
     def literals(self) -> tuple[bytes, ...]:
-        """Texts of which every match contains at least one; () if none were found."""
-        return find_literals(self.regex).texts
+        """These texts; () if none were found."""
+        return self.required.texts
 
     def may_match(self, text: bytes) -> bool:
         """Whether a match is possible at all."""
@@ -88,6 +94,7 @@ def compile_pattern(
     sets: Mapping[str, float] | None = None,
     is_user_defined: bool = False,
     lazy: bool = False,
+    known_literals: RequiredLiterals | None = None,
 ) -> Pattern:
     """Make a pattern over UTF-8 bytes; raise PatternError if it is not a regular expression.
 
@@ -112,6 +119,7 @@ def compile_pattern(
         epoch_base=epoch_base,
         sets=tuple((sets or {}).items()),
         is_user_defined=is_user_defined,
+        known_literals=known_literals,
     )
     if not lazy:
         _ = found.regex

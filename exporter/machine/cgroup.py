@@ -6,9 +6,9 @@ Files stay open between reads. The place of a cgroup comes only from ``mountinfo
 
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from exporter.contract import oom_kills
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import CgroupMemory
 
 V1_UNLIMITED = 1 << 60  # v1 writes "no limit" as the largest multiple of the page size; no machine has this much

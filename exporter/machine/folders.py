@@ -5,8 +5,9 @@ import os
 import re
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
+
+from exporter.contract.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True, slots=True)

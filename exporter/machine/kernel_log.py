@@ -8,9 +8,9 @@ import errno
 import os
 import re
 import threading
-from dataclasses import dataclass
 
 from exporter.contract.clock import Clock
+from exporter.contract.lazy_dataclass import dataclass
 
 FIRST_PID_NAMESPACE = 0xEFFFFFFC  # inode of the host's pid namespace (the kernel's PROC_PID_INIT_INO)
 LARGEST_RECORD = 8192

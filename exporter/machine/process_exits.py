@@ -8,10 +8,11 @@ import select
 import struct
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 from exporter.contract.clock import Clock
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.process_identity import read_start_ticks
 from exporter.machine.procfs import read_zombie_status
 

@@ -11,9 +11,9 @@ import resource
 import threading
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from itertools import islice
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import ProcessDetails
 from exporter.machine.procfs import (
     CLOCK_TICKS,

@@ -7,7 +7,6 @@ import os
 import queue
 import threading
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Pu
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files
 from exporter.contract.events import Event
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.status import LogStatus
 from exporter.contract.worker_names import rank_in_file_name

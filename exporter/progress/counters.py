@@ -1,8 +1,9 @@
 """Counters of a log by rank, across epochs, records out of order, resets and other counters."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.search.findings import SUMMED_UNITS
 from exporter.progress.resumes import UndecidedStart
 

@@ -12,10 +12,11 @@ import math
 import re
 import stat
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import from_json
 from exporter.contract.status import WorkerStatus
 from exporter.contract.user_state import user_state_folder

@@ -1,10 +1,11 @@
 """The job on one node: ETA, chance to meet the time limit, and workers that delay it."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from exporter.collecting.collector import WORKER_LABELS, worker_labels
 from exporter.collecting.families import Family, Samples
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import JobOutlook
 from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.outlook import (

@@ -1,8 +1,9 @@
 """Activities that workers log, such as checkpoints, and the resulting phase of the job."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.search.findings import ActivityMark
 
 PHASES = ("checkpointing", "evaluating")  # activities that are a phase of the job, the preferred one first

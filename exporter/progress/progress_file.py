@@ -12,9 +12,10 @@ import math
 import re
 from collections import deque
 from collections.abc import Collection, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from exporter.contract.identity import safe_label
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.lexicon import UNIT_BY_NAME
 from exporter.logs.search.findings import MARKS, ActivityMark, LogFindings, LogPosition, LogValue
 

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from exporter.contract.lazy_dataclass import dataclass
 
 FIRST_POSITION_FACTOR = 5.0  # a resume starts above this multiple of a fresh start's first position
 LEAST_REACHED_SHARE = 0.5  # a resume starts at or above this part of the earlier progress: checkpoints are rarely older

@@ -2,8 +2,9 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import field, fields
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.search.findings import SUMMED_UNITS, ActivityMark, LogPosition, LogValue
 from exporter.progress.counters import EpochCounter, LogCounter, RankCounters
 from exporter.progress.resumes import EarlierProgress, UndecidedStart, is_resume, may_be_resume

@@ -1,8 +1,8 @@
 """Work of a whole job, from the entries of its workers."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import ProgressFacts, TaskPosition
 from exporter.logs.search.findings import SUMMED_UNITS, UNITS
 

@@ -3,11 +3,12 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
 
 from exporter.collecting.published import WorkerProgress
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import NOTHING, from_json
 from exporter.contract.status import EtaEstimate
@@ -296,8 +297,9 @@ class WorkerLogs:
             if scan is not None:
                 self._apply(source, scan.finish(source.tail.reread), now)
             # Values that only the previous pack reads would never change again.
-            for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
-                self._values.pop(name, None)
+            if self._values:
+                for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
+                    self._values.pop(name, None)
             self._pack, scan = choice, None
             self.track = self._new_track(self.track)
         return scan if scan is not None else self._lexicon.engine(self._pack).begin_file(source.stamps)

@@ -1,11 +1,10 @@
 """Phase, limits, thresholds and requested resources of the job."""
 
-from dataclasses import dataclass
-
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import JobProgress, Published, Publisher
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import JobFacts
 
 PHASES = ("launching", "running", "checkpointing", "evaluating", "completing", "finished")

@@ -1,9 +1,10 @@
 """Events of the workers of a node, from two statuses in a row."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from exporter.contract.events import Event
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import GpuDevice, NodeStatus, WorkerStatus
 
 SLOW, NOT_SLOW = 1.25, 1.1  # factors to the earlier time per item at which a slowdown begins and ends

@@ -1,13 +1,13 @@
 """Worker processes: state, start, CPU, memory, I/O, children, threads, restarts and exits."""
 
 from collections import deque
-from dataclasses import dataclass
 
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import NodeGpuUse, Published, Publisher, WorkerProcesses
 from exporter.contract import run_files
 from exporter.contract.events import Event
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.status import ProcessStatus, WorkerEnd
 from exporter.gpus.records import JobGpus

@@ -3,9 +3,9 @@
 import json
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import ClassVar, NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import NOTHING, JsonObject, JsonValue, Record, RecordError, from_json, to_json
 from exporter.contract.status import (
     FileSystem,

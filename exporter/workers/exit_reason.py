@@ -3,8 +3,9 @@
 import re
 import signal
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import RecordError, from_json
 from exporter.gpus.analysis.xid import PROGRAM_FAULT_XIDS, fatal_xid_text, is_device_fault, xid_meaning
 

@@ -2,13 +2,13 @@
 
 from collections import Counter, deque
 from collections.abc import Mapping
-from dataclasses import dataclass
 from functools import reduce
 from pathlib import Path
 
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import oom_kills, run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
 from exporter.contract.status import CgroupMemory, KernelXid, Memory

@@ -1,9 +1,9 @@
 """What is kept of the runs of a worker that have ended: the last ends, and sums over all."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import NOTHING
 from exporter.contract.status import LISTED_RUNS
 

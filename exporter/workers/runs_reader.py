@@ -3,13 +3,14 @@
 import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
 from typing import NamedTuple
 
 from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.contract.records import Record
@@ -27,6 +28,7 @@ from exporter.workers.exit_reason import (
     JobStop,
     evidence_from_record,
     find_exit_reason,
+    needs_log_evidence,
     parse_job_stop,
     signal_name,
 )
@@ -351,12 +353,14 @@ class WorkerRuns:
         lately = [peer for peer in peers if end - PEER_WINDOW_S <= peer.end <= end]
         evidence = replace(
             evidence_from_record(record, stop),
-            log=log_evidence(self._read_log_ends(run.restart, run.start), lexicon_of_job(self._context.manifest)),
             peer=min(lately, key=lambda peer: peer.end, default=None),
             node=self._context.identity.node,
             job_end=self._context.identity.end,
             attached=self._context.manifest.attached,
         )
+        if needs_log_evidence(evidence):
+            ends = self._read_log_ends(run.restart, run.start)
+            evidence = replace(evidence, log=log_evidence(ends, lexicon_of_job(self._context.manifest)))
         result = find_exit_reason(evidence)
         run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end, result.reason, result.evidence)
         self._exits = self._exits.plus(run.ended)

@@ -8,8 +8,9 @@ Lines of slurmstepd and srun, 20.11 to 26.05; only 26.05 names the signal of a p
 """
 
 import re
-from dataclasses import dataclass
 from datetime import datetime
+
+from exporter.contract.lazy_dataclass import dataclass
 
 _CANCELLED = re.compile(
     r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+?(?: DUE TO ([A-Z ]+?)| DUE to SIGNAL [^*\n]+?)?(?:,[^*\n]*)? \*\*\*"

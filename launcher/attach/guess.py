@@ -4,7 +4,6 @@ import os
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
@@ -21,6 +20,7 @@ from exporter.attach.workers_reader import (
     read_boot_time,
     read_processes,
 )
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.machine.procfs import read_environment
 from launcher.errors import LauncherError
 

@@ -25,6 +25,7 @@ from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, Worke
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import (
     Manifest,
     WorkerSearchPlan,
@@ -51,7 +52,7 @@ _OF_ANOTHER_JOB = ("GPUJOB_SUPERVISED", "GPUJOB_FIRST_GPU")  # variables of a la
 _SLURM_FACTS = ("SLURM_CLUSTER_NAME", "SLURM_JOB_PARTITION", "SLURM_JOB_USER", "SLURM_JOB_END_TIME")
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class NodePlace:
     """This node among those whose sidecars belong together."""
 

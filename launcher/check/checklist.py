@@ -3,8 +3,8 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonValue, to_json
 from exporter.gpus.inventory_reader import GpuInventory, read_gpu_inventory
 from exporter.machine.mounts import mount_table

@@ -1,8 +1,9 @@
 """One finding of a preflight check: ``finding.warning(code, place, message)``."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Literal
+
+from exporter.contract.lazy_dataclass import dataclass
 
 Status = Literal["ok", "warning", "error", "not checked"]
 

@@ -9,11 +9,11 @@ import stat
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
 
+from exporter.contract.lazy_dataclass import dataclass
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.plan.placeholders import fill_placeholders, placeholder_values

@@ -4,11 +4,11 @@ import os
 import re
 import socket
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from platform import python_version
 from urllib.parse import urlsplit
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.files.disks.space_reader import read_space
 from exporter.gpus.inventory_reader import GpuInventory
 from exporter.machine.mounts import MountPoint, is_node_local, mount_of

@@ -4,8 +4,8 @@ import difflib
 import itertools
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.jobfile.resources import command_argv

@@ -21,6 +21,7 @@ from launcher.cli.jobs.attach import attach
 from launcher.cli.jobs.connect import connect
 from launcher.cli.jobs.logs import logs
 from launcher.cli.jobs.stop import stop
+from launcher.cli.jobs.track import track
 from launcher.cli.jobs.verify import verify
 from launcher.cli.parts import (
     INTERRUPTED,
@@ -320,6 +321,22 @@ def schema(cluster: bool) -> None:
 
 
 for command in (
-    *(attach, completion, connect, explain, init, logs, plan_command, run, scan, stop, sweep, targets, verify, watch),
+    *(
+        attach,
+        completion,
+        connect,
+        explain,
+        init,
+        logs,
+        plan_command,
+        run,
+        scan,
+        stop,
+        sweep,
+        targets,
+        track,
+        verify,
+        watch,
+    ),
 ):
     commands.add_command(command)

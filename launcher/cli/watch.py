@@ -2,8 +2,8 @@
 
 import sys
 import time
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from typing import TYPE_CHECKING
 
 import click
@@ -31,32 +31,41 @@ def show_job(
     On a terminal the last picture of an ended job gives way to the report that the caller prints.
     ``on_interrupt`` is what Ctrl-C does to this command.
     """
-    from rich.live import Live
-
     from launcher.watch.lines import LineView
-    from launcher.watch.picture import fit_picture
 
-    console, view = _console(no_color), client.read_view()
-    lines, plain = LineView(console), _plain_characters(console, ascii_only)
-    picture = Live(console=console, auto_refresh=False, vertical_overflow="crop")
-    size = console.size
-    with picture if console.is_terminal else nullcontext() as live:
+    view = client.read_view()
+    with _picture(no_color, ascii_only, on_interrupt) if sys.stdout.isatty() else nullcontext() as show_picture:
+        show = show_picture or LineView(sys.stdout).show
         while True:
             if ends := is_over(view):
                 view = client.read_view()
-            if live is None:
-                lines.show(view)
-            else:
-                if size != (size := console.size):  # what a resized terminal does to the last picture is its own choice
-                    live.stop()
-                    console.clear()
-                    live.start()
-                live.transient = view.report is not None
-                live.update(fit_picture(view, console, ascii_only=plain, on_interrupt=on_interrupt), refresh=True)
+            show(view)
             if ends:
                 return view
             time.sleep(interval)
             view = client.read_view()
+
+
+@contextmanager
+def _picture(no_color: bool, ascii_only: bool, on_interrupt: str) -> "Iterator[Callable[[JobView], None]]":
+    from rich.live import Live
+
+    from launcher.watch.picture import fit_picture
+
+    console = _console(no_color)
+    plain, size = _plain_characters(console, ascii_only), console.size
+    with Live(console=console, auto_refresh=False, vertical_overflow="crop") as live:
+
+        def show(view: "JobView") -> None:
+            nonlocal size
+            if size != (size := console.size):  # what a resized terminal does to the last picture is its own choice
+                live.stop()
+                console.clear()
+                live.start()
+            live.transient = view.report is not None
+            live.update(fit_picture(view, console, ascii_only=plain, on_interrupt=on_interrupt), refresh=True)
+
+        yield show
 
 
 def _plain_characters(console: "Console", ascii_only: bool) -> bool:

@@ -3,8 +3,9 @@
 The class of each kind is in ``launcher.planner.backends.BACKENDS``.
 """
 
-from dataclasses import dataclass
 from typing import Literal
+
+from exporter.contract.lazy_dataclass import dataclass
 
 
 @dataclass(frozen=True)

@@ -3,13 +3,13 @@
 import difflib
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Literal, NamedTuple
 
 import yaml
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, JsonValue, from_json
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 

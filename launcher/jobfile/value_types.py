@@ -20,7 +20,8 @@ _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
 class FileModel(BaseModel):
     """One mapping of a file. Unknown keys are refused, and values are not converted."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+    # with its build deferred, a section is built once, in the whole file that is read, and not also alone
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, defer_build=True)
 
 
 def parse_time_limit(text: str) -> float:

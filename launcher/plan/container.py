@@ -6,10 +6,10 @@ wrapper starts instead of the worker's command.
 
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 
+from exporter.contract.lazy_dataclass import dataclass
 from launcher.plan.placeholders import fill_placeholders, placeholder_values, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 

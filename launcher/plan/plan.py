@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any, NamedTuple, get_type_hints
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, PathGroup, Task
 from exporter.contract.records import NOTHING, JsonObject, JsonValue, from_json, to_json
 

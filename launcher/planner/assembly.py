@@ -3,8 +3,9 @@
 import re
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.backend_kinds import ENGINES

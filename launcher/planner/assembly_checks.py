@@ -1,8 +1,8 @@
 """Contradictions between roles, backend, front end and benchmark of a job. Pure."""
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.resources import SERVING_ROLES, command_argv
 from launcher.jobfile.serving import BenchmarkSpec, EngineRoleSpec

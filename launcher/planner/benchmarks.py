@@ -1,8 +1,8 @@
 """Benchmarks of a serving job: how to run each kind. Pure."""
 
 import shlex
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from launcher.jobfile.serving import BenchmarkSpec, concurrency_list
 from launcher.planner.backends.base import BackendContext, option_argv
 

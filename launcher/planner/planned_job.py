@@ -5,9 +5,10 @@ import re
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
+from exporter.contract.lazy_dataclass import dataclass
 from launcher.errors import ConfigError, ConfigErrors, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, load_cluster, parse_job
 from launcher.plan.plan import Plan

@@ -1,8 +1,8 @@
 """Roles of a job, merged from the counts in `resources` and the entries of `workers`. Pure."""
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec
 from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec

@@ -7,9 +7,9 @@ even blocks.
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from typing import Literal
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import JobSpec

@@ -4,9 +4,10 @@ import bisect
 import copy
 import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import (

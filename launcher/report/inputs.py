@@ -1,9 +1,10 @@
 """Inputs of a report besides the run directory."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TYPE_CHECKING
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import WorkerEnd
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.rundir.job_records import OrchestratorRecord

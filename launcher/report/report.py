@@ -3,12 +3,13 @@
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.records import JsonObject
 from exporter.contract.report import EndCause, LaunchReport, Monitoring, Report, Stop, Verification, WorkerReport

@@ -2,10 +2,11 @@
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.records import JsonObject
 from exporter.contract.report import CheckResult, Report, Verification, WorkerReport

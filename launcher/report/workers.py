@@ -4,10 +4,11 @@ import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import Record
 from exporter.contract.report import EndCause, WorkerReport

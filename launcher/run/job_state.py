@@ -5,12 +5,13 @@ import os
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple, TypedDict
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import JobStop
 from launcher.guard import FINISHED

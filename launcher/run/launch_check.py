@@ -1,10 +1,10 @@
 """Launch check of a job, from the statuses of its sidecars, or from task records without sidecars."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.report import LaunchFault, LaunchReport, LaunchResult
 from exporter.contract.status import LaunchCheck, LaunchProblem, NodeStatus

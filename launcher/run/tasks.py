@@ -4,8 +4,8 @@ import functools
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.records import from_json
 from exporter.contract.status import WorkerEnd

@@ -2,20 +2,22 @@
 
 import contextlib
 import hashlib
-import http.client
 import json
 import math
 import socket
 import threading
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
 from exporter.contract.records import RecordError
 from exporter.contract.status import NodeStatus, WorkerStatus
 from launcher.rundir.targets import SidecarRecord
+
+if TYPE_CHECKING:
+    import http.client
 
 ANSWER_S = 4.0  # for the connection, and for the whole answer, which also ends servers that send byte by byte
 STATUS_BYTES = 2 * 1024 * 1024  # largest status without workers
@@ -44,6 +46,8 @@ def fetch_status(node: str, sidecar: SidecarRecord, token: str | None, workers: 
     """
     if token is None:
         return None
+    import http.client  # lazy: it loads TLS and the parser of mail, and the orchestrator only reads files
+
     try:
         body = _read_page(sidecar, token, STATUS_BYTES + workers * WORKER_BYTES)
     except (OSError, OverflowError, ValueError, http.client.HTTPException) as error:
@@ -64,6 +68,8 @@ def fetch_status(node: str, sidecar: SidecarRecord, token: str | None, workers: 
 
 def _read_page(sidecar: SidecarRecord, token: str, most_bytes: int) -> bytes:
     """The page ``/status``. Raises OSError or HTTPException, also if it is too late or too large."""
+    import http.client  # lazy: as above
+
     connection = _connection(sidecar)
     deadline = None
     try:
@@ -89,8 +95,10 @@ def _read_page(sidecar: SidecarRecord, token: str, most_bytes: int) -> bytes:
         connection.close()
 
 
-def _connection(sidecar: SidecarRecord) -> http.client.HTTPConnection:
+def _connection(sidecar: SidecarRecord) -> "http.client.HTTPConnection":
     """A connection to a sidecar, not yet open. Its certificate is compared with the record, not with authorities."""
+    import http.client  # lazy: as above
+
     if sidecar.certificate is None:
         return http.client.HTTPConnection(sidecar.address, timeout=ANSWER_S)
     import ssl  # lazy: only a site with TLS needs it

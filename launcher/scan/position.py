@@ -1,8 +1,8 @@
 """Position of a log, calculated as a sidecar does."""
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.lexicon import Lexicon
 from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition
 from exporter.progress.track import ProgressTrack

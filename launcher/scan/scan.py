@@ -5,10 +5,11 @@ import re
 import time
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from itertools import pairwise
 from operator import itemgetter
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import END_BYTES, FULL_READ_BYTES, Pack, PackDetector

@@ -3,8 +3,8 @@
 import itertools
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.last_error import plain_line
 from exporter.logs.lexicon import UNIT_BY_NAME, compile_job_pattern
 from exporter.logs.packs import looks_like_progress

@@ -3,9 +3,9 @@
 import shlex
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from launcher.plan.container import container_mounts
 from launcher.plan.placeholders import task_argv

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.slurm.commands_reader import clean_environment
+from exporter.slurm.states import ENDS
 from exporter.workers.slurm_end_notice import (
     TIME_LIMIT,
     SlurmEndNotice,
@@ -51,18 +53,7 @@ ERROR_LOG_POLL_S = 0.1
 ORPHANS_POLL_S = 1.0  # between two polls for steps whose srun was killed
 MOST_ERROR_BYTES = 256 * 1024  # read from the end of the job's error log for Slurm's last messages
 
-_FINAL_STATES = frozenset(
-    ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
-)  # final states of jobs
 _JOB_ID = re.compile(r"^(\d+)(?:;(\S*))?$", re.MULTILINE)
-# prefixes of user variables that change the output or queries of Slurm's commands
-_OUTPUT_PREFIXES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
-
-
-def clean_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment in which Slurm's commands print their documented output."""
-    kept = {name: value for name, value in environ.items() if not name.startswith(_OUTPUT_PREFIXES)}
-    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": "standard"}
 
 
 def run_command(argv: Sequence[str], *, timeout_s: float = COMMAND_TIMEOUT_S) -> str:
@@ -197,7 +188,7 @@ def read_final_state(job_id: str, cluster: str | None = None) -> str | None:
             match = re.search(pattern, run_command(argv, timeout_s=10.0))
         except SlurmError:
             continue
-        if match and match[1] in _FINAL_STATES:  # accounting learns of an end later than the controller
+        if match and match[1] in ENDS:  # accounting learns of an end later than the controller
             return match[1]
     return None
 

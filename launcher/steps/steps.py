@@ -4,11 +4,11 @@ import os
 import signal
 import subprocess
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Protocol
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.python_flags import ISOLATED
 from exporter.logs.log_files_reader import run_suffix
 from launcher.plan.container import container_worker_argv, container_wrapper_argv

@@ -1,15 +1,19 @@
 """The directory of a sweep: its record, the run directories of its points, and their states."""
 
 import dataclasses
+import os
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
 from exporter.contract.report import Report
+from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+from exporter.slurm.states import task_ids
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
@@ -17,8 +21,6 @@ from launcher.report.workers import VALUES_SHOWN
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE
-from launcher.steps.slurm_queue import WAITING_STATES
-from launcher.steps.slurm_steps import cluster_option, run_command
 from launcher.watch.view import JobClient
 from launcher.words import duration_text
 
@@ -129,17 +131,13 @@ def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
     """States in the queue by task id (``4459_3``); None if squeue does not answer."""
     found: dict[str, str] = {}
     for cluster in dict.fromkeys(array.cluster for array in arrays):
-        ids = ",".join(array.job_id for array in arrays if array.cluster == cluster)
         try:
-            text = run_command(
-                ["squeue", *cluster_option(cluster), "-h", "-r", "-j", ids, "-o", "%i|%T"], timeout_s=10.0
+            rows = SlurmReader("", cluster, os.environ).queue_of(
+                [array.job_id for array in arrays if array.cluster == cluster]
             )
-        except SlurmError as error:
-            if "Invalid job id" not in str(error):
-                return None
-            continue
-        pairs = (line.strip().partition("|") for line in text.splitlines())
-        found |= {task: state for task, separator, state in pairs if separator}
+        except SlurmUnansweredError:
+            return None
+        found |= {task: row.sight.state for row in rows for task in task_ids(row.job_id)}
     return found
 
 
@@ -184,7 +182,7 @@ def _point_outcome(
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
     queue_state = (queue or {}).get(job_id)
-    if report is not None and queue_state not in WAITING_STATES and not (report.requeued and queue_state):
+    if report is not None and queue_state != "PENDING" and not (report.requeued and queue_state):
         return _point_state(point, report.state, job_id, run_dir, report)
     began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
@@ -192,7 +190,7 @@ def _point_outcome(
     elif queue is None:
         state = "UNKNOWN"
     elif job_id in queue:
-        state = "PENDING" if queue[job_id] in WAITING_STATES else "RUNNING"
+        state = "PENDING" if queue[job_id] == "PENDING" else "RUNNING"
     else:
         state = "UNKNOWN" if began else MISSING
     found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else None

@@ -3,9 +3,9 @@
 import dataclasses
 from collections import Counter
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject
 from launcher.check.preflight import check_plan
 from launcher.check.site_facts import check_partition, read_partitions

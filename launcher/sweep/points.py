@@ -9,9 +9,9 @@ import itertools
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, JsonValue
 from launcher.errors import ConfigError, did_you_mean
 from launcher.jobfile.jobfile import JobSpec, validate_job

@@ -4,10 +4,10 @@ import os
 import re
 import time
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.rundir import rundir
 from launcher.steps import slurm_steps

@@ -1,9 +1,9 @@
 """Whether a serving job's benchmark measured what was planned, according to its result files."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import NOTHING, Record
 from exporter.contract.status import DamagedFile
 from exporter.files.formats.source import printable

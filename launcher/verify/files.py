@@ -16,10 +16,11 @@ import time
 from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import chain
 from typing import Generic, NamedTuple, TypeVar
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import DamagedFile
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.checkpoints_reader import CheckpointWatch

@@ -7,10 +7,11 @@ import os
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import IO
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject
 from exporter.contract.run_files import MANIFEST_FILE
 from exporter.contract.status import DamagedFile

@@ -4,11 +4,12 @@ import functools
 import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 from pathlib import Path
 
 from exporter.contract.clock import SystemClock
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, PathGroup, Verification
 from exporter.contract.report import CheckResult, FileCoverage
 from exporter.contract.status import DamagedFile, NodeStatus, TaskPosition

@@ -1,17 +1,73 @@
 """The state of a job as plain lines, for pipes and files."""
 
 import time
-
-from rich.console import Console
+from typing import TextIO
 
 from exporter.contract.view import JobView
 from exporter.gpus.analysis.node_status import GpuProblem
+from exporter.progress.work import job_work, unit_word
 from launcher.report.restarts import restart_causes, restart_text
 from launcher.watch.gpus import clearable_problems, gpu_problems, mean_utilization
-from launcher.watch.picture import eta_text, has_eta, has_work, problem_text, progress_text, rate_text
-from launcher.watch.text import end_text, not_ready_reasons, printable_line, token_rate_text
-from launcher.watch.waiting import is_pending, job_state, stop_text, wait_text
-from launcher.watch.worker_table import worker_state
+from launcher.watch.text import (
+    clock_time_text,
+    end_text,
+    not_ready_reasons,
+    printable_line,
+    problem_text,
+    token_rate_text,
+    worker_state,
+)
+from launcher.watch.waiting import is_pending, job_only_serves, job_state, stop_text, wait_text
+from launcher.words import duration_text, names_text
+
+LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
+STALLED_SHOWN = 4  # stalled workers named in one line
+
+
+def progress_text(view: JobView) -> str:
+    """``34.5% 2,070/6,000 items``; a phrase instead if there is no progress yet or units differ."""
+    items, expected, unit = view.items, view.items_expected, unit_word(view.unit)
+    if items is None:
+        units = job_work(view.workers).units
+        unseen = "no progress seen" if view.report is not None else "no progress yet"
+        return f"{' and '.join(units)}, which have no common total" if len(units) > 1 else unseen
+    return f"{100 * items / expected:.1f}% {items:,}/{expected:,} {unit}" if expected else f"{items:,} {unit}"
+
+
+def rate_text(view: JobView) -> str:
+    """``37.5 items/s (average 35.1)``; empty while the rate is unknown."""
+    average = f" (average {view.average_rate:.1f})" if view.average_rate else ""
+    return f"{view.rate:.1f} {unit_word(view.unit)}/s{average}" if view.rate else ""
+
+
+def eta_text(view: JobView) -> str:
+    """The ETA with its interval, and the margin to the time limit."""
+    eta, now, limit = view.eta, view.time, view.limit_end
+    if view.report is not None:
+        return f"took {duration_text(view.report.duration_s)}"
+    if eta is None:
+        stalled = [worker.worker for worker in view.workers if worker.up and worker.stalled]
+        if not stalled and view.workers and all(worker.exit is not None for worker in view.workers):
+            return "all workers have ended"
+        return f"ETA unknown while stalled: {names_text(stalled, STALLED_SHOWN)}" if stalled else "ETA unknown yet"
+    text = f"ETA {duration_text(eta.seconds)} ({duration_text(eta.low)} to {duration_text(eta.high)})"
+    text += f", at {clock_time_text(now + eta.seconds)}"
+    if limit:
+        margin = limit - now - eta.seconds
+        text += f", margin to the limit {'-' if margin < 0 else '+'}{duration_text(abs(margin))}"
+        met = view.time_limit_met_probability
+        if met is not None and met < LIKELY:
+            text += f" ({100 * met:.0f}% likely in time)"
+    return text
+
+
+def has_eta(view: JobView) -> bool:
+    return view.report is not None or (has_work(view) and view.stop is None and view.state != "UNKNOWN")
+
+
+def has_work(view: JobView) -> bool:
+    """Whether the job has, or will soon have, progress to show."""
+    return not is_pending(view) and not job_only_serves(view)
 
 
 class LineView:
@@ -20,8 +76,8 @@ class LineView:
     EVERY_S = 5.0
     HEARTBEAT_S = 60.0
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, out: TextIO) -> None:
+        self._out = out
         self._last_summary_at = 0.0
         self._items: object = None
         self._states: dict[int, str] = {}
@@ -83,7 +139,7 @@ class LineView:
 
     def _print_line(self, moment: float, text: str) -> None:
         stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-        self._console.print(f"{stamp} {printable_line(text)}", markup=False, highlight=False, soft_wrap=True)
+        print(f"{stamp} {printable_line(text)}", file=self._out, flush=True)
 
     def _summary(self, view: JobView) -> str:
         up = sum(worker.up for worker in view.workers)

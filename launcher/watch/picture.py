@@ -10,60 +10,20 @@ from rich.text import Text
 
 from exporter.contract.status import DamagedFile, FileSystem
 from exporter.contract.view import JobView, OutputView
-from exporter.gpus.analysis.node_status import GpuProblem
-from exporter.progress.work import job_work, unit_word
 from launcher.report.workers import values_text
 from launcher.watch.gpus import gpu_problems
-from launcher.watch.text import clock_time_text, printable_line, size_text, token_rate_text
-from launcher.watch.waiting import STOPS_JOB, is_pending, job_only_serves, job_state, stop_text, wait_text
+from launcher.watch.lines import LIKELY, STALLED_SHOWN, eta_text, has_eta, has_work, progress_text, rate_text
+from launcher.watch.text import clock_time_text, printable_line, problem_text, size_text, token_rate_text
+from launcher.watch.waiting import STOPS_JOB, job_state, stop_text, wait_text
 from launcher.watch.worker_table import CRITICAL, WARNING, problem_counts, worker_table
 from launcher.words import clock_text, count_text, duration_text, names_text
 
 LEAST_BAR_CELLS, MOST_BAR_CELLS = 8, 60
 LEAST_WORKERS = 8  # shown in a window too small for the events as well
 MOST_EVENTS = 6
-LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
-STALLED_SHOWN = 4  # stalled workers named in one line
 SILENT_SHOWN = 8  # nodes named in one line
 GPU_PROBLEMS_SHOWN = 8  # nodes and workers with GPU problems shown
 STYLE_OF_LEVEL = {"critical": CRITICAL, "warning": WARNING, "progress": "cyan"}  # of events
-
-
-def progress_text(view: JobView) -> str:
-    """``34.5% 2,070/6,000 items``; a phrase instead if there is no progress yet or units differ."""
-    items, expected, unit = view.items, view.items_expected, unit_word(view.unit)
-    if items is None:
-        units = job_work(view.workers).units
-        unseen = "no progress seen" if view.report is not None else "no progress yet"
-        return f"{' and '.join(units)}, which have no common total" if len(units) > 1 else unseen
-    return f"{100 * items / expected:.1f}% {items:,}/{expected:,} {unit}" if expected else f"{items:,} {unit}"
-
-
-def rate_text(view: JobView) -> str:
-    """``37.5 items/s (average 35.1)``; empty while the rate is unknown."""
-    average = f" (average {view.average_rate:.1f})" if view.average_rate else ""
-    return f"{view.rate:.1f} {unit_word(view.unit)}/s{average}" if view.rate else ""
-
-
-def eta_text(view: JobView) -> str:
-    """The ETA with its interval, and the margin to the time limit."""
-    eta, now, limit = view.eta, view.time, view.limit_end
-    if view.report is not None:
-        return f"took {duration_text(view.report.duration_s)}"
-    if eta is None:
-        stalled = [worker.worker for worker in view.workers if worker.up and worker.stalled]
-        if not stalled and view.workers and all(worker.exit is not None for worker in view.workers):
-            return "all workers have ended"
-        return f"ETA unknown while stalled: {names_text(stalled, STALLED_SHOWN)}" if stalled else "ETA unknown yet"
-    text = f"ETA {duration_text(eta.seconds)} ({duration_text(eta.low)} to {duration_text(eta.high)})"
-    text += f", at {clock_time_text(now + eta.seconds)}"
-    if limit:
-        margin = limit - now - eta.seconds
-        text += f", margin to the limit {'-' if margin < 0 else '+'}{duration_text(abs(margin))}"
-        met = view.time_limit_met_probability
-        if met is not None and met < LIKELY:
-            text += f" ({100 * met:.0f}% likely in time)"
-    return text
 
 
 class Detail(NamedTuple):
@@ -124,15 +84,6 @@ def render_picture(
         footer = f"updated {clock_text(view.time)}{note}"
         parts += [*gap, Text(footer, style="dim", no_wrap=True, overflow=overflow)]
     return Group(*parts)
-
-
-def has_eta(view: JobView) -> bool:
-    return view.report is not None or (has_work(view) and view.stop is None and view.state != "UNKNOWN")
-
-
-def has_work(view: JobView) -> bool:
-    """Whether the job has, or will soon have, progress to show."""
-    return not is_pending(view) and not job_only_serves(view)
 
 
 def _head(view: JobView) -> Text:
@@ -271,10 +222,6 @@ def _file_conditions(view: JobView) -> Iterator[Row]:
     last = view.checkpoints.last if view.checkpoints is not None else None
     if last is not None and last.state in ("invalid", "incomplete"):
         yield Row(f"! checkpoint {last.name} is {last.state}: {last.reason or ''}".rstrip(": "), CRITICAL)
-
-
-def problem_text(problem: GpuProblem) -> str:
-    return problem.text + (f" at {clock_time_text(problem.time)}" if problem.time is not None else "")
 
 
 def _events(view: JobView, most: int, overflow: Literal["crop", "ellipsis"]) -> Iterator[Text]:

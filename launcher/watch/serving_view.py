@@ -1,9 +1,9 @@
 """Stages and readiness of a job, as seen from outside."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest
 from exporter.contract.records import JsonObject, Record
 from exporter.contract.status import RoleReadiness, TaskFacts

@@ -4,6 +4,7 @@ import time
 
 from exporter.contract.report import EndCause
 from exporter.contract.view import JobView, WorkerView
+from exporter.gpus.analysis.node_status import GpuProblem
 from launcher.plan.plan import PREFILL
 
 
@@ -78,3 +79,23 @@ def end_text(worker: WorkerView, cause: EndCause | None) -> str:
     # a worker that exits cleanly when asked to end has not completed its work
     asked = " when asked to end" if end.reason == "completed" and end.asked_to_end else ""
     return f"ended: {end.reason}{asked} ({evidence})"
+
+
+def worker_state(worker: WorkerView) -> str:
+    """The state of a worker as one word, or its exit reason."""
+    if worker.state == "not_started":
+        return "not started"
+    if worker.state == "not_found" and worker.start is None:
+        return "starting"
+    if worker.exit:
+        return str(worker.exit.reason)
+    if worker.stalled and worker.state != "stopped":
+        return "stalled"
+    if worker.at and worker.state != "stopped":
+        return str(worker.at)
+    text = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker.state, str(worker.state))
+    return f"{text} (run {worker.restarts + 1})" if worker.restarts else text
+
+
+def problem_text(problem: GpuProblem) -> str:
+    return problem.text + (f" at {clock_time_text(problem.time)}" if problem.time is not None else "")

@@ -44,7 +44,7 @@ from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord, read
 from launcher.rundir.rundir import submitted_cluster
 from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
-from launcher.steps.slurm_queue import WAITING_STATES, SlurmQueue
+from launcher.steps.slurm_queue import SlurmQueue
 from launcher.steps.slurm_steps import read_final_state
 from launcher.watch import merge
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
@@ -197,7 +197,7 @@ class JobClient:
             age = time.time() - (self.run_dir / run_files.MANIFEST_FILE).stat().st_mtime
             return _known("PENDING", age < STARTING_S, f"the job has not started within {STARTING_S:.0f} s")
         if orchestrator is None:
-            waits = self._queue.read().state in (None, "PENDING", "CONFIGURING", "RUNNING")
+            waits = self._queue.read().state in (None, "PENDING", "RUNNING")
             return _known("PENDING", waits, "Slurm no longer lists the job, which has never started")
         if self.manifest.attached and orchestrator.host != socket.gethostname():
             reports = self._is_reporting(orchestrator.attempt)
@@ -231,7 +231,7 @@ class JobClient:
         at = self._queue.read().state
         if report is not None and report.requeued:
             return at != ""  # "" is not in the queue; without an answer (None) the report counts
-        return at in WAITING_STATES
+        return at == "PENDING"
 
     def _queued_view(self, ended_attempt: int, report: Report | None, now: float) -> JobView:
         """View of a job that waits for the attempt after ``ended_attempt``; values of that attempt are not shown."""

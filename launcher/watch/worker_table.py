@@ -13,7 +13,7 @@ from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.report.state import UNFINISHED
 from launcher.watch.gpus import gpu_cells, gpus_by_node, has_gpus, is_done
 from launcher.watch.table import FittedTable
-from launcher.watch.text import not_ready_reasons, printable_line, size_text, throughput_text
+from launcher.watch.text import not_ready_reasons, printable_line, size_text, throughput_text, worker_state
 from launcher.watch.waiting import is_pending
 from launcher.words import duration_text
 
@@ -121,22 +121,6 @@ def _folded_text(workers: Sequence[WorkerView], *, is_planned: bool, mixed: bool
         return printable_line(counts)
     low, high = f"{min(rates):.1f}", f"{max(rates):.1f}"
     return printable_line(f"{counts}, {low if low == high else f'{low} to {high}'}/s")
-
-
-def worker_state(worker: WorkerView) -> str:
-    """The state of a worker as one word, or its exit reason."""
-    if worker.state == "not_started":
-        return "not started"
-    if worker.state == "not_found" and worker.start is None:
-        return "starting"
-    if worker.exit:
-        return str(worker.exit.reason)
-    if worker.stalled and worker.state != "stopped":
-        return "stalled"
-    if worker.at and worker.state != "stopped":
-        return str(worker.at)
-    text = {"sleeping": "running", "disk_sleep": "io wait"}.get(worker.state, str(worker.state))
-    return f"{text} (run {worker.restarts + 1})" if worker.restarts else text
 
 
 def _state_cell(worker: WorkerView, state: str, now: float, *, is_failed: bool) -> Text:

@@ -38,6 +38,8 @@ from exporter.logs.redact import redact, redact_all
 from exporter.machine.kernel_log import parse_event, parse_line
 from exporter.progress.progress_file import parse_updates
 from exporter.sidecar.figures_collector import FigureOfMeritError, parse_figure_of_merit
+from exporter.slurm.accounting import parse_accounting
+from exporter.slurm.queue import GarbledAnswerError, parse_queue
 from exporter.web.config import parse_web_config
 from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
 from launcher.check.inputs import PARSERS as INPUT_PARSERS
@@ -51,7 +53,7 @@ from launcher.rundir.statuses import read_statuses
 from launcher.rundir.yaml_files import load_yaml
 from launcher.scan.scan import scan_log
 from launcher.steps.hostlist import parse_hostlist
-from launcher.steps.slurm_queue import parse_queue
+from launcher.track.gpu_use import parse_gpu_metrics
 from launcher.verify.benchmark_results import NoBenchmarkResult, parse_benchmark_result, parse_partial_result
 from launcher.verify.tokens import count_tokens
 from tests.exporter.files.formats.sample_files import FOLDER
@@ -130,6 +132,8 @@ KERNEL = (
     b"4,1340,5140901,-;NVRM: Xid (PCI:0000:3b:00): 79, pid=1234, name=python, GPU has fallen off the bus.\n",
 )
 NOTICE = "slurmstepd: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53 DUE TO TIME LIMIT ***\n"
+GPU_METRICS = "time,index,utilization.gpu [%],memory.used [MiB],memory.total [MiB]\n1,0,5 %,10 MiB,81920 MiB\n"
+SLURM_SAMPLES = Path(__file__).parents[1] / "exporter" / "slurm" / "samples"
 SCONTROL = "JobId=2 JobState=RUNNING PreemptTime=2026-11-21T12:02:53 PreemptEligibleTime=None EndTime=Unknown\n"
 DISTRIBUTED = text_of({"instances": [{"endpoint": "generate", "component": "prefill"}], "stats": {"prefill_count": 1}})
 
@@ -209,7 +213,11 @@ PARSERS = {
         f"input {suffix}": Parser(check_input(check), damaged_text([text_of(STATUS).decode(), "a,b\n1,2\n", JOB]))
         for suffix, check in INPUT_PARSERS.items()
     },
-    "squeue": Parser(parse_queue, damaged_text(["PENDING|Resources\n", "CLUSTER: a\nRUNNING|None\n"])),
+    "squeue": Parser(
+        parse_queue, damaged_text([(SLURM_SAMPLES / "squeue.24.11.5.txt").read_text()]), (GarbledAnswerError,)
+    ),
+    "sacct": Parser(parse_accounting, damaged_text([(SLURM_SAMPLES / "sacct.24.11.5.txt").read_text()])),
+    "gpu_metrics.csv": Parser(lambda text: parse_gpu_metrics(*text.partition("\n")[::2]), damaged_text([GPU_METRICS])),
     "sinfo": Parser(
         parse_partitions, damaged_text(["gpu*|up|1-00:00:00|4|gpu:a100:8(S:0-1)\ncpu|down|infinite|2|(null)\n"])
     ),

@@ -214,7 +214,7 @@ def open_files(place: str) -> list[str]:
 
 def until(predicate: Any, what: str, timeout: float = 60.0) -> Any:
     """The first true value of ``predicate``, which is called every few milliseconds."""
-    return wait_for(predicate, timeout, what, interval=0.005)
+    return wait_for(predicate, timeout, what, interval=0.02)
 
 
 class Wrappers:

@@ -113,7 +113,7 @@ def poll(condition: Callable[[], T | None], what: str, timeout: float = 60.0) ->
         if value:
             return value
         assert time.monotonic() < end, f"{what}: not within {timeout:g} s"
-        time.sleep(0.02)
+        time.sleep(0.04)
 
 
 def processes_with(text: str | Path) -> dict[int, list[str]]:

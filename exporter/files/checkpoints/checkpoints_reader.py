@@ -7,9 +7,10 @@ import re
 import stat
 import time
 from collections.abc import Generator, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile, CheckpointIndex
 from exporter.files.checkpoints.layouts_reader import MOST_INDEXES, index_ends, index_paths, read_index

@@ -2,7 +2,6 @@
 
 import logging
 from collections import deque
-from dataclasses import dataclass
 from functools import partial
 
 from exporter.collecting.collector import CollectorContext, StatusParts
@@ -11,6 +10,7 @@ from exporter.collecting.published import Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files, status
 from exporter.contract.events import Event
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import RecordError
 from exporter.files.checkpoints.checkpoints_reader import CLOCK_SLACK_S, CheckpointReading, CheckpointWatch
 from exporter.files.checkpoints.history import SavedCheckpoints

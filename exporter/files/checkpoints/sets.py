@@ -2,9 +2,10 @@
 
 import itertools
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Literal, NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile, CheckpointIndex
 from exporter.files.checkpoints.names import (
     CheckpointName,

@@ -2,12 +2,13 @@
 
 import errno
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract.events import Event
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import FileSystem, Quota
 from exporter.files.disks.forecast import DiskForecast, is_space_low
 from exporter.files.disks.quota_reader import QuotaFacts

@@ -1,7 +1,7 @@
 """Output files: number, size, growth, records, and validity."""
 
 from collections import deque
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
@@ -9,6 +9,7 @@ from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published, WorkerProcesses
 from exporter.contract import run_files
 from exporter.contract.events import Event
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import PathGroup, Task
 from exporter.contract.status import DamagedFile, IgnoredFile, OutputGroup, WorkerOutput
 from exporter.contract.worker_names import rank_in_file_name

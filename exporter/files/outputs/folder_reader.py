@@ -12,9 +12,10 @@ import os
 import stat
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.files.formats.source import KINDS
 from exporter.files.outputs.file_table import FileRow, FileTable, folded_inode
 from exporter.machine.folders import name_matcher

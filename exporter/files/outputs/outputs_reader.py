@@ -9,10 +9,10 @@ import stat
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import chain
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import DamagedFile
 from exporter.files.formats import FileCheck, check_file
 from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, record_kind

@@ -17,10 +17,11 @@ import os
 import re
 import threading
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from types import ModuleType
 
 from exporter.contract.clock import Clock, SystemClock
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.gpus.amd.values import (
     AmdThrottleTime,
     bad_pages,

@@ -4,8 +4,9 @@ A missing value may be ``"N/A"`` or the largest number of its type.
 """
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.gpus.records import ThrottleReason
 
 # Counters of firmware ticks with reduced clocks: package power limit; heat of socket, regulators or memory; overheating

@@ -1,8 +1,8 @@
 """Attribution of GPU errors: which errors from the driver and the kernel log belong to a worker."""
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.gpus.analysis.xid import CONTAINED_XIDS, is_device_fault, xid_meaning
 from exporter.gpus.records import Gpu
 

@@ -5,10 +5,11 @@ ordinary phases: evaluations, checkpoints, the end of the job.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from statistics import median
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.gpus.analysis.activity_history import (
     GAP_S,
     THROTTLE_S,

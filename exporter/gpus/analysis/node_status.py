@@ -2,11 +2,11 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from statistics import fmean
 from typing import Protocol, TypeVar
 
 from exporter.contract.events import LoggedEvent
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.report import GpuDeviceReport, GpuEvent, GpuReport, GpuSums, NodeGpuReport, WorkerGpu
 from exporter.contract.status import (
     GpuDevice,

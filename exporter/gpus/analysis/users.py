@@ -2,9 +2,10 @@
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Literal
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.gpus.records import GpuProcess, GpuState
 
 # By pid, or inferred from the plan if the GPU's pids are of another pid namespace.

@@ -3,7 +3,7 @@
 import os
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
 from exporter.collecting.collector import CollectorContext, StatusParts
@@ -12,6 +12,7 @@ from exporter.collecting.published import Published, Publisher
 from exporter.contract import status
 from exporter.contract.events import Event
 from exporter.contract.identity import Identity
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest
 from exporter.gpus.analysis.node_health import HEALTHS, HealthReason, HealthResult, NodeHealthTracker
 from exporter.gpus.analysis.users import listed_gpu_positions, parse_visible_devices

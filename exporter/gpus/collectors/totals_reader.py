@@ -1,10 +1,11 @@
 """Totals of each GPU since the start of the job: mean utilization, peak memory and energy."""
 
 import logging
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.saved_state import load_saved_state, save_state
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import RecordError, from_json, to_json
 from exporter.gpus.records import GpuState
 

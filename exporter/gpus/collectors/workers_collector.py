@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
 from exporter.collecting.collector import (
@@ -15,6 +15,7 @@ from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Publisher, WorkerProcesses, WorkerProgress
 from exporter.contract import status
 from exporter.contract.events import Event
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.gpus.analysis.hang_signatures import ConditionDetector, Finding, GpuSample, WorkerSample
 from exporter.gpus.analysis.users import GpuUse, GpuUsers, NodeGpuUsage, WorkerPlacement

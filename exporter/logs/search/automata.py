@@ -12,6 +12,9 @@ from exporter.logs.search.literals import bytes_after_match
 from exporter.logs.search.pieces import PIECE_BYTES, SLIM_PIECES, WIDTH, Pieces, plan_search
 from exporter.logs.search.units import SearchUnit
 
+# Texts up to this size are searched for one literal after the other, until that takes as long as building automata:
+# bytes searched, and those that take as long as the rest of such a search
+SHORT_BYTES, ENOUGH_BYTES, SEARCH_BYTES = 16 * 1024, 1024 * 1024, 4 * 1024
 MANY_USELESS_HITS = 500  # useless hits of a piece that justify an expression of its own
 # texts that justify lengthening a short one to join their pass; fewer are cheaper in a short pass each
 LEAST_OTHERS = 3
@@ -22,6 +25,20 @@ _Following = tuple[
 # Literals around a piece (None if the piece contains them): their begin relative to the piece, units, end, and the
 # pattern required from there
 _Check = tuple[int, tuple[bytes, ...] | None, int, int, Callable[[Buffer, int, int], object] | None]
+
+
+class ShortTexts:
+    """Decides which texts are searched without automata."""
+
+    def __init__(self) -> None:
+        self.left_bytes = ENOUGH_BYTES
+
+    def take(self, size: int) -> bool:
+        """Whether to search a text of this size without automata."""
+        if size <= SHORT_BYTES and self.left_bytes > 0:
+            self.left_bytes -= size + SEARCH_BYTES
+            return True
+        return False
 
 
 class AutomatonGroup:

@@ -13,8 +13,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.records import Buffer, LogChunk
-from exporter.logs.search.automata import AutomatonGroup, build_automata
-from exporter.logs.search.extraction import NumberExtractor
+from exporter.logs.search.automata import AutomatonGroup, ShortTexts, build_automata
 from exporter.logs.search.findings import LogFindings
 from exporter.logs.search.literals import safe_length
 from exporter.logs.search.matches import FEW_RECORDS, MatchResults, SupportsTimestamps
@@ -51,14 +50,13 @@ class SearchEngine:
         ] = []  # as `last_match_units`, but with one unit for each key of a pattern of pairs
         self._units: list[SearchUnit] = []
         for order, pattern in enumerate(patterns):
-            extractor = NumberExtractor(pattern)
-            unit = self._add_unit(order, pattern, extractor)
+            unit = self._add_unit(order, pattern)
             if pattern.kind in (PatternKind.ERROR, PatternKind.RESUME):
                 self.forward_units.append(unit)
                 continue
             self.last_match_units.append(unit)
             if pattern.kind is PatternKind.PAIRS:
-                self.chunk_units += [self._add_unit(order, pattern, extractor, key) for key in range(len(pattern.keys))]
+                self.chunk_units += [self._add_unit(order, pattern, key) for key in range(len(pattern.keys))]
             else:
                 self.chunk_units.append(unit)
         shared = Counter(unit.literals for unit in self.forward_units)
@@ -66,6 +64,7 @@ class SearchEngine:
             # if patterns share a first word, like ERROR, the second literal distinguishes them
             if unit.second_literals and shared[unit.literals] > 1:
                 unit.swap_literals()
+        self.short_texts = ShortTexts()
         self._groups: dict[int, tuple[AutomatonGroup, ...]] = {}
         self._backlog_mask: int | None = (
             None  # mask of the last-match units whose literals are in the automata for backlogs
@@ -88,8 +87,8 @@ class SearchEngine:
         """Messages to the user about the patterns; grows when one is dropped."""
         return tuple(self._notes)
 
-    def _add_unit(self, order: int, pattern: Pattern, extractor: NumberExtractor, key: int | None = None) -> SearchUnit:
-        unit = SearchUnit(len(self._units), order, pattern, extractor, key)
+    def _add_unit(self, order: int, pattern: Pattern, key: int | None = None) -> SearchUnit:
+        unit = SearchUnit(len(self._units), order, pattern, key)
         self._units.append(unit)
         return unit
 
@@ -262,6 +261,9 @@ class FileSearch:
     def search_all(self, chunk: LogChunk) -> None:
         """Search every record for everything."""
         engine = self._engine
+        if engine.short_texts.take(chunk.end):
+            self._search_each(chunk, (*engine.forward_units, *engine.last_match_units))
+            return
         noted: dict[int, list[tuple[int, int]]] = {}
         groups = engine.groups(engine.every_mask, chunk)
         taken: dict[int, int] = {}
@@ -274,11 +276,16 @@ class FileSearch:
                     if len(groups) > 1:
                         places.sort()
                     self._find_last(unit, chunk, reversed(places), None)
-        for unit in engine.literal_free_units:
+        self._search_each(chunk, engine.literal_free_units)
+
+    def _search_each(self, chunk: LogChunk, units: Iterable[SearchUnit]) -> None:
+        """Search for one unit after the other."""
+        for unit in units:
+            records = chunk.records_backwards(unit.literals, 0)
             if unit.is_value:
-                self._find_last(unit, chunk, chunk.records_backwards((), 0), None)
+                self._find_last(unit, chunk, records, None)
                 continue
-            for start, stop in chunk.records():
+            for start, stop in reversed([*records]):
                 self._evaluate(unit, chunk, start, stop)
 
     # -- a chunk of a backlog ----------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """Extract numbers from a match of a pattern."""
 
 import re
+from functools import lru_cache
 from typing import Protocol
 
 from exporter.logs.patterns import Pattern, PatternKind
@@ -121,3 +122,9 @@ class NumberExtractor:
                 if found is not None:
                     values.append((name, found))
         return values
+
+
+@lru_cache(maxsize=1024)
+def extractor_of(pattern: Pattern) -> NumberExtractor:
+    """Return the extractor of a pattern, which all its units share."""
+    return NumberExtractor(pattern)

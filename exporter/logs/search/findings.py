@@ -3,8 +3,10 @@
 There is one for every relevant record, so they are tuples: frozen dataclasses take several times as long.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
+
+from exporter.contract.lazy_dataclass import dataclass
 
 UNITS = ("items", "requests", "tokens", "steps", "batches", "epochs")  # possible units of a position
 # each data-parallel rank does its own share of these; other units advance together

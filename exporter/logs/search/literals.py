@@ -6,11 +6,11 @@ Unknown parts yield no literals and make a pattern costly.
 import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import lru_cache, reduce
 from itertools import dropwhile, product
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.search.regex_tree import (
     ALL,
     LINE_ENDS,
@@ -37,8 +37,7 @@ ENOUGH_BITS = 50.0
 Texts = tuple[bytes, ...]
 
 
-@dataclass(frozen=True)
-class RequiredLiterals:
+class RequiredLiterals(NamedTuple):
     """Texts of which every match contains at least one.
 
     A lookaround's text counts too: it is in the same record, though not in the match.

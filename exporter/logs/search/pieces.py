@@ -8,10 +8,10 @@ occurs, its literals are compared in place.
 
 import heapq
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from operator import and_, or_
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.search.ordinary_text import LINES, WORDS
 
 PIECE_BYTES = 4  # minimum bytes of a piece, unless its literal is shorter

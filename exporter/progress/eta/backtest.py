@@ -4,9 +4,10 @@ import bisect
 import math
 from array import array
 from collections.abc import MutableSequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.progress.eta.blocks import WorkBlocks
 from exporter.progress.eta.changes import Speed
 from exporter.progress.eta.experts import (

@@ -1,8 +1,10 @@
 """Blocks of lines, which limit the cost of long logs, and the warm-up at their start."""
 
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
+
+from exporter.contract.lazy_dataclass import dataclass
 
 # A block closes when it has this part of all work, so their number grows with the logarithm of the run.
 BLOCK_SHARE_DIVISOR = 300

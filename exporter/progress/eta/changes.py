@@ -1,9 +1,10 @@
 """Lasting changes of speed."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.progress.eta.blocks import WorkBlock
 
 LEAST_SD, MOST_SD = 0.03, 1.5  # bounds of the standard deviation of the logarithm of a block's time per item

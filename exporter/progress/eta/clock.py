@@ -5,7 +5,8 @@ when a clock is set. Reads are late when the writer buffers.
 """
 
 import math
-from dataclasses import dataclass
+
+from exporter.contract.lazy_dataclass import dataclass
 
 TOLERANCE_S = 60.0  # clocks that differ by less agree
 SAME_CLOCK_S = 1800.0  # a first stamp further from its read may be of another time zone

@@ -5,8 +5,9 @@ forecast the rest, and a back-test on the run's own past weights them.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.backtest import (
     CHECKPOINTS_PER_RUN,

@@ -2,10 +2,11 @@
 
 import math
 import statistics
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.progress.eta.prior import PriorPause
 
 MOST_OBSERVED = 48

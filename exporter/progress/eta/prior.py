@@ -2,11 +2,12 @@
 
 import bisect
 import math
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 from typing import NamedTuple
 
 from exporter.contract import records
+from exporter.contract.lazy_dataclass import dataclass
 
 FIRST_SPREAD = 0.12  # usual difference (of the logarithm of time per item) between two runs of a job
 LEAST_SPREAD, MOST_SPREAD = 0.04, 0.5

@@ -1,7 +1,8 @@
 """The tail of a batch of requests, when fewer and fewer run in parallel."""
 
 import math
-from dataclasses import dataclass
+
+from exporter.contract.lazy_dataclass import dataclass
 
 AGREEMENT = 0.3  # largest difference (of the logarithm) at which items left and requests of the server are the same
 TAIL_SD = 0.5  # standard deviation of the logarithm of a tail's length: requests differ much

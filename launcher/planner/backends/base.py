@@ -1,10 +1,11 @@
 """Interface of a backend, and helpers that backends share. Pure."""
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from functools import cached_property
 from typing import Literal, TypeVar, cast
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
 from launcher.jobfile.resources import SERVING_ROLES, command_argv

@@ -1,8 +1,8 @@
 """Parts shared by the engines, whose workers divide their GPUs among kinds of parallelism. Pure."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from launcher.jobfile.serving import Arguments
 from launcher.plan.plan import ReadyRule

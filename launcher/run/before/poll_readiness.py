@@ -19,11 +19,11 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import RecordError, from_json, to_json
 from launcher.plan.plan import BENCHMARK, COUNTING_KINDS, PLAN_FILE, ReadinessPlan, ReadyRule
 from launcher.run.before.readiness import (

@@ -6,9 +6,10 @@ Formats: dynamo's ``/health``, ``/workers`` of SGLang's router, vLLM's ``/health
 import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import NamedTuple
 
+from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import NOTHING
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact

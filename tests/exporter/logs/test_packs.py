@@ -1,5 +1,6 @@
 """Packs: every sample line of every pack, which pack a log fits, and files that are refused."""
 
+import json
 import math
 import re
 import tomllib
@@ -26,20 +27,39 @@ from exporter.logs.packs import (
     parse_pack,
     resolve_inheritance,
 )
-from exporter.logs.packs_reader import ERRORS, PACKS, pack_names, read_error_patterns, read_packs
+from exporter.logs.packs_reader import ERRORS, LITERALS, PACKS, pack_names, read_error_patterns, read_packs
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.engine import SearchEngine
 from exporter.logs.search.extraction import NumberExtractor
-from exporter.logs.search.findings import MARKS, UNITS
-from exporter.logs.search.literals import safe_length
+from exporter.logs.search.findings import MARKS, UNITS, LogFindings
+from exporter.logs.search.literals import find_literals, safe_length
+from tests.conftest import UPDATE_GOLDEN
 
 ALL = read_packs()
 ERROR_PACK = parse_pack((PACKS / f"{ERRORS}.toml").read_text("utf-8"), ERRORS)
 EVERY = (*ALL, ERROR_PACK)
 NAMED = {pack.name: pack for pack in EVERY}
 ENGINES = {pack.name: SearchEngine(pack.patterns) for pack in EVERY}
+ENGINES_WITH_AUTOMATA = {pack.name: SearchEngine(pack.patterns) for pack in EVERY}
+for _engine in ENGINES_WITH_AUTOMATA.values():
+    _engine.short_texts.left_bytes = 0
 SAMPLES = [(pack.name, index) for pack in EVERY for index in range(len(pack.samples))]
 PATTERNS = [(pack.name, pattern) for pack in EVERY for pattern in (*pack.patterns, *pack.detect)]
+
+
+def _as_text(texts: tuple[bytes, ...]) -> list[str]:
+    return [text.decode("latin-1") for text in texts]
+
+
+def test_the_known_literals_are_those_of_the_patterns(request: pytest.FixtureRequest) -> None:
+    found = {pattern.text.decode(): find_literals(pattern.regex) for _, pattern in PATTERNS}
+    rows = {
+        text: [_as_text(of.texts), of.is_sufficient, _as_text(of.second_texts)] for text, of in sorted(found.items())
+    }
+    text = "{\n" + ",\n".join(f"{json.dumps(name)}: {json.dumps(row)}" for name, row in rows.items()) + "\n}\n"
+    if request.config.getoption(UPDATE_GOLDEN):
+        LITERALS.write_text(text, encoding="utf-8")
+    assert text == LITERALS.read_text(encoding="utf-8"), f"pytest {UPDATE_GOLDEN} writes {LITERALS} anew"
 
 
 class SampleFindings(Record):
@@ -69,9 +89,13 @@ class Number:
 @pytest.mark.parametrize(("name", "index"), SAMPLES)
 def test_a_sample_gives_exactly_the_values_in_its_pack(name: str, index: int) -> None:
     sample = NAMED[name].samples[index]
-    found = ENGINES[name].scan(sample.text.encode())
     gives = SampleFindings.from_json(sample.gives)
     assert not gives.unknown_keys
+    for engine in (ENGINES[name], ENGINES_WITH_AUTOMATA[name]):
+        assert_gives(engine.scan(sample.text.encode()), gives)
+
+
+def assert_gives(found: LogFindings, gives: SampleFindings) -> None:
     positions = (gives.position,) if isinstance(gives.position, Mapping) else gives.position
     assert len(found.positions) == len(positions)
     for position in positions:
@@ -461,6 +485,8 @@ def test_every_file_in_the_packs_folder_is_a_pack() -> None:
     assert {found.level for found in ALL} <= set(LEVELS)
 
 
+EVIDENCE, EVIDENCE_WITH_AUTOMATA = Evidence(ALL), Evidence(ALL)
+EVIDENCE_WITH_AUTOMATA.short_texts.left_bytes = 0
 _SAMPLE_RECORDS = [
     line.encode() for pack in ALL for sample in pack.samples for line in sample.text.splitlines() if line
 ]
@@ -468,11 +494,11 @@ _SAMPLE_RECORDS = [
 
 @given(st.lists(st.sampled_from(_SAMPLE_RECORDS), max_size=20))
 def test_one_pass_for_all_packs_counts_the_records_that_match_each_kind_of_evidence(records: list[bytes]) -> None:
-    evidence = Evidence(ALL)
-    counts = [0] * len(evidence.units)
-    evidence.count(b"\n".join(records), counts)
-    assert counts == [
-        min(ENOUGH_RECORDS, sum(pattern.regex.search(record) is not None for record in records))
-        for pack in ALL
-        for pattern in pack.detect
-    ]
+    for evidence in (EVIDENCE, EVIDENCE_WITH_AUTOMATA):
+        counts = [0] * len(evidence.units)
+        evidence.count(b"\n".join(records), counts)
+        assert counts == [
+            min(ENOUGH_RECORDS, sum(pattern.regex.search(record) is not None for record in records))
+            for pack in ALL
+            for pattern in pack.detect
+        ]

@@ -40,6 +40,7 @@ with open("logs/filler", "ab", buffering=0) as out:
 """
 IN_A_SMALL_DISK = 'mkdir logs && mount -t tmpfs -o "$0" none logs && { python3 filler.py & exec "$@"; }'
 FULL = {"bytes": "size=3m", **{f"{count} inodes": f"nr_inodes={count}" for count in (20, 22, 24, 26, 28, 30, 34, 40)}}
+BOTH_ENDS = ("bytes", "22 inodes")  # disks on which one job fails and one does not; elsewhere it is one of the two
 
 
 class Case(NamedTuple):
@@ -57,7 +58,11 @@ class Verdict(NamedTuple):
     log: str
 
 
-CASES = [Case(disk, fails) for disk in FULL for fails in (False, True)]
+CASES = [
+    Case(disk, fails)
+    for number, disk in enumerate(FULL)
+    for fails in ((False, True) if disk in BOTH_ENDS else (bool(number % 2),))
+]
 
 
 def run_on_small_disk(folder: Path, case: Case) -> Verdict:

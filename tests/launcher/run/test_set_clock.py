@@ -39,7 +39,7 @@ class Case(NamedTuple):
 
 
 CASES = [
-    *map(Case, (-60, -HOUR_S, -1000 * DAY_S, HOUR_S, 3650 * DAY_S)),
+    *map(Case, (-60, -1000 * DAY_S, 3650 * DAY_S)),
     *(Case(shift_s, fails=True) for shift_s in (-HOUR_S, HOUR_S)),
 ]
 

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from launcher.steps import slurm_queue
-from launcher.steps.slurm_queue import QueueState, SlurmQueue, parse_queue
+from launcher.steps.slurm_queue import QueueState, SlurmQueue
 from tests.support.fake_slurm import FakeSlurm
 
 
@@ -21,18 +21,18 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     ("text", "found"),
     [
         ("PENDING|Dependency\n", QueueState("PENDING", "Dependency")),
-        ("PENDING|Nodes required for job are DOWN, DRAINED or reserved\n",
-         QueueState("PENDING", "Nodes required for job are DOWN, DRAINED or reserved")),
         ("RUNNING|None\n", QueueState("RUNNING")),
-        ("PENDING|(null)\n", QueueState("PENDING")),
-        ("PENDING\n", QueueState("PENDING")),
+        ("REQUEUE_HOLD|(null)\n", QueueState("PENDING")),
         ("CLUSTER: other\nPENDING|Priority\nPENDING|None\n", QueueState("PENDING", "Priority")),
         ("CLUSTER: other\n", QueueState("")),
         ("", QueueState("")),
     ],
-)  # fmt: skip
-def test_state_and_reason_are_those_of_the_first_component(text: str, found: QueueState) -> None:
-    assert parse_queue(text) == found
+)
+def test_state_and_reason_are_those_of_the_first_component(
+    slurm: FakeSlurm, tmp_path: Path, text: str, found: QueueState
+) -> None:
+    slurm.say("squeue", "out", text)
+    assert SlurmQueue(tmp_path / "4459_job").read() == found
 
 
 def test_slurm_is_queried_once_for_state_and_reason(
@@ -42,7 +42,7 @@ def test_slurm_is_queried_once_for_state_and_reason(
     queue = SlurmQueue(tmp_path / "4459_job_20251122_041341")
     assert [queue.read() for _ in range(3)] == [QueueState("PENDING", "Dependency")] * 3
     (call,) = slurm.calls("squeue")
-    assert call["argv"] == ["-h", "-j", "4459", "-o", "%T|%r"]
+    assert call["argv"][:5] == ["--local", "-h", "-a", "-j", "4459"]
     monkeypatch.setattr(slurm_queue, "QUERY_INTERVAL_S", 0.0)
     slurm.say("squeue", "out", "RUNNING|None\n")
     assert queue.read() == QueueState("RUNNING")

@@ -12,12 +12,12 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from exporter.slurm.commands_reader import clean_environment as slurm_environment
 from launcher.cli.main import commands
 from launcher.errors import SlurmError
 from launcher.planner import planned_job
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import sbatch_arguments
-from launcher.steps.slurm_steps import clean_environment as slurm_environment
 from launcher.steps.slurm_steps import read_kill_wait_s, run_command, submit_held
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import HARD_NAMES, clean_environment, gpujob, job_spec, plan_of, read_json

@@ -12,12 +12,10 @@ from rich.console import Console
 
 from exporter.contract.view import JobView, WorkerView
 from launcher.watch import lines as plain_lines
-from launcher.watch import picture
 from launcher.watch.lines import LineView
 from launcher.watch.picture import Detail, fit_picture, render_picture
-from launcher.watch.text import clock_time_text, printable_line, size_text
+from launcher.watch.text import clock_time_text, printable_line, size_text, worker_state
 from launcher.watch.waiting import STOPS_JOB
-from launcher.watch.worker_table import worker_state
 from tests.launcher.conftest import Golden
 from tests.support.builders import NOW, dead, job_view, worker_end, worker_entry
 
@@ -111,11 +109,11 @@ def serving_view(*states: str, **over: Any) -> dict[str, Any]:
 
 
 def eta_text(view: dict[str, Any]) -> str:
-    return picture.eta_text(JobView.from_json(view))
+    return plain_lines.eta_text(JobView.from_json(view))
 
 
 def progress_text(**over: Any) -> str:
-    return picture.progress_text(JobView.from_json(job_view(**over)))
+    return plain_lines.progress_text(JobView.from_json(job_view(**over)))
 
 
 def screen(view: dict[str, Any], width: int = 80, *, colors: bool = False, **options: Any) -> str:
@@ -555,7 +553,7 @@ class Lines:
         clock = SimpleNamespace(monotonic=lambda: self.now, strftime=time.strftime, localtime=time.localtime)
         monkeypatch.setattr(plain_lines, "time", clock)
         self._out = io.StringIO()
-        self._log = LineView(Console(file=self._out, width=20, force_terminal=False, _environ={}))
+        self._log = LineView(self._out)
 
     def show(self, view: dict[str, Any], later: float = 0.0) -> list[str]:
         """The lines that one view adds."""

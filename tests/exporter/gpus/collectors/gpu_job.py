@@ -25,7 +25,7 @@ PREFIX = "gpujob_"
 SUPERVISOR = (sys.executable, "-I", "-m", "launcher.programs.supervisor", "--")
 USE_GPU = str(Path(__file__).parents[3] / "fakenvml" / "use_gpu.py")
 READ_INTERVAL_S = 1.0  # between two reads of the GPUs
-POLL_S = 0.05
+POLL_S = 0.15
 Labels = dict[str, str]
 
 

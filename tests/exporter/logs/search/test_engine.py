@@ -101,7 +101,18 @@ MIXED = (
     pattern("loading", "bbb|dd", PatternKind.MARK),
     pattern("loading", "ddd", PatternKind.MARK, begins=False),
 )
+SHORT_TEXTS = SearchEngine(MIXED)
+SHORT_TEXTS.short_texts.left_bytes = 1 << 60
 ENGINE = SearchEngine(MIXED)
+ENGINE.short_texts.left_bytes = 0
+
+
+@pytest.fixture(autouse=True)
+def automata_from_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Short texts are searched like long ones."""
+    monkeypatch.setattr(automata, "ENOUGH_BYTES", 0)
+
+
 PIECES = (
     *("a", "b", "c", "d", "ab", "bc", "abc", "bcd", "cab", "dca", "aab/", "1/2", "ca1", "bb2", "3bc4", "1b2", "b=1"),
     *("ab:2", "A", "C", "\n", "\n", "\r", "\r\n", " ", "\x1b[1m", "\x1b[0;32m", "T7", "\0", "\xff", "aa b: 3"),
@@ -110,7 +121,7 @@ TEXTS = st.lists(st.sampled_from([part.encode("latin-1") for part in PIECES]), m
 
 
 @given(TEXTS, st.lists(st.integers(1, 150), max_size=5), st.integers(0, 1000))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @example(b"a\x1b[1mbc\nab", [5], 0)
 @example(b"abcd\rcabcd\n", [], 3)
 @example(b"\n\n\r\n", [1], 0)
@@ -118,13 +129,36 @@ def test_a_small_scan_finds_what_a_search_of_each_record_finds(text: bytes, cuts
     cuts = [position for position in cuts if position < len(text)]
     assert findings_of(ENGINE, text, cuts, offset) == expected(MIXED, text, offset)
     assert ENGINE.scan(text, DigitTimestamps()) == expected(MIXED, text)
+    assert SHORT_TEXTS.scan(text, DigitTimestamps()) == expected(MIXED, text)
+
+
+def test_automata_are_built_once_many_short_texts_or_a_long_one_are_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[bytes] = []
+
+    def build_automata(_units: object, sample: bytes) -> tuple[()]:
+        built.append(sample)
+        return ()
+
+    monkeypatch.setattr(engine, "build_automata", build_automata)
+    monkeypatch.setattr(automata, "ENOUGH_BYTES", 1000 * automata.SEARCH_BYTES)
+    searched = SearchEngine(MIXED)
+    for _ in range(900):
+        searched.scan(b"abc\n")
+    assert not built
+    SearchEngine(MIXED).scan(bytes(automata.SHORT_BYTES + 1))
+    assert len(built) == 1
+    searched.short_texts.left_bytes = 1
+    searched.scan(b"abc\n")
+    assert len(built) == 1
+    searched.scan(b"abc\n")
+    assert len(built) == 2
 
 
 WORDS = st.lists(st.text("ab", min_size=2, max_size=6), min_size=1, max_size=8, unique=True)
 
 
 @given(WORDS, st.data())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_overlapping_literals_hide_no_match(words: list[str], data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from([*words, "a", "b", " ", "\n"]), max_size=12)))
     patterns = [pattern(word, re.escape(word), PatternKind.ERROR) for word in words]
@@ -140,7 +174,7 @@ def test_overlapping_literals_hide_no_match(words: list[str], data: st.DataObjec
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_backlog_loses_no_error_no_resume_and_no_last_value(data: st.DataObject) -> None:
     text = data.draw(TEXTS) + b"\n" + data.draw(TEXTS)
     window, tries = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 4))
@@ -219,7 +253,7 @@ LONG_WORDS = st.lists(
 
 
 @given(LONG_WORDS, st.data())
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_literals_that_share_pieces_are_distinguished(words: list[str], data: st.DataObject) -> None:
     parts = st.sampled_from([*words, "ab", "b", "Xa", " ", "\n", "\r", "7", "7/8"])
     text = "".join(data.draw(st.lists(parts, max_size=25))).encode()
@@ -240,7 +274,7 @@ def test_literals_that_share_pieces_are_distinguished(words: list[str], data: st
 
 
 @given(LONG_WORDS, st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 def test_a_piece_with_many_useless_hits_still_finds_its_literals(words: list[str], data: st.DataObject) -> None:
     parts = st.sampled_from([*words, *(word[1:] for word in words), "ab", "b", "Xa", " ", "\n", "\r", "7", "7/8"])
     text = "".join(data.draw(st.lists(parts, max_size=40))).encode()
@@ -258,7 +292,7 @@ def test_a_piece_with_many_useless_hits_still_finds_its_literals(words: list[str
 
 
 @given(st.lists(TEXTS, min_size=2, max_size=6))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 def test_a_log_that_changes_gets_new_automata_and_loses_nothing(parts: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "SMALL_BYTES", 0)

@@ -1,0 +1,116 @@
+"""Attempts of jobs, from the text of sacct, and their figures as seff calculates them."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from exporter.contract.records import Record
+from exporter.slurm.queue import Sight
+from exporter.slurm.states import ENDS, base_state, parse_duration, parse_moment, task_ids
+
+# the last one is the user's text and may contain `|`
+FIELDS = (
+    *("JobID", "User", "State", "ExitCode", "Submit", "Start", "End", "ElapsedRaw", "TimelimitRaw", "AllocCPUS"),
+    *("TotalCPU", "AllocTRES", "TRESUsageInTot", "JobName"),
+)
+FORMAT = ",".join(FIELDS)
+_NO_LIMIT = 365 * 24 * 60  # minutes that the controller enters for a job of a partition without a limit
+_FACTORS = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
+
+
+class Step(NamedTuple):
+    """A step of an attempt."""
+
+    ended: float | None
+    cpu_s: float | None
+    memory_bytes: float | None  # of all its tasks at their peaks; None if it was never sampled
+
+
+class Figures(Record):
+    """What a job used of what it asked for. None is not measured."""
+
+    elapsed_s: float | None = None
+    limit_s: float | None = None
+    cpu_ratio: float | None = None  # CPU time of all steps / (elapsed time x CPUs)
+    memory_bytes: float | None = None  # of the largest step
+    memory_requested_bytes: float | None = None
+    exit_code: str | None = None  # status:signal
+
+
+class Attempt(NamedTuple):
+    """One attempt of a job, with its steps."""
+
+    job_id: str
+    user: str
+    name: str
+    sight: Sight
+    exit_code: str
+    elapsed_s: float
+    cpus: int
+    memory_requested_bytes: float | None
+    steps: tuple[Step, ...] = ()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether accounting has the ends of the attempt and all its steps: those of steps come 1 to 2 s later."""
+        ends = (self.sight.ended, *(step.ended for step in self.steps))
+        return self.sight.state in ENDS and None not in ends
+
+    def figures(self) -> Figures:
+        """The figures of seff: it counts whole seconds of each step, and the largest step's memory."""
+        cpu_s = [int(step.cpu_s) for step in self.steps if step.cpu_s is not None]
+        available_s = self.elapsed_s * self.cpus
+        return Figures(
+            elapsed_s=self.elapsed_s,
+            limit_s=self.sight.limit_s,
+            cpu_ratio=sum(cpu_s) / available_s if cpu_s and available_s else None,
+            memory_bytes=max((step.memory_bytes for step in self.steps if step.memory_bytes), default=None),
+            memory_requested_bytes=self.memory_requested_bytes,
+            exit_code=self.exit_code,
+        )
+
+
+def parse_accounting(text: str) -> tuple[Attempt, ...]:
+    """Parse ``sacct -n -P -D -o FORMAT``: each attempt comes before its steps. Lines that are none are skipped."""
+    found: list[Attempt] = []
+    place: dict[str, int] = {}  # of the last attempt of each id
+    for line in text.split("\n"):
+        parts = line.split("|", len(FIELDS) - 1)
+        job_id, _, step = parts[0].partition(".")
+        if len(parts) < len(FIELDS):
+            continue
+        if not step:
+            try:
+                tasks = task_ids(job_id)
+                found.append(_parse_attempt(parts))
+            except ValueError:
+                continue
+            place |= dict.fromkeys(tasks, len(found) - 1)
+        elif job_id in place:
+            attempt = found[place[job_id]]
+            memory = tres(parts[12], "mem")
+            read = Step(parse_moment(parts[6]), parse_duration(parts[10]), memory or None)
+            found[place[job_id]] = attempt._replace(steps=(*attempt.steps, read))
+    return tuple(found)
+
+
+def _parse_attempt(parts: Sequence[str]) -> Attempt:
+    job_id, user, state, exit_code, submit, start, end, elapsed, limit, cpus, _, allocated, _, name = parts
+    sight = Sight(
+        base_state(state),
+        parse_moment(submit),
+        parse_moment(start),
+        parse_moment(end),
+        limit_s=float(limit) * 60 if limit.isdecimal() and int(limit) != _NO_LIMIT else None,
+    )
+    return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), tres(allocated, "mem"))
+
+
+def tres(text: str, name: str) -> float | None:
+    """The amount of a resource in ``cpu=4,mem=600M``, memory in bytes; None without it."""
+    amount = dict(pair.partition("=")[::2] for pair in text.split(",")).get(name, "")
+    factor = _FACTORS.get(amount[-1:], 1)
+    number = amount[:-1] if factor > 1 else amount
+    try:
+        return float(number) * factor
+    except ValueError:
+        return None

@@ -1,0 +1,114 @@
+"""Slurm's commands that only read: squeue and sacct, in a pinned environment and with a deadline."""
+
+import contextlib
+import os
+import shutil
+import signal
+import subprocess
+from collections.abc import Mapping, Sequence
+
+from exporter.contract.errors import ExporterError
+from exporter.slurm import accounting, queue
+from exporter.slurm.accounting import Attempt, parse_accounting
+from exporter.slurm.queue import GarbledAnswerError, QueueRow, parse_queue
+
+DEADLINE_S = 30.0  # sacct hangs for ever while slurmdbd does
+INTERACTIVE_DEADLINE_S = 10.0  # while a person waits
+AFTER_KILL_S = 1.0  # for the rest of the output: a child that has left the group may keep it open
+MOST_ASKED = 200  # ids in one question to accounting, which takes 50 ms of its daemon
+# prefixes of user variables that change the output or queries of Slurm's commands
+_OUTPUT_PREFIXES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
+
+
+WITHOUT_ACCOUNTING = ("is not on PATH", "accounting storage is disabled")  # problems of sacct that no retry mends
+
+
+class SlurmUnansweredError(ExporterError):
+    """A Slurm command is missing, fails, or does not answer. It says nothing about any job."""
+
+    def __init__(self, command: str, problem: str) -> None:
+        self.command = command
+        super().__init__(f"{command} {problem}")
+
+    @property
+    def is_lasting(self) -> bool:
+        """Whether no retry can help."""
+        return any(words in str(self) for words in WITHOUT_ACCOUNTING)
+
+
+def clean_environment(environ: Mapping[str, str], time_format: str = "standard") -> dict[str, str]:
+    """Return an environment in which Slurm's commands print their documented output."""
+    kept = {name: value for name, value in environ.items() if not name.startswith(_OUTPUT_PREFIXES)}
+    return {**kept, "LC_ALL": "C", "SLURM_TIME_FORMAT": time_format}
+
+
+def run_reading(argv: Sequence[str], environment: Mapping[str, str], deadline_s: float = DEADLINE_S) -> str:
+    """Run a command that reads, and return its output. Raises SlurmUnansweredError.
+
+    It has a process group of its own, so that Ctrl-C does not end it, and all of it is killed at the deadline.
+    """
+    program = shutil.which(argv[0])
+    if program is None:
+        raise SlurmUnansweredError(argv[0], "is not on PATH; load the Slurm module")
+    with subprocess.Popen(
+        [program, *argv[1:]],
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        start_new_session=True,
+    ) as process:
+        try:
+            out, err = process.communicate(timeout=deadline_s)
+        except BaseException as error:
+            os.killpg(process.pid, signal.SIGKILL)  # not reaped, so the group is still its own
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.communicate(timeout=AFTER_KILL_S)
+            if isinstance(error, subprocess.TimeoutExpired):
+                raise SlurmUnansweredError(argv[0], f"did not answer in {deadline_s:g} s") from error
+            raise
+    text, problem = out.decode("utf-8", "replace"), "; ".join(err.decode("utf-8", "replace").split("\n")).strip("; ")
+    if process.returncode != 0 or (problem and not text):  # some exit with 0 after an error
+        raise SlurmUnansweredError(argv[0], f"exited with {process.returncode}: {problem or text.strip()}")
+    return text
+
+
+class SlurmReader:
+    """Reads the queue and the accounting of one user's jobs, or the queue of some jobs of anybody."""
+
+    def __init__(self, user: str, cluster: str | None, environ: Mapping[str, str]) -> None:
+        self.user = user
+        self._on = [f"--clusters={cluster}"] if cluster else []
+        # by default squeue cuts the indexes of an array after 64 bytes
+        self._environment = {**clean_environment(environ, "%s"), "SLURM_BITSTR_LEN": "0"}
+
+    def queue(self) -> tuple[QueueRow, ...]:
+        """All jobs that the controller remembers, ended ones too. Raises SlurmUnansweredError."""
+        return self._read_queue("-t", "all", "-u", self.user)
+
+    def queue_of(self, job_ids: Sequence[str]) -> tuple[QueueRow, ...]:
+        """Those of these jobs that have not ended. Raises SlurmUnansweredError."""
+        try:
+            return self._read_queue("-j", ",".join(job_ids), deadline_s=INTERACTIVE_DEADLINE_S)
+        except SlurmUnansweredError as error:
+            if "Invalid job id" in str(error):  # said of a single id only
+                return ()
+            raise
+
+    def _read_queue(self, *which: str, deadline_s: float = DEADLINE_S) -> tuple[QueueRow, ...]:
+        local = [] if self._on else ["--local"]
+        argv = ["squeue", *self._on, *local, "-h", "-a", *which, "-O", queue.FORMAT]
+        try:
+            return parse_queue(run_reading(argv, self._environment, deadline_s))
+        except GarbledAnswerError as error:
+            raise SlurmUnansweredError(argv[0], f"gave an answer that cannot be used: {error}") from error
+
+    def accounting(self, job_ids: Sequence[str], since: float) -> tuple[Attempt, ...]:
+        """All attempts of these jobs by this user, and their steps. Raises SlurmUnansweredError.
+
+        ``since`` bounds the search; 0 stands for the whole history.
+        """
+        start = ["-S", f"uts{int(since)}"] if since else []
+        argv = ["sacct", *self._on, "-n", "-P", "-D", "--noconvert", *start, "-j", ",".join(job_ids)]
+        text = run_reading([*argv, "-o", accounting.FORMAT], self._environment)
+        return tuple(attempt for attempt in parse_accounting(text) if attempt.user == self.user)

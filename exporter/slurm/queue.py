@@ -1,0 +1,98 @@
+"""Rows of Slurm's queue, from the text of squeue, which is alike in all versions from 22.05 on."""
+
+import re
+from typing import NamedTuple
+
+from exporter.slurm.states import ENDS, JOB_ID, base_state, parse_duration, parse_moment, task_ids
+
+# the last two are the user's text and may contain `|`
+FIELDS = (
+    *("JobArrayID", "State", "Reason", "SubmitTime", "StartTime", "EndTime", "TimeLimit", "RestartCnt", "NodeList"),
+    *("JobID", "UserName", "STDOUT", "Name"),
+)
+FORMAT = ",".join(f"{field}:|" for field in FIELDS)
+NO_REASON = ("", "None", "(null)")  # printed if nothing holds the job back
+MOST_GARBLED = 0.01  # share of rows; with more the answer cannot be trusted to be whole
+
+_ROW = re.compile(rf"{JOB_ID}\|")
+_PATTERN = re.compile(r"%(?:\d*)([AajuxJ%])")
+
+
+class GarbledAnswerError(ValueError):
+    """An answer of Slurm that cannot be trusted to be whole."""
+
+
+class Sight(NamedTuple):
+    """What Slurm knows of a job at one moment."""
+
+    state: str
+    submitted: float | None = None  # of this attempt, epoch seconds
+    started: float | None = None  # None before the job starts, also where Slurm forecasts the start
+    ended: float | None = None  # None before it ends
+    restarts: int = 0
+    reason: str | None = None
+    limit_s: float | None = None  # None without a limit
+
+
+class QueueRow(NamedTuple):
+    """One job, array task, or several tasks of an array that wait."""
+
+    job_id: str
+    sight: Sight
+    name: str
+    output: str | None  # file of the standard output, its patterns filled in; None if there is none
+
+
+def parse_queue(text: str) -> tuple[QueueRow, ...]:
+    """Parse ``squeue -h -O FORMAT``, with times in epoch seconds. Raises GarbledAnswerError.
+
+    A name may contain newlines, so a line that does not begin like a row continues the one before. Despite ``-h``,
+    a line with the cluster's name comes first if one was selected.
+    """
+    if text and not text.endswith("\n"):
+        raise GarbledAnswerError("its last line is not complete")
+    rows: list[str] = []
+    garbled, clusters = 0, 0
+    for line in text.split("\n")[:-1]:
+        if _ROW.match(line) and line.count("|") >= len(FIELDS) - 1:
+            rows.append(line)
+        elif line.startswith("CLUSTER:"):
+            clusters += 1
+        elif rows and not rows[-1].endswith("|"):
+            rows[-1] += f"\n{line}"
+        else:
+            garbled += bool(line)
+    found = [_parse_row(row) for row in rows]
+    lines, garbled = len(rows) + garbled, found.count(None) + garbled
+    if garbled > MOST_GARBLED * lines:
+        raise GarbledAnswerError(f"{garbled} of its {lines} lines cannot be parsed")
+    if clusters > 1:
+        raise GarbledAnswerError("it is of several clusters; set SLURM_CLUSTERS to one of them")
+    return tuple(row for row in found if row is not None)
+
+
+def _parse_row(text: str) -> QueueRow | None:
+    job_id, word, reason, submit, start, end, limit, restarts, nodes, raw_id, user, output, name = text.split(
+        "|", len(FIELDS) - 1
+    )
+    try:
+        task_ids(job_id)
+    except ValueError:
+        return None
+    if not name.endswith("|") or not restarts.isdecimal():
+        return None
+    state, name = base_state(word), name[:-1]
+    has_started = state != "PENDING" and bool(nodes)  # a job that was cancelled while it waited has no nodes
+    sight = Sight(
+        state,
+        parse_moment(submit),
+        parse_moment(start) if has_started else None,
+        parse_moment(end) if state in ENDS else None,
+        int(restarts),
+        None if reason in NO_REASON else reason,
+        parse_duration(limit),
+    )
+    array, _, task = job_id.partition("_")
+    values = {"A": array, "a": task, "j": raw_id, "J": raw_id, "x": name, "u": user, "%": "%"}
+    path = _PATTERN.sub(lambda found: values[found[1]], output)
+    return QueueRow(job_id, sight, name, path if path.startswith("/") and path != "/dev/null" else None)

@@ -1,0 +1,74 @@
+"""States of jobs in Slurm's words, ids of jobs and array tasks, and Slurm's times."""
+
+import re
+from collections.abc import Iterator
+
+ENDS = frozenset(
+    ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
+)  # without REVOKED: the job then runs on another cluster of the federation
+RETURNING = frozenset(("NODE_FAIL", "PREEMPTED", "BOOT_FAIL"))  # Slurm may requeue such a job within seconds
+NEVER = "DependencyNeverSatisfied"  # the pending reason of a job that can no longer start
+
+# squeue prints a flag in place of the state behind it; an unknown word stays as it is, and is no end
+_WAITING = ("CONFIGURING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT", "RESV_DEL_HOLD", "LAUNCH_FAILED")
+_RUNNING = ("COMPLETING", "RESIZING", "SIGNALING", "STAGE_OUT", "STOPPED")
+_BASE_STATES = {**dict.fromkeys(_WAITING, "PENDING"), **dict.fromkeys(_RUNNING, "RUNNING")}
+
+JOB_ID = r"\d+(?:_\d+|_\[[^\]|]*\]|\+\d+)?"  # 4459, 4459_3, 4459_[1-3%2], 20+0 (a component)
+_ARRAY = re.compile(r"(\d+)_\[([^\]]*)\]")
+_RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
+MOST_TASKS = 100_000  # of an array that are told apart; a larger one would fill the memory
+
+_DURATION = re.compile(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)(?:\.\d+)?")
+
+
+def base_state(text: str) -> str:
+    """The base state behind what Slurm prints, such as ``CANCELLED by 1000`` or the flag ``COMPLETING``."""
+    word = text.partition(" ")[0]
+    return _BASE_STATES.get(word, word)
+
+
+def task_ids(job_id: str) -> tuple[str, ...]:
+    """Ids of the tasks in ``4459_[1-3,7,10-19:3%2]``, and any other id alone. Raises ValueError."""
+    found = _ARRAY.fullmatch(job_id)
+    if found is None:
+        return (job_id,)
+    return tuple(f"{found[1]}_{index}" for index in _indexes(found[2].partition("%")[0]))
+
+
+def _indexes(text: str) -> Iterator[int]:
+    total = 0
+    for part in text.split(","):
+        found = _RANGE.fullmatch(part)
+        if found is None:
+            raise ValueError(f"{text[:60]!r} is no list of array indexes")
+        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
+        indexes = range(first, last + 1, step or 1)
+        total += len(indexes)
+        if total > MOST_TASKS:
+            raise ValueError(f"{text[:60]!r} has more than {MOST_TASKS:,} array indexes")
+        yield from indexes
+
+
+def array_of(job_id: str) -> str:
+    """The id of the array or heterogeneous job to which a task or component belongs; any other id itself."""
+    return job_id.partition("_")[0].partition("+")[0]
+
+
+def is_part_of(job_id: str, wanted: str) -> bool:
+    """Whether a job is the wanted one, a task of that array, or a component of that job."""
+    return job_id == wanted or job_id.startswith((f"{wanted}_", f"{wanted}+"))
+
+
+def parse_duration(text: str) -> float | None:
+    """Seconds of ``1-02:03:04``, ``5:00`` or ``00:10.481``; None for ``UNLIMITED`` and other words."""
+    found = _DURATION.fullmatch(text)
+    if found is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in found.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)
+
+
+def parse_moment(text: str) -> float | None:
+    """Epoch seconds; None for ``N/A``, ``NONE``, ``Unknown`` and other words."""
+    return float(text) if text.isdecimal() else None

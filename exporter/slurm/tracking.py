@@ -1,0 +1,201 @@
+"""Changes of tracked jobs: what Slurm reports now, compared with what is known.
+
+Every job begins as PENDING. Changes that happened between two polls are found one by one, with Slurm's own times.
+Only an answer that names an end ends a job: one that is missing in the queue is looked up in the accounting, and
+without an answer there it is UNKNOWN, which is no end.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import NamedTuple
+
+from exporter.contract.records import Record
+from exporter.slurm.accounting import Attempt, Figures
+from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.states import ENDS, NEVER, RETURNING, task_ids
+
+UNKNOWN = "UNKNOWN"
+UNKNOWN_AFTER_S = 300.0  # missing in the queue, with accounting silent: it may lag by minutes
+GIVEN_UP_AFTER_S = 3600.0
+RETURNS_WITHIN_S = 15.0  # from NODE_FAIL, PREEMPTED or BOOT_FAIL to PENDING, if Slurm requeues the job
+ACCOUNTING_LAG_S = 30.0  # between two questions for the figures of an ended job, of which there are two
+SAME_TIME_S = 1.0  # within which two submit times are one
+
+
+class Event(Record):
+    """A state that a job reached."""
+
+    state: str
+    time: float | None = None  # by Slurm's clock; None if Slurm does not tell
+    seen: float
+
+
+class TrackedJob(Record):
+    """What is known of a job."""
+
+    job_id: str
+    name: str
+    state: str = "PENDING"
+    reason: str | None = None  # Slurm's, why it waits or how it ended
+    attempt: int = 1
+    restarts: int = 0  # as Slurm counts
+    submitted: float | None = None  # this attempt
+    started: float | None = None
+    ended: float | None = None
+    limit_s: float | None = None
+    log: str | None = None  # folder or file
+    run_dir: str | None = None  # of a job that gpujob launched
+    missing_since: float | None = None  # in the queue
+    doubted_since: float | None = None  # it ended in a way after which Slurm may requeue it
+    given_up: bool = False
+    figures: Figures | None = None
+    figures_asked: float | None = None  # when accounting answered without complete figures
+    history: tuple[Event, ...] = ()
+
+    @property
+    def is_over(self) -> bool:
+        return self.state in ENDS or self.given_up
+
+    @property
+    def is_never(self) -> bool:
+        """Whether it waits for what can no longer happen."""
+        return self.state == "PENDING" and self.reason == NEVER
+
+
+class Change(NamedTuple):
+    """One change of a job's state."""
+
+    job: TrackedJob  # after it
+    previous: str
+    time: float  # by Slurm's clock, or when it was seen
+
+
+class Known(NamedTuple):
+    """All tracked jobs by id, and the changes that led there, in the order in which they happened."""
+
+    jobs: Mapping[str, TrackedJob]
+    changes: tuple[Change, ...] = ()
+
+
+def compare_queue(jobs: Mapping[str, TrackedJob], rows: Iterable[QueueRow], now: float) -> Known:
+    """Compare with a queue that has been read whole."""
+    sights = {task: row.sight for row in rows for task in task_ids(row.job_id)}
+    found, changes = dict(jobs), list[Change]()
+    for job_id, job in jobs.items():
+        sight = sights.get(job_id)
+        if sight is not None and is_same_job(job, sight):
+            found[job_id] = _observe(job.replace(missing_since=None, given_up=False), sight, now, changes)
+        elif not job.is_over and job.missing_since is None:
+            found[job_id] = job.replace(missing_since=now)
+    return Known(found, _in_order(changes))
+
+
+def compare_accounting(jobs: Mapping[str, TrackedJob], attempts: Iterable[Attempt] | None, now: float) -> Known:
+    """Look up the ends of jobs that are missing in the queue.
+
+    ``attempts`` are all that accounting knows of them; None if there is no accounting.
+    """
+    by_id: dict[str, list[Attempt]] = {}
+    for attempt in attempts or ():
+        for task in task_ids(attempt.job_id):
+            by_id.setdefault(task, []).append(attempt)
+    found, changes = dict(jobs), list[Change]()
+    for job_id, job in jobs.items():
+        if job.missing_since is None or job.is_over:
+            continue
+        own = own_attempts(job, by_id.get(job_id, ()))
+        if own and own[-1].sight.state in ENDS:
+            for index, attempt in enumerate(own):
+                sight = attempt.sight._replace(restarts=job.restarts + index)
+                if attempt is not own[-1]:  # it has ended by a requeue
+                    sight = sight._replace(state="PENDING" if sight.started is None else "RUNNING", ended=None)
+                found[job_id] = _observe(found[job_id], sight, now, changes)
+        elif now - job.missing_since >= UNKNOWN_AFTER_S:
+            if job.state != UNKNOWN:
+                reason = "it has left Slurm's queue, and accounting does not know its end"
+                found[job_id] = _change(job.replace(reason=reason), UNKNOWN, None, now, changes)
+            elif now - job.missing_since >= GIVEN_UP_AFTER_S:
+                found[job_id] = job.replace(given_up=True)
+    return Known(found, _in_order(changes))
+
+
+def is_same_job(job: TrackedJob, sight: Sight) -> bool:
+    """Whether this is the tracked job, and not a later or earlier one with its id.
+
+    A requeue changes the submit time, and raises the count of restarts.
+    """
+    if job.submitted is None or sight.submitted is None:
+        return True
+    difference = sight.submitted - job.submitted
+    return abs(difference) <= SAME_TIME_S or (sight.restarts > job.restarts and difference > 0)
+
+
+def own_attempts(job: TrackedJob, attempts: Iterable[Attempt]) -> list[Attempt]:
+    """Attempts of the job from the present one on, oldest first; older jobs with its id are left out."""
+    known = [(attempt.sight.submitted, attempt) for attempt in attempts]
+    own = [(time, attempt) for time, attempt in known if time is not None]
+    if job.submitted is not None:
+        own = [(time, attempt) for time, attempt in own if time >= job.submitted - SAME_TIME_S]
+    return [attempt for _, attempt in sorted(own, key=lambda entry: entry[0])]
+
+
+def take_figures(job: TrackedJob, attempts: Iterable[Attempt] | None, now: float) -> TrackedJob:
+    """Take the figures of an ended job; those that accounting lacks at the second time are not measured.
+
+    ``attempts`` is None if there is no accounting.
+    """
+    last = next(
+        reversed(own_attempts(job, (each for each in attempts or () if job.job_id in task_ids(each.job_id)))), None
+    )
+    is_last_time = job.figures_asked is not None
+    if last is not None and (last.is_complete or (is_last_time and last.sight.state in ENDS)):
+        return job.replace(figures=last.figures())
+    if not is_last_time and attempts is not None:
+        return job.replace(figures_asked=now)
+    elapsed_s = job.ended - job.started if job.ended is not None and job.started is not None else None
+    return job.replace(figures=Figures(elapsed_s=elapsed_s, limit_s=job.limit_s))
+
+
+def _observe(job: TrackedJob, sight: Sight, now: float, changes: list[Change]) -> TrackedJob:
+    """Lead the job to what Slurm reports, over the states in between."""
+    is_back = sight.state == "PENDING" and job.state not in ("PENDING", UNKNOWN)
+    if sight.restarts >= job.attempt or is_back:  # `is_back`: some flags of a requeue come before its count
+        if job.state == "PENDING":  # it ran and was requeued between two polls
+            job = _change(job, "RUNNING", None, now, changes)
+        moment = sight.submitted if sight.submitted != job.submitted else None
+        attempt = max(job.attempt, sight.restarts) + 1 if is_back else sight.restarts + 1
+        job = job.replace(attempt=attempt, started=None, ended=None, figures=None, figures_asked=None)
+        job = _change(job, "PENDING", moment, now, changes)
+    doubts = sight.state in RETURNING and job.state != sight.state
+    doubted_since = (job.doubted_since or now) if doubts else None
+    job = job.replace(
+        restarts=sight.restarts,
+        submitted=sight.submitted or job.submitted,
+        limit_s=sight.limit_s if sight.limit_s is not None else job.limit_s,
+        reason=sight.reason,
+        started=sight.started or job.started,
+        doubted_since=doubted_since,
+    )
+    if job.state == "PENDING" and job.started is not None and sight.state not in ("PENDING", "RUNNING"):
+        job = _change(job, "RUNNING", job.started, now, changes)
+    if sight.state == job.state or (doubted_since is not None and now - doubted_since < RETURNS_WITHIN_S):
+        return job
+    if sight.state == "RUNNING":
+        return _change(job, "RUNNING", job.started if job.state == "PENDING" else None, now, changes)
+    return _change(job.replace(ended=sight.ended), sight.state, sight.ended, now, changes)
+
+
+def _change(job: TrackedJob, state: str, time: float | None, now: float, changes: list[Change]) -> TrackedJob:
+    previous = job.state
+    job = job.replace(state=state, history=(*job.history, Event(state=state, time=time, seen=now)))
+    changes.append(Change(job, previous, now if time is None else time))
+    return job
+
+
+def _in_order(changes: Iterable[Change]) -> tuple[Change, ...]:
+    """By time; those of one job stay in their order."""
+    latest: dict[str, float] = {}
+    keys = []
+    for change in changes:
+        latest[change.job.job_id] = max(change.time, latest.get(change.job.job_id, change.time))
+        keys.append((latest[change.job.job_id], change))
+    return tuple(change for _, change in sorted(keys, key=lambda entry: entry[0]))

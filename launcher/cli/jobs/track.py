@@ -1,0 +1,119 @@
+"""The command `gpujob track`: follow any jobs of Slurm to their ends."""
+
+import os
+import shutil
+import sys
+import time
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.job_source import warn
+from launcher.cli.parts import fail, print_json
+
+if TYPE_CHECKING:
+    from exporter.slurm.queue import QueueRow
+
+LEAST_INTERVAL_S, ADVISED_INTERVAL_S, MOST_INTERVAL_S = 10.0, 60.0, 3600.0
+
+
+@click.command(epilog="example: gpujob track 4459 4460_[0-7] --name r8 --state-file run-r8-state.json")
+@click.argument("jobs", metavar="[JOB]...", nargs=-1)
+@click.option("--user", metavar="USER", help="Owner of the jobs; by default you.")
+@click.option("--name", metavar="NAME", default="", help="Name of the run, before the names of its jobs in the log.")
+@click.option(
+    "--log", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Also append to this file."
+)
+@click.option(
+    "--state-file",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Where the states are kept; by default in your state directory, until all jobs have ended.",
+)
+@click.option(
+    "--interval",
+    type=click.FloatRange(LEAST_INTERVAL_S, MOST_INTERVAL_S),
+    default=ADVISED_INTERVAL_S,
+    show_default=True,
+    help="Seconds between two polls.",
+)
+@click.option("--noun", default="jobs", show_default=True, help="What the summary calls the jobs.")
+@click.option(
+    "--gpu-every", type=click.IntRange(1), default=5, show_default=True, help="Polls between two reports of GPU use."
+)
+@click.option(
+    "--json", "as_json", is_flag=True, help="The states as one JSON object at the end; the log on standard error."
+)
+def track(
+    jobs: tuple[str, ...],
+    user: str | None,
+    name: str,
+    log: Path | None,
+    state_file: Path | None,
+    interval: float,
+    noun: str,
+    gpu_every: int,
+    as_json: bool,
+) -> None:
+    """Follow any jobs of Slurm to their ends, and log every change of state with Slurm's own times.
+
+    JOB is an id, some tasks of an array as in 4459_[0-7], the name or directory of a job or sweep of gpujob,
+    or the name of jobs in the queue; by default all your jobs in the queue.
+
+    Slurm's queue is read once per poll, whatever the number of jobs. The exit status is 0 if all completed, else
+    that of the first one that ended in another way; 10 after Ctrl-C while jobs are left. The same command then goes on
+    where it was.
+    """
+    from exporter.contract.file_locks import FileLockedError, lock_file
+    from exporter.slurm.commands_reader import SlurmReader
+    from launcher.errors import LauncherError, os_errors
+    from launcher.report.state import EXIT_STATUS
+    from launcher.rundir.rundir import user_name
+    from launcher.track.follow import Follower
+    from launcher.track.selection import read_selected, select
+    from launcher.track.state import TrackState, find_state_files, read_state
+
+    user = user or user_name()
+    selection = select(jobs, os.environ, Path.cwd())
+    if shutil.which("squeue") is None:
+        fail("squeue is not on PATH; load the Slurm module")
+    if interval < ADVISED_INTERVAL_S:
+        warn(f"--interval {interval:g}: each poll costs Slurm's controller; {ADVISED_INTERVAL_S:g} s suit most jobs")
+    path, lock = find_state_files((user, selection.cluster, *jobs), state_file, os.environ)
+    slurm = SlurmReader(user, selection.cluster, os.environ)
+
+    def start(rows: "tuple[QueueRow, ...]") -> TrackState:
+        found, now = read_selected(slurm, selection, name, rows), time.time()
+        return TrackState(
+            words=jobs, user=user, cluster=selection.cluster, started=now, updated=now, jobs=found, summary={}
+        )
+
+    with ExitStack() as stack:
+        try:
+            if (descriptor := lock_file(lock)) >= 0:
+                stack.callback(os.close, descriptor)
+        except FileLockedError as error:
+            raise LauncherError(f"{path} is in use by {error}; give another --state-file") from error
+        state = read_state(path, jobs, user)
+        with os_errors(f"{log} cannot be written"):
+            out = None if log is None else stack.enter_context(log.open("ab"))
+
+        def write(text: str) -> None:
+            click.echo(f"{text}\n", err=as_json)
+            if out is not None:
+                out.write(f"{text}\n\n".encode("utf-8", "backslashreplace"))
+                out.flush()
+
+        follower = Follower(slurm, state, start, path, write, noun=noun, interval_s=interval, gpu_every=gpu_every)
+        try:
+            state = state if state is not None and state.complete else follower.run()
+        except KeyboardInterrupt:
+            click.echo("\ngpujob: interrupted; the jobs go on, and the same command follows them again", err=True)
+            sys.exit(EXIT_STATUS["RUNNING"])
+    if state_file is None:
+        path.unlink(missing_ok=True)
+    if as_json:
+        print_json(state.to_json())
+    sys.exit(state.exit_status)

@@ -1,0 +1,1 @@
+"""Any jobs of Slurm, followed to their ends: `gpujob track`."""

@@ -1,0 +1,175 @@
+"""Follow jobs of Slurm until all have ended: one query of the queue at each poll, whatever the number of jobs."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from exporter.contract import run_files
+from exporter.slurm.accounting import Attempt
+from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
+from exporter.slurm.queue import QueueRow
+from exporter.slurm.states import array_of
+from exporter.slurm.tracking import (
+    ACCOUNTING_LAG_S,
+    Known,
+    TrackedJob,
+    compare_accounting,
+    compare_queue,
+    take_figures,
+)
+from launcher.errors import os_errors
+from launcher.rundir.job_records import read_report
+from launcher.steps.slurm_steps import deferred_interrupt
+from launcher.track import run_log
+from launcher.track.gpu_use import read_gpu_use
+from launcher.track.state import TrackState, count_states, exit_status_of
+
+MOST_WAIT_S = 300.0  # between two polls while Slurm does not answer: each failure doubles the interval
+ALERT_AFTER = 3  # failures in a row
+EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
+
+
+class Follower:
+    """Follows the jobs of a state file."""
+
+    def __init__(
+        self,
+        slurm: SlurmReader,
+        state: TrackState | None,
+        start: Callable[[tuple[QueueRow, ...]], TrackState],
+        state_file: Path,
+        write: Callable[[str], None],
+        *,
+        noun: str,
+        interval_s: float,
+        gpu_every: int,
+        clock: Callable[[], float] = time.time,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self._slurm, self._start, self._state_file = slurm, start, state_file
+        self._write, self._noun = write, noun
+        self._interval_s, self._gpu_every = interval_s, gpu_every
+        self._clock, self._sleep = clock, sleep
+        self.state = state  # None before the first answer of Slurm
+        self._failures = {"squeue": 0, "sacct": 0}
+        self._known_at: float | None = None
+        self._has_accounting = True
+        self._asked: dict[str, float] = {}  # when accounting was asked about an id
+        self._poll_at = self._accounting_at = clock()
+
+    def run(self) -> TrackState:
+        """Follow the jobs to their ends. Raises LauncherError if Slurm does not know one of them."""
+        while True:
+            if (self.state is None or not self.state.is_over) and self._clock() >= self._poll_at:
+                self._poll(self._clock())
+            if self.state is not None:
+                self._ask_accounting(self.state)
+                if self.state.is_over and not _unmeasured(self.state):
+                    return self._finish(self.state)
+            self._sleep(max(0.0, self._next_at() - self._clock()))
+
+    def _next_at(self) -> float:
+        times = [] if self.state is not None and self.state.is_over else [self._poll_at]
+        for job in _unmeasured(self.state) if self.state is not None else ():
+            retry_at = job.figures_asked + ACCOUNTING_LAG_S if job.figures_asked is not None else 0.0
+            times.append(max(retry_at, self._accounting_at))
+        return min(times)
+
+    def _poll(self, now: float) -> None:
+        self._poll_at = now + self._interval_s
+        try:
+            rows = self._slurm.queue()
+            state = self.state or self._save(self._start(rows))  # before the first report, if it cannot be written
+        except SlurmUnansweredError as error:
+            self._poll_at = self._note_failure(error)
+            return
+        self._note_answer("squeue")
+        self._known_at, polls = now, state.polls + 1
+        known = compare_queue(state.jobs, rows, now)
+        with deferred_interrupt():  # what has been written is also in the state file
+            self._write(run_log.status_check(now, known.jobs.values()))
+            self._take(state.replace(polls=polls), known, now)
+        if polls % self._gpu_every == 0:
+            for job in known.jobs.values():
+                if job.state == "RUNNING" and (use := read_gpu_use(job)) is not None:
+                    self._write(run_log.resource_status(now, job, use))
+
+    def _take(self, state: TrackState, known: Known, now: float) -> None:
+        """Report changes and save what is known."""
+        for change in known.changes:
+            run_dir = change.job.run_dir
+            self._write(run_log.state_change(change, read_report(Path(run_dir)) if run_dir else None))
+        self._save(state.replace(jobs=known.jobs, updated=now, summary=count_states(known.jobs.values())))
+
+    def _save(self, state: TrackState) -> TrackState:
+        self.state = state
+        with os_errors(f"{self._state_file} cannot be written"):
+            run_files.write_json(self._state_file, state.to_json())
+        return state
+
+    def _ask_accounting(self, state: TrackState) -> None:
+        """Ask once about jobs that have left the queue, and for the figures of ended ones."""
+        now = self._clock()
+        lost = [job for job in state.jobs.values() if job.missing_since is not None and not job.is_over]
+        due = [
+            job
+            for job in _unmeasured(state)
+            if job.figures_asked is None or now - job.figures_asked >= ACCOUNTING_LAG_S
+        ]
+        arrays = {array_of(job.job_id) for job in (*lost, *due)}  # one question covers all tasks
+        asked = sorted(arrays, key=lambda array: self._asked.get(array, 0.0))[:MOST_ASKED]
+        if not asked or now < self._accounting_at:
+            return
+        self._asked |= dict.fromkeys(asked, now)
+        lost, due = ([job for job in jobs if array_of(job.job_id) in asked] for jobs in (lost, due))
+        attempts: tuple[Attempt, ...] | None = None
+        if self._has_accounting:
+            times = [job.submitted or 0.0 for job in (*lost, *due)]
+            try:
+                attempts = self._slurm.accounting(asked, max(0.0, min([*times, now]) - EARLIER_S))
+            except SlurmUnansweredError as error:
+                retry_at = self._note_failure(error)
+                self._has_accounting = not error.is_lasting
+                if self._has_accounting:
+                    self._accounting_at, attempts = retry_at, ()
+                    if not state.is_over:
+                        return  # a failure says nothing about a job
+            else:
+                self._note_answer("sacct")
+        found = compare_accounting({job.job_id: job for job in lost}, attempts, now)
+        measured = {job.job_id: take_figures(job, attempts, now) for job in due}
+        with deferred_interrupt():
+            self._take(state, found._replace(jobs={**state.jobs, **found.jobs, **measured}), now)
+            for job in measured.values():
+                if job.figures is not None:
+                    self._write(run_log.compute_metrics(now, job))
+
+    def _note_failure(self, error: SlurmUnansweredError) -> float:
+        """Report the failure; return when to try again."""
+        now, failures = self._clock(), self._failures[error.command] + 1
+        self._failures[error.command] = failures
+        wait_s = max(self._interval_s, min(self._interval_s * 2.0 ** (failures - 1), MOST_WAIT_S))
+        self._write(run_log.query_failed(now, error, wait_s))
+        if failures == ALERT_AFTER:
+            self._write(run_log.alert(now, error.command, failures, self._known_at))
+        return now + wait_s
+
+    def _note_answer(self, command: str) -> None:
+        if failures := self._failures[command]:
+            self._write(run_log.query_recovered(self._clock(), command, failures))
+        self._failures[command] = 0
+
+    def _finish(self, state: TrackState) -> TrackState:
+        now = self._clock()
+        jobs = list(state.jobs.values())
+        state = state.replace(complete=True, updated=now, exit_status=exit_status_of(jobs))
+        with deferred_interrupt():
+            self._write(run_log.all_complete(now, state, self._noun))
+            self._save(state)
+        return state
+
+
+def _unmeasured(state: TrackState) -> list[TrackedJob]:
+    """Ended jobs whose figures are wanted: those of cancelled jobs are not."""
+    ended = (job for job in state.jobs.values() if job.is_over and not job.given_up and job.figures is None)
+    return [job for job in ended if job.state != "CANCELLED"]

@@ -1,0 +1,155 @@
+"""Which jobs a tracking run follows: ids, jobs and sweeps of gpujob, names in the queue, or all jobs of the user."""
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from exporter.contract import run_files
+from exporter.contract.records import NOTHING
+from exporter.slurm.accounting import Attempt
+from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
+from exporter.slurm.queue import QueueRow
+from exporter.slurm.states import ENDS, JOB_ID, array_of, is_part_of, task_ids
+from exporter.slurm.tracking import TrackedJob
+from launcher.errors import LauncherError
+from launcher.registry.entries import read_own_entries
+from launcher.registry.search import LOCAL_PREFIX, find_job, is_sweep
+from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.rundir import submitted_cluster
+from launcher.sweep.directory import read_record
+from launcher.words import count_text
+
+_ID = re.compile(JOB_ID)
+
+
+class OwnRun(NamedTuple):
+    """A job that gpujob launched."""
+
+    name: str
+    run_dir: Path
+
+
+class Selection(NamedTuple):
+    """What is wanted, before Slurm has been asked."""
+
+    ids: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of jobs in the queue
+    own_runs: Mapping[str, OwnRun] = NOTHING  # by job id, of those that are named
+    cluster: str | None = None  # None for the cluster of this machine
+
+    @property
+    def is_everything(self) -> bool:
+        return not (self.ids or self.names)
+
+
+def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> Selection:
+    """Find what the words mean. Raises LauncherError."""
+    own_names = {entry.job_name for entry in read_own_entries(environ)}
+    ids, names, own_runs, clusters = list[str](), list[str](), dict[str, OwnRun](), set[str | None]()
+    for word in words:
+        if _ID.fullmatch(word):
+            try:
+                ids += task_ids(word)
+            except ValueError as error:
+                raise LauncherError(f"{word}: {error}; write it as in 4459_[0-7]") from error
+        elif word in own_names or "/" in word or (workdir / word).is_dir() or word.startswith(LOCAL_PREFIX):
+            found, cluster = _own_runs(find_job(word, environ, workdir).directory)
+            own_runs |= found
+            clusters.add(cluster)
+            ids += found
+        else:
+            names.append(word)
+    if len(clusters) > 1:
+        raise LauncherError("these jobs are on several clusters; give those of one cluster")
+    return Selection(tuple(dict.fromkeys(ids)), tuple(names), own_runs, next(iter(clusters), None))
+
+
+def _own_runs(directory: Path) -> tuple[dict[str, OwnRun], str | None]:
+    """Jobs of a run directory or sweep by id, and their cluster."""
+    if is_sweep(directory):
+        record = read_record(directory)
+        if record.local:
+            raise _local_error(directory)
+        runs = [(point.name, directory / point.runs[-1]) for point in record.points if point.runs]
+        return {job_id_of(path): OwnRun(name, path) for name, path in runs}, next(
+            (array.cluster for array in record.arrays), None
+        )
+    job_id = job_id_of(directory)
+    if job_id.startswith(LOCAL_PREFIX):
+        raise _local_error(directory)
+    submission = run_files.read_json(directory / f"{job_id}.json") or {}
+    return {job_id: OwnRun(str(submission.get("job_name") or job_id), directory)}, submitted_cluster(directory)
+
+
+def _local_error(directory: Path) -> LauncherError:
+    return LauncherError(f"{directory} ran without Slurm; follow it with `gpujob watch {directory}`")
+
+
+def read_selected(
+    slurm: SlurmReader, selection: Selection, prefix: str, rows: Iterable[QueueRow]
+) -> dict[str, TrackedJob]:
+    """The wanted jobs, out of the queue and, for ids, the accounting. Raises LauncherError and SlurmUnansweredError."""
+    attempts: tuple[Attempt, ...] = ()
+    arrays = list(dict.fromkeys(map(array_of, selection.ids)))
+    try:
+        for first in range(0, len(arrays), MOST_ASKED):
+            attempts += slurm.accounting(arrays[first : first + MOST_ASKED], 0.0)
+    except SlurmUnansweredError as error:
+        if not error.is_lasting:
+            raise
+    return selected_jobs(selection, slurm.user, prefix, rows, attempts)
+
+
+def selected_jobs(
+    selection: Selection, user: str, prefix: str, rows: Iterable[QueueRow], attempts: Iterable[Attempt]
+) -> dict[str, TrackedJob]:
+    """The wanted jobs, out of the first answers of Slurm. Raises LauncherError for those that Slurm does not know."""
+    rows = [row._replace(job_id=task) for row in rows for task in task_ids(row.job_id)]
+    in_queue = {row.job_id for row in rows}
+    in_order = sorted(attempts, key=lambda attempt: attempt.sight.submitted or 0.0)  # earlier jobs may have its id
+    last = {task: attempt for attempt in in_order for task in task_ids(attempt.job_id)}
+    rows += [QueueRow(task, each.sight, each.name, None) for task, each in last.items() if task not in in_queue]
+    wanted = [row for row in rows if _is_wanted(row, selection)]
+    missing = [word for word in selection.ids if not any(is_part_of(row.job_id, word) for row in wanted)]
+    missing += [name for name in selection.names if not any(row.name == name for row in wanted)]
+    if missing:
+        what = count_text(len(missing), "job")
+        raise LauncherError(
+            f"{', '.join(missing)}: Slurm knows no such job of {user}; give an id that `squeue -u {user}` or `sacct` "
+            f"shows, or the owner of the {what} with --user"
+        )
+    if not wanted:
+        raise LauncherError(f"{user} has no job in Slurm's queue that has not ended; give the ids of jobs that have")
+    return {row.job_id: _tracked(row, selection.own_runs.get(row.job_id), prefix) for row in wanted}
+
+
+def _is_wanted(row: QueueRow, selection: Selection) -> bool:
+    if selection.is_everything:
+        return row.sight.state not in ENDS
+    return row.name in selection.names or any(is_part_of(row.job_id, word) for word in selection.ids)
+
+
+def _tracked(row: QueueRow, own: OwnRun | None, prefix: str) -> TrackedJob:
+    """The job before its first change: every job begins as PENDING."""
+    _, mark, part = row.job_id.replace("+", "_").partition("_")
+    name = own.name if own is not None else f"{row.name}/{part}" if mark else row.name
+    run_dir = own.run_dir if own is not None else _run_dir_of(row.output)
+    return TrackedJob(
+        job_id=row.job_id,
+        name=f"{prefix}/{name}" if prefix else name,
+        attempt=row.sight.restarts + 1,
+        restarts=row.sight.restarts,
+        submitted=row.sight.submitted,
+        log=row.output if run_dir is None else f"{run_dir}/",
+        run_dir=None if run_dir is None else str(run_dir),
+    )
+
+
+def _run_dir_of(output: str | None) -> Path | None:
+    """The run directory in which Slurm writes the output of a job that gpujob launched."""
+    folder = None if output is None else Path(output).parent
+    try:
+        return folder if folder is not None and (folder / run_files.MANIFEST_FILE).is_file() else None
+    except OSError:
+        return None  # in a directory that we may not search

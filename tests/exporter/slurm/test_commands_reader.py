@@ -1,0 +1,75 @@
+"""Commands that read Slurm, with executables on PATH."""
+
+import os
+import time
+from pathlib import Path
+
+import pytest
+
+from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError, clean_environment, run_reading
+
+ROW = "7|RUNNING|None|100|110|N/A|5:00|0|n1|7|ada|/dev/null|job|"
+
+
+def script(folder: Path, name: str, text: str) -> None:
+    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).chmod(0o755)
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return tmp_path
+
+
+def test_each_question_is_one_command_in_a_pinned_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SQUEUE_FORMAT", "%i")
+    script(folder, "squeue", f'echo "$*" > {folder}/asked; env >> {folder}/asked; echo "{ROW}"')
+    (row,) = SlurmReader("ada", None, os.environ).queue()
+    assert (row.job_id, row.sight.started) == ("7", 110.0)
+    arguments, *variables = (folder / "asked").read_text().splitlines()
+    assert arguments.startswith("--local -h -a -t all -u ada -O JobArrayID:|,State:|,")
+    assert {"LC_ALL=C", "SLURM_TIME_FORMAT=%s", "SLURM_BITSTR_LEN=0"} <= {*variables}
+    assert not [variable for variable in variables if variable.startswith("SQUEUE_")]
+    script(folder, "sacct", f'echo "$*" > {folder}/asked')
+    assert SlurmReader("ada", "other", {"PATH": os.environ["PATH"]}).accounting(["7", "8"], 1234.5) == ()
+    asked = (folder / "asked").read_text()
+    assert asked.startswith("--clusters=other -n -P -D --noconvert -S uts1234 -j 7,8 -o JobID,User,")
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("echo 'slurm_load_jobs error: Socket timed out' >&2; exit 1", "exited with 1: slurm_load_jobs error: Socket"),
+        ("echo 'Invalid user: nobody' >&2", "exited with 0: Invalid user"),  # no answer, though it exits with 0
+        ("printf '7|RUNN'", "gave an answer that cannot be used: its last line is not complete"),
+    ],
+)
+def test_a_failed_or_damaged_answer_is_no_answer(folder: Path, text: str, problem: str) -> None:
+    script(folder, "squeue", text)
+    with pytest.raises(SlurmUnansweredError, match=f"^squeue {problem}"):
+        SlurmReader("ada", None, os.environ).queue()
+
+
+def test_a_command_that_hangs_is_killed_with_its_children(folder: Path) -> None:
+    script(folder, "sacct", f"sleep 60 & echo $! > {folder}/child; wait")
+    start = time.monotonic()
+    with pytest.raises(SlurmUnansweredError, match=r"^sacct did not answer in 0\.5 s$"):
+        run_reading(["sacct"], clean_environment(os.environ), 0.5)
+    assert time.monotonic() - start < 10
+    child = Path(f"/proc/{(folder / 'child').read_text().strip()}/stat")
+    assert not child.exists() or child.read_text().rpartition(")")[2].split()[0] in "ZX"
+
+
+def test_only_an_accounting_that_is_absent_is_a_lasting_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(folder))
+    reader = SlurmReader("ada", None, os.environ)
+    with pytest.raises(SlurmUnansweredError, match=r"^sacct is not on PATH") as absent:
+        reader.accounting(["7"], 0.0)
+    script(folder, "sacct", "echo 'Slurm accounting storage is disabled' >&2; exit 1")
+    with pytest.raises(SlurmUnansweredError) as disabled:
+        reader.accounting(["7"], 0.0)
+    script(folder, "sacct", "echo 'Connection refused' >&2; exit 1")
+    with pytest.raises(SlurmUnansweredError) as refused:
+        reader.accounting(["7"], 0.0)
+    assert [found.value.is_lasting for found in (absent, disabled, refused)] == [True, True, False]

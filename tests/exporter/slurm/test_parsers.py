@@ -1,0 +1,167 @@
+"""What squeue and sacct of Slurm 22.05, 24.11 and 26.05 print for the same jobs."""
+
+from pathlib import Path
+
+import pytest
+
+from exporter.slurm.accounting import Attempt, parse_accounting
+from exporter.slurm.queue import FIELDS, GarbledAnswerError, QueueRow, parse_queue
+from exporter.slurm.states import array_of, base_state, is_part_of, parse_duration, task_ids
+
+SAMPLES = Path(__file__).parent / "samples"
+VERSIONS = ("22.05.8", "24.11.5", "26.05.5")
+
+
+@pytest.fixture(params=VERSIONS)
+def rows(request: pytest.FixtureRequest) -> dict[str, QueueRow]:
+    text = (SAMPLES / f"squeue.{request.param}.txt").read_text(encoding="utf-8")
+    return {row.job_id: row for row in parse_queue(text)}
+
+
+@pytest.fixture(params=VERSIONS)
+def attempts(request: pytest.FixtureRequest) -> dict[str, Attempt]:
+    text = (SAMPLES / f"sacct.{request.param}.txt").read_text(encoding="utf-8")
+    return {attempt.job_id: attempt for attempt in parse_accounting(text)}
+
+
+def test_every_row_of_every_version_is_read(rows: dict[str, QueueRow]) -> None:
+    assert {job_id: row.sight.state for job_id, row in rows.items()} == {
+        "9": "CANCELLED",
+        "10_4": "COMPLETED",
+        "20+0": "COMPLETED",
+        "14": "COMPLETED",
+        **dict.fromkeys(("15", "16", "17", "33", "11_[1-3,7,10,13,16,19%2]"), "PENDING"),
+        "12": "RUNNING",
+        "1": "RUNNING",
+        "13": "RUNNING",
+        "19": "RUNNING",
+        "25": "SUSPENDED",
+        "4": "FAILED",
+        "32": "NODE_FAIL",
+        "6": "OUT_OF_MEMORY",
+    }
+    assert rows["13"].name == 'a|b"c d \\\\ $(id) {x}'
+    assert rows["14"].name == "naïve→"
+    assert rows["17"].sight.reason == "DependencyNeverSatisfied"
+    assert rows["33"].sight.restarts == rows["12"].sight.restarts == 1
+    assert (rows["1"].sight.limit_s, rows["19"].sight.limit_s) == (60.0, None)
+
+
+def test_forecasts_and_limits_are_no_times_of_a_job(rows: dict[str, QueueRow]) -> None:
+    waiting, running, cancelled = (rows[job_id].sight for job_id in ("15", "1", "9"))
+    assert (waiting.started, waiting.ended) == (None, None)  # `--begin`: squeue prints when it could start
+    assert running.started is not None
+    assert running.ended is None
+    assert cancelled.started is None
+    assert cancelled.ended is not None
+
+
+def row(job_id: str = "7", state: str = "RUNNING", name: str = "job", output: str = "/dev/null") -> str:
+    values = dict(zip(FIELDS, f"{job_id}|{state}|None|100|110|N/A|5:00|0|n1|7|ada".split("|"), strict=False))
+    return "|".join([*values.values(), output, name]) + "|\n"
+
+
+def test_a_name_may_have_lines_and_an_output_file_has_its_patterns_filled() -> None:
+    found = parse_queue("CLUSTER: other\n" + row(name="two\nlines") + row("4459_3", output="/logs/%x-%A_%a-%4j.%u"))
+    assert [entry.name for entry in found] == ["two\nlines", "job"]
+    assert [entry.output for entry in found] == [None, "/logs/job-4459_3-7.ada"]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        (row().removesuffix("|\n"), "its last line is not complete"),
+        (row() + row(job_id="9_[1-...]"), "1 of its 2 lines cannot be parsed"),  # a cut list hides tasks
+        ("oops\n" + row(), "1 of its 2 lines"),
+        (row().replace("|0|n1", "|many|n1"), "1 of its 1 lines"),
+        ("CLUSTER: a\nCLUSTER: b\n", "several clusters; set SLURM_CLUSTERS"),
+    ],
+)
+def test_a_damaged_answer_is_no_answer(text: str, problem: str) -> None:
+    with pytest.raises(GarbledAnswerError, match=problem):
+        parse_queue(text)
+
+
+def test_one_damaged_line_in_hundreds_is_left_out() -> None:
+    assert len(parse_queue("oops\n" + row() * 200)) == 200
+
+
+def test_figures_are_those_of_seff() -> None:
+    text = (SAMPLES / "sacct.22.05.8.txt").read_text(encoding="utf-8")
+    found = {attempt.job_id: attempt.figures() for attempt in parse_accounting(text)}
+    figures = found["2"]  # seff: CPU 31.25%, memory 122.13 MB of 600.00 MB, wall clock 00:00:08
+    assert (figures.elapsed_s, figures.limit_s, figures.cpu_ratio) == (8.0, 600.0, 0.3125)
+    assert (figures.memory_bytes, figures.memory_requested_bytes) == (128061440, 600 * 1024**2)
+    assert found["1"].cpu_ratio == 0.0  # measured: it slept
+    short = found["3"]  # seff prints 0.00 MB for what was never sampled
+    assert (short.memory_bytes, short.exit_code) == (None, "3:0")
+    never = found["9"]  # seff prints 0.00% of a job that never ran
+    assert (never.cpu_ratio, never.memory_bytes, never.memory_requested_bytes) == (None, None, None)
+
+
+def test_attempts_have_their_ends_and_steps(attempts: dict[str, Attempt]) -> None:
+    assert {job_id: attempt.sight.state for job_id, attempt in attempts.items()} == {
+        "1": "TIMEOUT",
+        "2": "COMPLETED",
+        "3": "FAILED",
+        "7": "COMPLETED",
+        "9": "CANCELLED",
+        "13": "COMPLETED",
+        "15": "PENDING",
+        "20+0": "COMPLETED",
+        "10_5": "COMPLETED",
+        "11_[1-3,7,10,13,16,19%2]": "PENDING",
+    }
+    assert {job_id: len(attempt.steps) for job_id, attempt in attempts.items()} == {
+        "1": 2,
+        "2": 3,
+        "3": 1,
+        "7": 2,
+        "9": 0,
+        "13": 1,
+        "15": 0,
+        "20+0": 2,
+        "10_5": 1,
+        "11_[1-3,7,10,13,16,19%2]": 0,
+    }
+    assert attempts["9"].sight.started is None
+    assert [attempts[job_id].is_complete for job_id in ("1", "9", "15")] == [True, True, False]
+    unfinished = attempts["1"]._replace(steps=(attempts["1"].steps[0]._replace(ended=None),))
+    assert not unfinished.is_complete  # the job's row comes 1 to 2 s before those of its steps
+
+
+def test_each_attempt_has_its_own_steps() -> None:
+    first = (
+        "12|ada|{}|0:0|100|100|104|4|5|1|00:01|mem=50M||job\n12.batch||CANCELLED|0:0|100|100|{}|4||1|00:01|||batch\n"
+    )
+    requeued, running = parse_accounting(first.format("REQUEUED", 105) + first.format("RUNNING", "Unknown"))
+    assert (len(requeued.steps), len(running.steps)) == (1, 1)
+    assert (requeued.steps[0].ended, running.steps[0].ended) == (105.0, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("4459_[1-3%2]", ("4459_1", "4459_2", "4459_3")),
+        ("11_[1-3,7,10-19:3%2]", tuple(f"11_{index}" for index in (1, 2, 3, 7, 10, 13, 16, 19))),
+        ("4459_3", ("4459_3",)),
+        ("20+0", ("20+0",)),
+    ],
+)
+def test_array_ids_name_their_tasks(text: str, found: tuple[str, ...]) -> None:
+    assert task_ids(text) == found
+    assert all(is_part_of(task, array_of(text)) for task in found)
+    assert not is_part_of("44590", "4459")
+
+
+@pytest.mark.parametrize("text", ["11_[1-...]", "11_[a]", "11_[]", "11_[0-4000000]"])
+def test_a_list_of_tasks_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="array indexes"):
+        task_ids(text)
+
+
+def test_states_and_times_are_read_in_slurms_words() -> None:
+    words = ("CANCELLED by 1000", "COMPLETING", "REQUEUE_HOLD", "REVOKED", "SOMETHING_NEW")
+    assert [*map(base_state, words)] == ["CANCELLED", "RUNNING", "PENDING", "REVOKED", "SOMETHING_NEW"]
+    texts = ("5:00", "1-02:03:04", "00:10.481", "30", "UNLIMITED", "INVALID")
+    assert [*map(parse_duration, texts)] == [300.0, 93784.0, 10.0, 30.0, None, None]

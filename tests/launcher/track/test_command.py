@@ -1,0 +1,76 @@
+"""`gpujob track` itself, with a fake squeue and no accounting."""
+
+import json
+import os
+import signal
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from exporter.contract.file_locks import lock_file
+from launcher.cli.main import main
+from launcher.track.state import find_state_files
+from tests.support.fake_slurm import BIN, FakeSlurm
+
+Run = Callable[..., tuple[int | str | None, str, str]]
+RUNNING = "7|RUNNING|None|100|110|N/A|5:00|0|n1|7|ada|/dev/null|job|\n"
+COMPLETED = RUNNING.replace("RUNNING", "COMPLETED").replace("N/A", "170")
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "fake")
+    for name, value in fake.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("PATH", f"{BIN}:{Path(sys.executable).parent}")
+    monkeypatch.chdir(tmp_path)
+    return fake
+
+
+@pytest.fixture
+def track(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    def run(*words: str) -> tuple[int | str | None, str, str]:
+        monkeypatch.setattr(sys, "argv", ["gpujob", "track", "--user", "ada", *words])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        return ended.value.code, *capsys.readouterr()
+
+    return run
+
+
+def interrupt(_signum: int, _frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def test_after_ctrl_c_the_same_command_goes_on(slurm: FakeSlurm, track: Run) -> None:
+    slurm.say("squeue", "out", RUNNING)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 2.0)
+    status, log, problem = track()
+    signal.signal(signal.SIGALRM, before)
+    assert (status, log.count("STATE_CHANGE")) == (10, 1)
+    assert "interrupted; the jobs go on, and the same command follows them again" in problem
+    slurm.say("squeue", "out", COMPLETED)
+    status, out, log = track("--json")
+    assert (status, log.count("STATE_CHANGE"), log.count("QUERY_FAILED: sacct")) == (0, 1, 1)
+    (job,) = json.loads(out)["jobs"].values()
+    assert [event["state"] for event in job["history"]] == ["RUNNING", "COMPLETED"]
+    assert not list((slurm.folder / "state" / "gpujob" / "track").glob("*.json"))  # all have ended
+
+
+def test_a_state_file_is_of_one_run_and_one_process(slurm: FakeSlurm, track: Run) -> None:
+    slurm.say("squeue", "out", COMPLETED)
+    path = Path("states.json")
+    _, lock = find_state_files((), path, os.environ)
+    descriptor = lock_file(lock)
+    status, _, problem = track("job", "--state-file", "states.json")
+    os.close(descriptor)
+    assert status == 2
+    assert f"gpujob: states.json is in use by process {os.getpid()} on " in problem
+    path.write_text('{"user": "ada", "words": ["8"], "started": 1, "updated": 1, "jobs": {}, "summary": {}}')
+    assert track("job", "--state-file", "states.json")[::2] == (
+        2,
+        "gpujob: states.json has the states of another run (8); give another --state-file\n",
+    )

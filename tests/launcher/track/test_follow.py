@@ -1,0 +1,178 @@
+"""A whole tracking run against a scripted Slurm, with a clock that jumps."""
+
+import itertools
+import json
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import pytest
+
+from exporter.slurm.accounting import Attempt, Step
+from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+from exporter.slurm.queue import QueueRow, Sight
+from launcher.track.follow import Follower
+from launcher.track.selection import Selection, read_selected
+from launcher.track.state import TrackState, read_state
+from tests.launcher.conftest import Golden
+
+START = datetime(2025, 11, 11, 14, 44, 20, tzinfo=UTC).timestamp()
+RUN = "r8_lr1e-5/capitalization"
+MIB = 1024.0**2
+
+
+def at(clock: str) -> float:
+    return datetime.fromisoformat(f"2025-11-11 {clock}+00:00").timestamp()
+
+
+class ScriptedSlurm(SlurmReader):
+    """Answers by a script: each job's states with the time from which squeue shows them."""
+
+    def __init__(self, script: dict[str, list[tuple[str, str]]], folder: Path) -> None:
+        super().__init__("ada", None, {})
+        self.script, self.folder = script, folder
+        self.now = START
+        self.down: dict[str, tuple[str, str]] = {}  # command: from, to
+        self.accounting_from = "14:00:00"
+        self.calls: list[tuple[str, float]] = []
+
+    def _call(self, command: str, problem: str) -> None:
+        self.calls.append((command, self.now))
+        first, last = self.down.get(command, ("00:00:00", "00:00:00"))
+        if at(first) <= self.now <= at(last):
+            raise SlurmUnansweredError(command, problem)
+
+    def _sight(self, states: list[tuple[str, str]]) -> Sight:
+        times = {state: at(clock) for state, clock in states if at(clock) <= self.now}
+        state = next(reversed(times), "PENDING")
+        ended = times[state] if state not in ("PENDING", "RUNNING") else None
+        return Sight(state, START - 60, times.get("RUNNING"), ended, 0, None, 600.0)
+
+    def queue(self) -> tuple[QueueRow, ...]:
+        self._call("squeue", "did not answer in 30 s")
+        names = ("capitalization", "syntax", "words", "numbers")
+        return tuple(
+            QueueRow(job_id, self._sight(states), f"r8_lr1e-5/{name}/epoch0", f"{self.folder}/{job_id}/log.out")
+            for (job_id, states), name in zip(self.script.items(), names, strict=False)
+            if not any(state == "GONE" and at(clock) <= self.now for state, clock in states)
+        )
+
+    def accounting(self, job_ids: Sequence[str], since: float) -> tuple[Attempt, ...]:
+        self._call("sacct", "exited with 1: Problem talking to the database: Connection refused")
+        if self.now < at(self.accounting_from):
+            return ()
+        found = []
+        for job_id in job_ids:
+            sight = self._sight([pair for pair in self.script[job_id] if pair[0] != "GONE"])
+            elapsed = (sight.ended or self.now) - (sight.started or self.now)
+            steps = (Step(sight.ended, elapsed * 3, 12.5 * 1024 * MIB),)
+            found.append(Attempt(job_id, "ada", "x", sight, "0:0", elapsed, 4, 64 * 1024 * MIB, steps))
+        return tuple(found)
+
+
+class Run:
+    """A tracking run that ends after its jobs, or at a time."""
+
+    def __init__(self, slurm: ScriptedSlurm, folder: Path) -> None:
+        self.slurm, self.file = slurm, folder / "run-r8-state.json"
+        self.log: list[str] = []
+
+    def follow(self, until: str = "23:00:00") -> TrackState:
+        def start(rows: Iterable[QueueRow]) -> TrackState:
+            jobs = read_selected(self.slurm, Selection(), "", rows)
+            return TrackState(user="ada", started=self.slurm.now, updated=self.slurm.now, jobs=jobs, summary={})
+
+        def sleep(seconds: float) -> None:
+            self.slurm.now += seconds
+            if self.slurm.now > at(until):
+                raise KeyboardInterrupt
+
+        follower = Follower(
+            self.slurm,
+            read_state(self.file, (), "ada"),
+            start,
+            self.file,
+            self.log.append,
+            noun="evaluations",
+            interval_s=60.0,
+            gpu_every=5,
+            clock=lambda: self.slurm.now,
+            sleep=sleep,
+        )
+        return follower.run()
+
+    def entries(self, kind: str) -> list[str]:
+        return [entry for entry in self.log if f"] {kind}: " in entry]
+
+
+@pytest.fixture
+def run(tmp_path: Path, utc: None) -> Callable[[dict[str, list[tuple[str, str]]]], Run]:
+    return lambda script: Run(ScriptedSlurm(script, tmp_path / "eval"), tmp_path)
+
+
+MakeRun = Callable[[dict[str, list[tuple[str, str]]]], Run]
+FOUR = {
+    "12345690": [("RUNNING", "14:45:20"), ("COMPLETED", "14:50:12"), ("GONE", "14:55:12")],
+    "12345691": [("RUNNING", "14:45:30"), ("FAILED", "14:46:05"), ("GONE", "14:51:05")],
+    "12345692": [("RUNNING", "14:46:40"), ("TIMEOUT", "14:56:52")],
+    "12345693": [("CANCELLED", "14:47:00")],
+}
+
+
+def test_the_log_of_a_run_is_that_of_the_golden_page(run: MakeRun, golden: Golden) -> None:
+    followed = run(FOUR)
+    followed.slurm.accounting_from = "14:46:40"  # it lags behind the failure
+    followed.slurm.down["squeue"] = ("14:47:00", "14:47:30")
+    metrics = followed.slurm.folder / "12345690" / "gpu_metrics.csv"
+    metrics.parent.mkdir(parents=True)
+    metrics.write_text("time,gpu,gpu_util,mem_used_gb,mem_total_gb\n1,0,3,1,80\n2,0,87,62.5,80\n")
+    state = followed.follow()
+    page = "\n\n".join(followed.log).replace(str(followed.slurm.folder), "/srv/eval")
+    golden("launcher/track.txt", page + "\n")
+    assert (state.exit_status, dict(state.summary)) == (1, {"COMPLETED": 1, "FAILED": 1, "CANCELLED": 1, "TIMEOUT": 1})
+    assert len([call for call in followed.slurm.calls if call[0] == "squeue"]) == state.polls + 1  # one failed
+    saved = json.loads(followed.file.read_text())
+    assert [event["state"] for event in saved["jobs"]["12345690"]["history"]] == ["RUNNING", "COMPLETED"]
+    assert saved["jobs"]["12345690"]["figures"]["cpu_ratio"] == 0.75
+
+
+def test_a_restart_goes_on_and_tells_nothing_twice(run: MakeRun) -> None:
+    whole, followed = run(FOUR), run(FOUR)
+    whole.follow()
+    whole.file.unlink()
+    for until in ("14:46:00", "14:47:30", "14:51:00"):
+        with pytest.raises(KeyboardInterrupt):
+            followed.follow(until)
+    followed.follow()
+    for kind in ("STATE_CHANGE", "COMPUTE_METRICS", "ALL_COMPLETE"):
+        assert len(followed.entries(kind)) == len(whole.entries(kind)), kind
+    assert sorted(followed.entries("STATE_CHANGE")) == sorted(whole.entries("STATE_CHANGE"))
+
+
+def test_a_slurm_that_does_not_answer_ends_no_job(run: MakeRun) -> None:
+    followed = run({"12345690": [("RUNNING", "14:45:20"), ("COMPLETED", "15:40:00"), ("GONE", "15:45:00")]})
+    followed.slurm.down["squeue"] = ("14:50:00", "15:50:00")
+    state = followed.follow()
+    assert [entry.split("\n")[2] for entry in followed.entries("STATE_CHANGE")] == [
+        "Current: RUNNING",
+        "Current: COMPLETED",
+    ]
+    assert state.jobs["12345690"].ended == at("15:40:00")  # from accounting: squeue had forgotten it
+    failed = [moment for command, moment in followed.slurm.calls if command == "squeue" and moment >= at("14:50:00")]
+    assert [b - a for a, b in itertools.pairwise(failed)][:4] == [60.0, 120.0, 240.0, 300.0]
+    (alert,) = followed.entries("ALERT")
+    assert "squeue has failed 3 times in a row\nKnown: the states of 2025-11-11 14:49:20" in alert
+    assert len(followed.entries("QUERY_RECOVERED")) == 1
+
+
+def test_an_accounting_that_does_not_answer_costs_only_figures(run: MakeRun) -> None:
+    followed = run({"12345690": [("RUNNING", "14:45:20"), ("COMPLETED", "14:50:12")]})
+    followed.slurm.down["sacct"] = ("14:00:00", "23:00:00")
+    assert followed.follow().exit_status == 0
+    (figures,) = followed.entries("COMPUTE_METRICS")
+    assert figures.split("\n")[2:] == [
+        "GPU Time: 00:04:52 / 00:10:00 (48.67%)",
+        "Memory: not measured",
+        "CPU Efficiency: not measured",
+    ]
+    assert len(followed.entries("QUERY_FAILED")) == 2

@@ -1,0 +1,66 @@
+"""Which jobs a tracking run follows."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from exporter.slurm.accounting import Attempt
+from exporter.slurm.queue import QueueRow, Sight
+from launcher.errors import LauncherError
+from launcher.track.selection import Selection, select, selected_jobs
+
+ROWS = (
+    QueueRow("4459_[0-1]", Sight("PENDING", 100.0), "arr", "/logs/arr.log"),
+    QueueRow("4459_2", Sight("RUNNING", 100.0, 110.0), "arr", None),
+    QueueRow("44", Sight("COMPLETED", 100.0, 110.0, 120.0), "eval", None),
+    QueueRow("45", Sight("PENDING", 100.0, restarts=2), "eval", None),
+)
+OLD = (Attempt("46", "ada", "old", Sight("COMPLETED", 50.0), "0:0", 1.0, 1, None),)
+
+
+def ids(selection: Selection, attempts: tuple[Attempt, ...] = ()) -> set[str]:
+    return set(selected_jobs(selection, "ada", "", ROWS, attempts))
+
+
+def test_ids_arrays_names_and_everything_are_found() -> None:
+    assert ids(Selection(("4459",))) == {"4459_0", "4459_1", "4459_2"}
+    assert ids(Selection(("4459_1", "44"))) == {"4459_1", "44"}
+    assert ids(Selection(names=("eval",))) == {"44", "45"}
+    assert ids(Selection()) == {"4459_0", "4459_1", "4459_2", "45"}
+    assert ids(Selection(("46",)), OLD) == {"46"}  # it has left the queue
+
+
+def test_every_job_begins_as_pending_with_a_name_of_its_own() -> None:
+    found = selected_jobs(Selection(), "ada", "r8", ROWS, ())
+    assert {job.name for job in found.values()} == {"r8/arr/0", "r8/arr/1", "r8/arr/2", "r8/eval"}
+    assert {job.state for job in found.values()} == {"PENDING"}
+    assert (found["45"].attempt, found["4459_0"].log) == (3, "/logs/arr.log")
+
+
+@pytest.mark.parametrize(
+    ("selection", "problem"),
+    [
+        (Selection(("7", "44")), "^7: Slurm knows no such job of ada; give an id"),
+        (Selection(names=("evil",)), "^evil: Slurm knows no such job"),
+    ],
+)
+def test_a_job_that_slurm_does_not_know_is_an_error(selection: Selection, problem: str) -> None:
+    with pytest.raises(LauncherError, match=problem):
+        ids(selection)
+
+
+def test_a_job_of_gpujob_has_its_own_name_and_directory(tmp_path: Path) -> None:
+    run_dir = tmp_path / "logs" / "44_train_20261123_111634"
+    run_dir.mkdir(parents=True)
+    (run_dir / "manifest.json").write_text("{}")
+    (run_dir / "44.json").write_text(json.dumps({"job_name": "my train"}))
+    selection = select((str(run_dir),), {}, tmp_path)
+    (job,) = selected_jobs(selection, "ada", "", ROWS, ()).values()
+    assert (job.job_id, job.name, job.run_dir, job.log) == ("44", "my train", str(run_dir), f"{run_dir}/")
+    by_id = QueueRow("44", Sight("RUNNING", 1.0), "train", f"{run_dir}/log.out")
+    assert selected_jobs(Selection(("44",)), "ada", "", [by_id], ())["44"].run_dir == str(run_dir)
+    local = tmp_path / "logs" / "local-82f2_train"
+    run_dir.rename(local)
+    with pytest.raises(LauncherError, match="ran without Slurm; follow it with `gpujob watch"):
+        select((str(local),), {}, tmp_path)
