@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench.clock import Figures, cpu_s
-from bench.sidecar import start_sidecar, write_run_dir
+from bench.sidecar import make_manifest, start_sidecar, write_run_dir
 from bench.wrapper import wrapper
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
@@ -56,7 +56,9 @@ def measure() -> Figures:
     chosen = random.Random(time.time_ns())
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)
-        write_run_dir(run_dir, tuple(Task(f"worker_w{rank}", "worker", rank, rank, 0, 0) for rank in range(TASKS)))
+        write_run_dir(
+            run_dir, make_manifest(tuple(Task(f"worker_w{rank}", "worker", rank, rank, 0, 0) for rank in range(TASKS)))
+        )
         sidecar, address = start_sidecar(run_dir)
         try:
             start, start_cpu = time.monotonic(), cpu_s(sidecar.pid)

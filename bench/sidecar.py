@@ -14,6 +14,7 @@ import tempfile
 import time
 import urllib.request
 from collections import defaultdict
+from dataclasses import replace
 from pathlib import Path
 
 from bench.clock import Figures, cpu_by_thread, cpu_s, rss_mib
@@ -114,25 +115,28 @@ def prepare(run_dir: Path, gpus: int = 0) -> None:
         for rank in range(WORKERS)
     )
     groups = (PathGroup("output", ".", "output_worker_*.jsonl"), PathGroup("checkpoint", ".", "checkpoint_*"))
-    write_run_dir(run_dir, tasks, groups)
+    write_run_dir(run_dir, replace(make_manifest(tasks), groups=groups))
 
 
-def write_run_dir(run_dir: Path, tasks: tuple[Task, ...], groups: tuple[PathGroup, ...] = ()) -> None:
-    """Write what a sidecar needs of a run directory."""
-    for name in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
-        (run_dir / name).mkdir()
-    manifest = Manifest(
+def make_manifest(tasks: tuple[Task, ...]) -> Manifest:
+    """The manifest of these workers on one node."""
+    return Manifest(
         job_name="bench",
         user="bench",
         cluster="local",
         partition="local",
         nodes=1,
         tasks=tasks,
-        groups=groups,
         check_interval_s=1.0,
         launch_timeout_s=5.0,
         listen_address="127.0.0.1:0",
     )
+
+
+def write_run_dir(run_dir: Path, manifest: Manifest) -> None:
+    """Write what a sidecar needs of a run directory."""
+    for name in (run_files.WORKERS_DIR, run_files.SIDECARS_DIR, run_files.STATUS_DIR):
+        (run_dir / name).mkdir()
     (run_dir / run_files.MANIFEST_FILE).write_text(json.dumps(render_manifest(manifest)))
     run_files.make_token(run_dir)
     run_files.write_job_state(str(run_dir), "running")

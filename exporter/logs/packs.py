@@ -218,7 +218,7 @@ class Evidence:
         found = tuple((name, SearchUnit(number, number, pattern)) for number, (name, pattern) in enumerate(detect))
         for _, unit in found:
             if unit.second_literals and _frequency(unit.second_literals) < _frequency(unit.literals):
-                unit.literals, unit.second_literals = unit.second_literals, unit.literals
+                unit.swap_literals()
         return found
 
     @cached_property
@@ -263,6 +263,8 @@ class Evidence:
             if not group.mask & wanted:
                 continue
             for number, place, _ in group.find(text):
+                if not group.possible_units[number] & wanted:
+                    continue
                 if (test := group.tests[number]) is not None and test(text, place, len(text)) is None:
                     continue
                 mask = group.units_at(text, len(text), number, place)

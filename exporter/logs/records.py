@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Sequence
 
-PART_BYTES = 64 * 1024  # part copied at a time to count record ends: it stays in the cache
+PART_BYTES = 32 * 1024  # part copied at a time to count record ends: it stays in the cache and on the heap
 
 COPIED_BYTES = 16 * 1024  # up to this size, a chunk copies its text
 
@@ -14,16 +14,18 @@ Buffer = bytes | bytearray | memoryview
 _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1b\\)?|[ -/]+[0-~]|[0-Z\\^_`-~])")
 
 
-def record_ends(buffer: bytes | bytearray, end: int) -> int:
-    r"""Count record ends in the first ``end`` bytes; ``\r\n`` is one."""
-    count = 0
+def record_ends(buffer: bytes | bytearray, end: int) -> tuple[int, int]:
+    r"""Count newlines, and record ends, in the first ``end`` bytes; ``\r\n`` is one."""
+    newlines = returns = 0
     for start in range(0, end, PART_BYTES):
         part = buffer[start : min(end, start + PART_BYTES)]
         # removing the ends is several times faster than counting them
-        count += len(part) - len(part.replace(b"\n", b""))
+        newlines += len(part) - len(part.replace(b"\n", b""))
         if part.find(b"\r") >= 0:
-            count += len(part) - len(part.replace(b"\r", b""))
-    return count - buffer.count(b"\r\n", 0, end) if buffer.find(b"\r\n", 0, end) >= 0 else count
+            returns += len(part) - len(part.replace(b"\r", b""))
+    if returns and buffer.find(b"\r\n", 0, end) >= 0:
+        returns -= buffer.count(b"\r\n", 0, end)
+    return newlines, newlines + returns
 
 
 class LogChunk:

@@ -148,6 +148,7 @@ class LogsCollector:
         identity = context.identity
         self._saved_state_key = (manifest.run_dir, identity.node, identity.job_id, identity.attempt)
         self._saved_at = context.clock.monotonic()
+        self._saved_reads: list[tuple[int, bool, int]] = []  # of each worker: run, whether it has ended, bytes read
         self._save_problem: str | None = None  # why the last state could not be saved
 
     def _create_workers(self, lexicon: Lexicon) -> list[WorkerLogs]:
@@ -296,11 +297,15 @@ class LogsCollector:
         return f"{self._records_dir}/{name}.{kind}.json"
 
     def _save(self, workers: Sequence[WorkerLogs]) -> None:
-        """Save the state for the next sidecar of this node."""
+        """Save the state for the next sidecar of this node, unless nothing was read since."""
         now = self._context.clock.monotonic()
         if now - self._saved_at < SAVE_INTERVAL_S:
             return
         self._saved_at = now
+        read = [(worker.restart, worker.ended, worker.bytes_read) for worker in workers]
+        if read == self._saved_reads and self._save_problem is None:
+            return
+        self._saved_reads = read
         state = {str(worker.task.rank): worker.state() for worker in workers}
         problem = save_state(*self._saved_state_key, state, kind="logs")
         if problem is not None and self._save_problem is None:

@@ -240,6 +240,11 @@ class WorkerLogs:
         tails = (source.tail for source in self._sources.values() if not source.lasting)
         return any(tail.lag_bytes > 0 and tail.problem is None for tail in tails)
 
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far, of all runs."""
+        return self._closed_bytes + sum(source.tail.bytes_read for source in self._sources.values())
+
     # -- reading ----------------------------------------------------------------------------------
 
     def poll(self, now: float, *, ended: bool, should_stop: Callable[[], bool]) -> None:
@@ -266,7 +271,7 @@ class WorkerLogs:
             for piece in tail.read_chunks(left, should_stop):
                 source.stamps.reference = now if source.live else tail.mtime or now
                 text = piece.buffer
-                self._lines += record_ends(text, piece.end)
+                self._lines += record_ends(text, piece.end)[1]
                 self.track.skips_positions = tail.bytes_read - before > SMALL_BYTES
                 if source.order == PROGRESS_FILE:
                     self._apply(source, self._parse_progress(bytes(memoryview(text)[: piece.end]), piece.offset), now)
@@ -494,7 +499,7 @@ class WorkerLogs:
             output_tokens_rate=self._tokens_rate(OUTPUT_TOKENS, now),
             input_tokens_rate=self._tokens_rate(INPUT_TOKENS, now),
             errors=self._reported_errors,
-            bytes_read=self._closed_bytes + sum(source.tail.bytes_read for source in sources),
+            bytes_read=self.bytes_read,
             lines=self._lines,
             lag_bytes=sum(source.tail.lag_bytes for source in sources),
             problems=self._problems(),

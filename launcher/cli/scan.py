@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
 @click.option("--pack", help="Log pack of the lines; detected from the lines by default.")
 @click.option("--config", metavar="JOB.YAML", help="Job file whose pack, patterns, errors and totals are used.")
-@click.option("--count", is_flag=True, help="Count the matches of every pattern also in logs of over 64 MiB.")
+@click.option("--count", is_flag=True, help="Count the matches of every pattern also in logs of over 4 MiB.")
 @JSON
 def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:
     """Show what the patterns find in logs: positions, values and errors, with their lines.

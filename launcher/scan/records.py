@@ -110,10 +110,10 @@ class ScannedLog(Record):
         MatchedRecord | None
     )  # last record without an end, which a sidecar ignores until it, or its worker, ends
     nearest_pack: NearestPack | None
-    cpu_seconds: float  # reading and searching, as in a sidecar
+    cpu_seconds: float  # reading, searching, and counting records, as in a sidecar
     bytes_per_cpu_second: float | None  # null if the log is too small to measure
     choose_cpu_seconds: float  # detecting the pack
-    count_cpu_seconds: float  # counting records and matches, and locating the last matches
+    count_cpu_seconds: float  # counting matches, and locating the last ones
     patterns: tuple[PositionMatches | ValueMatches | MarkMatches | ErrorMatches, ...]
     unmatched: tuple[UnmatchedLine, ...]
     notes: tuple[str, ...]

@@ -3,8 +3,11 @@
 import os
 import re
 import time
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
+from itertools import pairwise
+from operator import itemgetter
 
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.errors.lines import plain_line
@@ -12,6 +15,7 @@ from exporter.logs.lexicon import GENERIC, Lexicon
 from exporter.logs.packs import END_BYTES, FULL_READ_BYTES, Pack, PackDetector
 from exporter.logs.packs_reader import read_packs
 from exporter.logs.patterns import Pattern, PatternKind
+from exporter.logs.records import record_ends
 from exporter.logs.search.engine import RECORD_TIMEOUT_S, SMALL_BYTES, SearchEngine
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import LogFindings
@@ -31,11 +35,12 @@ from launcher.scan.log_file import (
 from launcher.scan.position import ExpectedTotals, PositionFollower, WorkPosition
 from launcher.scan.suggestions import ProgressCandidate, progress_lines
 
-COUNT_ALL_BYTES = 64 << 20  # up to this size all matches are counted, above it only those of errors
+COUNT_ALL_BYTES = 4 << 20  # up to this size all matches are counted, above it only those of errors
 SEGMENT_BYTES = 64 << 20  # bytes per search: bounds the findings kept in memory for a long log
 EDGE_BYTES = 256 << 10  # start and end of a log in which unmatched progress is searched
 MOST_TEXT = 200  # characters shown of a record or group
 NO_TOTALS = ExpectedTotals()
+NEWLINE, RETURN = b"\n\r"
 _RECORD_END = re.compile(rb"[\r\n]")
 
 Span = tuple[int, int]
@@ -98,9 +103,9 @@ class LogScan:
     nearest_pack: tuple[str, str] | None = None  # if nothing was found: the nearest pack, and why
     notes: tuple[str, ...] = ()
     timeouts: dict[str, int] = field(default_factory=dict)  # records per pattern whose search timed out
-    search_cpu_s: float = 0.0  # reading and searching, as in a sidecar
+    search_cpu_s: float = 0.0  # reading, searching, and counting records, as in a sidecar
     detect_cpu_s: float = 0.0  # detecting the pack
-    count_cpu_s: float = 0.0  # counting records and matches, and locating the last matches
+    count_cpu_s: float = 0.0  # counting matches, and locating the last ones
 
     @property
     def bytes_per_s(self) -> float | None:
@@ -185,6 +190,8 @@ class _LogScanner:
         self._earlier_timeouts: dict[str, int] = {}  # counts of the engine before the search, by pattern
         self._patterns: tuple[Pattern, ...] = ()
         self._ambiguous_patterns: set[int] = set()  # patterns that share a key with another
+        self._lines_before: list[tuple[int, int]] = []  # offset of each part read, and the lines before it
+        self._found_values: set[str] = set()  # names of all values found
         self._searched_spans: list[Span] = []  # parts of the log searched one by one
         self._last_match_spans: dict[int, Span] = {}  # part with the last match, by pattern, if known
         self._last_match_offsets: dict[
@@ -217,7 +224,7 @@ class _LogScanner:
             report.pack_evidence = self._find_pack_evidence(
                 next(pack for pack in read_packs() if pack.name == report.pack)
             )
-        self._count_records()
+        self._number_lines()
         report.count_cpu_s = time.process_time() - started
 
     # -- pack detection --------------------------------------------------------------------------
@@ -247,10 +254,9 @@ class _LogScanner:
         report = self._report
         self._patterns = (*self._lexicon.progress_patterns(report.pack), *self._lexicon.errors)
         self._searched_spans, self._last_match_spans, self._last_match_offsets = [], {}, {}
-        self._follower, report.unfinished = (
-            PositionFollower(report.path, self._lexicon, report.pack, self._totals),
-            None,
-        )
+        self._follower = PositionFollower(report.path, self._lexicon, report.pack, self._totals)
+        self._lines_before, report.lines, report.records, report.unfinished = [], 0, 0, None
+        self._found_values = set()
         self._middle = self._find_edges()
         self._track_position(engine, 0, self._middle[0])
         self._earlier_timeouts = dict(engine.timeouts)
@@ -258,7 +264,13 @@ class _LogScanner:
         tail, started, detect_s = LogTail(report.path), time.process_time(), 0.0
         try:
             scan, begin, end = engine.begin_file(self._timestamps), 0, 0
+            after_return = False
             for piece in tail.read_chunks(max(report.size, 1)):
+                self._lines_before.append((piece.offset, report.lines))
+                lines, records = record_ends(piece.buffer, piece.end)
+                report.lines += lines
+                report.records += records - (after_return and piece.buffer[0] == NEWLINE)
+                after_return = piece.buffer[piece.end - 1] == RETURN
                 if auto is not None and not auto.is_final and piece.offset >= FULL_READ_BYTES - CHUNK_BYTES:
                     before = time.process_time()
                     auto.feed(bytes(piece.buffer[max(0, piece.end - END_BYTES - 1) : piece.end]))
@@ -272,6 +284,7 @@ class _LogScanner:
                     scan, begin = engine.begin_file(self._timestamps), end
             offset = max(end, tail.position().offset)
             if rest := tail.pop_unfinished_record():
+                self._lines_before.append((offset, report.lines))
                 scan.feed(rest, len(rest), offset)
                 end = offset + len(rest)
                 if text := _shown_text(rest):
@@ -280,6 +293,9 @@ class _LogScanner:
             if tail.problem is not None:
                 raise UnreadableLog(report.path, tail.problem)
             report.size = end
+            last = self._read(end - 1, 1) if end else b"\n"
+            report.lines += last != b"\n"
+            report.records += last not in (b"\n", b"\r")
             return None
         finally:
             tail.close()
@@ -301,6 +317,7 @@ class _LogScanner:
                 for key in _finding_keys(pattern):
                     owners.setdefault(key, []).append(index)
         self._ambiguous_patterns = {index for of in owners.values() if len(of) > 1 for index in of}
+        self._found_values |= findings.values.keys()
         self._assign(findings, {key: of[0] for key, of in owners.items() if of[0] not in self._ambiguous_patterns})
 
     def _assign(self, findings: LogFindings, owners: Mapping[tuple[str, str], int]) -> None:
@@ -357,23 +374,30 @@ class _LogScanner:
                 continue
             if pattern.kind is PatternKind.ERROR:
                 alone[index] = replace(pattern, name=str(index), kind=PatternKind.MARK)
-            elif index in self._ambiguous_patterns:
+            elif index in self._ambiguous_patterns and self._may_have_values(pattern):
                 # values are found by pattern name
                 alone[index] = pattern if pattern.kind is PatternKind.VALUE else replace(pattern, name=str(index))
+        pieces = [*pairwise((*(offset for offset, _ in self._lines_before), self._report.size))]
         for layer in _group_without_shared_keys(alone):
             left = {index: len(_finding_keys(alone[index])) for index in layer}
-            for span in reversed(self._searched_spans):
-                now = [index for index in layer if self._may_contain(span, index, left[index])]
+            engine = SearchEngine([alone[index] for index in layer])
+            for piece in reversed(pieces):
+                now = [index for index in layer if self._may_contain(piece, index, left[index])]
                 if now:
                     owners = {key: index for index in now for key in _finding_keys(alone[index])}
-                    self._assign(self._search_span(SearchEngine([alone[index] for index in now]), span), owners)
+                    self._assign(self._search_span(engine, piece), owners)
                     for index in now:
                         left[index] = len(_finding_keys(alone[index])) - len(self._last_match_offsets.get(index, ()))
 
-    def _may_contain(self, span: Span, index: int, left: int) -> bool:
-        """Whether a part of the log may contain findings still missing for a pattern."""
-        known = self._last_match_spans.get(index, span)
-        return left > 0 and (known == span or (index in self._last_match_offsets and span < known))
+    def _may_have_values(self, pattern: Pattern) -> bool:
+        """Whether the pattern may have a match: none of its values was found if it has none."""
+        names = {name for kind, name in _finding_keys(pattern) if kind == "value"}
+        return not names or not names.isdisjoint(self._found_values)
+
+    def _may_contain(self, piece: Span, index: int, left: int) -> bool:
+        """Whether a piece of the log may contain findings still missing for a pattern."""
+        begin, end = self._last_match_spans.get(index, (0, self._report.size))
+        return left > 0 and piece[0] < end and (piece[0] >= begin or index in self._last_match_offsets)
 
     def _search_span(self, engine: SearchEngine, span: Span) -> LogFindings:
         scan = engine.begin_file()
@@ -446,26 +470,20 @@ class _LogScanner:
         if report.has_no_match:
             report.nearest_pack = PackDetector(read_packs()).find_nearest(b"\n".join(text for text, _ in texts))
 
-    def _count_records(self) -> None:
-        """Count records and lines, and set the line numbers of the records shown."""
+    def _number_lines(self) -> None:
+        """Set the line numbers of the records shown."""
         report = self._report
         shown = [found.last for found in report.pattern_results if found.last is not None]
         shown += [unmatched.record for unmatched in report.unmatched]
         shown += [record for record in (report.pack_evidence, report.unfinished) if record is not None]
-        shown.sort(key=lambda record: -record.offset)
-        text = b""
-        for text, offset in read_chunks(self._read, 0, report.size):
-            while shown and shown[-1].offset < offset + len(text):
-                record = shown.pop()
-                record.line = report.lines + text.count(b"\n", 0, record.offset - offset) + 1
-            # replacing is several times faster than count()
-            newlines = len(text) - len(text.replace(b"\n", b""))
-            report.lines += newlines
-            report.records += newlines
-            if b"\r" in text:
-                report.records += len(text) - len(text.replace(b"\r", b"")) - text.count(b"\r\n")
-        report.lines += bool(text) and not text.endswith(b"\n")
-        report.records += bool(text) and not text.endswith((b"\n", b"\r"))
+        offset, line = 0, 1
+        for record in sorted(shown, key=lambda record: record.offset):
+            place = bisect_right(self._lines_before, record.offset, key=itemgetter(0)) - 1
+            if place >= 0 and self._lines_before[place][0] > offset:
+                offset, line = self._lines_before[place][0], self._lines_before[place][1] + 1
+            for text, _ in read_chunks(self._read, offset, record.offset):
+                line += text.count(b"\n")
+            offset, record.line = record.offset, line
 
 
 def _empty_result(pattern: Pattern) -> PatternResult:

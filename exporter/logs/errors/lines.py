@@ -29,7 +29,9 @@ def plain_line(raw: bytes, most: int | None = MOST_LINE_LENGTH) -> str:
         raw = states[-1] if states else b""
     if most is not None:
         raw = raw[: 4 * most]
-    text = _ESCAPE.sub("", raw.decode("utf-8", "replace")).translate(_DROPPED)
+    text = raw.decode("utf-8", "replace")
+    if not text.isprintable():
+        text = _ESCAPE.sub("", text).translate(_DROPPED)
     return text if most is None else text[:most]
 
 

@@ -56,6 +56,7 @@ class AutomatonGroup:
         self.find: Callable[[Buffer], list[tuple[int, int, int]]] = automaton.find_matches_as_indexes
         self.certain_units: list[int] = []  # per piece: units with a literal inside it and no further condition
         self.checks: list[tuple[_Check, ...]] = []  # per piece: checks of its surroundings
+        self.possible_units: list[int] = []  # per piece: units that it may be of
         # per piece: a quick test that rejects hits without a match, if built
         self.tests: list[Callable[[Buffer, int, int], object] | None] = [None] * len(order)
         self._order = order
@@ -96,6 +97,7 @@ class AutomatonGroup:
                 for (begin, mask, after, behind), texts in alike.items()
             ]
             self.checks.append(tuple(check for check in checks if check[2] & ~sure))
+            self.possible_units.append(reduce(or_, (check[2] for check in checks), sure))
 
     def units_at(self, text: bytes | bytearray, end: int, number: int, place: int) -> int:
         """Units with a literal at this hit of a piece."""

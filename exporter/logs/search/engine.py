@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from exporter.logs.patterns import Pattern, PatternKind
-from exporter.logs.records import Buffer, LogChunk, record_ends
+from exporter.logs.records import Buffer, LogChunk
 from exporter.logs.search.automata import AutomatonGroup, ShortTexts, build_automata
 from exporter.logs.search.findings import LogFindings
 from exporter.logs.search.literals import safe_length
@@ -21,7 +21,7 @@ from exporter.logs.search.pieces import take_sample
 from exporter.logs.search.time_budget import MOST_TIMEOUTS, RECORD_TIMEOUT_S, TimeBudget
 from exporter.logs.search.units import SearchUnit
 
-__all__ = ["RECORD_TIMEOUT_S", "FileSearch", "SearchEngine", "SupportsTimestamps", "record_ends"]
+__all__ = ["RECORD_TIMEOUT_S", "FileSearch", "SearchEngine", "SupportsTimestamps"]
 
 SMALL_BYTES = 256 * 1024  # up to here all positions of a read are kept; beyond, at least the last of each chunk
 WINDOW_BYTES = 64 * 1024  # end of a chunk in which a pattern's last match is searched backwards
@@ -63,7 +63,7 @@ class SearchEngine:
         for unit in self.forward_units:
             # if patterns share a first word, like ERROR, the second literal distinguishes them
             if unit.second_literals and shared[unit.literals] > 1:
-                unit.literals, unit.second_literals = unit.second_literals, unit.literals
+                unit.swap_literals()
         self.short_texts = ShortTexts()
         self._groups: dict[int, tuple[AutomatonGroup, ...]] = {}
         self._backlog_mask: int | None = (
@@ -129,6 +129,12 @@ class SearchEngine:
         wanted = self.forward_mask | mask
         return tuple(group for group in found if group.mask & wanted)
 
+    def swap_literals(self, unit: SearchUnit) -> None:
+        """Search for the second set of a unit's literals from now on."""
+        unit.swap_literals()
+        self._groups.clear()
+        self._backlog_mask = None
+
     def add_waste(self, microseconds: float) -> None:
         """Add to the time that better automata for backlogs would have saved."""
         self._wasted_us += microseconds
@@ -183,6 +189,7 @@ class FileSearch:
         # Units with few candidates in the previous chunk: their literals are searched forwards
         self._rare_units: set[int] = set()
         self._chunks_to_skip: dict[int, int] = {}  # chunks still to postpone, by unit
+        self._compared_units: set[int] = set()  # units whose sets of literals were counted in a chunk
 
     def feed(self, buffer: Buffer, end: int, offset: int) -> None:
         """Take the whole records in ``buffer[:end]``, at ``offset`` of the file; keeps no reference."""
@@ -300,6 +307,8 @@ class FileSearch:
                 self._postpone(unit, chunk.offset, size)
                 continue
             settled = self._find_last(unit, chunk, chunk.records_backwards(unit.literals, begin), MOST_TRIES)
+            if settled is None and self._prefer_rarer_literals(unit, chunk):
+                settled = self._find_last(unit, chunk, chunk.records_backwards(unit.literals, begin), MOST_TRIES)
             if settled:
                 self._unsearched.pop(number, None)
                 if not unit.has_history:
@@ -325,6 +334,7 @@ class FileSearch:
                         self._rare_units.discard(unit.number)
                 elif settled is None:
                     self._postpone(unit, chunk.offset, size)
+                    self._prefer_rarer_literals(unit, chunk)
         for unit in engine.forward_units:
             if not unit.literals:
                 for start, stop in chunk.records():
@@ -349,6 +359,20 @@ class FileSearch:
             if len(groups) > 1:
                 places.sort()
             places.reverse()
+
+    def _prefer_rarer_literals(self, unit: SearchUnit, chunk: LogChunk) -> bool:
+        """Search for the unit's second set of literals instead of the first if that is rarer here; whether it is."""
+        if not unit.second_literals or unit.number in self._compared_units:
+            return False
+        self._compared_units.add(unit.number)
+        first, second = (
+            sum(chunk.text.count(literal, 0, chunk.end) for literal in literals)
+            for literals in (unit.literals, unit.second_literals)
+        )
+        if 2 * second >= first:
+            return False
+        self._engine.swap_literals(unit)
+        return True
 
     def _postpone(self, unit: SearchUnit, offset: int, size: int) -> None:
         """Postpone a chunk to the end of the read; it is needed only if no later chunk has a match."""

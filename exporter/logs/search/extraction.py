@@ -70,6 +70,7 @@ class NumberExtractor:
         self._pairs = [
             (
                 name,
+                key,
                 re.compile(
                     (rb"(?<![A-Za-z0-9_])" if key[:1].isalnum() or key[:1] == b"_" else b"") + re.escape(key) + _PAIR
                 ),
@@ -81,7 +82,7 @@ class NumberExtractor:
     @property
     def names(self) -> tuple[str, ...]:
         """Names of the values that the pattern may give."""
-        return tuple(name for name, _ in (*(self._pairs if self._is_pairs else self._values), *self._sets))
+        return tuple(each[0] for each in (*(self._pairs if self._is_pairs else self._values), *self._sets))
 
     def rank(self, match: RegexMatch) -> int | None:
         """Data-parallel rank in the match."""
@@ -114,11 +115,12 @@ class NumberExtractor:
             return values
         if self._skip and match.group(self._skip) is not None:
             return values
-        for name, regex in self._pairs if only_key is None else self._pairs[only_key : only_key + 1]:
-            pair = regex.search(record)
-            found = None if pair is None else parse_number(pair[1])
-            if found is not None:
-                values.append((name, found))
+        for name, key, regex in self._pairs if only_key is None else self._pairs[only_key : only_key + 1]:
+            # a search that begins at the key is several times faster, and most keys are in no record
+            if (place := record.find(key)) >= 0 and (pair := regex.search(record, place)) is not None:
+                found = parse_number(pair[1])
+                if found is not None:
+                    values.append((name, found))
         return values
 
 

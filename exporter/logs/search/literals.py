@@ -7,7 +7,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache, reduce
-from itertools import product
+from itertools import dropwhile, product
 from typing import NamedTuple
 
 from exporter.contract.lazy_dataclass import dataclass
@@ -83,7 +83,7 @@ def find_literals(regex: re.Pattern[bytes]) -> RequiredLiterals:
     if _least_bits(best) < LEAST_BITS:
         return RequiredLiterals((), False)
     others = [texts for texts in map(_in_one_line, part.all_sets) if texts and not _overlap(texts, best)]
-    second = max(others, key=_bits, default=())
+    second = _shortest(max(others, key=_bits, default=()))
     return RequiredLiterals(
         _shortest(best),
         False,
@@ -275,19 +275,21 @@ def _shortest(texts: Texts) -> Texts:
 MOST_FOLLOWING = 64  # most repetitions, and parts, in a pattern for the text after a literal
 MOST_WAYS = 5000
 MOST_BEFORE = 10  # bytes before a literal that are worth searching for: digits
+_WORD_BEGIN, _is_word = Look(is_boundary=True), re.compile(rb"\w").match
 MOST_KINDS_BEFORE = 40  # distinct bytes before a literal; enough for any number format
 
 
 def bytes_after_match(following: re.Pattern[bytes]) -> bytes:
     """The few possible first bytes of a match of this pattern; empty if there are many."""
-    return few_bytes(first_bytes(parse_regex(following), ALL) or 0, MOST_CLASS)
+    nodes = tuple(dropwhile(lambda node: isinstance(node, Look), parse_regex(following)))
+    return few_bytes(first_bytes(nodes, ALL) or 0, MOST_CLASS)
 
 
 class LiteralContext(NamedTuple):
     """The text around the required literals in every match, as far as known."""
 
-    # Pattern for the text right after a literal. It requires less than the full pattern, and nothing about the end of
-    # the record.
+    # Pattern for the text right after a literal, which may look behind for the begin of a word. It requires less than
+    # the full pattern, and nothing about the ends of the record.
     after: Mapping[bytes, re.Pattern[bytes]]
     previous: bytes  # the few bytes, such as digits, of which one precedes the only literal; empty if many
     before: bytes  # all bytes, such as digits, that a match may have before its literal; empty if many, or none
@@ -303,7 +305,9 @@ def literal_context(regex: re.Pattern[bytes]) -> LiteralContext:
     previous = _previous_bytes(before) if spellings == texts and len(texts) == 1 else 0
     prefix = consumed_bytes(before) if set(spellings) <= set(texts) else 0
     return LiteralContext(
-        _patterns_after(texts, spellings, after), few_bytes(previous, MOST_BEFORE), few_bytes(prefix, MOST_KINDS_BEFORE)
+        _patterns_after(texts, spellings, after, is_word=before[-1:] == (_WORD_BEGIN,)),
+        few_bytes(previous, MOST_BEFORE),
+        few_bytes(prefix, MOST_KINDS_BEFORE),
     )
 
 
@@ -321,8 +325,10 @@ def _window(nodes: Nodes, texts: set[bytes]) -> tuple[Nodes, Texts, Nodes] | Non
     """Parts before, spellings of, and parts after consecutive parts that are exactly these texts; None without such."""
     if not texts:
         return None
-    for first in range(len(nodes)):
+    for first, node in enumerate(nodes):
         run: list[Texts] = []
+        if isinstance(node, Look):
+            continue
         for last in range(first, len(nodes)):
             exact = (b"",) if isinstance(nodes[last], Look) else _part(nodes[last]).exact
             if exact is None or not _is_small([*run, exact]):
@@ -333,17 +339,20 @@ def _window(nodes: Nodes, texts: set[bytes]) -> tuple[Nodes, Texts, Nodes] | Non
     return None
 
 
-def _patterns_after(texts: Iterable[bytes], spellings: Texts, nodes: Nodes) -> dict[bytes, re.Pattern[bytes]]:
+def _patterns_after(
+    texts: Iterable[bytes], spellings: Texts, nodes: Nodes, *, is_word: bool
+) -> dict[bytes, re.Pattern[bytes]]:
     found: dict[bytes, re.Pattern[bytes]] = {}
     tail, _ = _loose_pattern(nodes)
     for text in texts:
         rests = [spelling[len(text) :] for spelling in spellings if spelling.startswith(text)]
         if any(text in spelling[1:] for spelling in spellings):
             continue
+        behind = b"(?<!\\w%s)" % re.escape(text) if is_word and _is_word(text[:1]) else b""
         if rests != [b""]:
-            found[text] = re.compile(b"(?:%s)%s" % (b"|".join(map(re.escape, rests)), tail))
-        elif tail:
-            found[text] = re.compile(tail)
+            found[text] = re.compile(b"%s(?:%s)%s" % (behind, b"|".join(map(re.escape, rests)), tail))
+        elif behind or tail:
+            found[text] = re.compile(behind + tail)
     return found
 
 

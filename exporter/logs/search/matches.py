@@ -182,7 +182,8 @@ class MatchResults:
                     )
                 )
         for (name, rank), (offset, _, number, head) in self._values.items():
-            stamp = None if read is None else read(head)
+            if read is not None and offset != before:
+                before, stamp = offset, read(head)
             values.setdefault(name, {})[rank] = _new(LogValue, (number, offset, stamp))
         return LogFindings(positions, values, marks, self.errors)
 

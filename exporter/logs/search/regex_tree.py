@@ -33,6 +33,7 @@ class Look(NamedTuple):
     inner: "Nodes" = ()
     is_positive: bool = False
     is_end: bool = False  # whether it is the end of the line or text
+    is_boundary: bool = False  # whether it is the begin or end of a word
 
 
 # The set of bytes that one character can be (a bit for each), or another part. None is anything else, such as the text
@@ -70,7 +71,8 @@ def _expand(op: Any, argument: Any, flags: int) -> Iterator[Node]:
     elif op in (sre.ASSERT, sre.ASSERT_NOT):
         yield Look(_nodes(argument[1], flags), op is sre.ASSERT)
     elif op is sre.AT:
-        yield Look(is_end=argument in (sre.AT_END, sre.AT_END_STRING))
+        is_end = argument in (sre.AT_END, sre.AT_END_STRING)
+        yield Look(is_end=is_end, is_boundary=argument is sre.AT_BOUNDARY)
     else:
         yield None
 

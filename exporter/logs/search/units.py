@@ -25,13 +25,18 @@ class SearchUnit:
         self.literals = pattern.literals if key is None else (pattern.keys[key][0],)
         self.name = pattern.name
         # A match contains one of these too; empty if unknown
-        self.second_literals = pattern.required.second_texts
+        self.second_literals = pattern.required.second_texts if key is None else pattern.literals
         self.is_error = pattern.kind is PatternKind.ERROR
         self.is_mark = pattern.kind is PatternKind.MARK
         self.is_value = pattern.kind in (PatternKind.VALUE, PatternKind.PAIRS)
         self.has_history = pattern.kind in (PatternKind.POSITION, PatternKind.MARK)
         # Whether containing a literal is sufficient, so that a match only needs counting
         self.is_counted = self.is_error and pattern.required.is_sufficient
+
+    def swap_literals(self) -> None:
+        """Exchange the sets of literals; what is known around the first does not hold around the second."""
+        self.literals, self.second_literals = self.second_literals, self.literals
+        self.after_literal, self.previous_bytes, self.prefix_bytes = {}, b"", b""
 
     @cached_property
     def search(self) -> Callable[..., RegexMatch | None]:
@@ -44,7 +49,7 @@ class SearchUnit:
     @cached_property
     def wanted_findings(self) -> int:
         """Findings after which nothing earlier counts."""
-        return 1 if self.key is not None or self.has_history else max(1, len(self.extractor.names))
+        return 1 if self.key is not None or self.has_history else max(1, len({*self.extractor.names}))
 
     @cached_property
     def _context(self) -> LiteralContext:

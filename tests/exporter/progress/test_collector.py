@@ -840,6 +840,17 @@ def test_logs_are_read_while_the_history_hangs(
     assert "earlier runs of the job are unknown" in caplog.text
 
 
+def test_the_state_is_saved_again_only_after_news(logs: Logs) -> None:
+    place = logs.run_dir / STATE_DIR / f"{NODE}.logs.json"
+    for text, is_saved in ((items(5), True), ("", False), (items(6), True)):
+        logs.append(text)
+        logs.facts()
+        logs.clock.advance(SAVE_INTERVAL_S)
+        logs.facts()
+        assert place.exists() == is_saved
+        place.unlink(missing_ok=True)
+
+
 def test_a_failure_to_save_the_state_is_logged_once_and_so_is_its_end(
     logs: Logs, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,11 +12,12 @@ from hypothesis import strategies as st
 
 from exporter.logs import records
 from exporter.logs.patterns import Pattern, PatternKind, compile_pattern
-from exporter.logs.records import record_ends
+from exporter.logs.records import LogChunk, record_ends
 from exporter.logs.search import automata, engine, time_budget
 from exporter.logs.search.engine import SearchEngine
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition, LogValue
+from exporter.logs.search.matches import Key, MatchResults
 from exporter.logs.search.units import SearchUnit
 
 COLOUR = re.compile(rb"\x1b\[[0-9;]*m")
@@ -390,6 +391,22 @@ def test_a_value_among_frequent_similar_lines_is_found_by_rereading_backwards() 
     assert sum(size for _, size in rereads) <= sum(map(len, chunks[2:])) + len(b"loss of nothing\n")
 
 
+def test_of_two_texts_that_a_match_needs_the_rarer_one_is_searched(monkeypatch: pytest.MonkeyPatch) -> None:
+    bars = compile_pattern("bars", "it/s, [a-z]", kind=PatternKind.PAIRS, keys={"loss": "loss", "lr": "rate"})
+    mentions, tried = b"step 7 loss=1 lr=2\n" * 20_000, list[str]()
+    chunks = [FILLER, b"3it/s, loss=5 lr=6\n" + FILLER, mentions, mentions, mentions]
+    evaluate = MatchResults.evaluate
+
+    def count(self: MatchResults, unit: SearchUnit, chunk: LogChunk, start: int, stop: int) -> set[Key]:
+        tried.append(unit.name)
+        return evaluate(self, unit, chunk, start, stop)
+
+    monkeypatch.setattr(MatchResults, "evaluate", count)
+    found, _ = backlog_findings(chunks, [bars])
+    assert {name: of[None].number for name, of in found.values.items()} == {"loss": 5.0, "rate": 6.0}
+    assert len(tried) < 1000
+
+
 def test_nothing_is_reread_if_a_later_chunk_has_the_value() -> None:
     mentions = b"loss of nothing\n" * 20_000
     found, rereads = backlog_findings(
@@ -673,15 +690,15 @@ def test_costly_patterns_get_a_note() -> None:
     [(b"", 0), (b"a", 0), (b"a\n", 1), (b"a\rb\n", 2), (b"a\r\nb\r\n", 2), (b"\n\n\r\r\n", 4), (b"\x0b\x85", 0)],
 )
 def test_record_ends_are_counted(text: bytes, count: int) -> None:
-    assert record_ends(text, len(text)) == count
-    assert record_ends(bytearray(text + b"\n\r"), len(text)) == count
+    assert record_ends(text, len(text)) == (text.count(b"\n"), count)
+    assert record_ends(bytearray(text + b"\n\r"), len(text))[1] == count
 
 
 @given(st.text("a\r\n", max_size=40), st.integers(1, 7))
 def test_counting_record_ends_in_parts_gives_the_same_count(text: str, part: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "PART_BYTES", part)
-        assert record_ends(text.encode(), len(text)) == len(re.findall("\r\n|\r|\n", text))
+        assert record_ends(text.encode(), len(text))[1] == len(re.findall("\r\n|\r|\n", text))
 
 
 def test_safe_patterns_do_not_load_the_regex_package() -> None:

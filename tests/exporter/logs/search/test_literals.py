@@ -224,6 +224,12 @@ def test_what_follows_a_literal_in_a_match_is_known(pattern: str, yes: list[byte
     assert tails == {**dict.fromkeys(yes, True), **dict.fromkeys(no, False)}
 
 
+@pytest.mark.parametrize(("text", "expected"), [(b"loss=", True), (b" loss=", True), (b"train_loss=", False)])
+def test_a_literal_at_the_begin_of_a_word_is_not_looked_for_inside_one(text: bytes, expected: bool) -> None:
+    behind = literal_context(re.compile(rb"\bloss=(\d)")).after[b"loss="]
+    assert (behind.match(text + b"1", len(text)) is not None) == expected
+
+
 @pytest.mark.parametrize(
     "pattern", ["QUEUE", r"QUEUE.*x", r"(\d+)/", r"QUEUE|STACK \d", r"Q\d+U", r"QUEUE(?=\d)", r"(?:QUEUE)+"]
 )
