@@ -88,7 +88,9 @@ class Ours:
 
     def update(self, t: float, done: float, total: float | None, worker: int = 0, arrival: float | None = None) -> None:
         """A line of one worker."""
-        self._workers.setdefault(worker, OneWorker()).update(t, done, total, arrival)
+        if worker not in self._workers:
+            self._workers[worker] = OneWorker()
+        self._workers[worker].update(t, done, total, arrival)
         if total is not None and done >= total:
             self._unfinished.discard(worker)
         else:

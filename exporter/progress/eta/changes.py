@@ -2,6 +2,7 @@
 
 import math
 from dataclasses import field
+from itertools import accumulate
 from typing import NamedTuple
 
 from exporter.contract.lazy_dataclass import dataclass
@@ -69,6 +70,7 @@ class PastSpeed(NamedTuple):
     seconds_per_item: float
     seconds: float
     blocks: int
+    items: float
 
 
 @dataclass(slots=True)
@@ -134,7 +136,7 @@ class SpeedChanges:
             old = self.speed.without(new)
         self.past = [
             *self.past[1 - MOST_PAST_SPEEDS :],
-            PastSpeed(old.seconds_per_item, old.seconds, old.blocks),
+            PastSpeed(old.seconds_per_item, old.seconds, old.blocks, old.items),
         ]
         self.speed = new
         self._reset_sums()
@@ -157,6 +159,12 @@ class SpeedChanges:
         for block in self.latest[-begin:]:
             new.add(block, math.log(block.seconds / block.items))
         return new
+
+    def starts(self, present: float) -> list[float]:
+        """Counts at which the known speeds but the first began; the present one at ``present``."""
+        if not self.past:
+            return []
+        return list(accumulate((-past.items for past in self.past[:0:-1]), initial=present))[::-1]
 
     def fastest_past_speed(self, work_seconds: float) -> PastSpeed | None:
         """The fastest earlier speed that lasted for 8 blocks and 2 % of all work; None without one."""

@@ -42,7 +42,7 @@ from exporter.progress.eta.projection import (
     StallLimit,
     usual_stall_limit,
 )
-from exporter.progress.eta.tail import TAIL_SD, BatchTail
+from exporter.progress.eta.tail import TAIL_SD, BatchTail, possible_tail_wait
 
 BACKTEST_DOUBT = 0.1  # added doubt about the back-test if as much is left as is done
 MOST_S = 1e12
@@ -209,17 +209,20 @@ class EtaEstimator:
         blocks = self._blocks
         if not self._changes.speed.items:
             return
-        outlook = self._history.expert_speeds(blocks, self._changes.speed)
+        outlook = self._history.expert_speeds(blocks, self._changes.speed, done, self._total)
         eta = left = 0.0
         if self._total is not None and self._total > done:
             left = self._total - done
-            eta = mix_forecasts(outlook, left, self._trust.weights) + self._expected_pauses(done, self._total).seconds
+            work, _ = mix_forecasts(outlook, done, left, self._trust.weights)
+            eta = work + self._expected_pauses(done, self._total).seconds
         checkpoint = BacktestPoint(
             blocks.items, blocks.seconds, self._last_progress_time - self._lost_s, left, eta, outlook
         )
-        self._history.add(checkpoint, blocks.warm_up_work.items, self._speed_start)
+        starts = self._changes.starts(self._speed_start)
+        self._history.add(checkpoint, blocks.warm_up_work.items, starts, done, self._total)
         self._is_trust_current = False
-        self._next_checkpoint = done + (self._total or 4 * (done - self._pauses.start)) / CHECKPOINTS_PER_RUN
+        apart = max(self._total or 0.0, (2 if self._total else 4) * (done - self._pauses.start))
+        self._next_checkpoint = done + apart / CHECKPOINTS_PER_RUN
 
     # Output
 
@@ -258,13 +261,16 @@ class EtaEstimator:
         if not self._is_trust_current:
             self._is_trust_current = True
             self._trust = self._history.rate_experts(
-                blocks.items, blocks.seconds, self._last_progress_time - self._lost_s, left, self._speed_start
+                blocks.items, blocks.seconds, self._last_progress_time - self._lost_s, left, self._speed_start, done
             )
-        work = mix_forecasts(self._history.expert_speeds(blocks, speed), left, self._trust.weights) * self._peer_factor
+        speeds = self._history.expert_speeds(blocks, speed, done, done + left)
+        work, disagreement = mix_forecasts(speeds, done, left, self._trust.weights)
+        work *= self._peer_factor
         sd, error, start = speed.sd, self._trust.error, start_doubt(blocks.count)
         work, tail = self._tail.work(left, work)
         steps = left / max(self._rhythm.step, 1e-9)
-        doubt = math.hypot(log_deviation(error, sd, steps, speed.blocks, start), TAIL_SD * tail / work if tail else 0.0)
+        unseen_tail = TAIL_SD * tail / work if tail else 0.0
+        doubt = math.hypot(log_deviation(error, sd, steps, speed.blocks, start), disagreement, unseen_tail)
         if self._prior is None or work <= 0:
             return work, doubt
         so_far = blocks.seconds - self._work_at_start_s
@@ -316,9 +322,9 @@ class EtaEstimator:
         sd = speed.sd
         # If work varies much, a single step may take very long.
         longest = speed.seconds_per_item * self._rhythm.step * math.exp(4 * sd - sd**2 / 2)
-        usual = usual_stall_limit(
-            self._rises, silence, longest, pauses.largest, self._tail.wait(left), self._last_progress_time
-        )
+        wait = self._tail.wait(left) or possible_tail_wait(left, speed.seconds_per_item, sd)
+        first = pauses.first_share(self._done or 0.0, self._total or 0.0, self._rhythm.step)
+        usual = usual_stall_limit(self._rises, silence, longest, pauses.largest, wait, self._last_progress_time, first)
         if name is None:
             return usual
         return usual._replace(

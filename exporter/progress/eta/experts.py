@@ -1,23 +1,26 @@
 """Experts: several forecasts of the seconds that the next items take."""
 
+import bisect
 import math
+import statistics
 from collections.abc import Sequence
+from operator import mul
 from typing import NamedTuple
 
-EXPERTS = ("whole run", "present speed", "last third", "linear trend", "moving average", "exponential trend")
-TREND_SHARE = 0.6  # trends are fitted to this last part of the work
+EXPERTS = (
+    *("whole run", "present speed", "last third", "linear trend", "moving average", "exponential trend"),
+    "sorted by length",
+)
 TREND_SEGMENTS = 8
-TREND_ERRORS = 4.0  # a slope counts from this many standard errors
+TREND_PROBABILITY = 0.2  # part of all runs in which the pace has a trend
+TREND_SPREAD = 0.5  # usual size of a trend: change of the logarithm of the pace over a whole run
+LENGTH_SPREAD = 0.6  # the same for items sorted by length: standard deviation of the logarithm of their length
+RESIDUAL_FACTOR = 1.2  # neighbouring segments deviate alike, so that a slope is less certain than it looks
+STEP_PARAMETERS = 2  # a step is described by its position and its level
 SLOWEST_FALL = 0.15  # a falling trend ends at this part of the current time per item
 MOST_GROWTH = 1.5  # an exponential trend ends at growth by exp() of this
-
-
-class Trend(NamedTuple):
-    """A line through time per item, or its logarithm, over items done."""
-
-    level: float  # value at `items`
-    slope: float
-    items: float
+NORMAL = statistics.NormalDist()
+LEAST_RANK = 1e-4  # of the shortest and, from the end, of the longest item
 
 
 class ExpertSpeeds(NamedTuple):
@@ -31,10 +34,13 @@ class ExpertSpeeds(NamedTuple):
     linear_slope: float
     exponential: float
     exponential_slope: float
+    # Logarithm of the seconds of the median item, and its change per normal deviate of an item's rank; 0 if unsorted.
+    sorted_level: float = 0.0
+    sorted_slope: float = 0.0
 
 
-def expert_forecasts(speeds: ExpertSpeeds, items: float) -> tuple[float, ...]:
-    """Seconds of work for the next items, in the order of EXPERTS."""
+def expert_forecasts(speeds: ExpertSpeeds, done: float, items: float) -> tuple[float, ...]:
+    """Seconds of work for the next items up to the last, in the order of EXPERTS, ``done`` of all being complete."""
     return (
         speeds.overall * items,
         speeds.present * items,
@@ -42,7 +48,22 @@ def expert_forecasts(speeds: ExpertSpeeds, items: float) -> tuple[float, ...]:
         linear_work(speeds.linear, speeds.linear_slope, items),
         speeds.moving * items,
         exponential_work(speeds.exponential, speeds.exponential_slope, items),
+        (done + items) * sorted_work(speeds.sorted_level, speeds.sorted_slope, done / (done + items), 1.0)
+        if speeds.sorted_slope
+        else speeds.recent * items,
     )
+
+
+def rank_deviate(share: float) -> float:
+    """Normal deviate of the length of the item at this share of sorted ones."""
+    return NORMAL.inv_cdf(min(1 - LEAST_RANK, max(LEAST_RANK, share)))
+
+
+def sorted_work(level: float, slope: float, start: float, end: float) -> float:
+    """Seconds per item of all, for the items from one share to another, if sorted by their log-normal lengths."""
+    low = 0.0 if start <= 0 else NORMAL.cdf(rank_deviate(start) - slope)
+    high = 1.0 if end >= 1 else NORMAL.cdf(rank_deviate(end) - slope)
+    return math.exp(level + slope * slope / 2) * (high - low)
 
 
 def linear_work(seconds_per_item: float, slope: float, items: float) -> float:
@@ -77,71 +98,83 @@ class WorkSegment(NamedTuple):
     log_seconds_per_item: float
 
 
-def fit_trends(segments: Sequence[WorkSegment], speed_start: float) -> tuple[Trend | None, Trend | None]:
-    """Lines through seconds per item and through their logarithm; None if not clearly linear.
+class Trends(NamedTuple):
+    """How seconds per item change; a slope is 0 without evidence."""
 
-    ``speed_start`` is the count at which the current speed began. If a step there fits better than a line, only later
-    segments count.
+    linear: float = 0.0  # change per item
+    exponential: float = 0.0  # change of the logarithm per item
+    by_length: float = 0.0  # change of the logarithm per normal deviate of the rank
+    is_steady: bool = False  # whether lines fit better than steps at changes of speed: old speeds still teach something
+
+
+NO_TRENDS = Trends()
+
+
+def fit_trends(segments: Sequence[WorkSegment], starts: Sequence[float], offset: float, total: float | None) -> Trends:
+    """Slopes through the segments, as far as they exceed the noise.
+
+    ``starts`` are the counts at which lasting changes of speed began. If steps there fit better than lines, only the
+    segments of the present speed count. ``offset`` is the position at the count 0.
     """
     if len(segments) < TREND_SEGMENTS:
-        return None, None
-    _, _, pace0, log0 = segments[-1]
-    x0 = segments[-1].middle
-    weight = x = xx = y = xy = yy = z = xz = zz = 0.0
-    weight_before = y_before = 0.0
-    # One pass for both. Sums relative to the last segment stay small and so exact.
-    for middle, items, pace, log_pace in segments:
-        dx, dy, dz = middle - x0, pace - pace0, log_pace - log0
-        wx, wy, wz = items * dx, items * dy, items * dz
-        weight += items
-        x += wx
-        xx += wx * dx
-        y += wy
-        xy += wx * dy
-        yy += wy * dy
-        z += wz
-        xz += wx * dz
-        zz += wz * dz
-        if middle < speed_start:
-            weight_before += items
-            y_before += wy
-    line = FitSums(weight, x, xx, y, xy, yy)
-    if 0 < weight_before < weight and line.explained_by_step(weight_before, y_before) > line.explained_by_line():
-        return fit_trends([segment for segment in segments if segment.middle >= speed_start], -math.inf)
-    freedom = len(segments) - 2
-    return clear_trend(line, freedom, x0, pace0), clear_trend(FitSums(weight, x, xx, z, xz, zz), freedom, x0, log0)
+        return NO_TRENDS
+    middles, weights, paces, logs = zip(*segments, strict=True)
+    scale = total or 2 * (middles[-1] + offset)
+    places = [(middle + offset) / scale for middle in middles]
+    curved = fit_line(places, logs, weights)
+    by_length = fit_line([rank_deviate(place) for place in places], logs, weights) if total else curved
+    inner = [start for start in starts if middles[0] < start < middles[-1]]
+    if inner and step_residual(segments, inner) < min(curved.residual, by_length.residual):
+        present = [part for part in segments if part.middle >= inner[-1]]
+        return fit_trends(present, (), offset, total)._replace(is_steady=False)
+    straight = fit_line(places, paces, weights)
+    return Trends(
+        straight.likely_slope(TREND_SPREAD * straight.mean) / scale,
+        curved.likely_slope(TREND_SPREAD) / scale,
+        by_length.likely_slope(LENGTH_SPREAD) if total else 0.0,
+        is_steady=True,
+    )
 
 
-class FitSums(NamedTuple):
-    """Weighted sums of a least-squares fit."""
+class FittedLine(NamedTuple):
+    """A weighted least-squares fit."""
 
-    weight: float
-    x: float
-    xx: float
-    y: float
-    xy: float
-    yy: float
+    mean: float  # of y
+    slope: float
+    variance: float  # of the slope
+    residual: float  # variance of y about the line
 
-    def explained_by_line(self) -> float:
-        """Sum of squares explained by a line."""
-        xx, xy = self.xx - self.x * self.x / self.weight, self.xy - self.x * self.y / self.weight
-        return xy * xy / xx if xx > 0 else 0.0
-
-    def explained_by_step(self, weight_before: float, y_before: float) -> float:
-        """Sum of squares explained by two levels, the first with this weight and sum."""
-        difference = y_before / weight_before - (self.y - y_before) / (self.weight - weight_before)
-        return weight_before * (self.weight - weight_before) / self.weight * difference * difference
+    def likely_slope(self, spread: float) -> float:
+        """Expected slope, if `TREND_PROBABILITY` of all lines have one, which has this standard deviation."""
+        if self.variance <= 0:
+            return self.slope
+        variance = RESIDUAL_FACTOR * self.variance
+        share = spread * spread / (spread * spread + variance)
+        evidence = math.sqrt(1 - share) * math.exp(min(50.0, self.slope * self.slope / variance * share / 2))
+        odds = TREND_PROBABILITY / (1 - TREND_PROBABILITY) * evidence
+        return self.slope * share * odds / (1 + odds)
 
 
-def clear_trend(sums: FitSums, freedom: int, x0: float, y0: float) -> Trend | None:
-    """The line, if its slope exceeds the noise, else None; sums are relative to (x0, y0)."""
-    mean_x, mean_y = sums.x / sums.weight, sums.y / sums.weight
-    xx = sums.xx - sums.x * mean_x
-    if xx <= 0:
-        return None
-    xy = sums.xy - sums.x * mean_y
-    slope = xy / xx
-    residual = max(0.0, sums.yy - sums.y * mean_y - slope * xy) / freedom
-    if abs(slope) <= TREND_ERRORS * math.sqrt(residual / xx):
-        return None
-    return Trend(y0 + mean_y, slope, x0 + mean_x)
+def fit_line(x: Sequence[float], y: Sequence[float], weights: Sequence[float]) -> FittedLine:
+    """Fit a line."""
+    weight = sum(weights)
+    x_mean, y_mean = sum(map(mul, x, weights)) / weight, sum(map(mul, y, weights)) / weight
+    dx, dy = [value - x_mean for value in x], [value - y_mean for value in y]
+    weighted = list(map(mul, dx, weights))
+    xx, xy = sum(map(mul, weighted, dx)), sum(map(mul, weighted, dy))
+    yy = sum(map(mul, map(mul, dy, dy), weights))
+    slope = xy / xx if xx > 0 else 0.0
+    residual = max(0.0, yy - slope * xy) / (len(x) - 2)
+    return FittedLine(y_mean, slope, residual / xx if xx > 0 else math.inf, residual)
+
+
+def step_residual(segments: Sequence[WorkSegment], starts: Sequence[float]) -> float:
+    """Variance of the logarithm about a level for each speed."""
+    sums = [[0.0, 0.0, 0.0] for _ in range(len(starts) + 1)]
+    for middle, items, _, log_pace in segments:
+        level = sums[bisect.bisect_right(starts, middle)]
+        level[0] += items
+        level[1] += items * log_pace
+        level[2] += items * log_pace * log_pace
+    squares = sum(yy - y * y / weight for weight, y, yy in sums if weight)
+    return squares / max(1, len(segments) - 1 - STEP_PARAMETERS * len(starts))

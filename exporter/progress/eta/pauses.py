@@ -21,6 +21,8 @@ FEW_SCATTER = 0.05  # least assumed scatter of at most `FEW_PAUSES` pauses, as a
 EVEN_PERIOD_PROBABILITY, ODD_PERIOD_PROBABILITY = 0.9, 0.5
 LONG_PAUSE_SHARE = 0.4  # a pause longer than this part of the work before it is probably an accident
 LONG_PAUSE_PROBABILITY = 0.2
+MOST_EPOCHS = 20  # with more, nearly every position would be the end of one
+EARLY_SHARE = 1 / 6  # part of the work in which the first pause is likely
 
 
 def pause_factor(sd: float) -> float:
@@ -257,6 +259,20 @@ class Pauses:
         """Seconds of the longest pause of this name, here or else in earlier runs; 0 if new."""
         seen = [pause.seconds for pause in self.seen if pause.name == name]
         return max(seen, default=max((usual.seconds for usual in self.prior_pauses if usual.name == name), default=0.0))
+
+    def first_share(self, done: float, total: float, step: float) -> float:
+        """Part of the work so far after which a pause of a new kind may come here; 0 if none is likely.
+
+        Evaluations follow epochs, which divide the total evenly. The first pause of all usually comes early.
+        """
+        work = done - self.start
+        if not 0 < done < total or work <= 0:
+            return 0.0
+        for parts in range(2, MOST_EPOCHS + 1):
+            epochs = round(done * parts / total)
+            if abs(done - epochs * total / parts) <= max(1.0, step) and (epochs == 1 or self.start > 0):
+                return min(1.0, total / parts / work)
+        return float(not self.seen and work < EARLY_SHARE * total)
 
     def expected(self, done: float, total: float, step: float) -> ExpectedPauses:
         """Expected pauses in the rest of the work."""

@@ -15,6 +15,7 @@ YOUNG_STALL_S = 1800.0  # stall limit while only a few lines have come
 FIRST_STALL_S = 7200.0  # stall limit while only one has come and the interval is unknown
 LONGEST_WAIT = 6.0  # how many times as long as usual a request may take in the tail of a batch
 NAMED_STALL_S = 3600.0  # limit of the first pause of a name that the log announced
+FIRST_PAUSE_SHARE = 0.4  # longest first pause relative to the work before it, such as an evaluation after an epoch
 
 
 class EtaForecast(NamedTuple):
@@ -41,12 +42,15 @@ class StallLimit(NamedTuple):
 
     idle_s: float  # while the GPUs are known to be idle
     usual_s: float  # otherwise
+    # The same while the rhythm or the pauses of the work are unknown; a shorter timeout than the default shortens it.
+    unknown_s: float = 0.0
     named_s: float = 0.0  # limit of the current named pause; 0 without one
     named_after_s: float = 0.0  # from the last line to the start of that pause
 
     def limit(self, stall_timeout_s: float, busy: bool | None) -> float:
         """Seconds without progress after which work has stalled."""
-        limit = max(stall_timeout_s, self.idle_s if busy is False else self.usual_s)
+        unknown = self.unknown_s * min(1.0, stall_timeout_s / STALL_TIMEOUT_S)
+        limit = max(stall_timeout_s, self.idle_s if busy is False else max(self.usual_s, unknown))
         if busy:
             limit *= 3
         if self.named_s:
@@ -55,17 +59,25 @@ class StallLimit(NamedTuple):
 
 
 def usual_stall_limit(
-    rises: int, silence: float, longest_step_s: float, largest_pause_s: float, tail_wait_s: float, elapsed_s: float
+    rises: int,
+    silence: float,
+    longest_step_s: float,
+    largest_pause_s: float,
+    tail_wait_s: float,
+    elapsed_s: float,
+    first_pause: float,
 ) -> StallLimit:
     """Limits of silence without a named pause, at a line ``elapsed_s`` seconds after the worker's first.
 
-    ``rises``: lines with progress. ``silence``: usual seconds between two of them.
+    ``rises``: lines with progress. ``silence``: usual seconds between two of them. ``first_pause``: part of the work so
+    far after which a pause may come here for the first time, 0 if none may.
     """
     tail = LONGEST_WAIT * tail_wait_s
     idle = max(4 * silence, 1.3 * largest_pause_s, tail)
     if rises < 4:
-        return StallLimit(idle, max(FIRST_STALL_S if rises < 2 else YOUNG_STALL_S, 8 * silence, tail))
-    return StallLimit(idle, max(8 * silence, longest_step_s, 1.7 * largest_pause_s, 0.04 * elapsed_s, tail))
+        return StallLimit(idle, max(8 * silence, tail), FIRST_STALL_S if rises < 2 else YOUNG_STALL_S)
+    usual = max(8 * silence, longest_step_s, 1.7 * largest_pause_s, 0.04 * elapsed_s, tail)
+    return StallLimit(idle, usual, min(NAMED_STALL_S, FIRST_PAUSE_SHARE * first_pause * elapsed_s))
 
 
 class EtaOutlook(NamedTuple):

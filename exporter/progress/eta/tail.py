@@ -5,6 +5,8 @@ import math
 from exporter.contract.lazy_dataclass import dataclass
 
 AGREEMENT = 0.3  # largest difference (of the logarithm) at which items left and requests of the server are the same
+PARALLEL_SD = 0.5  # items of which the time (its logarithm) varies more may be requests that run in parallel
+USUAL_PARALLEL = 32  # so many then, if no server says how many
 TAIL_SD = 0.5  # standard deviation of the logarithm of a tail's length: requests differ much
 
 
@@ -46,3 +48,13 @@ class BatchTail:
     def wait(self, left: float) -> float:
         """Expected seconds between two ends; 0 before the tail."""
         return self.seconds_per_item * self.most_parallel / max(1.0, left) if self.has_begun(left) else 0.0
+
+
+def possible_tail_wait(left: float, seconds_per_item: float, sd: float) -> float:
+    """Expected seconds between two ends of the last items, if they may be requests in parallel; else 0.
+
+    No server says so, but their times differ as much as those of requests (``sd``).
+    """
+    if sd <= PARALLEL_SD or left >= USUAL_PARALLEL:
+        return 0.0
+    return seconds_per_item * USUAL_PARALLEL / max(1.0, left)

@@ -287,6 +287,19 @@ def test_the_stall_timeout_of_the_job_applies(tmp_path: Path) -> None:
     assert logs.facts().stalled
 
 
+def test_a_worker_that_hangs_in_its_first_lines_stalls_after_a_multiple_of_a_short_timeout(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, stall_timeout_s=10.0)
+    logs.append(items(1))
+    logs.facts()
+    logs.clock.advance(5)
+    logs.append(items(2))
+    logs.facts()
+    logs.clock.advance(235)
+    assert not logs.facts().stalled
+    logs.clock.advance(10)
+    assert logs.facts().stalled
+
+
 def test_a_stalled_worker_has_neither_rate_nor_eta(tmp_path: Path) -> None:
     logs = Logs(tmp_path, stall_timeout_s=10.0)
     steady_work(logs, 10, 1.0)

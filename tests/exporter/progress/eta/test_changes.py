@@ -44,7 +44,7 @@ def test_an_occasional_slow_block_is_no_change() -> None:
 
 @pytest.mark.parametrize(("seconds", "blocks"), [(50.0, 7), (1.0, 20)], ids=["few blocks", "little work"])
 def test_a_short_burst_is_no_speed_to_compare_with(seconds: float, blocks: int) -> None:
-    usual, burst = PastSpeed(1.0, 60.0, 60), PastSpeed(0.4, seconds, blocks)
+    usual, burst = PastSpeed(1.0, 60.0, 60, 60.0), PastSpeed(0.4, seconds, blocks, 10.0)
     assert SpeedChanges(past=[usual, burst]).fastest_past_speed(100.0) == usual
 
 
@@ -68,3 +68,9 @@ def test_removing_a_part_leaves_the_figures_of_the_rest() -> None:
         part.add(WorkBlock(seconds, 1.0), seconds)
     rest = whole.without(part)
     assert (rest.seconds_per_item, rest.blocks, rest.mean) == (1.5, 2, 1.5)
+
+
+def test_the_starts_of_known_speeds_are_counted_back_from_the_present_one() -> None:
+    assert SpeedChanges().starts(5.0) == []
+    past = [PastSpeed(1.0, 60.0, 60, 60.0), PastSpeed(2.0, 60.0, 30, 30.0)]
+    assert SpeedChanges(past=past).starts(90.0) == [60.0, 90.0]

@@ -164,3 +164,25 @@ def test_the_expected_pause_time_is_never_negative(
     ahead = found.expected(done, done + left, step)
     assert ahead.seconds >= 0
     assert ahead.due >= 0
+
+
+@pytest.mark.parametrize(
+    ("start", "done", "share"),
+    [
+        (0.0, 250.0, 1.0),  # the end of the first of four epochs
+        (0.0, 249.0, 1.0),
+        (0.0, 244.0, 0.0),
+        (0.0, 750.0, 0.0),  # of the third: the first ones had no pause
+        (500.0, 750.0, 1.0),  # the first since a resume
+        (0.0, 105.0, 1.0),  # early in the run
+        (0.0, 1000.0, 0.0),
+    ],
+)
+def test_a_first_pause_is_likely_early_and_at_the_end_of_an_epoch(start: float, done: float, share: float) -> None:
+    assert Pauses(start=start).first_share(done, 1000.0, 1.0) == share
+
+
+def test_a_first_pause_is_not_expected_early_after_another_one() -> None:
+    pauses = Pauses()
+    pauses.add(Pause(30.0, 60.0, 300.0), 1.0)
+    assert pauses.first_share(110.0, 1000.0, 1.0) == 0.0

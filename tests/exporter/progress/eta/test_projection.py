@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.projection import EtaForecast, EtaOutlook, StallLimit
+from exporter.progress.eta.projection import EtaForecast, EtaOutlook, StallLimit, usual_stall_limit
 
 FORECAST = EtaForecast(seconds=100.0, least_seconds=5.0, credit=30.0, width=1.25)
 OUTLOOK = EtaOutlook(
@@ -47,6 +47,25 @@ def test_busy_gpus_extend_the_stall_timeout_and_idle_ones_shorten_it(
 def test_a_named_pause_may_last_its_usual_time_from_its_start() -> None:
     assert StallLimit(20.0, 80.0, named_s=600.0, named_after_s=7.0).limit(10.0, None) == 607.0
     assert StallLimit(20.0, 80.0, named_s=50.0, named_after_s=7.0).limit(10.0, None) == 87.0
+
+
+def limit(
+    rises: int, timeout_s: float, *, silence: float = 5.0, tail_s: float = 0.0, first_pause: float = 0.0
+) -> float:
+    return usual_stall_limit(rises, silence, 0.0, 0.0, tail_s, 1000.0, first_pause).limit(timeout_s, None)
+
+
+def test_the_limits_of_a_young_worker_shrink_with_a_timeout_below_the_default() -> None:
+    assert [limit(1, timeout_s) for timeout_s in (300.0, 600.0, 60.0)] == [7200.0, 7200.0, 1440.0]
+    assert [limit(3, timeout_s) for timeout_s in (300.0, 600.0, 60.0)] == [1800.0, 1800.0, 360.0]
+    assert limit(3, 60.0, silence=100.0) == 800.0  # rare lines
+    assert limit(3, 60.0, tail_s=200.0) == 1200.0  # few requests left
+
+
+def test_a_first_pause_may_take_a_share_of_the_work_before_it() -> None:
+    assert limit(9, 300.0) == 300.0
+    assert limit(9, 300.0, first_pause=1.0) == 400.0
+    assert limit(9, 60.0, first_pause=1.0) == 80.0
 
 
 def test_an_outdated_rate_is_unknown() -> None:

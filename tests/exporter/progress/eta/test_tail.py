@@ -8,7 +8,7 @@ import statistics
 import pytest
 
 from exporter.progress.eta.estimator import EtaEstimator
-from exporter.progress.eta.tail import BatchTail
+from exporter.progress.eta.tail import BatchTail, possible_tail_wait
 
 
 def tail_after(*readings: tuple[float, float, float], pace: float = 2.0) -> BatchTail:
@@ -92,3 +92,9 @@ def test_the_last_requests_of_a_batch_may_take_long() -> None:
     assert without_counts.is_stalled(at)
     assert not with_counts.is_stalled(at)
     assert with_counts.is_stalled(at + 500)
+
+
+def test_the_last_items_of_very_different_lengths_may_be_requests_in_parallel() -> None:
+    assert possible_tail_wait(4.0, 2.0, sd=0.8) == 16.0
+    assert possible_tail_wait(32.0, 2.0, sd=0.8) == 0.0
+    assert possible_tail_wait(4.0, 2.0, sd=0.2) == 0.0
