@@ -325,9 +325,10 @@ def test_the_partition_is_not_checked_without_an_answer_from_slurm(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = planned_job(tmp_path, local=False)
-    monkeypatch.setattr(site_facts, "SLURM_TIMEOUT_S", 0.3)
     slurm.say("sinfo", "sleep", 30)
-    assert summaries(check_partition(job, read_partitions())) == [("partition", "not checked", "slurm.partition")]
+    with monkeypatch.context() as hurried:
+        hurried.setattr(site_facts, "SLURM_TIMEOUT_S", 0.3)
+        assert summaries(check_partition(job, read_partitions())) == [("partition", "not checked", "slurm.partition")]
     slurm.say("sinfo", "sleep", 0)
     slurm.say("sinfo", "status", 1)
     slurm.say("sinfo", "err", "slurm_load_partitions: Unable to contact slurm controller")

@@ -59,11 +59,11 @@ def test_a_deep_look_reads_what_a_short_one_leaves_out(tmp_path: Path) -> None:
     model, lines, packed = tmp_path / "checkpoint_1.pt", tmp_path / "a.jsonl", tmp_path / "b.gz"
     content = torch_bytes({}, 5000)
     model.write_bytes(content.replace(b"\7" * 3000, b"\7" * 2999 + b"\6", 1))
-    lines.write_text("".join(f'{{"id": {n}}}\n' if n != 9000 else "{{\n" for n in range(20_000)))
+    lines.write_text("".join(f'{{"id": {n}}}\n' if n != 50_000 else "{{\n" for n in range(100_000)))
     packed.write_bytes(gzip.compress(bytes(range(256)) * 20_000, 0)[:-2_000_000] + bytes(2_000_000))
     for path, reason in (
         (model, "Bad CRC-32 for file 'archive/data/0'"),
-        (lines, "line 9001 is not JSON"),
+        (lines, "line 50001 is not JSON"),
         (packed, "Error -3 while decompressing data: "),
     ):
         assert verdict(path)[1] != "damaged"
