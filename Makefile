@@ -22,7 +22,7 @@ help:
 	@echo "make fuzz      damaged input for every parser of foreign data, for SECONDS=600"
 	@echo "make check     format, lint, types, layers, rules"
 	@echo "make bench     measure; prints ratios"
-	@echo "make soak      a job whose workers come and go, for SOAK_SECONDS (5400): nothing may grow"
+	@echo "make soak      a job whose workers come and go, for SOAK_SECONDS (1800): nothing may grow"
 	@echo "make kills     KILLS (150) random kills of parts of jobs on a real Slurm (root)"
 
 install: $(VENV)/.installed

@@ -2,6 +2,7 @@
 
 import bisect
 import copy
+import math
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
@@ -12,6 +13,7 @@ from exporter.contract.manifest import Manifest, Task
 from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import (
     CONSEQUENCES,
+    OOM_BURST_S,
     PEER_WINDOW_S,
     SHELL_KILL,
     FailedPeer,
@@ -176,7 +178,8 @@ class TaskFailures:
         if end is None:
             return []
         first = bisect.bisect_left(self._by_time, (end - PEER_WINDOW_S, -1))
-        lately = [self._peers[other] for _, other in self._by_time[first:] if other != rank]
+        last = bisect.bisect_right(self._by_time, (end + OOM_BURST_S, math.inf))
+        lately = [self._peers[other] for _, other in self._by_time[first:last] if other != rank]
         return [peer for at, peer in enumerate(lately) if peer.oom_node is not None or (at == 0 and peer.end <= end)]
 
 

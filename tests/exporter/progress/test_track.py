@@ -681,7 +681,7 @@ GAPS = st.sampled_from([0.0, 1.0, 400.0])
 SOURCES = st.sampled_from(["a.out", "a.out", "a.out", "b.out"])
 
 
-@settings(max_examples=150)
+@settings(max_examples=400)
 @given(
     st.lists(st.tuples(PLAIN, GAPS, SOURCES), max_size=40) | st.lists(st.tuples(RECORDS, GAPS, SOURCES), max_size=40),
     st.booleans(),

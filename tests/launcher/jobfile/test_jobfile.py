@@ -123,7 +123,7 @@ def is_accepted_or_refused(text: str, model: type[JobSpec] | type[ClusterSpec]) 
     return True
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.text(max_size=60) | st.lists(_YAML_PARTS, max_size=30).map("".join))
 @example("? [a]\n: b\n")
 @example("a: " + "[" * 2000)
@@ -133,7 +133,7 @@ def test_any_text_raises_only_config_errors(text: str) -> None:
     assert is_accepted_or_refused(text, ClusterSpec)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.dictionaries(st.sampled_from(list(JobSpec.model_fields)), _VALUES))
 @example({"monitoring": {"linger": -1}})
 def test_any_values_raise_only_config_errors(values: dict[str, Any]) -> None:

@@ -121,7 +121,7 @@ def value_of(text: str, *, bounded: bool) -> str | None:
         return None
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=300, deadline=None)
 @given(st.text(max_size=40) | st.lists(PARTS, max_size=25).map("".join))
 @example("a: &a {x: 1}\nb: {<<: *a, y: [*a, *a]}")
 @example("- &a [1]\n- {? *a : 1}")

@@ -192,7 +192,7 @@ def test_nothing_is_decided_while_names_are_unread(folder: Folder) -> None:
     assert [one.kind for one in folder.checkpoints.update((), None, now + 20, now + 20)] == ["saved"]
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(st.lists(st.tuples(st.lists(entries(), max_size=5), st.booleans(), st.floats(0, 100)), max_size=12))
 def test_the_count_never_falls_whatever_the_folder_contains(
     readings: list[tuple[list[CheckpointEntry], bool, float]],

@@ -459,7 +459,7 @@ SMALLEST: dict[str, Any] = {"BATCH": 2, "RUN_MASK": 1, "MOST_RUN": 2, "HOT_LEAST
 """Limits at which a few names are as many as a million."""
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=200, deadline=None)
 @given(STEPS, st.sampled_from(["*", "*.x", "rank*", ".*", "[ab]*"]), st.booleans(), st.booleans())
 def test_totals_equal_those_of_a_plain_scan_after_any_steps(
     tmp_path_factory: pytest.TempPathFactory,

@@ -457,7 +457,7 @@ STEPS = st.lists(
 )
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @given(STEPS, st.booleans())
 def test_records_equal_those_in_the_files_after_any_steps(
     tmp_path_factory: pytest.TempPathFactory, steps: list[tuple[str, str, str]], is_small: bool

@@ -121,7 +121,7 @@ TEXTS = st.lists(st.sampled_from([part.encode("latin-1") for part in PIECES]), m
 
 
 @given(TEXTS, st.lists(st.integers(1, 150), max_size=5), st.integers(0, 1000))
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=300, deadline=None)
 @example(b"a\x1b[1mbc\nab", [5], 0)
 @example(b"abcd\rcabcd\n", [], 3)
 @example(b"\n\n\r\n", [1], 0)
@@ -158,7 +158,7 @@ WORDS = st.lists(st.text("ab", min_size=2, max_size=6), min_size=1, max_size=8, 
 
 
 @given(WORDS, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_overlapping_literals_hide_no_match(words: list[str], data: st.DataObject) -> None:
     text = "".join(data.draw(st.lists(st.sampled_from([*words, "a", "b", " ", "\n"]), max_size=12)))
     patterns = [pattern(word, re.escape(word), PatternKind.ERROR) for word in words]
@@ -174,7 +174,7 @@ def test_overlapping_literals_hide_no_match(words: list[str], data: st.DataObjec
 
 
 @given(st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_backlog_loses_no_error_no_resume_and_no_last_value(data: st.DataObject) -> None:
     text = data.draw(TEXTS) + b"\n" + data.draw(TEXTS)
     window, tries = data.draw(st.integers(1, 40)), data.draw(st.integers(1, 4))
@@ -253,7 +253,7 @@ LONG_WORDS = st.lists(
 
 
 @given(LONG_WORDS, st.data())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=250, deadline=None)
 def test_literals_that_share_pieces_are_distinguished(words: list[str], data: st.DataObject) -> None:
     parts = st.sampled_from([*words, "ab", "b", "Xa", " ", "\n", "\r", "7", "7/8"])
     text = "".join(data.draw(st.lists(parts, max_size=25))).encode()
@@ -274,7 +274,7 @@ def test_literals_that_share_pieces_are_distinguished(words: list[str], data: st
 
 
 @given(LONG_WORDS, st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=200, deadline=None)
 def test_a_piece_with_many_useless_hits_still_finds_its_literals(words: list[str], data: st.DataObject) -> None:
     parts = st.sampled_from([*words, *(word[1:] for word in words), "ab", "b", "Xa", " ", "\n", "\r", "7", "7/8"])
     text = "".join(data.draw(st.lists(parts, max_size=40))).encode()
@@ -292,7 +292,7 @@ def test_a_piece_with_many_useless_hits_still_finds_its_literals(words: list[str
 
 
 @given(st.lists(TEXTS, min_size=2, max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_a_log_that_changes_gets_new_automata_and_loses_nothing(parts: list[bytes]) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(engine, "SMALL_BYTES", 0)

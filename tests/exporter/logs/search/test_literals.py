@@ -128,7 +128,7 @@ def pieces(draw: st.DrawFn, depth: int) -> tuple[str, str]:
 
 
 @given(sequences(), st.text(LETTERS, max_size=3))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=700, deadline=None)
 @example(("(?:ab){2,}%%", "abab%%"), "")
 def test_every_match_contains_one_of_the_literals(drawn: tuple[str, str], before: str) -> None:
     pattern, sample = drawn
@@ -266,7 +266,7 @@ RECORDS = st.lists(
 
 
 @given(st.lists(PARTS, min_size=1, max_size=7).map("".join), RECORDS.map("".join))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=600, deadline=None)
 def test_the_condition_after_a_literal_holds_in_every_match(pattern: str, text: str) -> None:
     regex, log = re.compile(pattern.encode(), re.MULTILINE), text.encode()
     behind, texts = literal_context(regex).after, find_literals(regex).texts
@@ -315,7 +315,7 @@ def test_the_text_before_a_literal_is_known_if_it_consists_of_few_bytes(pattern:
     assert literal_context(re.compile(pattern.encode())).before == expected
 
 
-@settings(max_examples=120)
+@settings(max_examples=300)
 @given(
     st.sampled_from(
         (r"(\d{1,3}\.?\d{0,3}) docs?/s", r"(?<![.\d])([-+]?\d+|nan|n) docs?/s", r"(?:^|\b)[.sd/ oc1]*? docs/s")

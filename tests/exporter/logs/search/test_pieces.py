@@ -22,7 +22,7 @@ def found_by(order: list[bytes], text: bytes) -> list[tuple[bytes, int, int]]:
 
 
 @given(LITERALS, SAMPLES)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=150, deadline=None)
 @example([b"E", b"EE", b"EEE", b"EEEE"], b"EEEE")
 def test_every_literal_contains_its_piece_at_the_stated_offset(literals: list[bytes], sample: bytes) -> None:
     stood_for = []
@@ -38,7 +38,7 @@ def test_every_literal_contains_its_piece_at_the_stated_offset(literals: list[by
 
 
 @given(LITERALS, SAMPLES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_filler_pieces_occur_in_no_text(literals: list[bytes], sample: bytes) -> None:
     for plan in plan_search(sorted(literals), sample):
         for text in set(plan.order) - set(plan.pieces):
@@ -48,7 +48,7 @@ def test_filler_pieces_occur_in_no_text(literals: list[bytes], sample: bytes) ->
 
 
 @given(LITERALS, SAMPLES)
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=100, deadline=None)
 def test_an_automaton_finds_each_of_its_pieces(literals: list[bytes], sample: bytes) -> None:
     for plan in plan_search(sorted(literals), sample):
         for piece in plan.pieces:

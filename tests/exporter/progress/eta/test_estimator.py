@@ -94,7 +94,7 @@ def from_steps(steps: list[tuple[float, int]], start: float = 0.0, total: float 
     return lines
 
 
-@settings(max_examples=80)
+@settings(max_examples=200)
 @given(ODD_LINES, NUMBERS)
 @example([(0.0, 1, 10, None, None), (0.0, 2, 10, None, None), (0.0, 3, 10, None, None)], 0.0)
 @example([(5.0, 10, 5, None, None), (6.0, 20, 0, None, None)], 7.0)
@@ -204,7 +204,7 @@ def test_a_prior_of_odd_lines_can_be_read_back(
     assert is_readable(feed_odd(lines).prior())
 
 
-@settings(max_examples=80)
+@settings(max_examples=200)
 @given(
     st.lists(st.tuples(st.sampled_from([0.0, 1e-3]) | st.floats(0, 1e5), st.floats(0.125, 40)), max_size=80),
     st.sampled_from([None, 20, 400, 2000]),
