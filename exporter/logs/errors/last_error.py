@@ -59,6 +59,9 @@ class LogError:
         return self.strength > 0
 
 
+_RANKS = {weight: rank for rank, tier in enumerate(TIERS) for weight in tier}
+
+
 @dataclass
 class _ErrorEntry:
     """One exception of a chain, or another error line."""
@@ -72,7 +75,7 @@ class _ErrorEntry:
     @property
     def rank(self) -> tuple[int, bool]:
         """How much it explains: an exception without a message explains less than the next of its chain."""
-        return next(at for at, tier in enumerate(TIERS) if self.weight in tier), ":" in self.text
+        return _RANKS[self.weight], ":" in self.text
 
 
 @dataclass
@@ -139,8 +142,8 @@ _ROOT_FIELD = lazy_regex(r"\s{0,10}(rank|exitcode|traceback) {0,6}: (.{1,300})")
 class _ErrorScanner:
     """Parses the lines of a log once and notes failures; ``errors`` are the patterns of all jobs."""
 
-    def __init__(self, errors: Sequence[Pattern]) -> None:
-        self._lines = LineClassifier(errors)
+    def __init__(self, errors: Sequence[Pattern], log: bytes) -> None:
+        self._lines = LineClassifier(errors, log)
         self._ignored: dict[str, int] = {}  # line that announces an ignored exception, by stream
         self.found: list[_Failure] = []
         self._open: dict[str, _Failure] = {}
@@ -323,7 +326,7 @@ def last_error(text: bytes, errors: Sequence[Pattern]) -> LogError | None:
     """
     skipped = max(0, len(text) - MOST_BYTES)
     lines = text[skipped:].split(b"\n")
-    reader = _ErrorScanner(errors)
+    reader = _ErrorScanner(errors, text[skipped:])
     for place, raw in enumerate(lines):
         reader.feed(place, raw)
     found = reader.close()

@@ -29,10 +29,14 @@ def plain_line(raw: bytes, most: int | None = MOST_LINE_LENGTH) -> str:
         raw = states[-1] if states else b""
     if most is not None:
         raw = raw[: 4 * most]
-    text = raw.decode("utf-8", "replace")
-    if not text.isprintable():
-        text = _ESCAPE.sub("", text).translate(_DROPPED)
+    text = plain_text(raw)
     return text if most is None else text[:most]
+
+
+def plain_text(raw: bytes) -> str:
+    """Return text without colours and control characters, newlines included."""
+    text = raw.decode("utf-8", "replace")
+    return text if text.isprintable() else _ESCAPE.sub("", text).translate(_DROPPED)
 
 
 ERROR, CRASH, HINT = "error", "crash", "hint"
@@ -119,26 +123,40 @@ TRIGGER = lazy_regex(
 )  # each alternative begins with a letter of its own, which lets the search skip quickly
 
 
-class LineClassifier:
-    """Classifies lines by their form and by the error patterns of all jobs."""
+# Without one of these a line fits neither `LINES` nor an exception: most lines that mention an error have none.
+DECISIVE = lazy_regex(
+    r"Error|Exception|Segm|Bus|Illegal|Floating|Abort|ABORT|Killed|corrupt|\(\)|chunk|smash|overflow|Assert"
+    r"|Check failed|panicked|MPI|mpi|prterun|exitcode|looks like"
+)
 
-    def __init__(self, errors: Sequence[Pattern]) -> None:
-        self._critical = [pattern for pattern in errors if pattern.severity == "critical"]
+
+class LineClassifier:
+    """Classifies the lines of a log by their form and by the error patterns of all jobs."""
+
+    def __init__(self, errors: Sequence[Pattern], log: bytes) -> None:
         self._noticed = [pattern for pattern in errors if pattern.name in _NOTICED_PATTERNS]
         self._summary = [pattern for pattern in errors if pattern.name == _SUMMARY_PATTERN]
+        plain = plain_text(log).encode("utf-8", "replace")
+        critical = [pattern for pattern in errors if pattern.severity == "critical"]
+        # each line would ask 25 patterns, of which few can match anywhere
+        self._possible = [
+            pattern for pattern in (*critical, *self._noticed, *self._summary) if pattern.may_match(plain)
+        ]
 
     def classify(self, text: str, level: str) -> tuple[str, str] | None:
         """Weight and kind of a line that shows an error by itself."""
-        for weight, kind, pattern in LINES:
-            if pattern.match(text) or (weight == CRASH and kind.endswith(("fault", "error")) and pattern.search(text)):
-                return weight, kind
-        match = STRONG.match(text)
-        if match is not None and match[1].endswith(("Error", "Exception")) and match[1] not in ("Error", "Exception"):
-            return ERROR, match[1].rpartition(".")[2]
-        for patterns in (self._critical, self._noticed, self._summary):
-            if (name := _first_match(patterns, text)) is not None:
-                return CRASH if name in _CRASH_PATTERNS else ERROR, name
-        if match := _MENTION.search(text):
+        if is_decisive := DECISIVE.search(text) is not None:
+            for weight, kind, pattern in LINES:
+                if pattern.match(text) or (
+                    weight == CRASH and kind.endswith(("fault", "error")) and pattern.search(text)
+                ):
+                    return weight, kind
+            match = STRONG.match(text)
+            if match and match[1].endswith(("Error", "Exception")) and match[1] not in ("Error", "Exception"):
+                return ERROR, match[1].rpartition(".")[2]
+        if self._possible and (name := _first_match(self._possible, text)) is not None:
+            return CRASH if name in _CRASH_PATTERNS else ERROR, name
+        if is_decisive and (match := _MENTION.search(text)):
             return HINT, match[1].rpartition(".")[2]
         return next(((HINT, kind) for kind, pattern in _HINTS if pattern.search(f"{level} {text}")), None)
 

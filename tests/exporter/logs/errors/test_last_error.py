@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.logs.errors.last_error import LINE_LENGTH, MOST_BYTES, TRACEBACK_LINES, LogError, last_error
-from exporter.logs.errors.lines import TRIGGER, plain_line
+from exporter.logs.errors.last_error import LINE_LENGTH, TRACEBACK_LINES, LogError, last_error
+from exporter.logs.errors.lines import DECISIVE, LINES, TRIGGER, plain_line
 from exporter.logs.packs import parse_pack
 from exporter.logs.packs_reader import ERRORS, PACKS, read_error_patterns
 
@@ -352,15 +352,10 @@ def test_any_order_of_lines_can_be_searched(lines: list[tuple[str, str]]) -> Non
     ],
 )
 def test_hostile_text_takes_bounded_time(piece: str) -> None:
-    text, patterns = (piece * (1 << 20))[: 1 << 20].encode(), read_error_patterns()
-
-    def seconds(size: int) -> float:
-        began = time.thread_time()
-        last_error(text[:size], patterns)
-        return time.thread_time() - began
-
-    some, all_ = seconds(MOST_BYTES // 8), seconds(len(text))
-    assert all_ < 3 or all_ < 16 * some, "on a busy machine: 8 times the text takes 8 times as long, not 64 times"
+    text = (piece * (1 << 20))[: 1 << 20].encode()
+    began = time.thread_time()
+    last_error(text, read_error_patterns())
+    assert time.thread_time() - began < 2
 
 
 def test_a_search_leaves_no_work_for_the_garbage_collector() -> None:
@@ -381,3 +376,9 @@ def test_a_line_that_an_error_pattern_matches_is_always_examined() -> None:
     lines = [line.encode() for sample in pack.samples for line in sample.text.split("\n")]
     missed = [line for line in lines if any(one.regex.search(line) for one in decisive) and not TRIGGER.search(line)]
     assert not missed
+
+
+@given(st.data())
+@pytest.mark.parametrize("form", [pattern.pattern for _, _, pattern in LINES] + [r"^(\w\.)*\w+(Error|Exception)(: |$)"])
+def test_every_form_of_an_error_has_a_decisive_word(form: str, data: st.DataObject) -> None:
+    assert DECISIVE.search(data.draw(st.from_regex(form)))
