@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -20,6 +21,8 @@ MOST_ASKED = 200  # ids in one question to accounting, which takes 50 ms of its 
 _OUTPUT_PREFIXES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
 
 
+NO_CLUSTER = "finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; run this where jobs are submitted"
+_SEARCH_FAILED = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\.conf.*No such file", re.IGNORECASE)
 WITHOUT_ACCOUNTING = ("is not on PATH", "accounting storage is disabled")  # problems of sacct that no retry mends
 
 
@@ -34,6 +37,16 @@ class SlurmUnansweredError(ExporterError):
     def is_lasting(self) -> bool:
         """Whether no retry can help."""
         return any(words in str(self) for words in WITHOUT_ACCOUNTING)
+
+    @property
+    def finds_no_cluster(self) -> bool:
+        """Whether this machine has no cluster, as far as it knows: its configuration may be away for a while."""
+        return NO_CLUSTER in str(self)
+
+
+def finds_no_cluster(problem: str) -> bool:
+    """Whether this is what a command of Slurm prints that finds no configuration."""
+    return _SEARCH_FAILED.search(problem) is not None
 
 
 def clean_environment(environ: Mapping[str, str], time_format: str = "standard") -> dict[str, str]:
@@ -69,6 +82,8 @@ def run_reading(argv: Sequence[str], environment: Mapping[str, str], deadline_s:
             raise
     text, problem = out.decode("utf-8", "replace"), "; ".join(err.decode("utf-8", "replace").split("\n")).strip("; ")
     if process.returncode != 0 or (problem and not text):  # some exit with 0 after an error
+        if finds_no_cluster(problem):
+            raise SlurmUnansweredError(argv[0], NO_CLUSTER)
         raise SlurmUnansweredError(argv[0], f"exited with {process.returncode}: {problem or text.strip()}")
     return text
 

@@ -12,6 +12,7 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.files.disks.space_reader import read_space
 from exporter.gpus.inventory_reader import GpuInventory
 from exporter.machine.mounts import MountPoint, is_node_local, mount_of
+from exporter.slurm.commands_reader import NO_CLUSTER, finds_no_cluster
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.preflight import written_directories
@@ -34,8 +35,6 @@ LEAST_FREE_MEMORY_SHARE = 0.9  # of a GPU without other users; the driver keeps 
 GIB = 1 << 30
 NOT_THIS_MACHINE = "the job's nodes are not this machine"
 MOST_ERROR = 200  # characters of a Slurm error within one finding
-# errors of Slurm commands on a machine outside any cluster
-_NO_CLUSTER = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\.conf.*No such file", re.IGNORECASE)
 
 
 # -- environment ---------------------------------------------------------------------------------
@@ -295,10 +294,8 @@ def check_partition(planned_job: PlannedJob, partitions: dict[str, SlurmPartitio
 
 def _sinfo_error_text(words: str) -> str:
     """Shorten an error of sinfo. If it finds no cluster, explain that instead of its search for one."""
-    if _NO_CLUSTER.search(words):
-        return (
-            "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; run the check where jobs are submitted"
-        )
+    if finds_no_cluster(words):
+        return f"sinfo {NO_CLUSTER}"
     return words if len(words) <= MOST_ERROR else f"{words[:MOST_ERROR]}..."
 
 

@@ -59,7 +59,10 @@ class Follower:
         self._poll_at = self._accounting_at = clock()
 
     def run(self) -> TrackState:
-        """Follow the jobs to their ends. Raises LauncherError if Slurm does not know one of them."""
+        """Follow the jobs to their ends.
+
+        Raises LauncherError if Slurm does not know one of them, SlurmUnansweredError if there is no Slurm.
+        """
         while True:
             if (self.state is None or not self.state.is_over) and self._clock() >= self._poll_at:
                 self._poll(self._clock())
@@ -82,6 +85,8 @@ class Follower:
             rows = self._slurm.queue()
             state = self.state or self._save(self._start(rows))  # before the first report, if it cannot be written
         except SlurmUnansweredError as error:
+            if self.state is None and error.finds_no_cluster:
+                raise
             self._poll_at = self._note_failure(error)
             return
         self._note_answer("squeue")

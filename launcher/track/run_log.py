@@ -90,7 +90,7 @@ def alert(now: float, command: str, failures: int, known: float | None) -> str:
     return entry(
         now,
         f"ALERT: {command} has failed {failures} times in a row",
-        f"Known: the states of {clock_text(known)}",
+        "Known: nothing yet" if known is None else f"Known: the states of {clock_text(known)}",
         "Action: Check Slurm; no job counts as ended by this",
     )
 

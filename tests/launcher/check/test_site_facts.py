@@ -340,7 +340,7 @@ def test_the_partition_is_not_checked_without_an_answer_from_slurm(
     slurm.say("sinfo", "err", NO_CLUSTER)
     (item,) = check_partition(job, read_partitions())
     assert item.message == (
-        "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; run the check where jobs are submitted"
+        "sinfo finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; run this where jobs are submitted"
     )
     monkeypatch.setenv("PATH", "/nowhere")
     assert summaries(check_partition(job, read_partitions())) == [("partition", "not checked", "slurm.partition")]

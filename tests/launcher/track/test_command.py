@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from exporter.contract.file_locks import lock_file
+from exporter.slurm.commands_reader import NO_CLUSTER
 from launcher.cli.main import main
 from launcher.track.state import find_state_files
 from tests.support.fake_slurm import BIN, FakeSlurm
@@ -74,6 +75,13 @@ def test_a_state_file_is_of_one_run_and_one_process(slurm: FakeSlurm, track: Run
         2,
         "gpujob: states.json has the states of another run (8); give another --state-file\n",
     )
+
+
+def test_a_machine_without_a_cluster_is_an_error_at_once(slurm: FakeSlurm, track: Run) -> None:
+    slurm.say("squeue", "err", "squeue: fatal: Could not establish a configuration source\n")
+    slurm.say("squeue", "status", 1)
+    problem = f"gpujob: squeue {NO_CLUSTER}\n"
+    assert track("7") == (2, "", problem)
 
 
 def test_ps_asks_slurm_once(
