@@ -53,9 +53,16 @@ def listening(host: str = "127.0.0.1", family: int = socket.AF_INET, **options: 
             return
 
 
+_handed_out: set[int] = set()
+
+
 def free_port() -> int:
-    with listening() as port:
-        return port
+    """A port without a listener, which no earlier call has returned: a test that takes two needs different ones."""
+    while True:
+        with listening() as port:
+            if port not in _handed_out:
+                _handed_out.add(port)
+                return port
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])
