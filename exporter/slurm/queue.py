@@ -8,10 +8,11 @@ from exporter.slurm.states import ENDS, JOB_ID, array_of, base_state, parse_dura
 # the last two are the user's text and may contain `|`
 FIELDS = (
     *("JobArrayID", "State", "Reason", "SubmitTime", "StartTime", "EndTime", "TimeLimit", "RestartCnt", "NodeList"),
-    *("Partition", "tres-alloc", "JobID", "UserName", "STDOUT", "Name"),
+    *("Partition", "tres-alloc", "JobID", "UserName", "Account", "QOS", "NumNodes", "Dependency", "STDOUT", "Name"),
 )
 FORMAT = ",".join(f"{field}:|" for field in FIELDS)
-NO_REASON = ("", "None", "(null)")  # printed if nothing holds the job back
+_NOTHING = ("", "(null)")
+NO_REASON = (*_NOTHING, "None")  # printed if nothing holds the job back
 MOST_GARBLED = 0.01  # share of rows; with more the answer cannot be trusted to be whole
 
 _ROW = re.compile(rf"{JOB_ID}\|")
@@ -43,6 +44,13 @@ class QueueRow(NamedTuple):
     output: str | None  # file of the standard output, its patterns filled in; None if there is none
     partition: str = ""  # several while it waits for one of them
     resources: str = ""  # trackable resources such as `cpu=4,mem=600M`; of a waiting job what it asks for
+    user: str = ""
+    account: str = ""
+    qos: str = ""
+    node_count: int = 0  # of a waiting job what it asks for
+    nodes: str = ""  # names such as `cn[01-04]`; empty before it starts
+    dependency: str = ""  # what it waits for, such as `afterok:1(unfulfilled)`
+    expected_start: float | None = None  # Slurm's forecast for a waiting job
 
 
 def parse_queue(text: str) -> tuple[QueueRow, ...]:
@@ -74,13 +82,13 @@ def parse_queue(text: str) -> tuple[QueueRow, ...]:
 
 
 def _parse_row(text: str) -> QueueRow | None:
-    *first, raw_id, user, output, name = text.split("|", len(FIELDS) - 1)
-    job_id, word, reason, submit, start, end, limit, restarts, nodes, partition, tres = first
+    *first, user, account, qos, node_count, dependency, output, name = text.split("|", len(FIELDS) - 1)
+    job_id, word, reason, submit, start, end, limit, restarts, nodes, partition, tres, raw_id = first
     try:
         task_ids(job_id)
     except ValueError:
         return None
-    if not name.endswith("|") or not restarts.isdecimal():
+    if not name.endswith("|") or not restarts.isdecimal() or not node_count.isdecimal():
         return None
     state, name = base_state(word), name[:-1]
     has_started = state != "PENDING" and bool(nodes)  # a job that was cancelled while it waited has no nodes
@@ -104,4 +112,18 @@ def _parse_row(text: str) -> QueueRow | None:
     }
     path = _PATTERN.sub(lambda found: values[found[1]], output)
     file = path if path.startswith("/") and path != "/dev/null" else None
-    return QueueRow(job_id, sight, name, file, partition, tres)
+    return QueueRow(
+        job_id,
+        sight,
+        name,
+        file,
+        partition,
+        tres,
+        user=user,
+        account="" if account in _NOTHING else account,
+        qos="" if qos in _NOTHING else qos,
+        node_count=int(node_count),
+        nodes=nodes,
+        dependency="" if dependency in _NOTHING else dependency,
+        expected_start=parse_moment(start) if state == "PENDING" else None,
+    )

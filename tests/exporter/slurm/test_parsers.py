@@ -56,8 +56,17 @@ def test_forecasts_and_limits_are_no_times_of_a_job(rows: dict[str, QueueRow]) -
     assert cancelled.ended is not None
 
 
+def test_a_waiting_job_tells_what_it_asks_for_and_waits_for(rows: dict[str, QueueRow]) -> None:
+    waiting, never, running = rows["15"], rows["17"], rows["12"]
+    assert waiting.expected_start is not None
+    assert (waiting.node_count, waiting.nodes, waiting.dependency) == (1, "", "")
+    assert never.dependency.startswith("afterok:")
+    assert (never.expected_start, running.expected_start) == (None, None)
+    assert (running.user, running.account, running.qos, running.nodes[:4]) == ("ada", "", "normal", "node")
+
+
 def row(job_id: str = "7", state: str = "RUNNING", name: str = "job", output: str = "/dev/null") -> str:
-    return f"{job_id}|{state}|None|100|110|N/A|5:00|0|n1|gpu|cpu=4|7|ada|{output}|{name}|\n"
+    return f"{job_id}|{state}|None|100|110|N/A|5:00|0|n1|gpu|cpu=4|7|ada|lab|normal|1|(null)|{output}|{name}|\n"
 
 
 def test_a_name_may_have_lines_and_an_output_file_has_its_patterns_filled() -> None:
