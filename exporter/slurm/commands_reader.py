@@ -1,4 +1,4 @@
-"""Slurm's commands that only read: squeue and sacct, in a pinned environment and with a deadline."""
+"""Slurm's commands that only read, in a pinned environment and with a deadline."""
 
 import contextlib
 import os
@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 from exporter.contract.errors import ExporterError
 from exporter.slurm import accounting, queue
@@ -88,18 +89,30 @@ def run_reading(argv: Sequence[str], environment: Mapping[str, str], deadline_s:
     return text
 
 
-class SlurmReader:
-    """Reads the queue and the accounting of one user's jobs, or the queue of some jobs of anybody."""
+class ClusterFacts(NamedTuple):
+    """What the controller says of itself."""
 
-    def __init__(self, user: str, cluster: str | None, environ: Mapping[str, str]) -> None:
+    name: str | None
+    hides_jobs: bool  # whether users see only their own jobs (PrivateData)
+
+
+class SlurmReader:
+    """Reads the queue and the accounting of one user's jobs or of everybody's, or the queue of some jobs of anybody."""
+
+    def __init__(
+        self, user: str | None, cluster: str | None, environ: Mapping[str, str], partitions: Sequence[str] = ()
+    ) -> None:
+        """``user`` is None for all users. ``partitions`` are those of the queue; without any it is all of them."""
         self.user = user
+        self._of_user = ["-u", user] if user is not None else []
+        self._in = ["-p", ",".join(partitions)] if partitions else []
         self._on = [f"--clusters={cluster}"] if cluster else []
         # by default squeue cuts the indexes of an array after 64 bytes
         self._environment = {**clean_environment(environ, "%s"), "SLURM_BITSTR_LEN": "0"}
 
     def queue(self) -> tuple[QueueRow, ...]:
         """All jobs that the controller remembers, ended ones too. Raises SlurmUnansweredError."""
-        return self._read_queue("-t", "all", "-u", self.user)
+        return self._read_queue("-t", "all", *self._of_user, *self._in)
 
     def queue_of(self, job_ids: Sequence[str]) -> tuple[QueueRow, ...]:
         """Those of these jobs that have not ended. Raises SlurmUnansweredError."""
@@ -119,11 +132,24 @@ class SlurmReader:
             raise SlurmUnansweredError(argv[0], f"gave an answer that cannot be used: {error}") from error
 
     def accounting(self, job_ids: Sequence[str], since: float) -> tuple[Attempt, ...]:
-        """All attempts of these jobs by this user, and their steps. Raises SlurmUnansweredError.
+        """All attempts of these jobs, of this user if there is one, and their steps. Raises SlurmUnansweredError.
 
         ``since`` bounds the search; 0 stands for the whole history.
         """
         start = ["-S", f"uts{int(since)}"] if since else []
-        argv = ["sacct", *self._on, "-n", "-P", "-D", "--noconvert", *start, "-j", ",".join(job_ids)]
-        text = run_reading([*argv, "-o", accounting.FORMAT], self._environment)
-        return tuple(attempt for attempt in parse_accounting(text) if attempt.user == self.user)
+        everybody = ["-a"] if self.user is None else []  # else sacct takes the jobs of who asks
+        argv = ["sacct", *self._on, "-n", "-P", "-D", "--noconvert", *everybody, *start, "-j", ",".join(job_ids)]
+        attempts = parse_accounting(run_reading([*argv, "-o", accounting.FORMAT], self._environment))
+        return tuple(attempt for attempt in attempts if self.user in (None, attempt.user))
+
+    def cluster_facts(self) -> ClusterFacts:
+        """What the controller is and shows. Raises SlurmUnansweredError."""
+        text = run_reading(["scontrol", *self._on, "show", "config"], self._environment)
+        return parse_cluster_facts(text)
+
+
+def parse_cluster_facts(text: str) -> ClusterFacts:
+    """Parse ``scontrol show config``."""
+    values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in text.splitlines())}
+    private = values.get("PrivateData", "jobs")  # without an answer nobody sees the jobs of others
+    return ClusterFacts(values.get("ClusterName") or None, "jobs" in private.lower().split(","))

@@ -6,7 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError, clean_environment, run_reading
+from exporter.slurm.commands_reader import (
+    SlurmReader,
+    SlurmUnansweredError,
+    clean_environment,
+    parse_cluster_facts,
+    run_reading,
+)
 
 ROW = "7|RUNNING|None|100|110|N/A|5:00|0|n1|gpu|cpu=4,mem=600M,node=1,billing=4,gres/gpu=4|7|ada|lab|normal|1|(null)|/dev/null|job|"
 
@@ -73,3 +79,23 @@ def test_only_an_accounting_that_is_absent_is_a_lasting_problem(folder: Path, mo
     with pytest.raises(SlurmUnansweredError) as refused:
         reader.accounting(["7"], 0.0)
     assert [found.value.is_lasting for found in (absent, disabled, refused)] == [True, True, False]
+
+
+def test_all_users_of_some_partitions_are_one_question_too(folder: Path) -> None:
+    script(folder, "squeue", f'echo "$*" > {folder}/asked; echo "{ROW}"')
+    script(folder, "sacct", f"echo \"$*\" >> {folder}/asked; echo '7|eve|COMPLETED|0:0|1|2|3|1|5|1|0|cpu=1||job'")
+    everybody = SlurmReader(None, None, os.environ, ("gpu", "long"))
+    assert [row.user for row in everybody.queue()] == ["ada"]
+    assert [attempt.user for attempt in everybody.accounting(["7"], 0.0)] == ["eve"]
+    assert SlurmReader("ada", None, os.environ).accounting(["7"], 0.0) == ()
+    queue, accounting, own = (folder / "asked").read_text().splitlines()
+    assert queue.startswith("--local -h -a -t all -p gpu,long -O JobArrayID")
+    assert " -a -j 7 " in accounting
+    assert " -a " not in own
+
+
+def test_what_the_controller_says_of_itself(folder: Path) -> None:
+    script(folder, "scontrol", "printf 'ClusterName             = c1\\nPrivateData             = accounts,jobs\\n'")
+    assert SlurmReader(None, None, os.environ).cluster_facts() == ("c1", True)
+    assert parse_cluster_facts("ClusterName = c1\nPrivateData             = none\n") == ("c1", False)
+    assert parse_cluster_facts("") == (None, True)
