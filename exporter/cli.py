@@ -5,11 +5,13 @@ import asyncio
 import json
 import logging
 import os
+import pwd
 import resource
 import signal
 import socket
 import sys
 from collections.abc import Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
 from exporter import __version__
@@ -108,6 +110,8 @@ def _parser() -> argparse.ArgumentParser:
     _add_attach_flags(sidecar)
     sidecar.set_defaults(run=_run_sidecar, usage=sidecar.error)
 
+    _add_hub(commands)
+
     check = commands.add_parser(
         "check-config",
         help="check a manifest or a monitor_config.yaml",
@@ -117,6 +121,68 @@ def _parser() -> argparse.ArgumentParser:
     check.add_argument("--log-level", default="info", help=argparse.SUPPRESS)
     check.set_defaults(run=_check_config)
     return parser
+
+
+def _add_hub(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    hub = commands.add_parser(
+        "hub",
+        help="follow all jobs of a user or a cluster",
+        description="Follow all Slurm jobs of a user or a cluster. Serve series, scrape targets and JSON.",
+        epilog="examples: gpujob-exporter hub; gpujob-exporter hub --scope cluster --web.listen-address :9420",
+    )
+    add = hub.add_argument
+    add("--scope", choices=("user", "cluster"), default="user", help="whose jobs: your own or all (default: user)")
+    add("--partition", action="append", metavar="NAME", help="follow jobs of this partition only; may be repeated")
+    add("--cluster", metavar="NAME", help="cluster of Slurm (default: that of this machine)")
+    add("--interval", type=_interval, metavar="S", help="seconds between two questions for the queue (default: 60)")
+    add(
+        "--jobs-at-most",
+        type=int,
+        default=10_000,
+        metavar="N",
+        help="jobs with series of their own; of more, the youngest have them (default: 10000)",
+    )
+    add("--state-dir", metavar="DIR", help="folder of the hub's file (default: ~/.local/state/gpujob/hub)")
+    add(
+        "--web.listen-address",
+        dest="listen",
+        metavar="ADDRESS",
+        help="also listen on this host:port, for clients with the token of the state folder (default: only a socket)",
+    )
+    add("--web.config.file", dest="web_config", metavar="FILE", help="TLS and users for that address")
+    add(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="lowest level of messages that are logged (default: info)",
+    )
+    hub.set_defaults(run=_run_hub)
+
+
+def _interval(text: str) -> float:
+    seconds = float(text)
+    if not 1.0 <= seconds <= 3600.0:
+        raise argparse.ArgumentTypeError(f"{text} is not from 1 to 3600")
+    return seconds
+
+
+def _run_hub(arguments: argparse.Namespace) -> None:
+    from exporter.hub.look import INTERVAL_S
+    from exporter.hub.process import Options, run_hub  # aiohttp and SQLite are needed by this command alone
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
+    options = Options(
+        user=pwd.getpwuid(os.geteuid()).pw_name if arguments.scope == "user" else None,
+        cluster=arguments.cluster,
+        partitions=tuple(arguments.partition or ()),
+        interval_s=arguments.interval or INTERVAL_S,
+        most_jobs=arguments.jobs_at_most,
+        state_dir=None if arguments.state_dir is None else Path(arguments.state_dir),
+        listen=arguments.listen,
+        web_config=arguments.web_config,
+    )
+    run_hub(options, os.environ)
 
 
 def _add_attach_flags(parser: argparse.ArgumentParser) -> None:

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {
     "exporter": (
         *("contract", "machine", "slurm", "collecting", "logs", "files", "progress", "gpus", "workers", "launch"),
-        *("web", "sidecar", "attach", "cli"),
+        *("web", "sidecar", "attach", "hub", "cli"),
     ),
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),
@@ -53,6 +53,8 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
         "exporter.collecting",
         "exporter.cli",
     ),
+    *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.doors", "exporter.hub.service"),
+    "exporter.hub.process",
 )
 PURE_IN_LAUNCHER = (
     *("launcher.planner.assembly", "launcher.planner.assembly_checks", "launcher.planner.topology"),
@@ -357,13 +359,18 @@ SLOW_TO_START = {"rich", "http.client", "ssl", "email"}  # 20 to 50 ms each, in 
         (("launcher.guard",), (HEAVY - {"launcher"}) | SLOW_STDLIB | SCHEMA),
         (
             ("exporter.cli",),
-            {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click", "exporter.sidecar.service", "exporter.attach"},
+            {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click", "exporter.sidecar.service", "exporter.attach"}
+            | {"exporter.hub", "sqlite3"},
         ),
         (
             ("exporter.attach.finder",),
             {"aiohttp", "pydantic", "launcher", "rich", "yaml", "click"},
         ),
-        (("exporter.sidecar.service",), SCHEMA | {"aiohttp.client", "yaml"}),
+        (
+            ("exporter.sidecar.service",),
+            SCHEMA | {"aiohttp.client", "yaml", "exporter.hub", "exporter.slurm", "sqlite3"},
+        ),
+        (("exporter.hub.process",), SCHEMA | {"aiohttp.client", "yaml", "launcher", "ssl"}),
         (("launcher.attach.conclude",), SCHEMA | {"aiohttp", "click", "rich"}),
         (
             ("exporter.gpus.vendors_reader",),
@@ -385,6 +392,7 @@ SLOW_TO_START = {"rich", "http.client", "ssl", "email"}  # 20 to 50 ms each, in 
         "command line",
         "attached job",
         "page",
+        "hub",
         "attached job's end",
         "vendors",
         "watch",

@@ -45,9 +45,14 @@ class Access:
         names: Container[str],
         token: str | None = None,
         web_file: "WebConfigFile | None" = None,
+        other_paths: Needs = Needs.NOTHING,
+        place: str = "the job's token as `Authorization: Bearer TOKEN`; it is in the file `token` of the run directory",
     ) -> None:
-        """``needs`` are those of paths, others need nothing. ``names`` are those of this machine."""
-        self._needs = needs
+        """``needs`` are those of paths, and ``other_paths`` those of others. ``names`` are those of this machine.
+
+        ``place`` says what a client needs, and where the token is.
+        """
+        self._needs, self._other_paths, self._place = needs, other_paths, place
         self._names = names
         self._token = token
         self._web_file = web_file
@@ -75,7 +80,7 @@ class Access:
         origin = request.headers.get("Origin")
         if origin is not None and origin.lower() != f"{request.scheme}://{host}".lower():
             return web.Response(status=403, text="403: this page answers no other site's requests\n")
-        config, needs = self._config, self._needs.get(request.path, Needs.NOTHING)
+        config, needs = self._config, self._needs.get(request.path, self._other_paths)
         if needs is Needs.WHAT_THE_SITE_ASKS and config.has_credentials:
             needs = Needs.CREDENTIALS
         client = await self.identify(request) if needs else Client()
@@ -113,7 +118,7 @@ class Access:
         return Client(is_known=bool(colon) and await self._passwords.is_right(self._config.users, user, password))
 
     def _refusal(self, config: WebConfig, needs: Needs) -> web.Response:
-        how = "the job's token as `Authorization: Bearer TOKEN`; it is in the file `token` of the run directory"
+        how = self._place
         schemes = ['Bearer realm="gpujob"']
         if config.users and needs is not Needs.TOKEN:
             how += ", or a user and password"

@@ -1,0 +1,217 @@
+"""The engine of the hub: asks Slurm at the right times, keeps what it learns, and publishes it for the pages."""
+
+import logging
+import random
+import zlib
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from exporter.collecting.families import Samples
+from exporter.contract.clock import Clock
+from exporter.hub.answers import change_json
+from exporter.hub.counters import CounterKey, count
+from exporter.hub.jobs import Job, Observation, Run, forget, split_rows, take_accounting, take_queue, with_runs
+from exporter.hub.look import BETWEEN_QUESTIONS_S, Pace, Question, choose_question, due_at
+from exporter.hub.series import CommandUse, render_jobs, shown_jobs
+from exporter.hub.store import Batch, Store, ToldChange, name_of
+from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
+from exporter.slurm.tracking import Change, is_same_job
+
+RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
+EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
+LEAST_WAIT_S = 0.05
+MOST_WAIT_S = 5.0  # so that a clock that was set is noticed
+UNNAMED = "slurm"  # label of a cluster whose name is not known
+
+log = logging.getLogger("gpujob.hub")
+
+
+class Settings(NamedTuple):
+    """What the command line asks for."""
+
+    whole_cluster: bool
+    cluster: str | None  # None for the cluster of this machine
+    interval_s: float
+    most_jobs: int  # with series of their own
+
+
+class View(NamedTuple):
+    """What is known at one moment, for all pages. It is replaced, never changed."""
+
+    jobs: Mapping[str, Job]
+    as_of: float | None  # when the queue was last read
+    page: bytes  # series of the jobs, as a member of a gzip file
+    is_ready: bool = False  # whether this process has read the queue
+
+
+class Engine:
+    """Works in one thread; other threads read `view`, `recent` and the facts about commands."""
+
+    def __init__(
+        self,
+        slurm: SlurmReader,
+        store: Store,
+        settings: Settings,
+        clock: Clock,
+        *,
+        runs: Callable[[], Iterable[Run]] = tuple,
+        chance: Callable[[], float] = random.random,
+    ) -> None:
+        self._slurm, self._store, self._settings, self._clock = slurm, store, settings, clock
+        self._runs, self._chance = runs, chance
+        saved = store.saved
+        self._jobs: dict[str, Job] = {job.key: job for job in saved.jobs}
+        self._counters: dict[CounterKey, float] = dict(saved.counters)
+        self._marks: Mapping[str, int] = {}
+        self._born = float(saved.meta.get("born", 0.0))  # changes before it are not this hub's
+        self.last_number = saved.last_number
+        self.recent: deque[ToldChange] = deque(maxlen=RECENT_CHANGES)
+        self.facts: ClusterFacts | None = None
+        self.label = settings.cluster or saved.meta.get("cluster", UNNAMED)
+        self._pace = {"squeue": Pace.of(settings.interval_s), "sacct": Pace.of(BETWEEN_QUESTIONS_S)}
+        self._next_at = dict.fromkeys(self._pace, clock.monotonic())
+        self._has_accounting = True
+        self._lost_asked: dict[str, float] = {}  # when accounting last answered about a job that left the queue
+        self._failing: dict[str, str] = {}  # problem by command
+        self.commands = {"squeue": CommandUse(), "sacct": CommandUse(), "scontrol": CommandUse()}
+        self.on_change: Callable[[], None] = lambda: None
+        as_of = saved.meta.get("as_of")
+        self.view = View(self._jobs, None if as_of is None else float(as_of), b"")
+        self._publish(is_ready=False)
+
+    @property
+    def interval_s(self) -> float:
+        return self._pace["squeue"].interval_s
+
+    @property
+    def problems(self) -> list[str]:
+        """What is wrong at present, one sentence each."""
+        return [*self._failing.values(), *filter(None, [self._store.problem])]
+
+    def step(self) -> float:
+        """Do what is due. Return the seconds until more may be."""
+        if self.facts is None:
+            self._read_cluster()
+        if self._clock.monotonic() >= self._next_at["squeue"]:
+            self._read_queue()
+        question, now = None, self._clock.time()
+        if self._clock.monotonic() >= self._next_at["sacct"]:
+            due = ((due_at(job.tracked, self._lost_asked.get(key)), job.tracked) for key, job in self._jobs.items())
+            question = choose_question(due, now)
+        if question is not None:
+            self._ask_accounting(question)
+        wait_s = self._next_at["squeue"] - self._clock.monotonic()
+        return min(max(wait_s, LEAST_WAIT_S), MOST_WAIT_S)
+
+    def _read_cluster(self) -> None:
+        begun = self._clock.monotonic()
+        try:
+            self.facts = self._slurm.cluster_facts()
+        except SlurmUnansweredError as error:
+            self._note("scontrol", begun, error)
+            return
+        self._note("scontrol", begun, None)
+        self.label = self._settings.cluster or self.facts.name or UNNAMED
+        if self.facts.hides_jobs and self._settings.whole_cluster:
+            log.warning("Slurm has PrivateData=jobs: without operator rights this hub sees its own user's jobs only")
+
+    def _read_queue(self) -> None:
+        begun = self._clock.monotonic()
+        try:
+            rows = split_rows(self._slurm.queue())
+        except SlurmUnansweredError as error:
+            self._note("squeue", begun, error)
+            self._publish(is_ready=self.view.is_ready)
+            return
+        self._note("squeue", begun, None)
+        now = self._clock.time()
+        self._born = self._born or now
+        earlier = self._store.jobs_by_id(rows.keys() - self._jobs.keys())  # Slurm may list them for days after the end
+        known = {job.key: job for job in earlier if is_same_job(job.tracked, rows[job.key].sight)}
+        seen = take_queue(self._jobs | known, rows, self._marks, now)
+        self._marks = seen.marks
+        seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
+        self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
+        self.view = self.view._replace(as_of=now)
+        self._publish(is_ready=True)
+
+    def _ask_accounting(self, question: Question) -> None:
+        begun, attempts = self._clock.monotonic(), None
+        times = [job.submitted or 0.0 for job in question.jobs]
+        if self._has_accounting:
+            try:
+                attempts = self._slurm.accounting(question.arrays, max(0.0, min(times) - EARLIER_S))
+            except SlurmUnansweredError as error:
+                self._note("sacct", begun, error)
+                self._has_accounting = not error.is_lasting
+                if self._has_accounting:
+                    return  # a failure says nothing about a job
+            else:
+                self._note("sacct", begun, None)
+        now = self._clock.time()
+        self._lost_asked |= {job.job_id: now for job in question.jobs if not job.is_over}
+        self._take(take_accounting(self._jobs, question.jobs, attempts, now), now, {})
+        self._publish(is_ready=self.view.is_ready)
+
+    def _take(self, seen: Observation, now: float, meta: Mapping[str, str]) -> None:
+        """Keep what an answer changed: on disk, and then for the pages."""
+        told = self._number(seen.changes, seen.jobs)
+        counters = count(self._counters, self._jobs, seen.jobs, seen.changes, self._born, now)
+        kept = forget(seen.jobs, now)
+        changed = {key for key in seen.jobs if seen.jobs[key] is not self._jobs.get(key)}
+        forgotten = seen.jobs.keys() - kept.keys()
+        batch = Batch(
+            now,
+            [*(seen.jobs[key] for key in changed | forgotten), *seen.replaced],
+            frozenset(name_of(seen.jobs[key]) for key in changed - forgotten),
+            seen.gone,
+            told,
+            {key: value for key, value in counters.items() if self._counters.get(key) != value},
+            {**meta, "last_number": str(self.last_number)},
+        )
+        self._store.save(batch)
+        self._jobs, self._counters = kept, counters
+        self._lost_asked = {key: at for key, at in self._lost_asked.items() if key in kept}
+        self.recent.extend(told)
+
+    def _number(self, changes: Sequence[Change], jobs: Mapping[str, Job]) -> list[ToldChange]:
+        told = []
+        for change in changes:
+            job = jobs[change.job.job_id]
+            if change.time > self._born:
+                self.last_number += 1
+                told.append(ToldChange(self.last_number, change.time, job.user, change_json(change, job)))
+        return told
+
+    def _note(self, command: str, begun: float, error: SlurmUnansweredError | None) -> None:
+        """Note how a command answered, and when it is asked next. A problem is logged when it begins and ends."""
+        took_s, use = self._clock.monotonic() - begun, self.commands[command]
+        if error is None:
+            use = use._replace(answers=use.answers + 1, last_success=self._clock.time())
+            if self._failing.pop(command, None) is not None:
+                log.warning("%s answers again", command)
+        else:
+            use = use._replace(failures=use.failures + 1)
+            if command not in self._failing:
+                log.warning("%s", error)
+            self._failing[command] = str(error)
+        self.commands[command] = use._replace(seconds=use.seconds + took_s)
+        if command in self._pace:
+            before = self._pace[command]
+            pace = self._pace[command] = before.after(took_s if error is None else None)
+            if error is None and pace.failures and not before.failures:
+                log.warning("%s took %.1f s: it is asked less often", command, took_s)
+            wait_s = pace.wait_s(self._chance()) if command == "squeue" else pace.interval_s
+            self._next_at[command] = self._clock.monotonic() + wait_s
+
+    def _publish(self, *, is_ready: bool) -> None:
+        """Make the page, once for all scrapes until the next answer."""
+        out, now, jobs = Samples({"cluster": self.label}), self._clock.time(), list(self._jobs.values())
+        whole, most = self._settings.whole_cluster, self._settings.most_jobs
+        shown, not_shown = shown_jobs(jobs, now, whole_cluster=whole, most=most)
+        render_jobs(jobs, shown, not_shown, self._counters, now, out)
+        packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+        page = packer.compress(out.page().encode("utf-8")) + packer.flush()
+        self.view = self.view._replace(jobs=self._jobs, page=page, is_ready=is_ready)
+        self.on_change()

@@ -1,0 +1,270 @@
+"""All jobs that a hub knows, and what one answer of Slurm changes in them."""
+
+from collections.abc import Iterable, Mapping
+from sys import intern
+from typing import NamedTuple
+
+from exporter.contract.identity import safe_label
+from exporter.contract.records import NOTHING
+from exporter.hub.look import end_of, is_last_question, wants_figures
+from exporter.slurm.accounting import Attempt, tres
+from exporter.slurm.queue import QueueRow
+from exporter.slurm.states import ENDS, array_of, task_ids
+from exporter.slurm.tracking import (
+    Change,
+    Known,
+    TrackedJob,
+    compare_accounting,
+    compare_queue,
+    is_same_job,
+    take_figures,
+)
+
+SHOWN_AFTER_END_S = 1800.0  # series of an ended job; rules see its end at several scrapes
+SAME_SUBMISSION_S = 600.0  # most difference of a job's submit times by the clocks of Slurm and of the login node
+GPU = "gres/gpu"
+
+
+class Job(NamedTuple):
+    """A job, an array task, or the tasks of an array that still wait together."""
+
+    tracked: TrackedJob
+    first_submitted: float | None  # of the first attempt: with the id, it names a job for ever
+    user: str = ""
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
+    resources: str = ""  # trackable resources; of a waiting job what it asks for
+    node_count: int = 0
+    nodes: str = ""
+    expected_start: float | None = None
+    dependency: str = ""
+    tasks: int = 1  # that wait together
+    is_listed: bool = True  # in the queue of the latest answer
+
+    @property
+    def first_partition(self) -> str:
+        """The partition; the first one while it waits for one of several."""
+        return self.partition.partition(",")[0]
+
+    @property
+    def key(self) -> str:
+        return waiting_key(self.tracked.job_id) if self.tracked.job_id.endswith("]") else self.tracked.job_id
+
+    @property
+    def place(self) -> tuple[str, str]:
+        """User and partition, as labels."""
+        return safe_label(self.user), safe_label(self.first_partition)
+
+    @property
+    def gpus(self) -> float | None:
+        return tres(self.resources, GPU)
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing more will be learned of it."""
+        return self.tracked.is_over and not wants_figures(self.tracked)
+
+
+class Run(NamedTuple):
+    """A job that gpujob launched, as its user has registered it."""
+
+    job_id: str
+    user: str  # owner of the entry
+    run_dir: str
+    submitted: float
+
+
+class Observation(NamedTuple):
+    """Jobs after an answer, and what it changed. Jobs that it did not change are the same objects."""
+
+    jobs: dict[str, Job]
+    changes: tuple[Change, ...] = ()
+    replaced: tuple[Job, ...] = ()  # ended jobs whose ids are now those of others
+    gone: tuple[Job, ...] = ()  # arrays of which no task waits any more
+    marks: Mapping[str, int] = NOTHING  # of the rows
+
+
+def waiting_key(job_id: str) -> str:
+    """The key of the tasks of an array that wait together."""
+    return f"{array_of(job_id)}_[]"
+
+
+def _waits_together(row: QueueRow) -> bool:
+    return row.job_id.endswith("]") and row.sight.state not in ENDS
+
+
+def split_rows(rows: Iterable[QueueRow]) -> dict[str, QueueRow]:
+    """Rows by key: tasks that ended together become one row each."""
+    found: dict[str, QueueRow] = {}
+    for row in rows:
+        if _waits_together(row):
+            found[waiting_key(row.job_id)] = row
+        else:
+            found |= {task: row._replace(job_id=task) for task in task_ids(row.job_id)}
+    return found
+
+
+def take_queue(
+    jobs: Mapping[str, Job], rows: Mapping[str, QueueRow], before: Mapping[str, int], now: float
+) -> Observation:
+    """Compare the jobs with the queue, read whole.
+
+    ``before`` are the marks of the previous answer: most rows are the same, and so are their jobs. Jobs that are new
+    begin as PENDING, so that the changes up to now are found.
+    """
+    found, touched = dict(jobs), set[str]()
+    replaced, gone = list[Job](), list[Job]()
+    marks = {key: hash(row) for key, row in rows.items()}
+    for key, job in jobs.items():
+        if key.endswith("_[]") and marks.get(key) != before.get(key):
+            for task in _tasks_that_left(job, rows.get(key)):
+                if task not in found and task not in rows:
+                    found[task] = job._replace(tracked=_begin(task, job.tracked), tasks=1)
+            if key not in rows:
+                gone.append(found.pop(key))
+    for key, row in rows.items():
+        old = found.get(key)
+        if old is not None and old.tracked.is_over and not is_same_job(old.tracked, row.sight):
+            replaced.append(old)
+            old = None
+        if old is None or marks[key] != before.get(key):
+            found[key] = _with_row(old, row)
+            touched.add(key)
+    compared = {
+        key: job.tracked
+        for key, job in found.items()
+        if not key.endswith("_[]") and (key in touched or _may_change(job.tracked, key in rows))
+    }
+    known = compare_queue(compared, _rows_of(compared, rows), now)
+    _update(found, known)
+    for key, job in found.items():
+        if job.is_listed != (key in rows):
+            found[key] = job._replace(is_listed=key in rows)
+    return Observation(found, known.changes, tuple(replaced), tuple(gone), marks)
+
+
+def take_accounting(
+    jobs: Mapping[str, Job], asked: Iterable[TrackedJob], attempts: Iterable[Attempt] | None, now: float
+) -> Observation:
+    """Learn the ends and the figures of the jobs that accounting was asked about. None if there is no accounting."""
+    present = {job.job_id: jobs[job.job_id] for job in asked if job.job_id in jobs}
+    by_id: dict[str, list[Attempt]] = {}
+    for attempt in attempts or ():
+        for task in task_ids(attempt.job_id):
+            if task in present and attempt.user == present[task].user:
+                by_id.setdefault(task, []).append(attempt._replace(job_id=task))
+    found = dict(jobs)
+    own = [attempt for each in by_id.values() for attempt in each]
+    lost = {key: job.tracked for key, job in present.items() if not job.tracked.is_over}
+    known = compare_accounting(lost, own if attempts is not None else None, now)
+    _update(found, known)
+    for key in present:
+        tracked = found[key].tracked
+        if wants_figures(tracked):
+            tracked = _take_figures(tracked, by_id.get(key, []) if attempts is not None else None, now)
+            found[key] = found[key]._replace(tracked=tracked)
+    return Observation(found, known.changes)
+
+
+def _take_figures(job: TrackedJob, attempts: list[Attempt] | None, now: float) -> TrackedJob:
+    """Like ``take_figures``, but accounting may lag for minutes before figures count as not measured."""
+    asked = now if attempts is None or is_last_question(job, now) else None
+    return take_figures(job.replace(figures_asked=asked), attempts, now)
+
+
+def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
+    """The jobs with the run directories of those that gpujob launched. A user is believed about own jobs only."""
+    found = dict(jobs)
+    for run in runs:
+        job = found.get(run.job_id)
+        if job is None or job.tracked.run_dir is not None or job.user != run.user or job.first_submitted is None:
+            continue
+        if abs(job.first_submitted - run.submitted) <= SAME_SUBMISSION_S:
+            found[run.job_id] = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))
+    return found
+
+
+def forget(jobs: Mapping[str, Job], now: float) -> dict[str, Job]:
+    """The jobs without those that ended a while ago, of which everything is known and which Slurm has forgotten."""
+    return {
+        key: job
+        for key, job in jobs.items()
+        if job.is_listed or not job.is_settled or now - end_of(job.tracked) < SHOWN_AFTER_END_S
+    }
+
+
+def _begin(job_id: str, job: TrackedJob) -> TrackedJob:
+    return TrackedJob(
+        job_id=job_id,
+        name=job.name,
+        attempt=job.restarts + 1,
+        restarts=job.restarts,
+        submitted=job.submitted,
+        limit_s=job.limit_s,
+        log=job.log,
+    )
+
+
+def _with_row(job: Job | None, row: QueueRow) -> Job:
+    """The job with what its row says of it, except its state, which is compared."""
+    sight = row.sight
+    if job is None or _waits_together(row):
+        tracked = TrackedJob(
+            job_id=row.job_id,
+            name=row.name,
+            attempt=sight.restarts + 1,
+            restarts=sight.restarts,
+            submitted=sight.submitted,
+            limit_s=sight.limit_s,
+            reason=sight.reason,
+            log=row.output,
+            run_dir=job.tracked.run_dir if job is not None else None,
+        )
+    else:
+        tracked = job.tracked
+    return Job(
+        tracked,
+        sight.submitted if job is None else job.first_submitted,
+        user=intern(row.user),  # few texts, many jobs
+        partition=intern(row.partition),
+        account=intern(row.account),
+        qos=intern(row.qos),
+        resources=intern(row.resources),
+        node_count=row.node_count,
+        nodes=row.nodes,
+        expected_start=row.expected_start,
+        dependency=row.dependency,
+        tasks=len(task_ids(row.job_id)),
+    )
+
+
+def _tasks_that_left(job: Job, row: QueueRow | None) -> list[str]:
+    """Tasks of an array that no longer wait together."""
+    left = set(task_ids(row.job_id)) if row is not None else set()
+    return [task for task in task_ids(job.tracked.job_id) if task not in left]
+
+
+def _may_change(job: TrackedJob, is_listed: bool) -> bool:
+    """Whether a job may change although its row is the same, or absent."""
+    has_left = not is_listed and not job.is_over and job.missing_since is None
+    return has_left or job.doubted_since is not None or (is_listed and job.missing_since is not None)
+
+
+def _rows_of(compared: Mapping[str, TrackedJob], rows: Mapping[str, QueueRow]) -> list[QueueRow]:
+    """Rows of these jobs; a task may be back among those of its array that wait together."""
+    found, arrays = list[QueueRow](), dict[str, frozenset[str]]()
+    for key in compared:
+        together = rows.get(waiting_key(key)) if key not in rows and "_" in key else None
+        if together is not None:
+            waiting = arrays.setdefault(together.job_id, frozenset(task_ids(together.job_id)))
+            found += [together._replace(job_id=key)] if key in waiting else []
+        elif key in rows:
+            found.append(rows[key])
+    return found
+
+
+def _update(jobs: dict[str, Job], known: Known) -> None:
+    for key, tracked in known.jobs.items():
+        if tracked is not jobs[key].tracked:
+            jobs[key] = jobs[key]._replace(tracked=tracked)

@@ -1,0 +1,150 @@
+"""The process of a hub: its lock, its file, the thread that asks Slurm, and its pages."""
+
+import asyncio
+import logging
+import os
+import re
+import threading
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from exporter.contract import run_files
+from exporter.contract.clock import SystemClock
+from exporter.contract.errors import ExporterError
+from exporter.contract.file_locks import FileLockedError, lock_file
+from exporter.contract.user_state import user_state_folder
+from exporter.hub.doors import SOCKET_NAME, open_local, socket_path
+from exporter.hub.engine import Engine, Settings
+from exporter.hub.service import NEEDS, HubService
+from exporter.hub.store import Store
+from exporter.machine.threads import limit_reserved_memory, name_thread
+from exporter.slurm.commands_reader import SlurmReader
+from exporter.web.access import Access, Needs
+from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address
+from exporter.web.config_file import WebConfigFile
+
+AFTER_FAULT_S = 60.0  # until the next step after one that failed by a fault of ours
+END_S = 2.0  # for a step in progress at the end; a command of Slurm that hangs is left alone
+_UNSAFE = re.compile(r"[^\w.-]")
+
+log = logging.getLogger("gpujob.hub")
+
+
+class Options(NamedTuple):
+    """What the command line asks for."""
+
+    user: str | None  # whose jobs; None for those of all users
+    cluster: str | None
+    partitions: Sequence[str]
+    interval_s: float
+    most_jobs: int
+    state_dir: Path | None
+    listen: str | None  # address for TCP
+    web_config: str | None
+
+    @property
+    def scope(self) -> str:
+        return "cluster" if self.user is None else "user"
+
+    @property
+    def name(self) -> str:
+        """The name of this hub's files: one for each scope and cluster."""
+        return f"hub-{self.scope}" + (f"-{_UNSAFE.sub('_', self.cluster)}" if self.cluster else "")
+
+
+def run_hub(options: Options, environ: Mapping[str, str]) -> None:
+    """Run until a signal. Raises ExporterError if another hub runs, or if an address is taken."""
+    limit_reserved_memory()
+    folder = _state_dir(options, environ)
+    try:
+        lock_file(folder / f"{options.name}.lock")
+    except FileLockedError as error:
+        raise ExporterError(f"{folder} already has a hub of the scope {options.scope!r}: {error}") from error
+    except OSError as error:
+        raise ExporterError(f"{folder}: {error.strerror}; give another --state-dir") from error
+    web_file = None if options.web_config is None else WebConfigFile(options.web_config)
+    doors = _open_doors(options, web_file)
+    store, clock = Store(folder / f"{options.name}.sqlite"), SystemClock()
+    slurm = SlurmReader(options.user, options.cluster, environ, options.partitions)
+    is_whole = options.user is None
+    engine = Engine(slurm, store, Settings(is_whole, options.cluster, options.interval_s, options.most_jobs), clock)
+    stop = threading.Event()
+    thread = threading.Thread(target=_ask, args=(engine, stop), name="ask_slurm", daemon=True)
+    try:
+        asyncio.run(_serve(options, environ, folder, engine, store, doors, web_file, thread))
+    finally:
+        stop.set()
+        if thread.is_alive():
+            thread.join(END_S)
+        store.close()
+
+
+def _state_dir(options: Options, environ: Mapping[str, str]) -> Path:
+    own = user_state_folder(environ)
+    if options.state_dir is None and own is None:
+        raise ExporterError("HOME is not set, so there is no place for the hub's file; give --state-dir")
+    folder = (options.state_dir or Path(str(own), "hub")).absolute()
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+    except OSError as error:
+        raise ExporterError(f"{folder} cannot be made: {error.strerror}; give another --state-dir") from error
+    return folder
+
+
+def _open_doors(options: Options, web_file: WebConfigFile | None) -> list[Door]:
+    if options.listen is None:
+        return []
+    listening = open_socket(*parse_listen_address(options.listen))
+    return [Door(listening, None if web_file is None else web_file.server_context())]
+
+
+async def _serve(
+    options: Options,
+    environ: Mapping[str, str],
+    folder: Path,
+    engine: Engine,
+    store: Store,
+    doors: Sequence[Door],
+    web_file: WebConfigFile | None,
+    thread: threading.Thread,
+) -> None:
+    is_whole = options.user is None
+    service = HubService(engine, store, own_uid=os.geteuid(), whole_cluster=is_whole)
+    name = SOCKET_NAME if options.name == "hub-user" else f"{options.name}.sock"
+    path = socket_path(environ, folder, name)
+    local = open_local(path, service.admits, for_all=is_whole)
+    access = _access(folder, web_file) if doors else None
+    if web_file is not None:
+        web_file.watch()
+    thread.start()
+    log.info("listening on %s", ", ".join([str(path), *map(str, doors)]))
+    try:
+        await service.run(local, doors, access)
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _access(folder: Path, web_file: WebConfigFile | None) -> Access:
+    """Admission over TCP: whoever has the token of the hub's folder, or what the web configuration asks for."""
+    try:
+        run_files.make_token(folder)
+    except OSError as error:
+        raise ExporterError(f"{folder}: a token cannot be written: {error.strerror}") from error
+    place = f"the hub's token as `Authorization: Bearer TOKEN`; it is in the file `token` of {folder}"
+    names = OwnNames()
+    names.learn()
+    token = run_files.read_token(folder)
+    return Access(NEEDS, names=names, token=token, web_file=web_file, other_paths=Needs.CREDENTIALS, place=place)
+
+
+def _ask(engine: Engine, stop: threading.Event) -> None:
+    """Ask Slurm until the end."""
+    name_thread("ask_slurm")
+    wait_s = 0.0
+    while not stop.wait(wait_s):
+        try:
+            wait_s = engine.step()
+        except Exception:
+            log.exception("a fault of the hub; it goes on in %g s", AFTER_FAULT_S)
+            wait_s = AFTER_FAULT_S

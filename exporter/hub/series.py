@@ -1,0 +1,207 @@
+"""Series of the hub: every job by itself, sums of all, and the hub's own health."""
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from exporter.collecting.families import Family, Samples
+from exporter.contract.identity import safe_label
+from exporter.hub.counters import ENDED, GPU_S, STARTED, WAIT_S, CounterKey, Counters
+from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
+from exporter.hub.look import end_of, wants_figures
+from exporter.slurm.accounting import tres
+from exporter.slurm.states import ENDS, array_of
+from exporter.slurm.tracking import UNKNOWN
+
+JOB = ("job_id", "job_name", "user", "partition")
+PLACE = ("user", "partition")
+
+INFO = Family(
+    "job_info",
+    "A job of Slurm, and whether gpujob launched it.",
+    (*JOB, "attempt", "account", "qos", "launched_by"),
+    "info",
+)
+STATE = Family("job_state", "1 for the present base state of the job.", (*JOB, "state"))
+REASON = Family("job_pending_reason", "1 for the reason why the job waits.", (*JOB, "reason"))
+SUBMIT = Family("job_submit_timestamp_seconds", "When this attempt of the job was submitted.", JOB)
+START = Family("job_start_timestamp_seconds", "When this attempt of the job started.", JOB)
+END = Family("job_end_timestamp_seconds", "When the job ended.", JOB)
+EXPECTED_START = Family("job_expected_start_timestamp_seconds", "When Slurm expects a waiting job to start.", JOB)
+LIMIT = Family("job_limit_timestamp_seconds", "When a running job reaches its time limit.", JOB)
+GPUS = Family("job_gpus", "GPUs of the job; of a waiting one those that it asks for.", JOB)
+NODES = Family("job_nodes", "Nodes of the job; of a waiting one those that it asks for.", JOB)
+CPUS = Family("job_cpus", "CPUs of the job; of a waiting one those that it asks for.", JOB)
+MEMORY = Family("job_memory_bytes", "Memory of the job; of a waiting one what it asks for.", JOB)
+EXIT_CODE = Family("job_exit_code", "Exit code of the ended job, from accounting.", JOB)
+CPU_RATIO = Family("job_cpu_efficiency_ratio", "CPU time of the ended job over its CPUs times elapsed time.", JOB)
+MEMORY_RATIO = Family("job_memory_efficiency_ratio", "Memory of the ended job's largest step over the request.", JOB)
+LIMIT_RATIO = Family("job_time_limit_used_ratio", "Elapsed time of the ended job over its time limit.", JOB)
+JOB_GPU_SECONDS = Family("job_gpu_seconds", "GPU seconds of the last attempt of the ended job.", JOB)
+JOBS = Family("jobs", "Jobs that Slurm lists or that ended within 30 minutes.", (*PLACE, "state"))
+PENDING = Family("jobs_pending", "Waiting jobs by the reason why they wait.", ("partition", "reason"))
+JOBS_ENDED = Family("jobs_ended_total", "Ends of jobs.", (*PLACE, "state"), "counter")
+JOBS_STARTED = Family("jobs_started_total", "Starts of jobs.", PLACE, "counter")
+WAITED = Family(
+    "queue_wait_seconds_total", "Time that started jobs had waited since their submission.", PLACE, "counter"
+)
+GPU_SECONDS = Family("gpu_seconds_total", "Allocated GPUs times seconds.", PLACE, "counter")
+HUB_COMMANDS = Family("hub_commands_total", "Commands of Slurm that the hub ran.", ("command", "outcome"), "counter")
+HUB_SECONDS = Family("hub_command_seconds_total", "Time that commands of Slurm took.", ("command",), "counter")
+HUB_SUCCESS = Family("hub_last_success_timestamp_seconds", "When a command of Slurm last answered.", ("command",))
+HUB_INTERVAL = Family("hub_poll_interval_seconds", "Present interval between two questions for the queue.")
+HUB_LAG = Family("hub_accounting_lag_seconds", "How long the oldest ended job has waited for its figures.")
+HUB_JOBS = Family("hub_jobs", "Jobs that the hub follows.", ("kind",))
+HUB_STORE = Family("hub_store_bytes", "Size of the hub's file.")
+HUB_STORE_WORKS = Family("hub_store_works", "Whether the hub's file can be written.")
+HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler", "code"), "counter")
+FAMILIES = (
+    *(INFO, STATE, REASON, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
+    *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
+    *(GPU_SECONDS, HUB_COMMANDS, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
+    *(HUB_STORE_WORKS, HUB_REQUESTS),
+)
+
+
+class CommandUse(NamedTuple):
+    """How a command of Slurm has answered since the hub started."""
+
+    answers: int = 0
+    failures: int = 0
+    seconds: float = 0.0
+    last_success: float | None = None
+
+
+class SelfFacts(NamedTuple):
+    """What the hub tells of itself."""
+
+    commands: Mapping[str, CommandUse]
+    interval_s: float
+    store_bytes: int | None
+    store_works: bool
+    requests: Mapping[tuple[str, int], int]  # by handler and status
+
+
+def shown_jobs(jobs: Iterable[Job], now: float, *, whole_cluster: bool, most: int) -> tuple[list[Job], int]:
+    """Jobs with series of their own, and how many more would have them.
+
+    In a cluster those without GPUs that gpujob did not launch, and those that wait, are only in the sums. If there are
+    too many, the youngest are shown.
+    """
+    wanted = [
+        job
+        for job in jobs
+        if not (job.tracked.is_over and now - end_of(job.tracked) >= SHOWN_AFTER_END_S)
+        and (not whole_cluster or job.tracked.run_dir or (job.gpus and job.tracked.state != "PENDING"))
+    ]
+    wanted.sort(key=lambda job: job.tracked.submitted or 0.0, reverse=True)
+    return wanted[:most], max(0, len(wanted) - most)
+
+
+def render_jobs(
+    jobs: Sequence[Job], shown: Sequence[Job], not_shown: int, counters: Counters, now: float, out: Samples
+) -> None:
+    """Add the series of the jobs, of their sums, and the counters."""
+    for job in shown:
+        _render_job(job, out)
+    _render_sums(jobs, now, out)
+    for (name, user, partition, _), value in counters.items():
+        place = {"user": user, "partition": partition}
+        if name == STARTED:
+            out.add(JOBS_STARTED, value, **place)
+            for end in sorted(ENDS):
+                out.add(JOBS_ENDED, counters.get(CounterKey(ENDED, user, partition, end), 0.0), **place, state=end)
+        elif name in (WAIT_S, GPU_S):
+            out.add(WAITED if name == WAIT_S else GPU_SECONDS, value, **place)
+    unsettled = [job.tracked for job in jobs if wants_figures(job.tracked)]
+    kinds = {
+        "tracked": sum(not job.tracked.is_over for job in jobs),
+        "waiting_for_accounting": len(unsettled),
+        "unknown": sum(job.tracked.state == UNKNOWN for job in jobs),
+        "not_shown": not_shown,
+    }
+    for kind, number in kinds.items():
+        out.add(HUB_JOBS, number, kind=kind)
+    out.add(HUB_LAG, max((now - end_of(job) for job in unsettled), default=0.0))
+
+
+def _render_job(job: Job, out: Samples) -> None:
+    tracked, figures = job.tracked, job.tracked.figures
+    row = out.row(
+        job_id=safe_label(array_of(tracked.job_id) if job.key != tracked.job_id else tracked.job_id),
+        job_name=safe_label(tracked.name),
+        user=safe_label(job.user),
+        partition=safe_label(job.first_partition),
+    )
+    launched_by = "gpujob" if tracked.run_dir else ""
+    row.add(
+        INFO,
+        1,
+        attempt=tracked.attempt,
+        account=safe_label(job.account),
+        qos=safe_label(job.qos),
+        launched_by=launched_by,
+    )
+    row.add(STATE, 1, state=safe_label(tracked.state))
+    is_pending = tracked.state == "PENDING"
+    if is_pending and tracked.reason:
+        row.add(REASON, 1, reason=_head(tracked.reason))
+    row.add(SUBMIT, tracked.submitted)
+    row.add(START, tracked.started)
+    row.add(END, tracked.ended)
+    row.add(EXPECTED_START, job.expected_start if is_pending else None)
+    if tracked.state == "RUNNING" and tracked.started is not None and tracked.limit_s is not None:
+        row.add(LIMIT, tracked.started + tracked.limit_s)
+    row.add(GPUS, job.gpus)
+    row.add(NODES, job.node_count or None)
+    row.add(CPUS, tres(job.resources, "cpu"))
+    row.add(MEMORY, tres(job.resources, "mem"))
+    if figures is None:
+        return
+    code = (figures.exit_code or "").partition(":")[0]
+    row.add(EXIT_CODE, int(code) if code.isdecimal() else None)
+    row.add(CPU_RATIO, figures.cpu_ratio)
+    row.add(MEMORY_RATIO, _ratio(figures.memory_bytes, figures.memory_requested_bytes))
+    row.add(LIMIT_RATIO, _ratio(figures.elapsed_s, figures.limit_s))
+    if figures.elapsed_s is not None and job.gpus is not None:
+        row.add(JOB_GPU_SECONDS, figures.elapsed_s * job.gpus)
+
+
+def _render_sums(jobs: Iterable[Job], now: float, out: Samples) -> None:
+    states, reasons = Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
+    for job in jobs:
+        tracked = job.tracked
+        if tracked.is_over and now - end_of(tracked) >= SHOWN_AFTER_END_S:
+            continue
+        for partition in job.partition.split(","):  # it waits for one of them
+            place = safe_label(partition)
+            states[safe_label(job.user), place, safe_label(tracked.state)] += job.tasks
+            if tracked.state == "PENDING":
+                reasons[place, _head(tracked.reason or "None")] += job.tasks
+    for (user, partition, state), number in states.items():
+        out.add(JOBS, number, user=user, partition=partition, state=state)
+    for (partition, reason), number in reasons.items():
+        out.add(PENDING, number, partition=partition, reason=reason)
+
+
+def render_self(facts: SelfFacts, out: Samples) -> None:
+    """Add the series of the hub itself."""
+    for command, use in facts.commands.items():
+        out.add(HUB_COMMANDS, use.answers, command=command, outcome="answer")
+        out.add(HUB_COMMANDS, use.failures, command=command, outcome="failure")
+        out.add(HUB_SECONDS, use.seconds, command=command)
+        out.add(HUB_SUCCESS, use.last_success, command=command)
+    out.add(HUB_INTERVAL, facts.interval_s)
+    out.add(HUB_STORE, facts.store_bytes)
+    out.add(HUB_STORE_WORKS, facts.store_works)
+    for (handler, code), number in facts.requests.items():
+        out.add(HUB_REQUESTS, number, handler=handler, code=code)
+
+
+def _head(reason: str) -> str:
+    """The word of a reason without what follows in brackets or after a colon."""
+    return safe_label(reason.partition(":")[0].partition("(")[0])
+
+
+def _ratio(part: float | None, whole: float | None) -> float | None:
+    return part / whole if part is not None and whole else None

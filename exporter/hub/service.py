@@ -1,0 +1,273 @@
+"""HTTP of the hub: series, scrape targets, jobs, and changes as they come."""
+
+import asyncio
+import pwd
+import signal
+import socket
+import time
+import zlib
+from collections import Counter
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple
+
+from exporter import __version__
+from exporter.collecting.families import TEXT_TYPE, Samples
+from exporter.contract.records import JsonValue
+from exporter.hub import answers
+from exporter.hub.answers import Head, WrongQueryError
+from exporter.hub.doors import LocalEntrance, peer_uid
+from exporter.hub.engine import Engine
+from exporter.hub.series import SelfFacts, render_self
+from exporter.hub.store import Store
+from exporter.web import limits, negotiation
+from exporter.web.access import Access, Needs
+from exporter.web.addresses import Door
+from exporter.web.aiohttp_server import web
+
+POLL_S = 30.0  # longest wait for a change
+MOST_POLLS = 256  # requests that wait for changes at the same time
+END_S = 1.0  # for open requests at the end
+NEEDS = {"/": Needs.NOTHING, "/-/healthy": Needs.NOTHING, "/-/ready": Needs.NOTHING}  # others need credentials
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Viewer(NamedTuple):
+    """Whose jobs a client may see."""
+
+    user: str | None  # None for those of all users
+
+    def sees(self, user: str) -> bool:
+        return self.user in (None, user)
+
+
+EVERYTHING = Viewer(None)
+
+
+class HubService:
+    """The web server of one hub."""
+
+    def __init__(self, engine: Engine, store: Store, *, own_uid: int, whole_cluster: bool) -> None:
+        self._engine, self._store = engine, store
+        self._own_uid, self._whole_cluster = own_uid, whole_cluster
+        self._requests = Counter[tuple[str, int]]()
+        self._changed = asyncio.Event()
+        self._polls = 0
+        self._ends = False
+        self.targets: Callable[[str], list[dict[str, JsonValue]] | None] = lambda _: None
+
+    def admits(self, uid: int) -> bool:
+        """Whether this user may connect to the socket."""
+        return self._whole_cluster or uid in (0, self._own_uid)
+
+    def _viewer_of(self, uid: int) -> Viewer | None:
+        """What a user of this machine may see: what squeue would show; None if it is nothing."""
+        if uid in (0, self._own_uid):
+            return EVERYTHING
+        facts = self._engine.facts
+        if facts is not None and not facts.hides_jobs:
+            return EVERYTHING
+        try:
+            return Viewer(pwd.getpwuid(uid).pw_name)
+        except KeyError:
+            return None
+
+    def application(self, access: Access | None) -> web.Application:
+        """The application for TCP with its access rules, or without any for the socket."""
+        routes = {
+            "/metrics": self._metrics,
+            "/targets": self._targets,
+            "/api/v1/jobs": self._jobs,
+            "/api/v1/jobs/{job_id}": self._job,
+            "/api/v1/changes": self._changes,
+            "/-/healthy": self._healthy,
+            "/-/ready": self._ready,
+            "/": self._landing,
+        }
+        application = limits.make_application([web.get(path, handler) for path, handler in routes.items()])
+        application.middlewares.append(self._count)
+        if access is None:
+            application.middlewares.append(self._identify)
+        else:
+            access.protect(application)
+        return application
+
+    @web.middleware
+    async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        resource = request.match_info.route.resource
+        name = resource.canonical if resource is not None else "other"
+        try:
+            response = await handler(request)
+        except web.HTTPException as error:
+            self._requests[name, error.status] += 1
+            raise
+        self._requests[name, response.status] += 1
+        return response
+
+    @web.middleware
+    async def _identify(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        connection = request.transport.get_extra_info("socket") if request.transport is not None else None
+        viewer = self._viewer_of(peer_uid(connection)) if connection is not None else None
+        if viewer is None:
+            return web.Response(status=403, text="403: this user has no jobs\n")
+        request["viewer"] = viewer
+        return await handler(request)
+
+    def _head(self) -> Head:
+        return Head(time.time(), self._engine.view.as_of, self._engine.problems)
+
+    async def _metrics(self, request: web.Request) -> web.Response:
+        self._require_everything(request)
+        out = Samples({"cluster": self._engine.label})
+        size, works = self._store.size_bytes(), self._store.problem is None
+        facts = SelfFacts(self._engine.commands, self._engine.interval_s, size, works, self._requests)
+        render_self(facts, out)
+        own = out.page().encode("utf-8")
+        headers = {"Content-Type": TEXT_TYPE, "Vary": "Accept-Encoding"}
+        jobs = self._engine.view.page
+        if not negotiation.accepts_gzip(request.headers.get("Accept-Encoding", "")):
+            return web.Response(body=zlib.decompress(jobs, 31) + own, headers=headers)
+        packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+        # two members of a gzip file are one file (RFC 1952)
+        body = jobs + packer.compress(own) + packer.flush()
+        return web.Response(body=body, headers={**headers, "Content-Encoding": "gzip"})
+
+    def _require_everything(self, request: web.Request) -> None:
+        if self._viewer(request).user is not None:
+            raise web.HTTPForbidden(text="403: this has the jobs of all users, and Slurm hides them from you\n")
+
+    def _viewer(self, request: web.Request) -> Viewer:
+        viewer: Viewer = request.get("viewer", EVERYTHING)  # over TCP whoever has credentials
+        return viewer
+
+    async def _targets(self, request: web.Request) -> web.Response:
+        self._require_everything(request)
+        kind = request.query.get("kind", "sidecar")
+        if kind not in ("sidecar", "engine"):
+            return _wrong(WrongQueryError(f"kind: {kind[:40]!r} is neither sidecar nor engine"))
+        groups = self.targets(kind)
+        if groups is None:  # Prometheus then keeps the targets that it has
+            return web.Response(status=503, text="Not ready: the jobs of gpujob have not been read.\n")
+        return web.json_response(groups)
+
+    async def _jobs(self, request: web.Request) -> web.Response:
+        viewer = self._viewer(request)
+        try:
+            query = answers.parse_query(request.query, time.time())
+        except WrongQueryError as error:
+            return _wrong(error)
+        if viewer.user is not None:
+            if query.user not in (None, viewer.user):
+                return web.json_response({"error": "Slurm hides the jobs of other users from you"}, status=403)
+            query = query._replace(user=viewer.user)
+        found = answers.matching(self._engine.view.jobs.values(), query)
+        if query.since is not None:
+            since, most = query.since, query.limit + 1
+            found = await asyncio.to_thread(self._store.jobs_since, since, query.user, query.state, most)
+        jobs = [answers.job_json(job) for job in found[: query.limit]]
+        body = self._head().with_body(jobs=list[JsonValue](jobs), is_all=len(found) <= query.limit)
+        return web.json_response(body)
+
+    async def _job(self, request: web.Request) -> web.Response:
+        job_id, viewer = request.match_info["job_id"], self._viewer(request)
+        found = answers.parts_of(self._engine.view.jobs, job_id)
+        if not found:
+            found = await asyncio.to_thread(self._store.jobs_by_id, [job_id])
+        jobs = [answers.job_json(job) for job in found if viewer.sees(job.user)]
+        if not jobs:
+            return web.json_response(self._head().with_body(error=f"no job {job_id[:40]!r} is known"), status=404)
+        return web.json_response(self._head().with_body(jobs=list[JsonValue](jobs)))
+
+    async def _changes(self, request: web.Request) -> web.Response:
+        """Changes with higher numbers than ``after``; waits for one at most ``POLL_S``."""
+        viewer = self._viewer(request)
+        try:
+            after = answers.parse_number(request.query, "after", self._engine.last_number)
+        except WrongQueryError as error:
+            return _wrong(error)
+        after = min(after, self._engine.last_number)  # the number is of a file that was lost
+        if after == self._engine.last_number and self._polls < MOST_POLLS:
+            self._polls += 1
+            try:
+                async with asyncio.timeout(POLL_S):
+                    while after == self._engine.last_number and not self._ends:
+                        await self._changed.wait()
+            except TimeoutError:
+                pass  # an answer without changes
+            finally:
+                self._polls -= 1
+        recent, most = list(self._engine.recent), answers.MOST_CHANGES
+        if recent and recent[0].number <= after + 1:
+            found = [change for change in recent if change.number > after][:most]
+        elif after < self._engine.last_number:
+            found = await asyncio.to_thread(self._store.changes_after, after, most)
+        else:
+            found = []
+        last = found[-1].number if found else after
+        changes = [answers.told_json(change) for change in found if viewer.sees(change.user)]
+        return web.json_response(self._head().with_body(changes=list[JsonValue](changes), last=last))
+
+    async def _healthy(self, request: web.Request) -> web.Response:
+        return web.Response(text="The hub is healthy.\n")
+
+    async def _ready(self, request: web.Request) -> web.Response:
+        if self._engine.view.is_ready:
+            return web.Response(text="The hub is ready.\n")
+        return web.Response(status=503, text="Not ready: Slurm's queue has not been read.\n")
+
+    async def _landing(self, request: web.Request) -> web.Response:
+        paths = ("/metrics", "/targets", "/api/v1/jobs", "/api/v1/changes", "/-/healthy", "/-/ready")
+        return web.Response(text="\n".join((f"gpujob hub {__version__}", *paths, "")))
+
+    async def run(self, local: LocalEntrance, doors: Sequence[Door], access: Access | None) -> None:
+        """Serve until a signal."""
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop.set)
+        self._engine.on_change = lambda: _call(loop, self._wake)
+        servers, runners = list[asyncio.Server](), list[web.AppRunner]()
+        try:
+            runners.append(await _runner(self.application(None)))
+            servers.append(await _serve_local(runners[-1], local))
+            if access is not None:
+                runners.append(await _runner(self.application(access)))
+                servers += await limits.serve(runners[-1], [(door.listening, door.context) for door in doors])
+            await stop.wait()
+        finally:
+            self._ends = True
+            self._wake()
+            for server in servers:
+                server.close()
+            for runner in runners:
+                try:
+                    await asyncio.wait_for(runner.cleanup(), END_S)
+                except TimeoutError:
+                    pass  # a slow client does not delay the end
+
+    def _wake(self) -> None:
+        """Wake the requests that wait for changes."""
+        self._changed.set()
+        self._changed = asyncio.Event()
+
+
+async def _runner(application: web.Application) -> web.AppRunner:
+    runner = web.AppRunner(application, access_log=None, handle_signals=False)
+    await runner.setup()
+    return runner
+
+
+async def _serve_local(runner: web.AppRunner, local: socket.socket) -> asyncio.Server:
+    server: Any = runner.server
+    return await asyncio.get_running_loop().create_unix_server(lambda: limits.Connection(server), sock=local)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:
+    """Call a function in the loop's thread, unless the loop has ended."""
+    try:
+        loop.call_soon_threadsafe(function)
+    except RuntimeError:
+        pass  # closed
+
+
+def _wrong(error: WrongQueryError) -> web.Response:
+    return web.json_response({"error": str(error)}, status=400)

@@ -1,0 +1,279 @@
+"""The hub's memory on disk: one SQLite file with jobs, changes and counters.
+
+One process writes and reads it, which a lock beside it ensures. Nobody else may open it meanwhile: with
+``locking_mode=EXCLUSIVE`` SQLite needs no shared memory, so that the file can lie on NFS.
+"""
+
+import json
+import logging
+import os
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from exporter.contract.records import JsonValue, RecordError, from_json, to_json
+from exporter.hub.counters import CounterKey
+from exporter.hub.jobs import Job
+
+VERSION = 1
+BUSY_S = 2.0  # wait for a lock that somebody else has on the file
+JOBS_KEPT_S = 400 * 86400.0
+CHANGES_KEPT_S = 90 * 86400.0
+PRUNED_EACH_S = 86400.0
+MOST_UNSAVED = 100_000  # changes that wait for a disk that is full; the oldest make room
+MOST_IDS = 500  # in one query; SQLite allows 999 values
+_DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_TABLES = """
+CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
+CREATE TABLE jobs (job_id TEXT, submitted REAL, user TEXT, state TEXT, seen REAL, is_kept INTEGER, body TEXT,
+  PRIMARY KEY (job_id, submitted));
+CREATE INDEX jobs_by_time ON jobs (seen);
+CREATE INDEX jobs_kept ON jobs (is_kept) WHERE is_kept;
+CREATE TABLE changes (number INTEGER PRIMARY KEY, time REAL, user TEXT, body TEXT);
+CREATE INDEX changes_by_time ON changes (time);
+CREATE TABLE counters (name TEXT, user TEXT, partition TEXT, state TEXT, value REAL,
+  PRIMARY KEY (name, user, partition, state));
+"""
+
+log = logging.getLogger("gpujob.hub")
+
+
+class ToldChange(NamedTuple):
+    """A change with its number, as it was told."""
+
+    number: int
+    time: float  # of the change
+    user: str
+    body: Mapping[str, JsonValue]
+
+
+class Batch(NamedTuple):
+    """What one answer of Slurm changed. All of it is saved, or nothing."""
+
+    now: float
+    jobs: Sequence[Job] = ()
+    kept: frozenset[tuple[str, float]] = frozenset()  # those of the jobs that a restarted hub needs at once
+    removed: Sequence[Job] = ()
+    changes: Sequence[ToldChange] = ()
+    counters: Mapping[CounterKey, float] = {}
+    meta: Mapping[str, str] = {}
+
+
+class Saved(NamedTuple):
+    """What an earlier hub left."""
+
+    jobs: Sequence[Job] = ()
+    counters: Mapping[CounterKey, float] = {}
+    meta: Mapping[str, str] = {}
+    last_number: int = 0
+
+
+def name_of(job: Job) -> tuple[str, float]:
+    """What names a job for ever."""
+    return job.key, job.first_submitted or 0.0
+
+
+class Store:
+    """The file. After a failed write everything unsaved stays in memory, and is written by the next one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.problem: str | None = None  # why nothing is saved at present
+        self._lock = threading.Lock()
+        self._pruned_at = 0.0
+        self._jobs: dict[tuple[str, float], tuple[Job, bool, float]] = {}  # unsaved, as are the following
+        self._removed: dict[tuple[str, float], Job] = {}
+        self._changes: deque[ToldChange] = deque(maxlen=MOST_UNSAVED)
+        self._counters: dict[CounterKey, float] = {}
+        self._meta: dict[str, str] = {}
+        self._file: sqlite3.Connection | None = None
+        self.saved = Saved()
+        try:
+            self._file, self.saved = self._open()
+        except (sqlite3.Error, OSError) as error:
+            self._note(f"{path} cannot be used: {_reason(error)}; nothing outlives this process")
+
+    def _open(self) -> tuple[sqlite3.Connection, Saved]:
+        """Open the file, and put it aside first if it cannot be read."""
+        file = None
+        try:
+            file = self._connect()
+            saved = _read(file)
+        except (sqlite3.DatabaseError, RecordError, ValueError) as error:
+            if file is not None:
+                file.close()
+            if isinstance(error, sqlite3.Error) and _code(error) not in _DAMAGED:
+                raise
+            self._put_aside(error)
+            file = self._connect()
+            saved = _read(file)
+        return file, saved
+
+    def _connect(self) -> sqlite3.Connection:
+        file = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)
+        try:
+            file.execute("PRAGMA locking_mode = EXCLUSIVE")
+            version = file.execute("PRAGMA user_version").fetchone()[0]
+            if version > VERSION:
+                raise RecordError(f"it is of version {version}, and this gpujob reads up to {VERSION}")
+            file.execute("PRAGMA journal_mode = WAL")
+            if not version:
+                file.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+        except BaseException:
+            file.close()
+            raise
+        os.chmod(self.path, 0o600)
+        return file
+
+    def _put_aside(self, error: Exception) -> None:
+        """Rename a file that is damaged or of a newer version, so that a person can look at it."""
+        mark = time.strftime("%Y%m%d-%H%M%S")
+        for suffix in ("", "-wal", "-shm"):
+            if os.path.exists(f"{self.path}{suffix}"):
+                os.replace(f"{self.path}{suffix}", f"{self.path}.{mark}{suffix}")
+        log.warning("%s is put aside as %s.%s, and a new one begins: %s", self.path, self.path.name, mark, error)
+
+    def save(self, batch: Batch) -> None:
+        """Write a batch and everything that earlier writes could not; never raises."""
+        with self._lock:
+            for job in batch.removed:
+                self._jobs.pop(name_of(job), None)
+                self._removed[name_of(job)] = job
+            for job in batch.jobs:
+                self._removed.pop(name_of(job), None)
+                self._jobs[name_of(job)] = job, name_of(job) in batch.kept, batch.now
+            self._changes.extend(batch.changes)
+            self._counters |= batch.counters
+            self._meta |= batch.meta
+            if self._file is None:
+                self._forget_unsaved()
+                return
+            try:
+                self._write(self._file, batch.now)
+            except sqlite3.Error as error:
+                self._note(f"{self.path} cannot be written: {_reason(error)}; the hub goes on in memory")
+                if _code(error) in _DAMAGED:
+                    self._begin_anew(error)
+            else:
+                self._note(None)
+                self._forget_unsaved()
+
+    def _write(self, file: sqlite3.Connection, now: float) -> None:
+        file.execute("BEGIN IMMEDIATE")
+        try:
+            file.executemany("DELETE FROM jobs WHERE job_id = ? AND submitted = ?", self._removed)
+            rows = (
+                (*name, job.user, job.tracked.state, seen, kept, _text(to_json(job)))
+                for name, (job, kept, seen) in self._jobs.items()
+            )
+            file.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            changes = ((each.number, each.time, each.user, _text(each.body)) for each in self._changes)
+            file.executemany("INSERT OR REPLACE INTO changes VALUES (?, ?, ?, ?)", changes)
+            counters = ((*key, value) for key, value in self._counters.items())
+            file.executemany("INSERT OR REPLACE INTO counters VALUES (?, ?, ?, ?, ?)", counters)
+            file.executemany("INSERT OR REPLACE INTO meta VALUES (?, ?)", self._meta.items())
+            if now - self._pruned_at >= PRUNED_EACH_S:
+                file.execute("DELETE FROM jobs WHERE seen < ? AND NOT is_kept", (now - JOBS_KEPT_S,))
+                file.execute("DELETE FROM changes WHERE time < ?", (now - CHANGES_KEPT_S,))
+                self._pruned_at = now
+            file.execute("COMMIT")
+        except BaseException:
+            if file.in_transaction:
+                file.execute("ROLLBACK")
+            raise
+
+    def _forget_unsaved(self) -> None:
+        for waiting in (self._jobs, self._removed, self._changes, self._counters, self._meta):
+            waiting.clear()
+
+    def _begin_anew(self, error: Exception) -> None:
+        """Replace a file that was damaged while it was open. What is unsaved goes into the new one."""
+        if self._file is not None:
+            self._file.close()
+        try:
+            self._put_aside(error)
+            self._file = self._connect()
+        except (sqlite3.Error, OSError):
+            self._file = None
+
+    def _note(self, problem: str | None) -> None:
+        if problem is not None and self.problem is None:
+            log.error("%s", problem)
+        elif problem is None and self.problem is not None:
+            log.warning("%s is written again", self.path)
+        self.problem = problem
+
+    def jobs_by_id(self, job_ids: Iterable[str]) -> list[Job]:
+        """The latest job of each of these ids."""
+        wanted, found = list(dict.fromkeys(job_ids)), list[Job]()
+        for first in range(0, len(wanted), MOST_IDS):
+            ids = wanted[first : first + MOST_IDS]
+            marks = ",".join("?" * len(ids))
+            sql = f"SELECT body, MAX(submitted) FROM jobs WHERE job_id IN ({marks}) GROUP BY job_id"  # noqa: S608 - marks
+            found += [_job(body) for body, _ in self._query(sql, ids)]
+        return found
+
+    def jobs_since(self, since: float, user: str | None, state: str | None, most: int) -> list[Job]:
+        """Jobs about which something was learned since then, the newest first."""
+        sql = (
+            "SELECT body FROM jobs WHERE seen >= ?1 AND (?2 IS NULL OR user = ?2) AND (?3 IS NULL OR state = ?3) "
+            "ORDER BY seen DESC, job_id DESC LIMIT ?4"
+        )
+        return [_job(body) for (body,) in self._query(sql, (since, user, state, most))]
+
+    def changes_after(self, number: int, most: int) -> list[ToldChange]:
+        """Changes with higher numbers, oldest first."""
+        sql = "SELECT number, time, user, body FROM changes WHERE number > ? ORDER BY number LIMIT ?"
+        rows = self._query(sql, (number, most))
+        return [ToldChange(each, moment, user, json.loads(body)) for each, moment, user, body in rows]
+
+    def _query(self, sql: str, values: Sequence[str | float | None]) -> list[Any]:
+        with self._lock:
+            try:
+                return [] if self._file is None else self._file.execute(sql, values).fetchall()
+            except sqlite3.Error as error:
+                self._note(f"{self.path} cannot be read: {_reason(error)}")
+                return []
+
+    def size_bytes(self) -> int | None:
+        try:
+            sizes = [os.stat(f"{self.path}{suffix}").st_size for suffix in ("", "-wal")]
+        except OSError:
+            return None
+        return sum(sizes)
+
+    def close(self) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
+
+
+def _read(file: sqlite3.Connection) -> Saved:
+    """Read what a hub needs at its start."""
+    rows = file.execute("SELECT body FROM jobs WHERE is_kept")
+    jobs = [_job(body) for (body,) in rows]
+    counters = {CounterKey(*key): float(value) for *key, value in file.execute("SELECT * FROM counters")}
+    meta = dict(file.execute("SELECT * FROM meta").fetchall())
+    (last,) = file.execute("SELECT MAX(number) FROM changes").fetchone()
+    return Saved(jobs, counters, meta, max(last or 0, int(meta.get("last_number", 0))))
+
+
+def _job(body: object) -> Job:
+    return from_json(Job, json.loads(str(body)), "job")
+
+
+def _text(value: JsonValue | Mapping[str, JsonValue]) -> str:
+    return json.dumps(value, ensure_ascii=True)  # escaped, since a name may not be valid UTF-8
+
+
+def _code(error: sqlite3.Error) -> int | None:
+    return getattr(error, "sqlite_errorcode", None)  # errors of the module itself have none
+
+
+def _reason(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error)
