@@ -370,7 +370,7 @@ SLOW_TO_START = {"rich", "http.client", "ssl", "email"}  # 20 to 50 ms each, in 
             ("exporter.sidecar.service",),
             SCHEMA | {"aiohttp.client", "yaml", "exporter.hub", "exporter.slurm", "sqlite3"},
         ),
-        (("exporter.hub.process",), SCHEMA | {"aiohttp.client", "yaml", "launcher", "ssl"}),
+        (("exporter.hub.process",), SCHEMA | {"aiohttp.client", "yaml", "launcher"}),
         (("launcher.attach.conclude",), SCHEMA | {"aiohttp", "click", "rich"}),
         (
             ("exporter.gpus.vendors_reader",),

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from exporter.collecting.families import Samples
 from exporter.contract.clock import Clock
 from exporter.hub.answers import change_json
-from exporter.hub.counters import CounterKey, count
+from exporter.hub.counters import Counters, count
 from exporter.hub.jobs import Job, Observation, Run, forget, split_rows, take_accounting, take_queue, with_runs
 from exporter.hub.look import BETWEEN_QUESTIONS_S, Pace, Question, choose_question, due_at
 from exporter.hub.series import CommandUse, render_jobs, shown_jobs
@@ -46,7 +46,7 @@ class View(NamedTuple):
 
 
 class Engine:
-    """Works in one thread; other threads read `view`, `recent` and the facts about commands."""
+    """Works in one thread; other threads read its public attributes, which are replaced and not changed."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class Engine:
         self._runs, self._chance = runs, chance
         saved = store.saved
         self._jobs: dict[str, Job] = {job.key: job for job in saved.jobs}
-        self._counters: dict[CounterKey, float] = dict(saved.counters)
+        self.counters: Counters = dict(saved.counters)
         self._marks: Mapping[str, int] = {}
         self._born = float(saved.meta.get("born", 0.0))  # changes before it are not this hub's
         self.last_number = saved.last_number
@@ -157,7 +157,7 @@ class Engine:
     def _take(self, seen: Observation, now: float, meta: Mapping[str, str]) -> None:
         """Keep what an answer changed: on disk, and then for the pages."""
         told = self._number(seen.changes, seen.jobs)
-        counters = count(self._counters, self._jobs, seen.jobs, seen.changes, self._born, now)
+        counters = count(self.counters, self._jobs, seen.jobs, seen.changes, self._born, now)
         kept = forget(seen.jobs, now)
         changed = {key for key in seen.jobs if seen.jobs[key] is not self._jobs.get(key)}
         forgotten = seen.jobs.keys() - kept.keys()
@@ -167,11 +167,11 @@ class Engine:
             frozenset(name_of(seen.jobs[key]) for key in changed - forgotten),
             seen.gone,
             told,
-            {key: value for key, value in counters.items() if self._counters.get(key) != value},
+            {key: value for key, value in counters.items() if self.counters.get(key) != value},
             {**meta, "last_number": str(self.last_number)},
         )
         self._store.save(batch)
-        self._jobs, self._counters = kept, counters
+        self._jobs, self.counters = kept, counters
         self._lost_asked = {key: at for key, at in self._lost_asked.items() if key in kept}
         self.recent.extend(told)
 
@@ -210,7 +210,7 @@ class Engine:
         out, now, jobs = Samples({"cluster": self.label}), self._clock.time(), list(self._jobs.values())
         whole, most = self._settings.whole_cluster, self._settings.most_jobs
         shown, not_shown = shown_jobs(jobs, now, whole_cluster=whole, most=most)
-        render_jobs(jobs, shown, not_shown, self._counters, now, out)
+        render_jobs(jobs, shown, not_shown, self.counters, now, out)
         packer = zlib.compressobj(1, zlib.DEFLATED, 31)
         page = packer.compress(out.page().encode("utf-8")) + packer.flush()
         self.view = self.view._replace(jobs=self._jobs, page=page, is_ready=is_ready)

@@ -123,24 +123,28 @@ def take_queue(
                     found[task] = job._replace(tracked=_begin(task, job.tracked), tasks=1)
             if key not in rows:
                 gone.append(found.pop(key))
+    own = dict[str, QueueRow]()
     for key, row in rows.items():
         old = found.get(key)
-        if old is not None and old.tracked.is_over and not is_same_job(old.tracked, row.sight):
+        if old is not None and not key.endswith("_[]") and not is_same_job(old.tracked, row.sight):
+            if not old.tracked.is_over:
+                continue  # its end is looked up first
             replaced.append(old)
             old = None
+        own[key] = row
         if old is None or marks[key] != before.get(key):
             found[key] = _with_row(old, row)
             touched.add(key)
     compared = {
         key: job.tracked
         for key, job in found.items()
-        if not key.endswith("_[]") and (key in touched or _may_change(job.tracked, key in rows))
+        if not key.endswith("_[]") and (key in touched or _may_change(job.tracked, key in own))
     }
-    known = compare_queue(compared, _rows_of(compared, rows), now)
+    known = compare_queue(compared, _rows_of(compared, own), now)
     _update(found, known)
     for key, job in found.items():
-        if job.is_listed != (key in rows):
-            found[key] = job._replace(is_listed=key in rows)
+        if job.is_listed != (key in own):
+            found[key] = job._replace(is_listed=key in own)
     return Observation(found, known.changes, tuple(replaced), tuple(gone), marks)
 
 

@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
@@ -22,7 +22,9 @@ from exporter.machine.threads import limit_reserved_memory, name_thread
 from exporter.slurm.commands_reader import SlurmReader
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address
-from exporter.web.config_file import WebConfigFile
+
+if TYPE_CHECKING:
+    from exporter.web.config_file import WebConfigFile
 
 AFTER_FAULT_S = 60.0  # until the next step after one that failed by a fault of ours
 END_S = 2.0  # for a step in progress at the end; a command of Slurm that hangs is left alone
@@ -63,7 +65,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
         raise ExporterError(f"{folder} already has a hub of the scope {options.scope!r}: {error}") from error
     except OSError as error:
         raise ExporterError(f"{folder}: {error.strerror}; give another --state-dir") from error
-    web_file = None if options.web_config is None else WebConfigFile(options.web_config)
+    web_file = None if options.web_config is None else _load_web_config(options.web_config)
     doors = _open_doors(options, web_file)
     store, clock = Store(folder / f"{options.name}.sqlite"), SystemClock()
     slurm = SlurmReader(options.user, options.cluster, environ, options.partitions)
@@ -92,7 +94,13 @@ def _state_dir(options: Options, environ: Mapping[str, str]) -> Path:
     return folder
 
 
-def _open_doors(options: Options, web_file: WebConfigFile | None) -> list[Door]:
+def _load_web_config(path: str) -> "WebConfigFile":
+    from exporter.web.config_file import WebConfigFile  # lazy: YAML, which most hubs do not need
+
+    return WebConfigFile(path)
+
+
+def _open_doors(options: Options, web_file: "WebConfigFile | None") -> list[Door]:
     if options.listen is None:
         return []
     listening = open_socket(*parse_listen_address(options.listen))
@@ -106,7 +114,7 @@ async def _serve(
     engine: Engine,
     store: Store,
     doors: Sequence[Door],
-    web_file: WebConfigFile | None,
+    web_file: "WebConfigFile | None",
     thread: threading.Thread,
 ) -> None:
     is_whole = options.user is None
@@ -125,7 +133,7 @@ async def _serve(
         path.unlink(missing_ok=True)
 
 
-def _access(folder: Path, web_file: WebConfigFile | None) -> Access:
+def _access(folder: Path, web_file: "WebConfigFile | None") -> Access:
     """Admission over TCP: whoever has the token of the hub's folder, or what the web configuration asks for."""
     try:
         run_files.make_token(folder)

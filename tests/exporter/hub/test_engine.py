@@ -1,0 +1,270 @@
+"""What the hub learns from Slurm's answers, and what it still knows after a restart."""
+
+import gzip
+import tempfile
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from exporter.hub.counters import ENDED, GPU_S, GPU_S_OF_RUNS, STARTED, CounterKey
+from exporter.hub.engine import Engine, Settings
+from exporter.hub.jobs import Run
+from exporter.hub.look import AFTER_END_S
+from exporter.hub.store import Store
+from exporter.slurm.accounting import Step
+from exporter.slurm.tracking import GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
+from tests.exporter.hub.made_up_slurm import MadeUpSlurm, attempt, queue_row, states
+from tests.exporter.slurm.test_tracking import Life, lives
+from tests.support.exporter import FakeClock
+
+START = 1000.0
+
+
+class Hub:
+    """A hub without its process, which can be restarted."""
+
+    def __init__(self, folder: Path, clock: FakeClock | None = None, *, whole_cluster: bool = False) -> None:
+        self.clock, self.slurm, self.path = clock or FakeClock(START), MadeUpSlurm(), folder / "hub.sqlite"
+        self.whole_cluster = whole_cluster
+        self.runs: list[Run] = []
+        self.store: Store | None = None
+        self.restart()
+
+    def restart(self) -> None:
+        if self.store is not None:
+            self.store.close()
+        self.store = Store(self.path)
+        settings = Settings(self.whole_cluster, None, 60.0, 100)
+        self.engine = Engine(self.slurm, self.store, settings, self.clock, runs=lambda: self.runs, chance=lambda: 0.0)
+
+    def steps(self, seconds: float, each_s: float = 5.0) -> None:
+        """Let time pass."""
+        end = self.clock.now + seconds
+        while self.clock.now < end:
+            self.clock.advance(each_s)
+            self.engine.step()
+
+    def told(self) -> list[tuple[object, object, object]]:
+        assert self.store is not None
+        return states([change.body for change in self.store.changes_after(0, 100_000)])
+
+    def counters(self) -> dict[CounterKey, float]:
+        return dict(self.engine.counters)
+
+    def page(self) -> str:
+        return gzip.decompress(self.engine.view.page).decode()
+
+    def close(self) -> None:
+        assert self.store is not None
+        self.store.close()
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Hub:
+    return Hub(tmp_path)
+
+
+def test_changes_since_the_first_answer_are_told_with_slurms_times(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row("7", "RUNNING", started=110.0)]
+    hub.steps(5)
+    assert hub.told() == []  # the job started before this hub
+    hub.slurm.rows = [
+        queue_row("7", "COMPLETED", started=110.0, ended=1030.0),
+        queue_row("8", "FAILED", 1010.0, started=1020.0, ended=1040.0),
+    ]
+    hub.steps(60)
+    assert hub.told() == [("8", "PENDING", "RUNNING"), ("7", "RUNNING", "COMPLETED"), ("8", "RUNNING", "FAILED")]
+    assert [change.time for change in hub.engine.recent] == [1020.0, 1030.0, 1040.0]
+    assert [change.number for change in hub.engine.recent] == [1, 2, 3]
+    place = ("ada", "gpu")
+    counters = hub.counters()
+    assert counters[CounterKey(ENDED, *place, "FAILED")] == counters[CounterKey(STARTED, *place)] == 1
+    assert counters[CounterKey(GPU_S, *place)] == counters[CounterKey(GPU_S_OF_RUNS, *place)] == (920 + 20) * 4
+    assert 'gpujob_jobs_ended_total{cluster="c1",user="ada",partition="gpu",state="TIMEOUT"} 0\n' in hub.page()
+
+
+def test_a_restarted_hub_tells_what_happened_meanwhile_and_nothing_twice(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row("7", "PENDING", 1002.0), queue_row("8_[1-3]", "PENDING", 1002.0)]
+    hub.steps(5)
+    hub.slurm.rows = [queue_row("7", "RUNNING", 1002.0, started=1008.0), queue_row("8_[1-3]", "PENDING", 1002.0)]
+    hub.steps(60)
+    hub.restart()
+    # 8_1 ran, ended and was forgotten by Slurm
+    hub.slurm.rows = [
+        queue_row("7", "COMPLETED", 1002.0, started=1008.0, ended=1070.0),
+        queue_row("8_[2-3]", "PENDING", 1002.0),
+    ]
+    hub.slurm.attempts = [attempt("8_1", "FAILED", 1002.0, 1071.0, 1075.0)]
+    hub.steps(600)
+    assert hub.told() == [
+        ("7", "PENDING", "RUNNING"),
+        ("7", "RUNNING", "COMPLETED"),
+        ("8_1", "PENDING", "RUNNING"),
+        ("8_1", "RUNNING", "FAILED"),
+    ]
+    hub.restart()
+    hub.steps(600)
+    assert len(hub.told()) == hub.engine.last_number == 4
+
+
+def test_an_ended_job_that_slurm_lists_for_days_is_told_once(hub: Hub) -> None:
+    hub.steps(5)
+    hub.slurm.rows = [queue_row("7", "CANCELLED", 1010.0, ended=1020.0)]
+    hub.steps(3600, 60.0)
+    hub.restart()
+    hub.steps(3600, 60.0)
+    assert hub.told() == [("7", "PENDING", "CANCELLED")]
+    assert "job_id" not in hub.page()  # 30 minutes after its end
+    hub.slurm.rows = []
+    hub.steps(120)
+    assert not hub.engine.view.jobs
+    assert hub.store is not None
+    assert [job.tracked.state for job in hub.store.jobs_by_id(["7"])] == ["CANCELLED"]
+
+
+def test_a_later_job_with_the_same_id_is_another_job(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row("7", "RUNNING", 1001.0, started=1002.0)]
+    hub.steps(5)
+    hub.slurm.rows = [queue_row("7", "PENDING", 5000.0)]
+    hub.slurm.attempts = [attempt("7", "TIMEOUT", 1001.0, 1002.0, 1030.0), attempt("7", "TIMEOUT", 1.0, 2.0, 3.0)]
+    hub.steps(300)
+    assert hub.told() == [("7", "RUNNING", "TIMEOUT")]
+    assert hub.engine.view.jobs["7"].first_submitted == 5000.0
+
+
+def test_accounting_of_another_user_under_the_same_id_is_not_believed(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row("7", "RUNNING", started=110.0)]
+    hub.steps(5)
+    hub.slurm.rows = []
+    hub.slurm.attempts = [attempt("7", "FAILED", 100.0, 110.0, 1010.0)._replace(user="eve")]
+    hub.steps(UNKNOWN_AFTER_S - 60)
+    assert hub.told() == []
+    hub.steps(GIVEN_UP_AFTER_S * 2, 60.0)
+    assert hub.told() == [("7", "RUNNING", "UNKNOWN")]  # and no end was invented
+
+
+def test_no_answer_says_nothing_about_a_job(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row("7", "RUNNING", started=110.0)]
+    hub.steps(5)
+    hub.slurm.rows = None
+    hub.steps(600)
+    assert hub.told() == []
+    assert hub.engine.view.as_of == START + 5
+    assert hub.engine.problems == ["squeue exited with 1: Socket timed out"]
+    assert hub.slurm.polls <= 5  # at 60, 180 and 420 s
+    hub.slurm.rows = [queue_row("7", "RUNNING", started=110.0)]
+    hub.steps(300)
+    assert (hub.engine.problems, hub.told()) == ([], [])
+
+
+def test_figures_that_accounting_lacks_for_ten_minutes_are_not_measured(hub: Hub) -> None:
+    hub.steps(5)
+    hub.slurm.rows = [queue_row("7", "COMPLETED", 1005.0, started=1006.0, ended=1016.0)]
+    late = attempt("7", "COMPLETED", 1005.0, 1006.0, 1016.0)._replace(steps=(Step(None, 20.0, 300.0),))
+    hub.slurm.attempts = [late]
+    hub.steps(300)
+    assert hub.engine.view.jobs["7"].tracked.figures is None
+    hub.steps(AFTER_END_S[-1])
+    figures = hub.engine.view.jobs["7"].tracked.figures
+    assert figures is not None
+    assert (figures.cpu_ratio, figures.memory_bytes) == (0.5, 300.0)
+    assert len(hub.slurm.asked) == len(AFTER_END_S) - 1  # the first was due before the end was seen
+    assert 'gpujob_job_cpu_efficiency_ratio{cluster="c1",job_id="7",' in hub.page()
+
+
+def test_an_end_is_asked_about_no_more_than_twice_a_minute(hub: Hub) -> None:
+    hub.steps(5)
+    hub.slurm.rows = [queue_row(str(number), "FAILED", 1005.0, started=1006.0, ended=1016.0) for number in range(900)]
+    hub.steps(60)
+    hub.slurm.asked.clear()
+    hub.steps(60)
+    assert [len(asked) for asked in hub.slurm.asked] == [200, 200]
+
+
+def test_in_a_cluster_jobs_that_wait_are_only_in_the_sums(tmp_path: Path) -> None:
+    hub = Hub(tmp_path, whole_cluster=True)
+    without_gpus = queue_row("9", "RUNNING", started=110.0)._replace(resources="cpu=1")
+    hub.slurm.rows = [
+        queue_row("7", "RUNNING", started=110.0),
+        queue_row("8_[1-3]", "PENDING")._replace(partition="low,high"),
+        without_gpus,
+    ]
+    hub.steps(5)
+    assert 'job_id="7"' in hub.page()
+    assert 'job_id="8' not in hub.page()
+    assert 'job_id="9"' not in hub.page()
+    for partition in ("low", "high"):
+        assert f'gpujob_jobs_pending{{cluster="c1",partition="{partition}",reason="None"}} 3\n' in hub.page()
+    hub.runs = [Run("9", "eve", "/runs/9", 100.0)]
+    hub.steps(60)
+    assert 'job_id="9"' not in hub.page()  # eve's word says nothing about ada's job
+    hub.runs = [Run("9", "ada", "/runs/9", 101.0)]
+    hub.steps(60)
+    assert (
+        'job_id="9",job_name="job",user="ada",partition="gpu",attempt="1",account="lab",qos="normal",launched_by="gpujob"'
+        in hub.page()
+    )
+
+
+@settings(max_examples=30)
+@given(
+    given_lives=st.lists(lives(), min_size=1, max_size=3),
+    restarts=st.sets(st.integers(0, 80), max_size=6),
+    silences=st.sets(st.integers(0, 80), max_size=40),
+)
+def test_whenever_it_restarts_no_change_is_told_twice_and_no_counter_falls(
+    given_lives: list[Life], restarts: set[int], silences: set[int]
+) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        hub = Hub(Path(folder), FakeClock(900.0))
+        hub.steps(5)
+        last, seen = dict[CounterKey, float](), set[str]()
+        for step in range(220):
+            if step in restarts:
+                hub.restart()
+            now = hub.clock.now
+            answers = step not in silences
+            rows = [
+                row._replace(job_id=str(number), user="ada", partition="gpu", resources="gres/gpu=2")
+                for number, life in enumerate(given_lives)
+                if now >= (life.attempts[0].sight.submitted or 0.0)
+                for row in life.queue(now)
+            ]
+            hub.slurm.rows = rows if answers else None
+            hub.slurm.attempts = [
+                one._replace(job_id=str(number))
+                for number, life in enumerate(given_lives)
+                for one in life.accounting(now)
+            ]
+            polls = hub.slurm.polls
+            hub.engine.step()
+            if answers and hub.slurm.polls > polls:
+                seen |= {row.job_id for row in rows if row.sight.submitted != life_end(given_lives, row.job_id) + 1}
+            hub.clock.advance(13.0)
+            counters = dict(hub.engine.counters)
+            assert all(counters[key] >= value for key, value in last.items())
+            last = counters
+        assert hub.store is not None
+        changes = hub.store.changes_after(0, 10_000)
+        hub.close()
+    assert [change.number for change in changes] == list(range(1, len(changes) + 1))
+    own = [(change.body["job_id"], change.body["first_submitted"]) for change in changes]
+    for job in set(own):
+        told = [change.body for change, name in zip(changes, own, strict=True) if name == job]
+        assert [each["previous"] for each in told[1:]] == [each["state"] for each in told[:-1]]
+        keys = [(each["attempt"], each["previous"], each["state"]) for each in told]
+        assert len(keys) == len(set(keys))
+    for job_id in seen:  # the others came and went between two answers
+        later = job_id, life_end(given_lives, job_id) + 1
+        final = [
+            change.body["state"]
+            for change, name in zip(changes, own, strict=True)
+            if name[0] == job_id and name != later
+        ]
+        assert final[-1] == given_lives[int(job_id)].attempts[-1].sight.state
+
+
+def life_end(given_lives: list[Life], job_id: str) -> float:
+    return given_lives[int(job_id)].attempts[-1].sight.ended or 0.0
