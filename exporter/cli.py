@@ -142,6 +142,12 @@ def _add_hub(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         metavar="N",
         help="jobs with series of their own; of more, the youngest have them (default: 10000)",
     )
+    add(
+        "--registry-dir",
+        action="append",
+        metavar="DIR",
+        help="the site's directory of jobs, `registry_dir` in its cluster file; may be repeated",
+    )
     add("--state-dir", metavar="DIR", help="folder of the hub's file (default: ~/.local/state/gpujob/hub)")
     add(
         "--web.listen-address",
@@ -179,6 +185,7 @@ def _run_hub(arguments: argparse.Namespace) -> None:
         interval_s=arguments.interval or INTERVAL_S,
         most_jobs=arguments.jobs_at_most,
         state_dir=None if arguments.state_dir is None else Path(arguments.state_dir),
+        registries=tuple(map(Path, arguments.registry_dir or ())),
         listen=arguments.listen,
         web_config=arguments.web_config,
     )

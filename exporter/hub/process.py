@@ -16,6 +16,7 @@ from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.user_state import user_state_folder
 from exporter.hub.doors import SOCKET_NAME, open_local, socket_path
 from exporter.hub.engine import Engine, Settings
+from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.service import NEEDS, HubService
 from exporter.hub.store import Store
 from exporter.machine.threads import limit_reserved_memory, name_thread
@@ -42,6 +43,7 @@ class Options(NamedTuple):
     interval_s: float
     most_jobs: int
     state_dir: Path | None
+    registries: Sequence[Path]  # the site's, where all users register their jobs
     listen: str | None  # address for TCP
     web_config: str | None
 
@@ -70,11 +72,13 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     store, clock = Store(folder / f"{options.name}.sqlite"), SystemClock()
     slurm = SlurmReader(options.user, options.cluster, environ, options.partitions)
     is_whole = options.user is None
-    engine = Engine(slurm, store, Settings(is_whole, options.cluster, options.interval_s, options.most_jobs), clock)
+    registry = RegistryReader(_registry_folders(options, environ), only_own=not is_whole)
+    settings = Settings(is_whole, options.cluster, options.interval_s, options.most_jobs)
+    engine = Engine(slurm, store, settings, clock, runs=registry.runs)
     stop = threading.Event()
     thread = threading.Thread(target=_ask, args=(engine, stop), name="ask_slurm", daemon=True)
     try:
-        asyncio.run(_serve(options, environ, folder, engine, store, doors, web_file, thread))
+        asyncio.run(_serve(options, environ, folder, engine, store, registry, doors, web_file, thread))
     finally:
         stop.set()
         if thread.is_alive():
@@ -100,6 +104,12 @@ def _load_web_config(path: str) -> "WebConfigFile":
     return WebConfigFile(path)
 
 
+def _registry_folders(options: Options, environ: Mapping[str, str]) -> list[Path]:
+    """Folders of the entries of jobs: the user's own, and the site's."""
+    own = user_state_folder(environ)
+    return [*([Path(own, "runs")] if own is not None else []), *options.registries]
+
+
 def _open_doors(options: Options, web_file: "WebConfigFile | None") -> list[Door]:
     if options.listen is None:
         return []
@@ -113,18 +123,20 @@ async def _serve(
     folder: Path,
     engine: Engine,
     store: Store,
+    registry: RegistryReader,
     doors: Sequence[Door],
     web_file: "WebConfigFile | None",
     thread: threading.Thread,
 ) -> None:
     is_whole = options.user is None
-    service = HubService(engine, store, own_uid=os.geteuid(), whole_cluster=is_whole)
+    service = HubService(engine, store, registry.targets, own_uid=os.geteuid(), whole_cluster=is_whole)
     name = SOCKET_NAME if options.name == "hub-user" else f"{options.name}.sock"
     path = socket_path(environ, folder, name)
     local = open_local(path, service.admits, for_all=is_whole)
     access = _access(folder, web_file) if doors else None
     if web_file is not None:
         web_file.watch()
+    registry.start()
     thread.start()
     log.info("listening on %s", ", ".join([str(path), *map(str, doors)]))
     try:

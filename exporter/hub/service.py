@@ -47,14 +47,22 @@ EVERYTHING = Viewer(None)
 class HubService:
     """The web server of one hub."""
 
-    def __init__(self, engine: Engine, store: Store, *, own_uid: int, whole_cluster: bool) -> None:
-        self._engine, self._store = engine, store
+    def __init__(
+        self,
+        engine: Engine,
+        store: Store,
+        targets: Callable[[str], list[JsonValue] | None],
+        *,
+        own_uid: int,
+        whole_cluster: bool,
+    ) -> None:
+        """``targets`` gives the scrape targets of a kind; None while they are not known."""
+        self._engine, self._store, self._groups = engine, store, targets
         self._own_uid, self._whole_cluster = own_uid, whole_cluster
         self._requests = Counter[tuple[str, int]]()
         self._changed = asyncio.Event()
         self._polls = 0
         self._ends = False
-        self.targets: Callable[[str], list[dict[str, JsonValue]] | None] = lambda _: None
 
     def admits(self, uid: int) -> bool:
         """Whether this user may connect to the socket."""
@@ -145,7 +153,7 @@ class HubService:
         kind = request.query.get("kind", "sidecar")
         if kind not in ("sidecar", "engine"):
             return _wrong(WrongQueryError(f"kind: {kind[:40]!r} is neither sidecar nor engine"))
-        groups = self.targets(kind)
+        groups = self._groups(kind)
         if groups is None:  # Prometheus then keeps the targets that it has
             return web.Response(status=503, text="Not ready: the jobs of gpujob have not been read.\n")
         return web.json_response(groups)

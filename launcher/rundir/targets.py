@@ -2,16 +2,12 @@
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
 from exporter.contract.records import Record, RecordError, to_json
+from exporter.contract.target_files import ENGINE_JOB, SCRAPE_JOB, TargetGroup
 from launcher.plan.plan import Plan, RunFacts, TaskPlan, safe_file_word
-
-# ``job`` label of sidecar targets, whatever the scrape configuration is called; our rules need it
-SCRAPE_JOB = "gpujob-sidecar"
-ENGINE_JOB = "gpujob-engine"  # ``job`` label of the metrics that workers' own programs serve; none of our rules uses it
 
 
 class SidecarRecord(Record):
@@ -21,13 +17,6 @@ class SidecarRecord(Record):
     address: str
     labels: Mapping[str, str]  # of all its series
     certificate: str | None = None  # SHA-256 of its certificate; None without TLS
-
-
-class TargetGroup(NamedTuple):
-    """Targets with the same labels, as in a file_sd file."""
-
-    targets: tuple[str, ...]
-    labels: Mapping[str, str]
 
 
 def read_sidecars(run_dir: Path, attempt: int) -> dict[str, SidecarRecord]:

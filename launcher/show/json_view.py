@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 
 from exporter.contract.identity import safe_label
 from exporter.contract.records import Record
+from exporter.contract.target_files import SCRAPE_JOB
 from launcher.plan.container import PYXIS
 from launcher.plan.placeholders import task_argv, task_environment
 from launcher.plan.plan import STAGES, WORKERS, Plan, RunFacts, TaskPlan
 from launcher.run.before.nodes_survey import needs_survey
 from launcher.rundir.files import file_names
-from launcher.rundir.targets import SCRAPE_JOB
 from launcher.show.records import PlannedProcess, PlannedTarget, PlannedWorker, PlanRecord
 from launcher.steps.srun_lines import sidecar_line, survey_line, task_line, tasks_by_step
 from launcher.steps.steps import sees_planned_gpus_only, task_gpu_positions

@@ -102,7 +102,7 @@ def read_selected(
     except SlurmUnansweredError as error:
         if not error.is_lasting:
             raise
-    return selected_jobs(selection, slurm.user, prefix, rows, attempts)
+    return selected_jobs(selection, slurm.user or "anybody", prefix, rows, attempts)
 
 
 def selected_jobs(

@@ -10,10 +10,11 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from exporter.contract import target_files
+from exporter.contract.target_files import TargetGroup
 from launcher.cli.targets import targets
-from launcher.rundir import site_targets
 from launcher.rundir.site_targets import read_site_targets
-from launcher.rundir.targets import TargetFiles, TargetGroup
+from launcher.rundir.targets import TargetFiles
 
 ME = pwd.getpwuid(os.geteuid()).pw_name
 LABELS = {"job_id": "4711", "user": "ana", "job": "gpujob-sidecar"}
@@ -59,7 +60,7 @@ def test_labels_that_are_orders_to_prometheus_are_dropped(site: Path) -> None:
         ('[{"targets": ["http://x/y"], "labels": {"job": "gpujob-engine"}}]', "'http://x/y' is no host and port"),
         (json.dumps([{"targets": [], "labels": LABELS | {"x": "y" * 300}}]), "a label is longer than 256 characters"),
         (json.dumps([{"targets": ["a:1"] * 10_001, "labels": LABELS}]), f"{ME} has more than 10000 targets"),
-        ("[" + " " * site_targets.MOST_BYTES + "]", "larger than"),
+        ("[" + " " * target_files.MOST_BYTES + "]", "larger than"),
     ],
 )
 def test_a_file_that_is_no_target_file_is_left_out_and_named(site: Path, text: str, problem: str) -> None:

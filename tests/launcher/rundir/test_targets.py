@@ -15,6 +15,7 @@ import pytest
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
+from exporter.contract.target_files import TargetGroup
 from exporter.machine.procfs import is_zombie
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.run import sidecars
@@ -22,7 +23,6 @@ from launcher.run.sidecars import Sidecars
 from launcher.rundir.targets import (
     SidecarRecord,
     TargetFiles,
-    TargetGroup,
     engine_target_groups,
     read_sidecars,
     sidecar_target_groups,

@@ -1,0 +1,213 @@
+"""`gpujob-exporter hub` itself, with fake Slurm commands."""
+
+import json
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.contract import run_files
+from exporter.hub.series import FAMILIES
+from tests.support.exporter import SOON_S, until
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.launcher import ROOT
+
+SUBMITTED = time.time() + 1000  # after the start of any hub of these tests
+
+
+def line(job_id: str, state: str, end: str = "N/A", user: str = "root") -> str:
+    start = "N/A" if state == "PENDING" else f"{SUBMITTED + 10:.0f}"
+    nodes = "" if state == "PENDING" else "n1"
+    return (
+        f"{job_id}|{state}|None|{SUBMITTED:.0f}|{start}|{end}|5:00|0|{nodes}|gpu|cpu=4,mem=600M,node=1,gres/gpu=4|"
+        f"{job_id}|{user}|lab|normal|1|(null)|/dev/null|a job|\n"
+    )
+
+
+RUNNING = line("7", "RUNNING")
+COMPLETED = line("7", "COMPLETED", f"{SUBMITTED + 20:.0f}")
+
+
+class HubProcess:
+    """A hub, and requests to it."""
+
+    def __init__(self, slurm: FakeSlurm, *options: str) -> None:
+        self.slurm = slurm
+        self.socket = slurm.folder / "state" / "gpujob" / "hub" / "hub.sock"
+        argv = [sys.executable, "-m", "exporter", "hub", "--interval", "1", *options]
+        environment = {**slurm.environment(XDG_RUNTIME_DIR=""), "PYTHONPATH": str(ROOT)}
+        self.process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True)
+
+    def ready(self) -> "HubProcess":
+        until(lambda: self.process.poll() is not None or (self.socket.exists() and self._is_ready()), "the hub")
+        return self
+
+    def _is_ready(self) -> bool:
+        try:
+            return self.get("/-/ready")[0] == 200
+        except OSError:
+            return False
+
+    def get(self, path: str, **headers: str) -> tuple[int, str]:
+        with socket.socket(socket.AF_UNIX) as client:
+            client.settimeout(SOON_S * 2)
+            client.connect(str(self.socket))
+            rest = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+            client.sendall(f"GET {path} HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n{rest}\r\n".encode())
+            answer = b"".join(iter(lambda: client.recv(65536), b""))
+        head, _, body = answer.partition(b"\r\n\r\n")
+        return int(head.split()[1]), body.decode()
+
+    def json(self, path: str) -> Any:
+        return json.loads(self.get(path)[1])
+
+    def end(self, number: int = signal.SIGTERM) -> str:
+        self.process.send_signal(number)
+        return self.process.communicate(timeout=SOON_S)[1]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "fake")
+    fake.say("squeue", "out", RUNNING)
+    fake.say("scontrol", "config", "ClusterName = c1\nPrivateData = none\n")
+    return fake
+
+
+@pytest.fixture
+def hub(slurm: FakeSlurm) -> Iterator[HubProcess]:
+    process = HubProcess(slurm).ready()
+    yield process
+    if process.process.poll() is None:
+        process.end(signal.SIGKILL)
+
+
+def of_change(change: Mapping[str, Any]) -> tuple[Any, ...]:
+    return change["number"], change["job_id"], change["previous"], change["state"], change["time"]
+
+
+def test_a_change_reaches_who_waits_for_it_and_is_told_once_over_a_kill(slurm: FakeSlurm, hub: HubProcess) -> None:
+    first = hub.json("/api/v1/changes?after=0")
+    assert list(map(of_change, first["changes"])) == [(1, "7", "PENDING", "RUNNING", round(SUBMITTED) + 10)]
+    (job,) = hub.json("/api/v1/jobs")["jobs"]
+    assert (job["state"], job["gpus"], job["ended"], job["figures"]) == ("RUNNING", 4, None, None)
+    hub.end(signal.SIGKILL)
+    slurm.say("squeue", "out", COMPLETED)
+    again = HubProcess(slurm).ready()
+    answer = again.json(f"/api/v1/changes?after={first['last']}")
+    assert list(map(of_change, answer["changes"])) == [(2, "7", "RUNNING", "COMPLETED", round(SUBMITTED) + 20)]
+    slurm.say("squeue", "out", COMPLETED + line("8", "PENDING"))
+    until(lambda: again.json("/api/v1/jobs?state=pending")["jobs"], "the new job")
+    slurm.say("squeue", "out", COMPLETED + line("8", "RUNNING"))
+    waited = again.json("/api/v1/changes?after=2")  # answers when it happens
+    assert [(each["job_id"], each["state"]) for each in waited["changes"]] == [("8", "RUNNING")]
+    assert len(again.json("/api/v1/changes?after=0")["changes"]) == 3
+    log = again.end()
+    assert again.process.returncode == 0, log
+    assert not again.socket.exists()
+
+
+def test_a_second_hub_names_the_first_one(slurm: FakeSlurm, hub: HubProcess) -> None:
+    second = HubProcess(slurm)
+    problem = second.process.communicate(timeout=SOON_S)[1]
+    assert second.process.returncode == 2
+    assert f"already has a hub of the scope 'user': process {hub.process.pid} on " in problem
+    assert hub.json("/api/v1/jobs")["jobs"]
+
+
+def test_promtool_accepts_the_page(hub: HubProcess) -> None:
+    if shutil.which("promtool") is None:
+        pytest.skip("promtool is not installed")
+    status, page = hub.get("/metrics")
+    assert status == 200
+    checked = subprocess.run(["promtool", "check", "metrics"], input=page, capture_output=True, text=True, timeout=60)
+    assert (checked.returncode, checked.stderr, checked.stdout) == (0, "", "")
+    names = {name.partition("{")[0] for name in page.splitlines() if not name.startswith("#")}
+    assert names <= {family.full_name for family in FAMILIES}
+    assert (
+        'gpujob_job_state{cluster="c1",job_id="7",job_name="a_job",user="root",partition="gpu",state="RUNNING"} 1'
+        in page
+    )
+
+
+def test_slurm_that_does_not_answer_leaves_the_last_states(slurm: FakeSlurm, hub: HubProcess) -> None:
+    slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller")
+    slurm.say("squeue", "status", 1)
+    answer = until(lambda: (body := hub.json("/api/v1/jobs"))["problems"] and body, "the problem")
+    assert answer["problems"][0].startswith("squeue exited with 1: slurm_load_jobs error")
+    assert [job["state"] for job in answer["jobs"]] == ["RUNNING"]
+    assert answer["as_of"] < answer["time"]
+    log = hub.end()
+    assert log.count("slurm_load_jobs error") == 1
+
+
+@pytest.mark.parametrize(
+    ("path", "status", "problem"),
+    [
+        ("/api/v1/jobs?limit=0", 400, "limit: 0 is not from 1 to 10000"),
+        ("/api/v1/jobs?since=yesterday", 400, "neither seconds since 1970 nor an age such as 90m, 12h or 7d"),
+        ("/api/v1/jobs?name=x", 400, "name: unknown; known are user, state, since and limit"),
+        ("/api/v1/changes?after=-1", 400, "after: '-1' is no whole number"),
+        ("/api/v1/jobs/99", 404, "no job '99' is known"),
+        ("/targets?kind=all", 400, "kind: 'all' is neither sidecar nor engine"),
+        ("/api/v1/nothing", 404, ""),
+    ],
+)
+def test_a_wrong_question_has_an_answer_that_helps(hub: HubProcess, path: str, status: int, problem: str) -> None:
+    found = hub.get(path)
+    assert found[0] == status
+    assert problem in found[1]
+
+
+def test_targets_are_those_of_the_runs_word_for_word(slurm: FakeSlurm, tmp_path: Path) -> None:
+    groups = [
+        {"targets": ["n1:9410"], "labels": {"job": "gpujob-sidecar", "job_id": "7", "user": "ada"}},
+        {"targets": ["n1:8000"], "labels": {"job": "gpujob-engine", "job_id": "7", "__metrics_path__": "/prom"}},
+    ]
+    run_dir, entries = tmp_path / "run", slurm.folder / "state" / "gpujob" / "runs"
+    run_dir.mkdir()
+    entries.mkdir(parents=True)
+    run_files.write_json(run_dir / run_files.TARGETS_FILE, groups)
+    entry = {"schema": 1, "job_id": "7", "job_name": "a job", "run_dir": str(run_dir), "submitted": SUBMITTED}
+    run_files.write_json(entries / "7-12345678.json", entry)
+    (entries / "8-12345678.json").write_text("damaged")
+    hub = HubProcess(slurm).ready()
+    assert until(lambda: hub.json("/targets"), "the targets") == groups[:1]
+    assert hub.json("/targets?kind=engine") == groups[1:]
+    until(lambda: 'launched_by="gpujob"' in hub.get("/metrics")[1], "the run of the job")
+    hub.end()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
+def test_another_user_sees_what_slurm_would_show(slurm: FakeSlurm, hub: HubProcess) -> None:
+    nobody = ["setpriv", "--reuid=65534", "--clear-groups", "curl", "-s", "--unix-socket"]
+    for folder in (slurm.folder.parent, *slurm.folder.parent.parents):
+        if folder.stat().st_mode & 0o005 != 0o005 and folder.is_relative_to("/tmp/pytest-of-root"):
+            folder.chmod(0o755)
+    hub.socket.parent.chmod(0o755)
+    hub.socket.chmod(0o666)
+    refused = subprocess.run([*nobody, str(hub.socket), "http://hub/api/v1/jobs"], capture_output=True, timeout=SOON_S)
+    assert (refused.returncode != 0, refused.stdout) == (True, b"")
+    hub.end()
+
+
+def test_over_tcp_a_client_needs_the_token(slurm: FakeSlurm) -> None:
+    hub = HubProcess(slurm, "--web.listen-address", "127.0.0.1:0").ready()
+    assert hub.process.stderr is not None
+    address = hub.process.stderr.readline().rpartition(" ")[2].strip()
+    token = run_files.read_token(hub.socket.parent)
+    ask = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}"]
+    for path, code in (("/api/v1/jobs/7", "401"), ("/metrics", "401"), ("/-/healthy", "200")):
+        found = subprocess.run([*ask, f"http://{address}{path}"], capture_output=True, text=True, timeout=SOON_S)
+        assert (path, found.stdout) == (path, code)
+    told = [*ask, "-H", f"Authorization: Bearer {token}", f"http://{address}/api/v1/jobs/7"]
+    assert subprocess.run(told, capture_output=True, text=True, timeout=SOON_S).stdout == "200"
+    hub.end()

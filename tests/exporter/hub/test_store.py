@@ -1,0 +1,111 @@
+"""The hub's file: damage, other versions, a disk that is full, and an end at any moment."""
+
+import resource
+import sqlite3
+from pathlib import Path
+
+import pytest
+
+from exporter.hub.counters import CounterKey
+from exporter.hub.jobs import Job
+from exporter.hub.store import CHANGES_KEPT_S, JOBS_KEPT_S, PRUNED_EACH_S, Batch, Store, ToldChange, name_of
+from exporter.slurm.accounting import Figures
+from exporter.slurm.tracking import Event, TrackedJob
+
+NAMES = ("a space", 'a"quote', "a\nnewline", "\udcff", "a|b", "Übung 日本", "")
+KEY = CounterKey("ended", "ada", "gpu", "FAILED")
+
+
+def job(job_id: str, name: str = "job") -> Job:
+    history = (Event(state="RUNNING", time=2.0, seen=3.0),)
+    tracked = TrackedJob(job_id=job_id, name=name, state="RUNNING", history=history, figures=Figures(cpu_ratio=0.5))
+    return Job(tracked, 1.0, "ada", "gpu", resources="cpu=1")
+
+
+def batch(number: int, *jobs: Job, now: float = 10.0) -> Batch:
+    change = ToldChange(number, now, "ada", {"state": "RUNNING"})
+    return Batch(now, jobs, frozenset(map(name_of, jobs)), (), [change], {KEY: float(number)}, {"born": "5"})
+
+
+def test_what_is_saved_is_there_for_the_next_hub(tmp_path: Path) -> None:
+    jobs = [job(str(number), name) for number, name in enumerate(NAMES)]
+    store = Store(tmp_path / "hub.sqlite")
+    store.save(batch(1, *jobs))
+    store.save(Batch(11.0, jobs[:1]))  # no longer needed at once
+    store.close()
+    again = Store(tmp_path / "hub.sqlite")
+    assert sorted(again.saved.jobs, key=lambda each: each.key) == jobs[1:]
+    assert again.saved[1:] == ({KEY: 1.0}, {"born": "5"}, 1)
+    assert again.jobs_by_id(["0", "99"]) == jobs[:1]
+    assert [each.number for each in again.changes_after(0, 10)] == [1]
+    assert [each.key for each in again.jobs_since(11.0, "ada", "RUNNING", 10)] == ["0"]
+    assert again.jobs_since(0.0, "eve", None, 10) == []
+    assert (tmp_path / "hub.sqlite").stat().st_mode & 0o777 == 0o600
+    again.close()
+
+
+@pytest.mark.parametrize("damage", ["no database", "newer", "cut"])
+def test_a_file_that_cannot_be_read_is_put_aside(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "hub.sqlite"
+    store = Store(path)
+    store.save(batch(1, *(job(str(number)) for number in range(500))))
+    store.close()
+    if damage == "newer":
+        with sqlite3.connect(path) as file:
+            file.execute("PRAGMA user_version = 99")
+        file.close()
+    else:
+        content = path.read_bytes()
+        path.write_bytes(b"no database" * 1000 if damage == "no database" else content[: len(content) // 2])
+    found = path.read_bytes()
+    again = Store(path)
+    assert (again.saved.jobs, again.problem) == ([], None)
+    (aside,) = tmp_path.glob("hub.sqlite.2*")
+    assert aside.read_bytes() == found
+    again.save(batch(1, job("7")))
+    assert [each.key for each in again.jobs_by_id(["7"])] == ["7"]
+    again.close()
+
+
+def test_a_full_disk_costs_nothing_that_memory_can_hold(tmp_path: Path) -> None:
+    store = Store(tmp_path / "hub.sqlite")
+    store.save(batch(1, job("7")))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (store.size_bytes() or 0, limits[1]))
+    try:
+        for number in (2, 3):
+            store.save(batch(number, *(job(f"{number}_{task}", "n" * 1000) for task in range(500))))
+            assert "cannot be written" in (store.problem or "")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    store.save(batch(4))
+    assert store.problem is None
+    store.close()
+    again = Store(tmp_path / "hub.sqlite")
+    assert len(again.saved.jobs) == 1001
+    assert [each.number for each in again.changes_after(0, 10)] == [1, 2, 3, 4]
+    assert again.saved.counters == {KEY: 4.0}
+    again.close()
+
+
+def test_a_file_that_somebody_else_has_open_is_left_alone(tmp_path: Path) -> None:
+    path = tmp_path / "hub.sqlite"
+    Store(path).close()
+    other = sqlite3.connect(path, isolation_level=None)
+    other.execute("BEGIN EXCLUSIVE")
+    store = Store(path)
+    other.close()
+    assert "cannot be used: database is locked; nothing outlives this process" in (store.problem or "")
+    store.save(batch(1, job("7")))
+    assert (store.changes_after(0, 10), store.jobs_by_id(["7"])) == ([], [])
+    store.close()
+
+
+def test_old_jobs_and_changes_go_once_a_day(tmp_path: Path) -> None:
+    store = Store(tmp_path / "hub.sqlite")
+    store.save(Batch(10.0, [job("7"), job("8")], frozenset((name_of(job("8")),)), (), batch(1).changes))
+    store.save(batch(2, now=10.0 + CHANGES_KEPT_S + PRUNED_EACH_S))
+    assert [each.number for each in store.changes_after(0, 10)] == [2]
+    store.save(batch(3, now=10.0 + JOBS_KEPT_S + PRUNED_EACH_S))
+    assert [each.key for each in store.jobs_by_id(["7", "8"])] == ["8"]  # it has not ended
+    store.close()
