@@ -14,6 +14,8 @@ import pytest
 import yaml
 
 from exporter import cli as exporter_cli
+from exporter.collecting.families import Family
+from exporter.hub.series import FAMILIES as HUB_FAMILIES
 from exporter.launch.checks import LEVELS
 from exporter.logs.packs_reader import read_packs
 from exporter.workers.exit_reason import REASONS
@@ -136,6 +138,13 @@ or min without (instance) (min_over_time(gpujob_worker_exits_total[1h]))
 ## Series
 
 """
+HUB_METRICS = """
+## Series of the hub
+
+`gpujob-exporter hub` serves these series. All of them carry the label `cluster`.
+A series of a job goes 30 minutes after the end of the job. See [run the hub](../how-to/run-the-hub.md).
+
+"""
 SCHEMAS = """\
 # Schemas
 
@@ -201,16 +210,15 @@ def key_table(keys: Iterable[Key]) -> str:
 def metrics_page() -> str:
     """``metrics.md``."""
     rows = (
-        (
-            f"`{family.full_name}`",
-            family.kind,
-            ", ".join(f"`{label}`" for label in family.labels),
-            f"{family.detail}{', late' * family.begins_late}",
-            family.help,
-        )
-        for family in declared_families()
+        (*_start_of_row(each), f"{each.detail}{', late' * each.begins_late}", each.help) for each in declared_families()
     )
-    return f"{GENERATED}{METRICS}{table(('Series', 'Type', 'Labels', 'Detail', 'Meaning'), rows)}"
+    sidecar = table(("Series", "Type", "Labels", "Detail", "Meaning"), rows)
+    hub = table(("Series", "Type", "Labels", "Meaning"), ((*_start_of_row(each), each.help) for each in HUB_FAMILIES))
+    return f"{GENERATED}{METRICS}{sidecar}{HUB_METRICS}{hub}"
+
+
+def _start_of_row(family: Family) -> tuple[str, str, str]:
+    return f"`{family.full_name}`", family.kind, ", ".join(f"`{label}`" for label in family.labels)
 
 
 def commands_page() -> str:

@@ -69,7 +69,13 @@ def test_the_wheel_contains_only_both_packages_and_the_entry(wheel: Path) -> Non
     assert packs <= names
     assert f"gpujob-{__version__}.data/data/share/man/man1/gpujob.1" in names
     shared = {name.partition("/data/share/gpujob/")[2] for name in names}
-    for folder in ("alertmanager/rules", "alertmanager/runbooks", "grafana/dashboards", "grafana/provisioning"):
+    for folder in (
+        "alertmanager/rules",
+        "alertmanager/runbooks",
+        "grafana/dashboards",
+        "grafana/provisioning",
+        "systemd",
+    ):
         files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert files
         assert files <= shared

@@ -1,0 +1,32 @@
+"""The units of systemd for the hub."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.support.launcher import ROOT
+
+UNITS = sorted((ROOT / "systemd").glob("*.service"))
+
+
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
+    manager = "--user" if "-user" in unit.name else "--system"
+    argv = ["systemd-analyze", manager, "verify", str(unit)]
+    environment = os.environ | {"XDG_RUNTIME_DIR": str(tmp_path)}
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, env=environment)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
+def test_the_command_of_a_unit_has_these_options(unit: Path) -> None:
+    found = re.search(r"^ExecStart=/usr/bin/env gpujob-exporter (.*)", unit.read_text("utf-8"), re.MULTILINE)
+    assert found is not None
+    argv = [sys.executable, "-m", "exporter", *found[1].split(), "--help"]
+    assert subprocess.run(argv, cwd=ROOT, capture_output=True, timeout=60).returncode == 0
