@@ -40,7 +40,7 @@ class Family:
         if self.kind == "gauge" and self.name.endswith(("_total", "_info")):
             raise ValueError(f"gauge {self.name} must not end in _total or _info")
 
-    @property
+    @cached_property
     def full_name(self) -> str:
         """Name with the prefix."""
         return PREFIX + self.name
@@ -62,7 +62,7 @@ class SeriesGroup:
     The text of a sample is made when its series begins and when its value changes.
     """
 
-    __slots__ = ("_cached", "_constant", "_details", "_labels", "_lines", "_used")
+    __slots__ = ("_cached", "_constant", "_details", "_labels", "_lines", "_names", "_text", "_used")
 
     def __init__(
         self,
@@ -72,6 +72,8 @@ class SeriesGroup:
         details: tuple[str, ...],
     ) -> None:
         self._labels, self._constant, self._lines, self._details = labels, constant, lines, details
+        self._names = tuple(labels)
+        self._text: str | None = None  # its labels as the page writes them
         # Value, line, and the part of the line before the value; by family, or by family and its further labels
         self._cached: dict[object, tuple[Value, str, str]] = {}
         self._used: dict[object, tuple[Value, str, str]] = {}
@@ -107,6 +109,14 @@ class SeriesGroup:
         return FULL in self._details or (family.detail in self._details and (value != 0 or not family.begins_late))
 
     def _prefix(self, family: Family, extra_labels: Mapping[str, object]) -> str:
+        own = len(self._names)
+        if own and family.labels[:own] == self._names and family.labels[own:] == tuple(extra_labels):
+            if self._text is None:
+                self._text = ",".join(
+                    [*self._constant, *(f'{name}="{_escape(str(value))}"' for name, value in self._labels.items())]
+                )
+            more = "".join(f',{name}="{_escape(str(value))}"' for name, value in extra_labels.items())
+            return f"{family.full_name}{{{self._text}{more}}} "
         labels = {**self._labels, **extra_labels}
         if labels.keys() != set(family.labels):
             raise ValueError(f"{family.name} has labels {family.labels}, not {tuple(labels)}")

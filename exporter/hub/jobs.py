@@ -1,6 +1,7 @@
 """All jobs that a hub knows, and what one answer of Slurm changes in them."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
@@ -54,7 +55,7 @@ class Job(NamedTuple):
     @property
     def place(self) -> tuple[str, str]:
         """User and partition, as labels."""
-        return safe_label(self.user), safe_label(self.first_partition)
+        return _place(self.user, self.first_partition)
 
     @property
     def gpus(self) -> float | None:
@@ -64,6 +65,11 @@ class Job(NamedTuple):
     def is_settled(self) -> bool:
         """Whether nothing more will be learned of it."""
         return self.tracked.is_over and not wants_figures(self.tracked)
+
+
+@lru_cache(maxsize=4096)
+def _place(user: str, partition: str) -> tuple[str, str]:
+    return safe_label(user), safe_label(partition)
 
 
 class Run(NamedTuple):

@@ -130,8 +130,8 @@ def _render_job(job: Job, out: Samples) -> None:
     row = out.row(
         job_id=safe_label(array_of(tracked.job_id) if job.key != tracked.job_id else tracked.job_id),
         job_name=safe_label(tracked.name),
-        user=safe_label(job.user),
-        partition=safe_label(job.first_partition),
+        user=job.place[0],
+        partition=job.place[1],
     )
     launched_by = "gpujob" if tracked.run_dir else ""
     row.add(

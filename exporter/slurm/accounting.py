@@ -1,6 +1,7 @@
 """Attempts of jobs, from the text of sacct, and their figures as seff calculates them."""
 
 from collections.abc import Sequence
+from functools import lru_cache
 from typing import NamedTuple
 
 from exporter.contract.records import Record
@@ -105,6 +106,7 @@ def _parse_attempt(parts: Sequence[str]) -> Attempt:
     return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), tres(allocated, "mem"))
 
 
+@lru_cache(maxsize=4096)  # thousands of jobs ask for the same few things
 def tres(text: str, name: str) -> float | None:
     """The amount of a resource in ``cpu=4,mem=600M``, memory in bytes; None without it."""
     amount = dict(pair.partition("=")[::2] for pair in text.split(",")).get(name, "")
