@@ -1,5 +1,5 @@
 """Where the user's files are that last beyond a job: run histories, reports without a place, locks of outputs,
-the index of jobs."""
+the index of jobs, and answers of Slurm that may be lost."""
 
 import os
 from collections.abc import Mapping
@@ -10,3 +10,10 @@ def user_state_folder(environ: Mapping[str, str]) -> str | None:
     if os.path.isabs(environ.get("XDG_STATE_HOME", "")):  # others are to be ignored (XDG Base Directory)
         return f"{environ['XDG_STATE_HOME']}/gpujob"
     return f"{environ['HOME']}/.local/state/gpujob" if os.path.isabs(environ.get("HOME", "")) else None
+
+
+def user_cache_folder(environ: Mapping[str, str]) -> str | None:
+    """The folder of files that may be lost (XDG Base Directory); None if there is no place for one."""
+    if os.path.isabs(environ.get("XDG_CACHE_HOME", "")):
+        return f"{environ['XDG_CACHE_HOME']}/gpujob"
+    return f"{environ['HOME']}/.cache/gpujob" if os.path.isabs(environ.get("HOME", "")) else None

@@ -10,9 +10,11 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.contract.errors import ExporterError
-from exporter.slurm import accounting, queue
+from exporter.slurm import accounting, nodes, queue, usage
 from exporter.slurm.accounting import Attempt, parse_accounting
+from exporter.slurm.nodes import NodeRow, parse_nodes
 from exporter.slurm.queue import GarbledAnswerError, QueueRow, parse_queue
+from exporter.slurm.usage import RunningUse, UsageRow, parse_running_use, parse_usage
 
 DEADLINE_S = 30.0  # sacct hangs for ever while slurmdbd does
 INTERACTIVE_DEADLINE_S = 10.0  # while a person waits
@@ -38,6 +40,11 @@ class SlurmUnansweredError(ExporterError):
     def is_lasting(self) -> bool:
         """Whether no retry can help."""
         return any(words in str(self) for words in WITHOUT_ACCOUNTING)
+
+    @property
+    def is_local(self) -> bool:
+        """Whether the cause is on this machine: other processes of the user may have an answer."""
+        return self.finds_no_cluster or "is not on PATH" in str(self)
 
     @property
     def finds_no_cluster(self) -> bool:
@@ -97,7 +104,10 @@ class ClusterFacts(NamedTuple):
 
 
 class SlurmReader:
-    """Reads the queue and the accounting of one user's jobs or of everybody's, or the queue of some jobs of anybody."""
+    """Reads the queue and the accounting of one user's jobs, the queue of some jobs of anybody, and the nodes.
+
+    Without a user, queue and accounting are of everybody, as far as Slurm shows them.
+    """
 
     def __init__(
         self, user: str | None, cluster: str | None, environ: Mapping[str, str], partitions: Sequence[str] = ()
@@ -146,6 +156,29 @@ class SlurmReader:
         """What the controller is and shows. Raises SlurmUnansweredError."""
         text = run_reading(["scontrol", *self._on, "show", "config"], self._environment)
         return parse_cluster_facts(text)
+
+    def accounting_since(self, since: float) -> tuple[Attempt, ...]:
+        """All attempts that ran or waited after ``since``, and their steps. Raises SlurmUnansweredError."""
+        return parse_accounting(self._read_window(since, accounting.FORMAT))
+
+    def usage_since(self, since: float) -> tuple[UsageRow, ...]:
+        """Every attempt after ``since``, with only the time after it. Raises SlurmUnansweredError."""
+        return parse_usage(self._read_window(since, usage.FORMAT, "-X", "-T"))
+
+    def _read_window(self, since: float, fields: str, *how: str) -> str:
+        whose = self._of_user or ["-a"]
+        argv = ["sacct", *self._on, "-n", "-P", "-D", "--noconvert", *how, "-S", f"uts{int(since)}", *whose]
+        return run_reading([*argv, "-o", fields], self._environment)
+
+    def nodes(self) -> tuple[NodeRow, ...]:
+        """All nodes, once for each of their partitions. Raises SlurmUnansweredError."""
+        argv = ["sinfo", *self._on, "-h", "-N", "-a", "-O", nodes.FORMAT]
+        return parse_nodes(run_reading(argv, self._environment))
+
+    def running_use(self, job_id: str) -> RunningUse:
+        """CPU time and memory of the steps of a running job. Raises SlurmUnansweredError."""
+        argv = ["sstat", *self._on, "-n", "-P", "-a", "--noconvert", "-j", job_id, "-o", usage.RUNNING_FORMAT]
+        return parse_running_use(run_reading(argv, self._environment, INTERACTIVE_DEADLINE_S))
 
 
 def parse_cluster_facts(text: str) -> ClusterFacts:

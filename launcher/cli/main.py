@@ -19,10 +19,13 @@ from launcher.cli.init import init
 from launcher.cli.job_source import USAGE, JobCommand, in_option_words, takes_job
 from launcher.cli.jobs.attach import attach
 from launcher.cli.jobs.connect import connect
+from launcher.cli.jobs.fleet import fleet
 from launcher.cli.jobs.logs import logs
+from launcher.cli.jobs.metrics import metrics
 from launcher.cli.jobs.ps import ps
 from launcher.cli.jobs.stop import stop
 from launcher.cli.jobs.track import track
+from launcher.cli.jobs.usage import usage
 from launcher.cli.jobs.verify import verify
 from launcher.cli.parts import (
     INTERRUPTED,
@@ -322,7 +325,7 @@ def schema(cluster: bool) -> None:
 
 
 for command in (
-    *(attach, completion, connect, explain, init, logs, plan_command, ps, run, scan, stop, sweep, targets, track),
-    *(verify, watch),
+    *(attach, completion, connect, explain, fleet, init, logs, metrics, plan_command, ps, run, scan, stop, sweep),
+    *(targets, track, usage, verify, watch),
 ):
     commands.add_command(command)

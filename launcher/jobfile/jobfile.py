@@ -143,6 +143,13 @@ class JobSpec(FileModel):
                 yield key, part
 
 
+class PricesSpec(FileModel):
+    """List prices of a site."""
+
+    currency: str = Field("", max_length=8)
+    gpu_hour: dict[str, Annotated[float, Field(ge=0, allow_inf_nan=False)]] = {}
+
+
 class ClusterSpec(FileModel):
     """A cluster file: defaults of a site or a user."""
 
@@ -169,6 +176,7 @@ class ClusterSpec(FileModel):
     detail: Detail | None = None
     prometheus_url: Url | None = None
     alertmanager_url: Url | None = None
+    prices: PricesSpec | None = None
     trusted_owners: list[str] = []
 
     def resolve_model(self, text: str) -> str:

@@ -88,13 +88,16 @@ def find_registry_dir(environ: Mapping[str, str], workdir: Path) -> Path | None:
     return _find_directory("registry_dir", environ, workdir)
 
 
-def _find_directory(key: str, environ: Mapping[str, str], workdir: Path) -> Path | None:
+def read_cluster_key(key: str, environ: Mapping[str, str], workdir: Path) -> tuple[Path | None, object]:
+    """The cluster file that counts, and the unchecked value of one of its keys; None without them."""
     found = find_cluster_file(environ, workdir)
-    if found is None:
-        return None
-    named = _read_mapping(found.path).get(key)
+    return (None, None) if found is None else (found.path, _read_mapping(found.path).get(key))
+
+
+def _find_directory(key: str, environ: Mapping[str, str], workdir: Path) -> Path | None:
+    path, named = read_cluster_key(key, environ, workdir)
     if named is not None and not isinstance(named, str):
-        raise ConfigError(str(found.path), [f"{key}: {named!r} is not a directory; write a path"])
+        raise ConfigError(str(path), [f"{key}: {named!r} is not a directory; write a path"])
     resolved = resolve_directory(named, workdir)
     return None if resolved is None else Path(resolved)
 

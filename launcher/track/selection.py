@@ -13,6 +13,7 @@ from exporter.slurm.queue import QueueRow
 from exporter.slurm.states import ENDS, JOB_ID, array_of, is_part_of, task_ids
 from exporter.slurm.tracking import TrackedJob
 from launcher.errors import LauncherError
+from launcher.fleet.own_runs import run_dir_of
 from launcher.registry.entries import read_own_entries
 from launcher.registry.search import LOCAL_PREFIX, find_job, is_sweep
 from launcher.rundir.job_ids import job_id_of
@@ -138,7 +139,7 @@ def _tracked(row: QueueRow, own: OwnRun | None, prefix: str) -> TrackedJob:
     """The job before its first change: every job begins as PENDING."""
     _, mark, part = row.job_id.replace("+", "_").partition("_")
     name = own.name if own is not None else f"{row.name}/{part}" if mark else row.name
-    run_dir = own.run_dir if own is not None else _run_dir_of(row.output)
+    run_dir = own.run_dir if own is not None else run_dir_of(row.output)
     return TrackedJob(
         job_id=row.job_id,
         name=f"{prefix}/{name}" if prefix else name,
@@ -148,12 +149,3 @@ def _tracked(row: QueueRow, own: OwnRun | None, prefix: str) -> TrackedJob:
         log=row.output if run_dir is None else f"{run_dir}/",
         run_dir=None if run_dir is None else str(run_dir),
     )
-
-
-def _run_dir_of(output: str | None) -> Path | None:
-    """The run directory in which Slurm writes the output of a job that gpujob launched."""
-    folder = None if output is None else Path(output).parent
-    try:
-        return folder if folder is not None and (folder / run_files.MANIFEST_FILE).is_file() else None
-    except OSError:
-        return None  # in a directory that we may not search

@@ -3,15 +3,17 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from exporter.contract import run_files
 from exporter.contract.events import Event, LoggedEvent
 from exporter.contract.records import RecordError
-from exporter.contract.status import EtaEstimate, FileSystem, NodeStatus, WorkerOutput
+from exporter.contract.status import EtaEstimate, FileSystem, NodeStatus, ProgressFacts, WorkerOutput, WorkerStatus
 from exporter.contract.view import LaunchView, OutputView, WorkerView
 from exporter.logs.log_files_reader import read_last_bytes
 from exporter.progress.eta.interval import slowest_eta
 
+W = TypeVar("W", bound=ProgressFacts)
 EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` that is searched
 JOB_EVENTS = ("milestone", "near completion", "progress")  # of the whole job, from the orchestrator
 
@@ -113,7 +115,17 @@ def launch(statuses: Mapping[str, NodeStatus]) -> LaunchView:
     return LaunchView(verified=is_verified, lacking=lacking)
 
 
-def job_eta(workers: Sequence[WorkerView]) -> EtaEstimate | None:
+def with_current_eta(worker: W, now: float) -> W:
+    """The worker with its ETA counted from ``now``, so that the moment of the end stays; none once it is overdue."""
+    if worker.eta is None or worker.eta_time is None:
+        return worker
+    age = max(0.0, now - worker.eta_time)
+    if age > worker.eta.high:
+        return worker.replace(eta=None, eta_time=None)
+    return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
+
+
+def job_eta(workers: Sequence[WorkerView] | Sequence[WorkerStatus]) -> EtaEstimate | None:
     """ETA of the job: that of its slowest worker.
 
     None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:

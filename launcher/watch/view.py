@@ -12,7 +12,6 @@ from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.report import Report, WorkerReport
 from exporter.contract.status import (
-    EtaEstimate,
     GpuSignals,
     JobStatus,
     NodeGpus,
@@ -256,7 +255,7 @@ class JobClient:
         summary = report or self._summary(orchestrator.attempt, coming, now)
         gpus = {node: status.gpus for node, status in sorted(statuses.items()) if status.gpus is not None}
         workers = [
-            _with_current_eta(worker, now)
+            merge.with_current_eta(worker, now)
             for worker in self._workers(
                 summary, statuses, gpus, is_running=state == "RUNNING", is_final=report is not None
             )
@@ -385,16 +384,6 @@ def _merge_worker(
         state=state,
         gpu_devices=worker_devices(seen, gpus),
     )
-
-
-def _with_current_eta(worker: WorkerView, now: float) -> WorkerView:
-    """The worker with its ETA counted from ``now``, so that the moment of the end stays; none once it is overdue."""
-    if worker.eta is None or worker.eta_time is None:
-        return worker
-    age = max(0.0, now - worker.eta_time)
-    if age > worker.eta.high:
-        return worker.replace(eta=None, eta_time=None)
-    return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
 
 
 def _phase(published: str, statuses: Iterable[NodeStatus]) -> str:

@@ -66,7 +66,7 @@ def test_the_example_is_valid_in_a_job(key: Key) -> None:
 
 @pytest.mark.parametrize("key", cluster_keys(), ids=lambda key: key.path)
 def test_the_example_is_valid_in_a_cluster_file(key: Key) -> None:
-    parse_cluster(as_yaml({key.path: key.example}), key.path)
+    parse_cluster(as_yaml(nested(key.path, key.example)), key.path)
 
 
 @pytest.mark.parametrize("key", [*job_keys(), *cluster_keys()], ids=lambda key: key.path)

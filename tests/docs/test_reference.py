@@ -192,7 +192,7 @@ def job_file_page() -> str:
 
 def cluster_file_page() -> str:
     """``cluster-file.md``."""
-    example = as_yaml({key.path: key.example for key in cluster_keys()})
+    example = as_yaml({key.path: key.example for key in cluster_keys() if key.path == key.top_level_key})
     keys = key_table(cluster_keys())
     return f"{GENERATED}{CLUSTER_FILE}{keys}\nAn example with every key:\n\n```yaml cluster\n{example}```\n"
 

@@ -19,7 +19,11 @@ class FakeSlurm:
 
     def environment(self, **over: str) -> dict[str, str]:
         """An environment in which the fake commands are found first."""
-        own = {"FAKE_SLURM": str(self.folder), "XDG_STATE_HOME": str(self.folder / "state")}
+        own = {
+            "FAKE_SLURM": str(self.folder),
+            "XDG_STATE_HOME": str(self.folder / "state"),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+        }
         return clean_environment(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", **own | over)
 
     def say(self, command: str, what: str, text: str | int) -> None:

@@ -1,50 +1,137 @@
-"""The command `gpujob ps`: jobs in Slurm's queue, also those that gpujob has not launched."""
+"""The command `gpujob ps`: jobs in Slurm's queue, also those that gpujob has not launched, and jobs of this machine."""
 
 import os
-import shutil
-import sys
 import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import INTERRUPTED, fail, print_json
+from launcher.cli.job_source import warn
+from launcher.cli.jobs.queue_options import WATCH, repeat, require_command, show_age, since_option, terminal_width
+from launcher.cli.parts import fail
 
-WATCH_INTERVAL_S = 60.0  # each look costs Slurm's controller
+if TYPE_CHECKING:
+    from exporter.slurm.accounting import Figures
+    from exporter.slurm.commands_reader import SlurmReader
+    from exporter.slurm.queue import QueueRow
+
+SORT_NAMES = ("submitted", "started", "name", "job", "state", "gpus")
 
 
-@click.command(epilog="example: gpujob ps -a -v")
+@click.command(epilog="example: gpujob ps -a --since 7d -n 20")
 @click.option("-a", "--all", "ended_too", is_flag=True, help="Also jobs that have ended, while Slurm lists them.")
-@click.option("-v", "--verbose", is_flag=True, help="More columns: partition, time, limit, resources.")
-@click.option("-w", "--watch", is_flag=True, help="Repeat once a minute; with --json one object per line.")
+@since_option("Also jobs that have ended since then, from accounting, as in 7d or 2026-01-31.")
+@click.option("-v", "--verbose", is_flag=True, help="More columns, and a line for each task of an array.")
+@WATCH
 @click.option("--user", metavar="USER", help="Owner of the jobs; by default you.")
+@click.option("--all-users", is_flag=True, help="Jobs of everybody, as far as Slurm shows them.")
+@click.option("--partition", metavar="NAMES", help="Only jobs of these partitions, with commas.")
+@click.option("--state", "states", metavar="STATES", help="Only jobs in these states, as in RUNNING,FAILED.")
+@click.option("--sort", type=click.Choice(SORT_NAMES), default=SORT_NAMES[0], show_default=True, help="Their order.")
+@click.option("-n", "--number", type=click.IntRange(1), help="At most this many lines.")
 @click.option("--json", "as_json", is_flag=True, help="JSON: runs with their jobs. An array is one run.")
-def ps(ended_too: bool, verbose: bool, watch: bool, user: str | None, as_json: bool) -> None:
-    """List your jobs in Slurm's queue: those that have not ended, or the last one that did.
+def ps(
+    ended_too: bool,
+    since: float | None,
+    verbose: bool,
+    watch: bool,
+    user: str | None,
+    all_users: bool,
+    partition: str | None,
+    states: str | None,
+    sort: str,
+    number: int | None,
+    as_json: bool,
+) -> None:
+    """List your jobs: those that have not ended, or the last one that did.
 
-    Slurm lists ended jobs for some minutes. GPUs, CPUs and memory of a waiting job are what it asks for.
+    Slurm is asked at most every 30 seconds, whatever the number of commands. It lists ended jobs for some minutes.
+    GPUs, CPUs and memory of a waiting job are what it asks for. Tasks of an array are one line.
+
+    Progress and ETA are of running jobs that gpujob launched; jobs of `gpujob run` are listed too. COST is the list
+    price of the cluster file. If Slurm does not answer, the last known state is shown with its age. The exit status
+    is then 0, or 9 if nothing is known.
     """
     from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+    from exporter.slurm.shared_look_reader import QueueLook, read_queue_look
+    from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_arrays, jobs_json, render_jobs, shown_rows
+    from launcher.fleet.own_runs import read_local_jobs, read_progress
+    from launcher.fleet.prices import read_prices
     from launcher.rundir.rundir import user_name
-    from launcher.track.queue_view import render_rows, rows_json, shown_rows
 
-    if shutil.which("squeue") is None:
-        fail("squeue is not on PATH; load the Slurm module")
-    slurm = SlurmReader(user or user_name(), None, os.environ)
+    if user and all_users:
+        fail("--user and --all-users exclude each other; leave one of them out")
+    me = user_name()
+    slurm = SlurmReader("" if all_users else user or me, None, os.environ)
+    filters = Filters(_words(partition), frozenset(word.upper() for word in _words(states)), since)
+    prices = read_prices(os.environ, Path.cwd())
+    shows_mine = all_users or user in (None, me)
+
+    def show() -> tuple[Mapping[str, object], list[str]]:
+        local = read_local_jobs(os.environ) if shows_mine else []
+        if not local:
+            require_command("squeue")
+        look, has_slurm = QueueLook(cluster="", tried=time.time()), True
+        try:
+            look = read_queue_look(slurm, os.environ)
+        except SlurmUnansweredError as error:
+            if not local:
+                raise
+            has_slurm = False
+            if not error.is_local:  # a machine without Slurm has only jobs of its own
+                warn(str(error))
+        show_age(look.as_of, look.problem)
+        now = time.time()
+        figures, source = dict[str, "Figures"](), "queue"
+        rows = [*look.rows, *local]
+        if since is not None and has_slurm:
+            more, figures, source = _read_ended(slurm, look.rows, since, mine=shows_mine and not all_users)
+            rows += more
+        wanted = [row for row in rows if filters.fits(row)]
+        found = shown_rows(wanted, ended_too=ended_too or since is not None or bool(filters.states))
+        own = {
+            row.job_id: row.output
+            for row in found
+            if row.output is not None and row.sight.state == "RUNNING" and row.user == me
+        }
+        runs = read_progress(own, now)
+        jobs = [Job(row, runs.get(row.job_id), figures.get(row.job_id)) for row in found]
+        jobs.sort(key=SORTS[sort])
+        lines = render_jobs(
+            (jobs if verbose else fold_arrays(jobs))[:number],
+            now,
+            verbose=verbose,
+            prices=prices,
+            width=terminal_width(),
+        )
+        body = {**jobs_json(jobs[:number], now, prices), "as_of": look.as_of, "ended_from": source}
+        return body, lines
+
+    repeat(show, watch=watch, as_json=as_json)
+
+
+def _words(text: str | None) -> frozenset[str]:
+    return frozenset(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _read_ended(
+    slurm: "SlurmReader", queue: "tuple[QueueRow, ...]", since: float, *, mine: bool
+) -> "tuple[list[QueueRow], dict[str, Figures], str]":
+    """Ended jobs that the queue does not have, figures by job id, and where they are from."""
+    from exporter.slurm.commands_reader import SlurmUnansweredError
+    from launcher.fleet.jobs_view import ended_rows
+    from launcher.fleet.own_runs import read_ended_runs
+
+    known = {row.job_id for row in queue}
     try:
-        while True:
-            try:
-                rows = shown_rows(slurm.queue(), ended_too=ended_too)
-            except SlurmUnansweredError as error:
-                if not watch:
-                    raise
-                click.echo(f"gpujob: {error}", err=True)  # what was shown stays
-            else:
-                if watch and not as_json:
-                    click.clear()
-                lines = render_rows(rows, time.time(), verbose=verbose)
-                print_json(rows_json(rows)) if as_json else click.echo("\n".join(lines))
-            if not watch:
-                return
-            time.sleep(WATCH_INTERVAL_S)
-    except KeyboardInterrupt:
-        sys.exit(INTERRUPTED)
+        ended = ended_rows(slurm.accounting_since(since), queue)
+    except SlurmUnansweredError as error:
+        if not mine:
+            raise
+        warn(f"{error}; ended jobs are those of gpujob, from their reports")
+        rows = read_ended_runs(os.environ, since)
+        return [row for row in rows if row.job_id not in known], {}, "reports"
+    figures = {row.job_id: found for row, found in ended}
+    return [row for row, _ in ended if row.job_id not in known], figures, "accounting"

@@ -82,20 +82,3 @@ def test_a_machine_without_a_cluster_is_an_error_at_once(slurm: FakeSlurm, track
     slurm.say("squeue", "status", 1)
     problem = f"gpujob: squeue {NO_CLUSTER}\n"
     assert track("7") == (2, "", problem)
-
-
-def test_ps_asks_slurm_once(
-    slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    slurm.say("squeue", "out", RUNNING)
-    monkeypatch.setattr(sys, "argv", ["gpujob", "ps", "--user", "ada"])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert (ended.value.code, len(slurm.calls())) == (0, 1)
-    assert capsys.readouterr().out.splitlines()[1].startswith("job   7    slurm    4    RUNNING  ")
-    slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller")
-    slurm.say("squeue", "status", 1)
-    with pytest.raises(SystemExit) as failed:
-        main()
-    assert failed.value.code == 2
-    assert capsys.readouterr().err.startswith("gpujob: squeue exited with 1: slurm_load_jobs error")

@@ -1,0 +1,168 @@
+"""One answer of Slurm for all commands of a user, in a file of the user's cache folder.
+
+It is asked anew when it is older than 30 seconds. Fifty watchers therefore make two questions a minute.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+from exporter.contract import run_files
+from exporter.contract.file_locks import FileLockedError, lock_file
+from exporter.contract.records import Record
+from exporter.contract.user_state import user_cache_folder
+from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
+from exporter.slurm.nodes import NodeRow
+from exporter.slurm.queue import QueueRow
+
+LOOK_S = 30.0  # age at which Slurm is asked anew
+RETRY_S = 0.1  # between two reads of the file while another process asks
+OWNER_ONLY = 0o600  # names of jobs may be private
+MOST_CONF_BYTES = 1 << 20  # of slurm.conf that is searched for the cluster's name
+CONF_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
+_CLUSTER_NAME = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*([\w.-]+)", re.IGNORECASE | re.MULTILINE)
+
+
+class Look(Record):
+    """What Slurm answered, and when."""
+
+    SCHEMA = 1
+
+    cluster: str
+    as_of: float | None = None  # epoch seconds of the answer; None if there was never one
+    tried: float  # when Slurm was last asked
+    problem: str | None = None  # why it did not answer then
+
+
+class QueueLook(Look):
+    """An answer of squeue."""
+
+    rows: tuple[QueueRow, ...] = ()
+
+
+class NodesLook(Look):
+    """An answer of sinfo."""
+
+    rows: tuple[NodeRow, ...] = ()
+
+
+L = TypeVar("L", QueueLook, NodesLook)
+
+
+def read_queue_look(
+    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float] = time.time
+) -> QueueLook:
+    """The queue of the reader's user. Raises SlurmUnansweredError if nothing is known."""
+    return _read_look(QueueLook, f"queue-{slurm.user or 'all'}", slurm.queue, environ, clock)
+
+
+def read_nodes_look(
+    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float] = time.time
+) -> NodesLook:
+    """The nodes. Raises SlurmUnansweredError if nothing is known."""
+    return _read_look(NodesLook, "nodes", slurm.nodes, environ, clock)
+
+
+def _read_look(
+    kind: type[L],
+    name: str,
+    ask: Callable[[], tuple[Any, ...]],
+    environ: Mapping[str, str],
+    clock: Callable[[], float],
+) -> L:
+    """The look in the file while it is fresh, else Slurm's answer, else the old look with the problem.
+
+    Of several processes one asks and the others wait for the file, no longer than the command may take. A question
+    without an answer counts as a look too, so that they do not all ask a controller in trouble.
+    """
+    cluster = cluster_name(environ)
+    folder = _own_folder(environ)
+    if folder is None:
+        return _usable(_asked(kind, cluster, None, ask, clock))
+    digest = hashlib.sha256(repr((name, cluster)).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    path = folder / f"{kind.__name__.lower()}-{digest}.json"
+    end = time.monotonic() + DEADLINE_S
+    while True:
+        known = kind.read_valid(path)
+        if known is not None and _is_fresh(known, clock()):
+            return _usable(known)
+        try:
+            descriptor = lock_file(path.with_suffix(".lock"))
+            break
+        except FileLockedError as holder:
+            if time.monotonic() >= end:
+                problem = f"is being asked by {holder} and has not answered in {DEADLINE_S:g} s"
+                return _usable(_failed(kind, cluster, known, SlurmUnansweredError("Slurm", problem), clock()))
+            time.sleep(RETRY_S)
+        except OSError:  # a full disk, for example
+            return _usable(_asked(kind, cluster, known, ask, clock))
+    try:
+        known = kind.read_valid(path)  # another process may have written it before the lock was ours
+        if known is None or not _is_fresh(known, clock()):
+            known = _asked(kind, cluster, known, ask, clock)
+            with contextlib.suppress(OSError):  # it is asked again by the next command
+                run_files.write_json(path, known.to_json(), durable=False, mode=OWNER_ONLY)
+        return _usable(known)
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def _is_fresh(look: Look, now: float) -> bool:
+    return 0.0 <= now - look.tried < LOOK_S  # a moment in the future was written by another clock
+
+
+def _asked(
+    kind: type[L], cluster: str, known: L | None, ask: Callable[[], tuple[Any, ...]], clock: Callable[[], float]
+) -> L:
+    try:
+        rows = ask()
+    except SlurmUnansweredError as error:
+        if error.is_local:
+            raise
+        return _failed(kind, cluster, known, error, clock())
+    now = clock()
+    return kind(cluster=cluster, as_of=now, tried=now, rows=rows)
+
+
+def _failed(kind: type[L], cluster: str, known: L | None, error: SlurmUnansweredError, now: float) -> L:
+    return (known or kind(cluster=cluster, tried=now)).replace(tried=now, problem=str(error))
+
+
+def _usable(look: L) -> L:
+    """The look, if it has ever had an answer. Raises SlurmUnansweredError."""
+    if look.as_of is None:
+        command, _, problem = (look.problem or "Slurm did not answer").partition(" ")
+        raise SlurmUnansweredError(command, problem)
+    return look
+
+
+def _own_folder(environ: Mapping[str, str]) -> Path | None:
+    """The cache folder of this user; None if there is none in which nobody else can write."""
+    found = user_cache_folder(environ)
+    if found is None:
+        return None
+    folder = Path(found)
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        status = folder.stat()
+    except OSError:
+        return None
+    return folder if status.st_uid == os.geteuid() and not status.st_mode & 0o022 else None
+
+
+def cluster_name(environ: Mapping[str, str]) -> str:
+    """The cluster's name by Slurm's configuration, else the name of this machine: a home may serve two clusters."""
+    for path in filter(None, (environ.get("SLURM_CONF"), *CONF_FILES)):
+        try:
+            with open(path, encoding="utf-8", errors="replace") as source:
+                found = _CLUSTER_NAME.search(source.read(MOST_CONF_BYTES))
+        except OSError:
+            continue
+        return found[1] if found else path
+    return os.uname().nodename

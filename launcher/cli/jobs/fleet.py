@@ -1,0 +1,56 @@
+"""The command `gpujob fleet`: nodes of the cluster, and what is free, busy or out of service."""
+
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+import click
+
+from launcher.cli.job_source import warn
+from launcher.cli.jobs.queue_options import VERBOSE, WATCH, repeat, require_command, show_age, terminal_width
+
+
+@click.command(epilog="example: gpujob fleet -v --partition gpu")
+@VERBOSE
+@WATCH
+@click.option("--partition", metavar="NAMES", help="Only nodes of these partitions, with commas.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> None:
+    """List the nodes of the cluster by partition: GPUs, use and state.
+
+    STATUS is idle, busy with the GPUs in use, or Slurm's word. A warning or failure of the GPUs is behind it if
+    sidecars of your jobs have reported one in the last 24 hours; about nodes without a report nothing is said.
+
+    With -v also the reasons, and the commands with which an administrator takes nodes out of service. gpujob does
+    not run them. If Slurm does not answer, the last known state is shown with its age; 9 is the exit status if
+    nothing is known.
+    """
+    from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+    from exporter.slurm.shared_look_reader import read_nodes_look, read_queue_look
+    from launcher.fleet.nodes_view import known_nodes, nodes_json, render_nodes
+    from launcher.fleet.own_runs import read_progress
+    from launcher.fleet.prices import read_prices
+    from launcher.rundir.rundir import user_name
+
+    require_command("sinfo")
+    slurm, me = SlurmReader("", None, os.environ), user_name()
+    wanted = frozenset((partition or "").split(",")) if partition else None
+    prices = read_prices(os.environ, Path.cwd())
+
+    def show() -> tuple[Mapping[str, object], list[str]]:
+        look, queue = read_nodes_look(slurm, os.environ), None
+        show_age(look.as_of, look.problem)
+        try:
+            queue = read_queue_look(slurm, os.environ).rows
+        except SlurmUnansweredError as error:
+            warn(f"{error}; the jobs of the nodes are unknown")
+        now = time.time()
+        own = {row.job_id: row.output for row in queue or () if row.output is not None and row.user == me}
+        rows = [row for row in look.rows if wanted is None or row.partition in wanted]
+        rows.sort(key=lambda row: row.partition)
+        nodes = known_nodes(rows, queue, read_progress(own, now).values(), now)
+        lines = render_nodes(nodes, now, verbose=verbose, prices=prices, width=terminal_width())
+        return {**nodes_json(nodes, now, prices), "as_of": look.as_of}, lines
+
+    repeat(show, watch=watch, as_json=as_json)

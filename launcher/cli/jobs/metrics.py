@@ -1,0 +1,95 @@
+"""The command `gpujob metrics`: CPU, memory and GPUs of a job that runs or has ended."""
+
+import os
+import re
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.jobs.queue_options import WATCH, repeat
+from launcher.cli.parts import JOB, open_job
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.fleet.metrics_view import JobMetrics
+    from launcher.watch.view import JobClient
+
+_SLURM_ID = re.compile(r"\d+(?:_\d+|\+\d+)?")
+
+
+@click.command(epilog="example: gpujob metrics 4459 -w")
+@JOB
+@WATCH
+@click.option("--user", metavar="USER", help="Owner of a job that gpujob did not launch; by default you.")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object.")
+def metrics(job: str | None, watch: bool, user: str | None, as_json: bool) -> None:
+    """Show the CPU, memory and GPUs of a job, running or ended, with one line for each GPU.
+
+    The values are those of the sidecars, else of the report, for jobs of gpujob; of other jobs those of sstat while
+    they run and of accounting afterwards. The last line says which. 100% of CPU is one core. Slurm knows nothing about
+    the use of GPUs.
+    """
+    from launcher.fleet.metrics_view import metrics_json, render_metrics
+    from launcher.registry.search import find_job
+    from launcher.rundir.rundir import user_name
+
+    client = None
+    try:
+        find_job(job, os.environ, Path.cwd())
+    except LauncherError:
+        if job is None or not _SLURM_ID.fullmatch(job):
+            raise
+    else:
+        client = open_job(job)
+
+    def show() -> tuple[Mapping[str, object], list[str]]:
+        found = _ask_slurm(str(job), user or user_name()) if client is None else _read_run(client)
+        return metrics_json(found), render_metrics(found, time.time())
+
+    repeat(show, watch=watch, as_json=as_json)
+
+
+def _read_run(client: "JobClient") -> "JobMetrics":
+    """The values in the run directory. Raises LauncherError if it has none."""
+    from exporter.contract import run_files
+    from launcher.fleet.metrics_view import report_metrics, sidecar_metrics
+    from launcher.rundir.job_records import OrchestratorRecord, read_report
+    from launcher.rundir.statuses import read_statuses
+
+    orchestrator = OrchestratorRecord.read_valid(client.run_dir / run_files.ORCHESTRATOR_FILE) or OrchestratorRecord()
+    report = read_report(client.run_dir)
+    statuses = read_statuses(client.run_dir, orchestrator.attempt)
+    if statuses:
+        is_same = report is not None and report.attempt == orchestrator.attempt
+        state = report.state if report is not None and is_same else client.read_state()
+        return sidecar_metrics(client.manifest.job_name, state, statuses)
+    if report is None:
+        raise LauncherError(f"{client.run_dir}: neither a sidecar nor a report has left values there")
+    return report_metrics(report)
+
+
+def _ask_slurm(job_id: str, user: str) -> "JobMetrics":
+    """What Slurm knows of a job. Raises LauncherError if it does not know it."""
+    from exporter.slurm.commands_reader import SlurmReader
+    from exporter.slurm.states import array_of
+    from launcher.cli.jobs.queue_options import require_command
+    from launcher.fleet.metrics_view import ended_metrics, running_metrics
+
+    require_command("squeue")
+    slurm = SlurmReader(user, None, os.environ)
+    running = [row for row in slurm.queue_of([job_id]) if row.sight.started is not None]
+    if len(running) == 1:
+        return running_metrics(running[0], slurm.running_use(job_id), time.time())
+    if running:
+        raise LauncherError(f"{job_id} is an array; name one of its tasks, as in {running[0].job_id}")
+    attempts = [
+        attempt
+        for attempt in slurm.accounting([job_id], 0.0)
+        if attempt.sight.started is not None and job_id in (attempt.job_id, array_of(attempt.job_id))
+    ]
+    if not attempts:
+        raise LauncherError(f"{job_id}: Slurm knows no such job of {user} that has started; name its owner with --user")
+    return ended_metrics(attempts)

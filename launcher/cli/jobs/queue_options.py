@@ -1,0 +1,98 @@
+"""Options and messages that the commands about Slurm's queue, nodes and accounting share."""
+
+import re
+import shutil
+import sys
+import time
+from collections.abc import Callable, Mapping
+from datetime import datetime
+from typing import Any, TypeVar
+
+import click
+
+from launcher.cli.parts import INTERRUPTED, fail, print_json
+
+F = TypeVar("F", bound=Callable[..., Any])
+WATCH_INTERVAL_S = 5.0  # the shared look asks Slurm less often
+_AGE = re.compile(r"(\d{1,6})([smhdw])")
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
+
+VERBOSE = click.option("-v", "--verbose", is_flag=True, help="More columns.")
+WATCH = click.option(
+    "-w", "--watch", is_flag=True, help="Repeat every 5 seconds; with --json one object per line. Ctrl-C ends it."
+)
+
+
+def _parse_since(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
+    """Epoch seconds of an age or a date."""
+    if text is None:
+        return None
+    if found := _AGE.fullmatch(text):
+        return max(0.0, time.time() - int(found[1]) * _UNITS[found[2]])
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError) as error:
+        problem = f"{text!r} is neither an age such as 12h, 7d or 2w nor a date such as 2026-01-31"
+        raise click.BadParameter(problem) from error
+
+
+def since_option(help_text: str, default: str | None = None) -> Callable[[F], F]:
+    """The option --since."""
+    return click.option(
+        "--since",
+        metavar="AGE|DATE",
+        callback=_parse_since,
+        default=default,
+        show_default=default is not None,
+        help=help_text,
+    )
+
+
+def require_command(name: str) -> None:
+    if shutil.which(name) is None:
+        fail(f"{name} is not on PATH; load the Slurm module")
+
+
+def terminal_width() -> int | None:
+    """Columns of the window; None where the output is no terminal."""
+    return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
+
+
+def show_age(as_of: float | None, problem: str | None) -> None:
+    """Print how old the shown state is, if Slurm does not answer."""
+    from launcher.watch.text import clock_time_text
+    from launcher.words import duration_text
+
+    if problem is not None and as_of is not None:
+        command, _, reason = problem.partition(" ")
+        age = duration_text(max(0.0, time.time() - as_of))
+        click.echo(f"gpujob: as of {clock_time_text(as_of)} ({age} ago): {command} does not answer: {reason}", err=True)
+
+
+def repeat(show: Callable[[], tuple[Mapping[str, object], list[str]]], *, watch: bool, as_json: bool) -> None:
+    """Print what ``show`` returns, JSON and lines, once or until Ctrl-C.
+
+    Exits with 9 if Slurm does not answer and nothing is known; while watching that is only reported.
+    """
+    from exporter.slurm.commands_reader import SlurmUnansweredError
+    from launcher.report.state import EXIT_STATUS
+
+    try:
+        while True:
+            try:
+                body, lines = show()
+            except SlurmUnansweredError as error:
+                if error.is_local:
+                    raise
+                click.echo(f"gpujob: {error}", err=True)
+                if not watch:
+                    sys.exit(EXIT_STATUS["UNKNOWN"])
+            else:
+                if watch and not as_json:
+                    click.clear()
+                print_json(body) if as_json else click.echo("\n".join(lines))
+            if not watch:
+                return
+            time.sleep(WATCH_INTERVAL_S)
+    except KeyboardInterrupt:
+        sys.exit(INTERRUPTED)

@@ -1,0 +1,1 @@
+"""Jobs, nodes, use and metrics of a cluster, as tables and JSON."""

@@ -1,0 +1,173 @@
+"""Jobs that gpujob launched: progress of those in the queue, and jobs of this machine, within a bounded time."""
+
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from typing import NamedTuple, TypeVar
+
+from exporter.contract import run_files
+from exporter.contract.errors import ExporterError
+from exporter.contract.manifest import read_manifest
+from exporter.contract.records import NOTHING
+from exporter.contract.status import EtaEstimate, HealthReason
+from exporter.progress.work import job_work, unit_word
+from exporter.slurm.queue import QueueRow, Sight
+from launcher.errors import LauncherError
+from launcher.registry.entries import JobEntry, read_own_entries
+from launcher.registry.search import LOCAL_PREFIX, is_sweep
+from launcher.report.state import UNFINISHED
+from launcher.rundir.job_records import OrchestratorRecord, read_report
+from launcher.rundir.statuses import merge_workers, read_statuses
+from launcher.sweep.directory import read_point_states, read_record
+from launcher.watch.merge import job_eta, with_current_eta
+from launcher.watch.view import JobClient
+
+MOST_RUNS = 64  # directories that one command reads: a status takes some milliseconds
+DEADLINE_S = 2.0  # for all of them; a mount that hangs costs no more
+READERS = 8  # threads
+T = TypeVar("T")
+V = TypeVar("V")
+
+
+class NodeHealth(NamedTuple):
+    """Health of a node's GPUs, as a sidecar reports it."""
+
+    health: str
+    time: float
+    reasons: tuple[HealthReason, ...] = ()
+
+
+class RunProgress(NamedTuple):
+    """How far a running job is."""
+
+    run_dir: str
+    items: float | None = None
+    items_expected: float | None = None
+    unit: str | None = None
+    eta: EtaEstimate | None = None
+    stalled: bool = False  # all its workers
+    health: Mapping[str, NodeHealth] = NOTHING  # by node
+
+    @property
+    def ratio(self) -> float | None:
+        return self.items / self.items_expected if self.items is not None and self.items_expected else None
+
+
+def run_dir_of(output: str | None) -> Path | None:
+    """The run directory in which Slurm writes the output of a job that gpujob launched."""
+    folder = None if output is None else Path(output).parent
+    try:
+        return folder if folder is not None and (folder / run_files.MANIFEST_FILE).is_file() else None
+    except OSError:
+        return None  # in a directory that we may not search
+
+
+def read_progress(outputs: Mapping[str, str], now: float) -> dict[str, RunProgress]:
+    """Progress of running jobs by id, from the files of their standard output. Jobs of others have none."""
+    found = read_within(outputs.items(), lambda entry: _read_run(entry[1], now))
+    return {job_id: run for (job_id, _), run in found if run is not None}
+
+
+def _read_run(output: str, now: float) -> RunProgress | None:
+    run_dir = run_dir_of(output)
+    if run_dir is None:
+        return None
+    orchestrator = OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
+    statuses = {} if orchestrator is None else read_statuses(run_dir, orchestrator.attempt)
+    workers = [with_current_eta(worker, now) for worker in merge_workers(statuses).values()]
+    work = job_work(workers)
+    at_work = [worker for worker in workers if worker.up]
+    return RunProgress(
+        str(run_dir),
+        work.done,
+        work.expected_total(read_manifest(run_dir).total_items),
+        None if work.done is None else unit_word(work.unit),
+        job_eta(workers),
+        bool(at_work) and all(worker.stalled for worker in at_work),
+        {
+            node: NodeHealth(status.gpus.health, status.time, status.gpus.reasons)
+            for node, status in statuses.items()
+            if status.gpus is not None and status.gpus.health is not None
+        },
+    )
+
+
+def read_local_jobs(environ: Mapping[str, str]) -> list[QueueRow]:
+    """The newest jobs and sweeps of this user that ran without Slurm, as rows like those of the queue."""
+    entries = read_own_entries(environ, lambda job_id: job_id.startswith(LOCAL_PREFIX))
+    return [row for _, row in read_within(entries, _read_local)]
+
+
+def _read_local(entry: JobEntry) -> QueueRow:
+    run_dir = Path(entry.run_dir)
+    if is_sweep(run_dir):
+        states = [state.state for state in read_point_states(run_dir, read_record(run_dir))]
+        unfinished = next((state for state in reversed(UNFINISHED) if state in states), None)
+        worst = next((state for state in states if state != "COMPLETED"), "COMPLETED")
+        return QueueRow(entry.job_id, Sight(unfinished or worst, entry.submitted), entry.job_name, None)
+    manifest, report = read_manifest(run_dir), read_report(run_dir)
+    orchestrator = OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE) or OrchestratorRecord()
+    gpus = sum(len(task.gpus) for task in manifest.tasks)
+    return QueueRow(
+        entry.job_id,
+        Sight(
+            JobClient(run_dir).read_state(),
+            entry.submitted,
+            orchestrator.start,
+            None if report is None else report.end,
+            limit_s=manifest.time_limit_s,
+        ),
+        entry.job_name,
+        str(run_dir / "log.out"),
+        resources=f"gres/gpu={gpus}" if gpus else "",
+        user=entry.user,
+        node_count=manifest.nodes,
+    )
+
+
+def read_ended_runs(environ: Mapping[str, str], since: float) -> list[QueueRow]:
+    """Jobs of this user that have ended since then, from their reports: for a cluster without accounting."""
+    entries = [entry for entry in read_own_entries(environ) if not entry.job_id.startswith(LOCAL_PREFIX)]
+    found = [row for _, row in read_within(entries, _read_reported) if row is not None]
+    return [row for row in found if row.sight.ended is not None and row.sight.ended >= since]
+
+
+def _read_reported(entry: JobEntry) -> QueueRow | None:
+    report = read_report(Path(entry.run_dir))
+    if report is None or report.requeued:
+        return None
+    sight = Sight(report.state, entry.submitted, report.start, report.end, report.attempt)
+    gpus = 0 if report.gpus is None else report.gpus.count
+    resources = f"gres/gpu={gpus}" if gpus else ""
+    output = f"{entry.run_dir}/log.out"
+    return QueueRow(entry.job_id, sight, entry.job_name, output, resources=resources, user=entry.user)
+
+
+def read_within(items: Iterable[T], read: Callable[[T], V], deadline_s: float = DEADLINE_S) -> list[tuple[T, V]]:
+    """Read the first items in parallel, and return what is known at the deadline, in order.
+
+    What cannot be read is left out. Threads that wait for a mount end with the process.
+    """
+    waiting: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
+    first = list(items)[:MOST_RUNS]
+    found: dict[int, V] = {}
+
+    def work() -> None:
+        while (entry := waiting.get()) is not None:
+            try:
+                found[entry[0]] = read(entry[1])
+            except (OSError, LauncherError, ExporterError):
+                continue  # of another version, or being removed
+
+    for entry in enumerate(first):
+        waiting.put(entry)
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(READERS, len(first)))]
+    end = time.monotonic() + deadline_s
+    for thread in threads:
+        waiting.put(None)
+        thread.start()
+    for thread in threads:
+        thread.join(max(0.0, end - time.monotonic()))
+    return [(first[index], value) for index, value in sorted(found.copy().items(), key=lambda pair: pair[0])]

@@ -1,0 +1,136 @@
+"""One answer of Slurm for all commands of a user, with executables on PATH."""
+
+import os
+import stat
+import threading
+from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from exporter.slurm import shared_look_reader
+from exporter.slurm.commands_reader import NO_CLUSTER, SlurmReader, SlurmUnansweredError
+from exporter.slurm.shared_look_reader import LOOK_S, QueueLook, cluster_name, read_nodes_look, read_queue_look
+
+ROW = "7|COMPLETED|None|100|110|170|5:00|0|n1|gpu|cpu=4,mem=600M,node=1|7|ada|lab|normal|1|(null)|/dev/null|job|"
+FAILURE = 'echo "Unable to contact slurm controller" >&2; exit 1'
+
+
+@pytest.fixture
+def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str]:
+    monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
+    return {"HOME": str(tmp_path), "SLURM_CONF": str(tmp_path / "slurm.conf"), "PATH": os.environ["PATH"]}
+
+
+def answer(folder: Path, text: str, command: str = "squeue") -> None:
+    (folder / command).write_text(f"#!/bin/sh\necho >> {folder}/calls\n{text}\n")
+    (folder / command).chmod(0o755)
+
+
+def calls(folder: Path) -> int:
+    path = folder / "calls"
+    return len(path.read_text().splitlines()) if path.exists() else 0
+
+
+def look(environ: Mapping[str, str], now: float, user: str = "ada") -> QueueLook:
+    return read_queue_look(SlurmReader(user, None, environ), environ, lambda: now)
+
+
+def test_ended_jobs_too_are_asked_for_only_every_30_seconds(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    answer(tmp_path, f"echo '{ROW}'")
+    first = look(environ, 1000.0)
+    assert (first.rows[0].job_id, first.as_of, first.problem) == ("7", 1000.0, None)
+    assert look(environ, 1000.0 + LOOK_S - 1) == first
+    assert calls(tmp_path) == 1
+    assert look(environ, 1000.0 + LOOK_S).as_of == 1000.0 + LOOK_S
+    look(environ, 900.0)  # by a clock that is behind
+    look(environ, 1000.0, "bob")
+    assert calls(tmp_path) == 4
+
+
+def test_of_many_watchers_one_asks(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    answer(tmp_path, f"sleep 0.5; echo '{ROW}'")
+    with ThreadPoolExecutor(20) as pool:
+        looks = list(pool.map(lambda _: look(environ, 1000.0), range(20)))
+    assert calls(tmp_path) == 1
+    assert {found.as_of for found in looks} == {1000.0}
+
+
+def test_files_are_private_and_a_damaged_one_is_ignored(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    answer(tmp_path, f"echo '{ROW}'")
+    look(environ, 1000.0)
+    folder = tmp_path / ".cache" / "gpujob"
+    (path,) = folder.glob("*.json")
+    assert (stat.S_IMODE(folder.stat().st_mode), stat.S_IMODE(path.stat().st_mode)) == (0o700, 0o600)
+    path.write_text('{"schema": 1, "rows": [')
+    assert look(environ, 1001.0).rows[0].job_id == "7"
+    folder.chmod(0o777)  # others could write there
+    path.write_text(path.read_text().replace('"7"', '"8"'))
+    assert look(environ, 1002.0).rows[0].job_id == "7"
+    assert calls(tmp_path) == 3
+
+
+def test_without_an_answer_the_last_look_stays_and_the_failure_is_shared(
+    tmp_path: Path, environ: Mapping[str, str]
+) -> None:
+    answer(tmp_path, f"echo '{ROW}'")
+    look(environ, 1000.0)
+    answer(tmp_path, FAILURE)
+    late = look(environ, 1100.0)
+    assert (late.as_of, late.rows[0].job_id) == (1000.0, "7")
+    assert late.problem == "squeue exited with 1: Unable to contact slurm controller"
+    assert look(environ, 1120.0) == late
+    assert calls(tmp_path) == 2
+    for _ in range(2):
+        with pytest.raises(SlurmUnansweredError, match=r"^squeue exited with 1: Unable"):
+            look(environ, 1100.0, "bob")
+    assert calls(tmp_path) == 3
+
+
+def test_a_machine_without_slurm_leaves_nothing_for_others(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    answer(tmp_path, 'echo "fatal: Could not establish a configuration source" >&2; exit 1')
+    with pytest.raises(SlurmUnansweredError, match=NO_CLUSTER):
+        look(environ, 1000.0)
+    answer(tmp_path, f"echo '{ROW}'")
+    assert look(environ, 1000.0).as_of == 1000.0
+
+
+def test_a_lock_is_not_waited_for_beyond_the_deadline(
+    tmp_path: Path, environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    answer(tmp_path, f"echo '{ROW}'")
+    look(environ, 1000.0)
+    answer(tmp_path, f"sleep 2; echo '{ROW}'")
+    other = threading.Thread(target=look, args=(environ, 1100.0))
+    other.start()
+    while calls(tmp_path) < 2:
+        pass
+    monkeypatch.setattr(shared_look_reader, "DEADLINE_S", 0.2)
+    waited = look(environ, 1100.0)
+    other.join()
+    assert waited.as_of == 1000.0
+    assert waited.problem is not None
+    assert "is being asked by process" in waited.problem
+    assert look(environ, 1100.0).as_of == 1100.0
+
+
+def test_without_a_home_slurm_is_asked_each_time(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    answer(tmp_path, f"echo '{ROW}'")
+    for _ in range(2):
+        assert look({"PATH": environ["PATH"]}, 1000.0).as_of == 1000.0
+    assert calls(tmp_path) == 2
+
+
+def test_nodes_have_a_look_of_their_own(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    answer(tmp_path, "echo 'n1|idle|gpu*|gpu:h100:4|gpu:h100:0|0/8/0/8|1000|none|'", "sinfo")
+    for _ in range(2):
+        found = read_nodes_look(SlurmReader("ada", None, environ), environ, lambda: 1000.0)
+        assert (found.rows[0].node, found.rows[0].gpus) == ("n1", {"h100": 4})
+    assert calls(tmp_path) == 1
+
+
+def test_looks_are_of_one_cluster(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    assert cluster_name({"SLURM_CONF": str(tmp_path / "none")}) != "hal"
+    (tmp_path / "slurm.conf").write_text("# ClusterName=no\nclustername = hal\n")
+    assert cluster_name(environ) == "hal"

@@ -1,0 +1,152 @@
+"""The table and the JSON of `gpujob ps`, from the queue of a real Slurm."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.contract.status import EtaEstimate
+from exporter.slurm.accounting import Figures, parse_accounting
+from exporter.slurm.queue import QueueRow, Sight, parse_queue
+from launcher.cli.jobs.ps import SORT_NAMES
+from launcher.fleet.jobs_view import (
+    SORTS,
+    Filters,
+    Job,
+    ended_rows,
+    fold_arrays,
+    jobs_json,
+    render_jobs,
+    shown_rows,
+)
+from launcher.fleet.own_runs import RunProgress
+from launcher.fleet.prices import Prices
+from tests.launcher.conftest import Golden
+
+SAMPLES = Path(__file__).parents[2] / "exporter" / "slurm" / "samples"
+ROWS = parse_queue((SAMPLES / "squeue.24.11.5.txt").read_text(encoding="utf-8"))
+NOW = 1795395600.0
+TRAIN = QueueRow(
+    *("7", Sight("RUNNING", 1705314600.0, 1705314660.0, limit_s=7200.0), "train", None),
+    *("gpu", "cpu=32,mem=256G,node=1,billing=32,gres/gpu=1,gres/gpu:h100=1"),
+    user="ada",
+    account="lab",
+    qos="normal",
+    node_count=1,
+    nodes="cn01",
+)
+TRAIN_RUN = RunProgress("logs/7_train", 2070.0, 6000.0, "items", EtaEstimate(7470.0, 7000.0, 8000.0))
+PRICES = Prices("EUR", {"h100": 2.4})
+
+
+def array(*states: str) -> list[Job]:
+    ids = [f"8_{index}" for index in range(len(states))]
+    return [
+        Job(
+            QueueRow(
+                job_id,
+                Sight(state, 1.0, reason="Priority" if state == "PENDING" else None),
+                "arr",
+                None,
+                "gpu",
+                "gres/gpu:h100=1",
+            )
+        )
+        for job_id, state in zip(ids, states, strict=True)
+    ]
+
+
+def test_the_table_is_that_of_the_golden_page(golden: Golden) -> None:
+    unfinished = render_jobs([Job(row) for row in shown_rows(ROWS, ended_too=False)], NOW, verbose=False)
+    rows = shown_rows([*ROWS, TRAIN], ended_too=True)
+    everything = render_jobs([Job(row) for row in rows], NOW, verbose=True)
+    golden("launcher/ps.txt", "\n".join([*unfinished, "", *everything]) + "\n")
+
+
+@pytest.mark.parametrize("width", [80, 120])
+def test_narrow_windows_lose_whole_columns(golden: Golden, width: int) -> None:
+    later = TRAIN.sight.started + 3600 if TRAIN.sight.started else 0.0
+    waiting = TRAIN._replace(
+        job_id="9",
+        sight=Sight("PENDING", later - 65, reason="Resources"),
+        name="eval",
+        nodes="",
+        expected_start=later + 3720,
+    )
+    local = QueueRow("local-3f", Sight("COMPLETED", later - 900, later - 900, later - 60), "smoke", None)
+    jobs = [
+        Job(waiting),
+        Job(TRAIN, TRAIN_RUN),
+        *fold_arrays(array("RUNNING", "RUNNING", "COMPLETED", "PENDING")),
+        Job(local),
+    ]
+    table = render_jobs(jobs, later, verbose=False, prices=PRICES, width=width)
+    assert max(len(line) for line in table) <= width
+    golden(f"launcher/ps-{width}.txt", "\n".join(table) + "\n")
+
+
+def test_without_an_unfinished_job_the_last_ended_one_is_shown() -> None:
+    ended = [QueueRow(str(end), Sight("COMPLETED", 1.0, 2.0, end), "job", None) for end in (30.0, 50.0, 40.0)]
+    assert [row.job_id for row in shown_rows(ended, ended_too=False)] == ["50.0"]
+    assert shown_rows([], ended_too=False) == []
+
+
+def test_tasks_of_an_array_are_one_line_with_counts() -> None:
+    rows = [job.row for job in array("RUNNING", "COMPLETED", "PENDING")] + [TRAIN._replace(sight=Sight("COMPLETED"))]
+    found = shown_rows(rows, ended_too=False)  # with the ended task, not with the other ended job
+    (job,) = fold_arrays(map(Job, found))
+    assert (job.row.job_id, dict(job.tasks)) == ("8_[0-2]", {"RUNNING": 1, "COMPLETED": 1, "PENDING": 1})
+    (line, *_) = render_jobs([job], NOW, verbose=False)[1:]
+    assert line.split(maxsplit=5)[:4] == ["arr", "8_[0-2]", "slurm", "h100:1"]
+    assert " x3  1 COMPLETED, 1 PENDING (Priority), 1 RUNNING  " in line
+    (rest,) = fold_arrays([Job(TRAIN._replace(job_id="8_[1-3%2]"))])
+    assert (rest.row.job_id, rest.tasks) == ("8_[1-3%2]", {})
+
+
+def test_filters_and_orders() -> None:
+    both = TRAIN._replace(partition="low,gpu")
+    assert Filters(frozenset({"gpu"})).fits(both)
+    assert not Filters(frozenset({"cpu"})).fits(both)
+    assert not Filters(states=frozenset({"PENDING"})).fits(both)
+    ended = TRAIN._replace(sight=Sight("FAILED", 1.0, 2.0, 100.0))
+    assert [Filters(since=since).fits(ended) for since in (100.0, 101.0)] == [True, False]
+    assert tuple(SORTS) == SORT_NAMES
+    jobs = [Job(TRAIN._replace(job_id=job_id)) for job_id in ("10", "9", "local-3f")]
+    for order in SORTS.values():
+        jobs.sort(key=order)
+    assert [job.row.job_id for job in sorted(jobs, key=SORTS["job"])] == ["local-3f", "9", "10"]
+
+
+def test_json_has_the_runs_with_their_jobs() -> None:
+    body: Any = jobs_json([Job(TRAIN, TRAIN_RUN, Figures(elapsed_s=3600.0, cpu_ratio=0.5))], NOW, PRICES)
+    (run,) = body["runs"]
+    (job,) = run.pop("jobs")
+    assert run == {"run_name": "train", "status": "running", "submitted_at": "2024-01-15T10:30:00Z"}
+    gpu = {"name": "h100", "memory_mib": None}
+    assert job["resources"] == {"gpus": [gpu], "cpus": 32, "memory_mib": 262144}
+    assert (job["backend"], job["region"], job["nodes"], job["limit_s"]) == ("slurm", "gpu", "cn01", 7200.0)
+    assert (job["started_at"], job["ended_at"], job["expected_start"]) == ("2024-01-15T10:31:00Z", None, None)
+    assert job["progress"] == {"items": 2070.0, "items_expected": 6000.0, "unit": "items", "stalled": False}
+    assert (job["eta_s"], job["cost"]) == (7470.0, {"amount": 2.4, "currency": "EUR"})
+    assert job["figures"]["cpu_ratio"] == 0.5
+    body = jobs_json([Job(TRAIN)], NOW)
+    unknown = ("progress", "eta_s", "run_dir", "figures", "cost", "reason", "dependency")
+    assert {body["runs"][0]["jobs"][0][key] for key in unknown} == {None}
+    (run,) = json.loads(json.dumps(jobs_json(array("COMPLETED", "PENDING"), NOW)))["runs"]
+    assert (run["status"], len(run["jobs"])) == ("pending", 2)
+
+
+def test_ended_jobs_have_the_figures_of_their_last_attempts() -> None:
+    attempts = parse_accounting((SAMPLES / "sacct.24.11.5.txt").read_text(encoding="utf-8"))
+    ended = {row.job_id: (row, figures) for row, figures in ended_rows(attempts, ROWS)}
+    row, figures = ended["2"]
+    assert (row.name, row.sight.state, row.resources) == (
+        "ok",
+        "COMPLETED",
+        "billing=4,cpu=4,gres/gpu=4,mem=600M,node=2",
+    )
+    assert figures.cpu_ratio is not None
+    assert "1" not in ended  # the queue shows that it runs
+    (line,) = render_jobs([Job(row, figures=figures)], NOW, verbose=False)[1:]
+    assert " 12%   28%   " in line

@@ -1,0 +1,166 @@
+"""`gpujob ps` itself, with fake Slurm commands."""
+
+import json
+import os
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from exporter.slurm import shared_look_reader
+from exporter.slurm.commands_reader import NO_CLUSTER
+from launcher.registry.entries import register_job
+from tests.launcher.fleet.conftest import Gpujob
+from tests.launcher.fleet.run_dirs import run_directory
+from tests.support.fake_slurm import FakeSlurm
+
+RUNNING = (
+    "7|RUNNING|None|100|110|N/A|5:00|0|n1|gpu|cpu=4,mem=600M,node=1,gres/gpu=4|7|ada|lab|normal|1|(null)|{log}|job|\n"
+)
+WAITING = "8|PENDING|Priority|101|N/A|N/A|5:00|0||cpu|cpu=4|8|ada|lab|normal|1|(null)|/dev/null|next|\n"
+ENDED = "9|FAILED|NonZeroExitCode|90|95|99|5:00|0|n1|gpu|cpu=4|9|ada|lab|normal|1|(null)|/dev/null|old|\n"
+ACCOUNTED = "5|ada|COMPLETED|0:0|50|60|160|100|5|4|00:01:40|cpu=4,gres/gpu=2,mem=1000M||early\n"
+GONE = "slurm_load_jobs error: Unable to contact slurm controller"
+
+
+COLUMNS = ["NAME", "JOB", "BACKEND", "GPU", "STATUS", "PROGRESS", "ETA", "COST", "SUBMITTED"]
+
+
+def queue(slurm: FakeSlurm, log: object = "/dev/null") -> None:
+    slurm.say("squeue", "out", RUNNING.format(log=log) + WAITING + ENDED)
+
+
+def names(out: str) -> list[str]:
+    return [line.split()[0] for line in out.partition("\n\n")[0].splitlines()[1:]]
+
+
+def test_two_commands_ask_slurm_once(slurm: FakeSlurm, gpujob: Gpujob) -> None:
+    queue(slurm)
+    status, out, err = gpujob("ps")
+    assert (status, err, names(out)) == (0, "", ["next", "job"])
+    assert out.splitlines()[2].startswith("job   7    slurm    4    RUNNING  ")
+    assert out.endswith("\n\nPriority: jobs with a higher priority come first\n")
+    assert names(gpujob("ps", "-a", "--sort", "job")[1]) == ["job", "next", "old"]
+    assert names(gpujob("ps", "--partition", "gpu,x")[1]) == ["job"]
+    assert names(gpujob("ps", "--state", "failed,pending", "-n", "2")[1]) == ["next", "old"]
+    body = json.loads(gpujob("ps", "--json", "-n", "1")[1])
+    assert (body["runs"][0]["run_name"], body["ended_from"]) == ("next", "queue")
+    assert abs(body["as_of"] - time.time()) < 30
+    assert len(slurm.calls()) == 1
+
+
+def test_everybodys_jobs_are_another_question(slurm: FakeSlurm, gpujob: Gpujob) -> None:
+    queue(slurm)
+    assert [gpujob("ps", *words)[0] for words in ((), ("--user", "bob"), ("--all-users",))] == [0, 0, 0]
+    users = [call["argv"][call["argv"].index("-u") + 1] if "-u" in call["argv"] else None for call in slurm.calls()]
+    assert users == ["ada", "bob", None]
+    assert gpujob("ps", "--user", "bob", "--all-users")[::2] == (
+        2,
+        "gpujob: --user and --all-users exclude each other; leave one of them out\n",
+    )
+
+
+def test_without_an_answer_the_known_state_is_shown_with_its_age(
+    slurm: FakeSlurm, gpujob: Gpujob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue(slurm)
+    gpujob("ps")
+    slurm.say("squeue", "err", GONE)
+    slurm.say("squeue", "status", 1)
+    monkeypatch.setattr(shared_look_reader, "LOOK_S", 0.0)
+    status, out, err = gpujob("ps")
+    assert (status, names(out)) == (0, ["next", "job"])
+    assert err.startswith("gpujob: as of ")
+    assert err.endswith(f" ago): squeue does not answer: exited with 1: {GONE}\n")
+    assert gpujob("ps", "--user", "bob") == (9, "", f"gpujob: squeue exited with 1: {GONE}\n")
+    slurm.say("squeue", "err", "squeue: fatal: Could not establish a configuration source\n")
+    assert gpujob("ps", "--user", "eve") == (2, "", f"gpujob: squeue {NO_CLUSTER}\n")
+
+
+def test_ended_jobs_come_from_accounting_with_their_efficiency(slurm: FakeSlurm, gpujob: Gpujob) -> None:
+    queue(slurm)
+    slurm.say("sacct", "out", ACCOUNTED + "5.0|||0:0|60|60|160|100||4|00:01:40||cpu=1,mem=250000000|python\n")
+    status, out, err = gpujob("ps", "--since", "1970-01-01")
+    assert (status, err, names(out)) == (0, "", ["next", "job", "old", "early"])
+    early = out.splitlines()[4]
+    assert early.split()[:5] == ["early", "5", "slurm", "2", "COMPLETED"]
+    assert " 25%   24%   " in early
+    (call,) = slurm.calls("sacct")
+    assert call["argv"][: call["argv"].index("-o")] == ["-n", "-P", "-D", "--noconvert", "-S", "uts0", "-u", "ada"]
+    body = json.loads(gpujob("ps", "--since", "1970-01-01", "--json")[1])
+    assert (body["ended_from"], body["runs"][3]["jobs"][0]["figures"]["cpu_ratio"]) == ("accounting", 0.25)
+    slurm.say("sacct", "err", "Slurm accounting storage is disabled")
+    slurm.say("sacct", "status", 1)
+    status, out, err = gpujob("ps", "--since", "1970-01-01")
+    assert (status, names(out)) == (0, ["next", "job", "old"])
+    assert "ended jobs are those of gpujob, from their reports" in err
+
+
+def test_a_running_job_of_gpujob_has_progress_and_eta(slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "logs" / "7_job")
+    queue(slurm, run_dir / "log.out")
+    (tmp_path / "gpujob.yaml").write_text("prices: {currency: EUR, gpu_hour: {default: 1.8}}\n")
+    out = gpujob("ps")[1]
+    assert out.splitlines()[0].split() == COLUMNS
+    assert "66.7% 2/3 steps  10m 00s  EUR " in out.splitlines()[2]
+    job = json.loads(gpujob("ps", "--json")[1])["runs"][1]["jobs"][0]
+    assert (job["run_dir"], job["cost"]["currency"]) == (str(run_dir), "EUR")
+    assert gpujob("ps", "--user", "bob")[0] == 0
+    (tmp_path / "gpujob.yaml").write_text("prices: {gpu_hour: 2}\n")
+    status, _, err = gpujob("ps")
+    assert (status, "has no price for each type of GPU" in err) == (2, True)
+
+
+def test_a_mount_that_hangs_costs_a_bounded_time(slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path) -> None:
+    run_dir = run_directory(tmp_path / "logs" / "7_job")
+    (run_dir / "status" / "n1.json").unlink()
+    os.mkfifo(run_dir / "status" / "n1.json")  # a read of it waits for a writer
+    queue(slurm, run_dir / "log.out")
+    start = time.monotonic()
+    assert names(gpujob("ps")[1]) == ["next", "job"]
+    assert time.monotonic() - start < 10
+    os.close(os.open(run_dir / "status" / "n1.json", os.O_WRONLY))
+
+
+def test_jobs_of_this_machine_are_listed_too(
+    slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    queue(slurm)
+    run_dir = run_directory(tmp_path / "logs" / "local-3f_smoke")
+    (run_dir / "report.json").write_text(
+        '{"schema": 1, "job_id": "local-3f", "job_name": "smoke", "state": "INCOMPLETE", "exit_status": 8, "end": 120}'
+    )
+    submission = {"job_id": "local-3f", "job_name": "smoke", "submitted": 99.0, "user": "ada"}
+    register_job(run_dir, submission, os.environ, tmp_path)
+    assert names(gpujob("ps")[1]) == ["next", "job"]
+    line = gpujob("ps", "-a")[1].splitlines()[3]
+    assert line.split()[:5] == ["smoke", "local-3f", "local", "2", "INCOMPLETE"]
+    assert "smoke" not in gpujob("ps", "-a", "--user", "bob")[1]
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
+    status, out, err = gpujob("ps")
+    assert (status, err, names(out)) == (0, "", ["smoke"])
+
+
+def test_watch_repeats_what_is_known(
+    slurm: FakeSlurm, gpujob: Gpujob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupt(_signum: int, _frame: object) -> None:
+        raise KeyboardInterrupt
+
+    queue(slurm)
+    monkeypatch.setattr("launcher.cli.jobs.queue_options.WATCH_INTERVAL_S", 0.1)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 2.0)
+    status, out, _ = gpujob("ps", "-w", "--json")
+    signal.signal(signal.SIGALRM, before)
+    lines = [json.loads(line)["runs"][0]["run_name"] for line in out.splitlines()]
+    assert (status, len(lines) > 1, set(lines)) == (130, True, {"next"})
+    assert len(slurm.calls()) == 1
+
+
+@pytest.mark.parametrize("since", ["soon", "7x", "2026-13-01"])
+def test_a_wrong_age_is_refused(slurm: FakeSlurm, gpujob: Gpujob, since: str) -> None:
+    status, _, err = gpujob("ps", "--since", since)
+    assert (status, "is neither an age such as 12h, 7d or 2w nor a date" in err) == (2, True)
