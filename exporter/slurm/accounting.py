@@ -14,6 +14,7 @@ FIELDS = (
 )
 FORMAT = ",".join(FIELDS)
 _NO_LIMIT = 365 * 24 * 60  # minutes that the controller enters for a job of a partition without a limit
+_GPU = "gres/gpu"
 _FACTORS = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 
 
@@ -48,6 +49,7 @@ class Attempt(NamedTuple):
     cpus: int
     memory_requested_bytes: float | None
     steps: tuple[Step, ...] = ()
+    resources: str = ""  # allocated ones such as `cpu=4,gres/gpu=1,mem=600M`
 
     @property
     def is_complete(self) -> bool:
@@ -102,7 +104,18 @@ def _parse_attempt(parts: Sequence[str]) -> Attempt:
         parse_moment(end),
         limit_s=float(limit) * 60 if limit.isdecimal() and int(limit) != _NO_LIMIT else None,
     )
-    return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), tres(allocated, "mem"))
+    memory = tres(allocated, "mem")
+    return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), memory, resources=allocated)
+
+
+def gpu_counts(resources: str) -> dict[str, int]:
+    """GPUs by type in trackable resources; those whose type Slurm does not tell are under an empty name."""
+    names = [pair.partition("=")[0] for pair in resources.split(",") if pair.startswith(_GPU)]
+    counts = {name.removeprefix(_GPU).lstrip(":"): int(tres(resources, name) or 0) for name in names}
+    typed = {name: count for name, count in counts.items() if name and count}
+    # the number of all of them stands beside those of the types
+    rest = counts.get("", 0) - sum(typed.values())
+    return {**typed, **({"": rest} if rest > 0 else {})}
 
 
 def tres(text: str, name: str) -> float | None:

@@ -253,6 +253,7 @@ def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None
     """
     from launcher.cli.jobs.sweep_states import show_states
     from launcher.registry.search import is_sweep
+    from launcher.report.state import UNFINISHED
     from launcher.watch.view import JobClient
 
     directory = open_target(job)
@@ -270,6 +271,10 @@ def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
         _report_difference(found)
+    if found.state not in UNFINISHED and not (found.requeued or client.is_local or client.manifest.attached):
+        from launcher.report.accounting.ask import with_accounting
+
+        found = with_accounting(client.run_dir, found, os.environ)
     print_report(found, as_json, markdown=markdown)
     sys.exit(found.exit_status)
 
