@@ -54,15 +54,24 @@ def test_the_figures_of_the_report_are_those_of_sacct_and_seff(jobs: JobSpace) -
     assert found["cpu_ratio"] > 0.02
     assert found["memory_bytes"] == max(map(used_memory, steps)) > 60_000_000
     assert found["memory_requested_bytes"] == 2 * 300 * 1024**2
-    assert found["gpu_time"] == [[None, 4.0 * int(row["ElapsedRaw"])]]
+    assert found["gpu_time"] == [{"gpu_type": None, "gpu_seconds": 4.0 * int(row["ElapsedRaw"])}]
     assert (found["complete"], found["attempts"], found["slurm_energy_j"]) == (True, 1, None)
     kept = job.run_dir / "accounting.json"
     assert json.loads(kept.read_text()) == found
     assert kept.stat().st_mode & 0o777 == 0o640
     assert "## Slurm's accounting\n" in (job.run_dir / "report.md").read_text()
-    # asked once: the next report needs no sacct
-    again = jobs.gpujob("report", job.job_id, "--json", env={"PATH": "/nonexistent"})
+    again = jobs.gpujob("report", job.job_id, "--json", env=without_sacct(jobs))  # kept, so it is not asked
     assert json.loads(again.stdout)["accounting"] == found, again.stderr
+
+
+def without_sacct(jobs: JobSpace) -> dict[str, str]:
+    """An environment in which sacct hangs."""
+    fake = jobs.directory / "bin" / "sacct"
+    fake.parent.mkdir()
+    fake.write_text("#!/bin/sh\nexec sleep 300\n")
+    fake.chmod(0o755)
+    jobs.own(fake.parent)
+    return {"PATH": f"{fake.parent}:/usr/bin:/bin"}
 
 
 def test_a_sacct_that_hangs_costs_one_line_and_ten_seconds(jobs: JobSpace) -> None:
@@ -74,12 +83,7 @@ def test_a_sacct_that_hangs_costs_one_line_and_ten_seconds(jobs: JobSpace) -> No
     }
     job = jobs.submit(spec)
     job.wait()
-    fake = jobs.directory / "bin" / "sacct"
-    fake.parent.mkdir()
-    fake.write_text("#!/bin/sh\nexec sleep 300\n")
-    fake.chmod(0o755)
-    jobs.own(fake.parent)
-    done = jobs.gpujob("report", job.job_id, env={"PATH": f"{fake.parent}:/usr/bin:/bin"})
+    done = jobs.gpujob("report", job.job_id, env=without_sacct(jobs))
     assert done.returncode == 0, done.stderr
     assert "- not measured: sacct did not answer in 10 s\n" in done.stdout
     assert not (job.run_dir / "accounting.json").exists()
