@@ -14,7 +14,7 @@ BROKEN_PIPE = 141
 
 _GROUPS = {
     "Before a job": ("init", "check", "plan", "explain", "schema", "scan"),
-    "Start a job": ("run", "submit", "attach"),
+    "Start a job": ("run", "submit", "pipeline", "attach"),
     "Jobs that run or have ended": ("ps", "watch", "track", "logs", "connect", "report", "verify", "stop", "sweep"),
 }  # commands in the order in which people meet them; others come last
 _SHORT_HELP = 100  # characters of a line about a command
