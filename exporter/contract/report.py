@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
 from exporter.contract.records import NOTHING, JsonObject, Record
+from exporter.contract.slurm_accounting import SlurmAccounting
 from exporter.contract.status import DamagedFile, GpuDriver, GpuXid, LoggedValues, RunFacts, TaskPosition
 
 
@@ -206,6 +207,7 @@ class Report(Record):
     benchmark: tuple[JsonObject, ...] | None = None  # results, of a job with a benchmark
     verification: Verification = Verification()
     gpus: GpuReport | None = None  # None for a job without GPUs
+    accounting: SlurmAccounting | None = None  # Slurm's, which is complete only after the report was written
     launch: LaunchReport | None = None
     diagnoses: tuple[str, ...] = ()  # files about failed workers, relative to the run directory
     monitoring: Monitoring = Monitoring()

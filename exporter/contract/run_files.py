@@ -46,6 +46,7 @@ STOP_REQUEST_FILE = "stop_request.json"  # who used `gpujob stop`
 READINESS_FILE = "readiness.json"
 ABANDONED_FILE = "given_up.json"
 REPORT_FILE = "report.json"
+ACCOUNTING_FILE = "accounting.json"
 LOCK_FILE = ".lock"
 TOKEN_FILE = "token"  # noqa: S105 - a name
 RESERVE_DIR = ".reserve"

@@ -1,9 +1,10 @@
 """Rows of Slurm's queue, from the text of squeue, which is alike in all versions from 22.05 on."""
 
 import re
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from exporter.slurm.states import ENDS, JOB_ID, array_of, base_state, parse_duration, parse_moment, task_ids
+from exporter.slurm.states import ENDS, JOB_ID, NEVER, array_of, base_state, parse_duration, parse_moment, task_ids
 
 # the last two are the user's text and may contain `|`
 FIELDS = (
@@ -16,6 +17,7 @@ NO_REASON = (*_NOTHING, "None")  # printed if nothing holds the job back
 MOST_GARBLED = 0.01  # share of rows; with more the answer cannot be trusted to be whole
 
 _ROW = re.compile(rf"{JOB_ID}\|")
+_DEPENDENCY = re.compile(r":(\d+)")  # ids in `afterok:4459_*(unfulfilled),afterany:4460(unfulfilled)`
 _PATTERN = re.compile(r"%(?:\d*)([Aajux%])")
 
 
@@ -78,7 +80,30 @@ def parse_queue(text: str) -> tuple[QueueRow, ...]:
         raise GarbledAnswerError(f"{garbled} of its {lines} lines cannot be parsed")
     if clusters > 1:
         raise GarbledAnswerError("it is of several clusters; set SLURM_CLUSTERS to one of them")
-    return tuple(row for row in found if row is not None)
+    return with_never(row for row in found if row is not None)
+
+
+def with_never(rows: Iterable[QueueRow]) -> tuple[QueueRow, ...]:
+    """The rows, with the reason ``NEVER`` also for those that wait for one that has it.
+
+    Slurm itself gives it only to the first one behind the job whose end decided.
+    """
+    found = list(rows)
+    never = {array_of(row.job_id) for row in found if row.sight.state == "PENDING" and row.sight.reason == NEVER}
+    waiting = [index for index, row in enumerate(found) if row.dependency and row.sight.state == "PENDING"]
+    while never:
+        more = {index for index in waiting if found[index].sight.reason != NEVER and _waits_for(found[index], never)}
+        if not more:
+            break
+        for index in more:
+            found[index] = found[index]._replace(sight=found[index].sight._replace(reason=NEVER))
+        never = {array_of(found[index].job_id) for index in more}
+    return tuple(found)
+
+
+def _waits_for(row: QueueRow, job_ids: Collection[str]) -> bool:
+    """Whether the row waits for one of these jobs, whatever else ends; not if any of several will do."""
+    return "?" not in row.dependency and any(job_id in job_ids for job_id in _DEPENDENCY.findall(row.dependency))
 
 
 def _parse_row(text: str) -> QueueRow | None:

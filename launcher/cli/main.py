@@ -22,6 +22,7 @@ from launcher.cli.jobs.connect import connect
 from launcher.cli.jobs.fleet import fleet
 from launcher.cli.jobs.logs import logs
 from launcher.cli.jobs.metrics import metrics
+from launcher.cli.jobs.pipeline import pipeline, show_pipeline
 from launcher.cli.jobs.ps import ps
 from launcher.cli.jobs.stop import stop
 from launcher.cli.jobs.track import track
@@ -249,13 +250,16 @@ def submit(job: "JobText", dependency: str | None, resume: str | None, as_json: 
 def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None:
     """Print the report of a job: a summary on a terminal, else the text of report.md. Of a sweep, the table of points.
 
+    Of a pipeline, it prints the table of its jobs.
+
     The exit status is that of `gpujob run`; 10 while the job still runs.
 
     With --verify the exit status is 0 if the files are complete and valid now, else 8 with a list of
     problems. A job that has failed keeps its own status.
     """
     from launcher.cli.jobs.sweep_states import show_states
-    from launcher.registry.search import is_sweep
+    from launcher.registry.search import is_pipeline, is_sweep
+    from launcher.report.state import UNFINISHED
     from launcher.watch.view import JobClient
 
     directory = open_target(job)
@@ -263,6 +267,10 @@ def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None
         if verify:
             fail(f"--verify: {directory} is a sweep; name one of its points")
         sys.exit(show_states(directory, as_json=as_json))
+    if is_pipeline(directory):
+        if verify:
+            fail(f"--verify: {directory} is a pipeline; name one of its jobs")
+        sys.exit(show_pipeline(directory, as_json=as_json))
     client = JobClient(directory)
     if not verify:
         found = client.report()
@@ -273,6 +281,10 @@ def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
         _report_difference(found)
+    if found.state not in UNFINISHED and not (found.requeued or client.is_local or client.manifest.attached):
+        from launcher.report.accounting.ask import with_accounting
+
+        found = with_accounting(client.run_dir, found, os.environ)
     print_report(found, as_json, markdown=markdown)
     sys.exit(found.exit_status)
 
@@ -325,7 +337,23 @@ def schema(cluster: bool) -> None:
 
 
 for command in (
-    *(attach, completion, connect, explain, fleet, init, logs, metrics, plan_command, ps, run, scan, stop, sweep),
+    *(
+        attach,
+        completion,
+        connect,
+        explain,
+        fleet,
+        init,
+        logs,
+        metrics,
+        pipeline,
+        plan_command,
+        ps,
+        run,
+        scan,
+        stop,
+        sweep,
+    ),
     *(targets, track, usage, verify, watch),
 ):
     commands.add_command(command)

@@ -68,19 +68,20 @@ def show_files(job: "JobText") -> None:
     )
 
 
-def checked_plan(job: "JobText", *, local: bool, quiet: bool = False) -> "Plan":
+def checked_plan(job: "JobText", *, local: bool, quiet: bool = False, names_file: bool = False) -> "Plan":
     """The plan of a job. Raises one error with all problems; writes nothing.
 
-    Runs the cheap checks of this machine and shows their warnings, unless ``quiet``.
+    Runs the cheap checks of this machine and shows their warnings, unless ``quiet``; ``names_file`` is for one of
+    several jobs.
     """
     from launcher.planner.planned_job import read_planned_job
 
     subject = read_planned_job(job, local=local)
-    _show_preflight(subject, job.source, quiet=quiet)
+    _show_preflight(subject, job.source, quiet=quiet, names_file=names_file)
     return subject.plan
 
 
-def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool) -> None:
+def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool, names_file: bool) -> None:
     """Show the warnings found before the start. Raises ConfigError with the errors."""
     from launcher.check.preflight import check_plan
     from launcher.errors import ConfigError
@@ -95,28 +96,28 @@ def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool) -> N
     if not quiet:
         for item in items:
             if item.status == "warning":
-                warn(str(item))
+                warn(f"{source}: {item}" if names_file else str(item))
     errors = [str(item) for item in items if item.status == "error"]
     if errors:
         raise ConfigError(source, errors)
 
 
 def open_target(job: str | None, *, trusted: bool = False) -> Path:
-    """Find the directory of a job or sweep; see `find_job`.
+    """Find the directory of a job, sweep or pipeline; see `find_job`.
 
     Its records must be ``trusted`` where a command signals what they name, or runs what they say. Otherwise another
     user's directory is only named as theirs.
     """
     from launcher.registry.search import find_job
     from launcher.rundir.cluster_file import require_trusted
-    from launcher.rundir.rundir import SWEEP_FILE
+    from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
     from launcher.rundir.trust import read_facts
 
     found = find_job(job, os.environ, Path.cwd())
     for notice in found.notices:
         click.echo(f"gpujob: {notice}", err=True)
     if trusted:
-        for name in (run_files.MANIFEST_FILE, run_files.ORCHESTRATOR_FILE, SWEEP_FILE):
+        for name in (run_files.MANIFEST_FILE, run_files.ORCHESTRATOR_FILE, SWEEP_FILE, PIPELINE_FILE):
             require_trusted(
                 found.directory / name,
                 "only its owner stops or enters a job with gpujob; on Slurm, others use `scancel`",
@@ -127,8 +128,8 @@ def open_target(job: str | None, *, trusted: bool = False) -> Path:
 
 
 def open_job(job: str | None, *, trusted: bool = False) -> "JobClient":
-    """Find a job, which must not be a sweep; see `open_target`."""
-    from launcher.registry.search import is_sweep
+    """Find a job, which must not be a sweep or pipeline; see `open_target`."""
+    from launcher.registry.search import is_pipeline, is_sweep
     from launcher.watch.view import JobClient
 
     directory = open_target(job, trusted=trusted)
@@ -136,6 +137,10 @@ def open_job(job: str | None, *, trusted: bool = False) -> "JobClient":
         points = sorted(path.parent for path in directory.glob(f"*/{run_files.MANIFEST_FILE}"))
         name = f", as in {shlex.quote(str(points[0]))}" if points else ""
         raise LauncherError(f"{job or str(directory)!r} is a sweep; name one of its points{name}")
+    if is_pipeline(directory):
+        raise LauncherError(
+            f"{job or str(directory)!r} is a pipeline; name one of its jobs, as `gpujob watch` shows them"
+        )
     return JobClient(directory)
 
 

@@ -93,13 +93,16 @@ def watch(
 ) -> None:
     """Watch a job: progress, time left, workers, GPUs, output, events. Of a sweep, the table of its points.
 
+    Of a pipeline, the table of its jobs.
+
     JOB is an id, the beginning of a local id, the name of a job, or a directory; by default it is the newest job.
 
     Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
     `gpujob run`; 10 means that it still runs (--once).
     """
+    from launcher.cli.jobs.pipeline import watch_pipeline
     from launcher.cli.jobs.sweep_states import watch_sweep
-    from launcher.registry.search import is_sweep
+    from launcher.registry.search import is_pipeline, is_sweep
     from launcher.report.state import EXIT_STATUS, UNFINISHED
     from launcher.watch.view import JobClient
 
@@ -110,6 +113,8 @@ def watch(
         directory = open_target(job)
         if is_sweep(directory):
             sys.exit(watch_sweep(directory, interval, until, once=once, as_json=as_json))
+        if is_pipeline(directory):
+            sys.exit(watch_pipeline(directory, interval, until, once=once, as_json=as_json))
         client = JobClient(directory)
         if once or as_json:
             while True:

@@ -1,4 +1,4 @@
-"""Find the directory of a job or sweep by path, id, part of an id, name or age, from any directory and node."""
+"""Find the directory of a job, sweep or pipeline by path, id or its beginning, name or age, from anywhere."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from exporter.contract.identity import safe_label
 from launcher.errors import LauncherError, SlurmError
 from launcher.registry.entries import JobEntry, read_own_entries, read_site_entries
 from launcher.rundir.cluster_file import find_logs_dir
-from launcher.rundir.rundir import SWEEP_FILE
+from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
 from launcher.steps.slurm_steps import run_command
 
 LOCAL_PREFIX = "local-"
@@ -23,7 +23,7 @@ _SLURM_ID = re.compile(r"\d+(_\d+)?")
 
 
 class FoundJob(NamedTuple):
-    """The directory of a job or sweep, and notices about how it was found."""
+    """The directory of a job, sweep or pipeline, and notices about how it was found."""
 
     directory: Path
     notices: tuple[str, ...] = ()
@@ -31,6 +31,10 @@ class FoundJob(NamedTuple):
 
 def is_sweep(directory: Path) -> bool:
     return (directory / SWEEP_FILE).is_file() and not (directory / run_files.MANIFEST_FILE).is_file()
+
+
+def is_pipeline(directory: Path) -> bool:
+    return (directory / PIPELINE_FILE).is_file() and not (directory / run_files.MANIFEST_FILE).is_file()
 
 
 def find_job(job: str | None, environ: Mapping[str, str], workdir: Path) -> FoundJob:
@@ -67,7 +71,7 @@ def find_job(job: str | None, environ: Mapping[str, str], workdir: Path) -> Foun
 
 
 def _is_job(directory: Path) -> bool:
-    return (directory / run_files.MANIFEST_FILE).is_file() or (directory / SWEEP_FILE).is_file()
+    return any((directory / name).is_file() for name in (run_files.MANIFEST_FILE, SWEEP_FILE, PIPELINE_FILE))
 
 
 def _is_readable_job(directory: Path) -> bool:

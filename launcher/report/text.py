@@ -5,6 +5,7 @@ from collections.abc import Sequence
 from exporter.contract.report import CheckResult, EndCause, Report, Verification, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
 from exporter.progress.work import ITEMS, job_work, unit_word
+from launcher.report.accounting.text import accounting_lines
 from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
 from launcher.report.state import verification_words
@@ -38,6 +39,9 @@ def render_report(report: Report) -> str:
     lines += [*_verification(report.verification), *_workers(report.workers)]
     if report.gpus:
         lines += gpu_sections(report.gpus, report.workers)
+    if report.accounting:
+        lines += ["", "## Slurm's accounting", ""]
+        lines += [f"- {plain_item(line)}" for line in accounting_lines(report.accounting)]
     if report.diagnoses:
         lines += ["", "## Diagnoses", "", *(f"- {plain_item(name)}" for name in report.diagnoses)]
     return "\n".join(lines) + "\n"

@@ -23,6 +23,7 @@ from launcher.rundir.secrets_file import write_secrets
 
 # readable only by the owner: they repeat the job file, which may contain keys
 PRIVATE_FILES = (PLAN_FILE, "config.yaml", "sbatch_script.sh")
+PIPELINE_FILE = "pipeline.json"  # marks the directory of a pipeline; its jobs have their own beside it
 SWEEP_FILE = "sweep.json"  # marks the directory of a sweep, which contains the run directories of its points
 
 

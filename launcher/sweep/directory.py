@@ -120,7 +120,9 @@ def read_point_states(
 
     Without a ``queue``, Slurm is queried once, and only if a point has not ended or may still be requeued.
     """
-    reports = {point.index: _read_last_report(sweep_dir, point) for point in record.points}
+    reports = {
+        point.index: read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points
+    }
     if queue is None:
         over = record.local or all(report is not None and not report.requeued for report in reports.values())
         queue = {} if over else read_queue(record.arrays)
@@ -158,11 +160,8 @@ def arrays_in_queue(record: SweepRecord, queue: Mapping[str, str]) -> tuple[str,
     return tuple(array.job_id for array in record.arrays if array.job_id in left)
 
 
-def _read_last_report(sweep_dir: Path, point: SweepPoint) -> Report | None:
-    """The report of a point's last run; None if its last attempt has not ended."""
-    if not point.runs:
-        return None
-    run_dir = sweep_dir / point.runs[-1]
+def read_last_report(run_dir: Path) -> Report | None:
+    """The report of a job; None if its last attempt has not ended."""
     report = read_report(run_dir)
     orchestrator = OrchestratorRecord.read(run_dir / run_files.ORCHESTRATOR_FILE)
     is_earlier = report is not None and orchestrator is not None and report.attempt != orchestrator.attempt
@@ -215,14 +214,14 @@ def _point_state(
         results=dict(logger.values) if logger else {},
         best_results=dict(logger.best_values) if logger else {},
         duration_s=report.duration_s if report else None,
-        cause=_cause_text(report) if report else None,
+        cause=cause_text(report) if report else None,
         nodes=report.nodes if report else (),
         exit_status=EXIT_STATUS.get(state, EXIT_STATUS["UNKNOWN"]),
     )
 
 
-def _cause_text(report: Report) -> str | None:
-    """Why a point did not complete: its cause, else the stop reason, else the failed verification."""
+def cause_text(report: Report) -> str | None:
+    """Why a job did not complete: its cause, else the stop reason, else the failed verification."""
     if report.state == "COMPLETED":
         return None  # the cause of its end was that its work was done
     if cause := report.cause:

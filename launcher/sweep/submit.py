@@ -201,13 +201,17 @@ def _release(held: Sequence[_HeldArray]) -> None:
 
 
 def _cancel(held: Sequence[_HeldArray], cause: BaseException) -> None:
-    """Cancel arrays after an error: they would stay on hold forever. Raises LauncherError for those left."""
+    cancel_held([(array.array.job_id, array.array.cluster) for array in held], cause)
+
+
+def cancel_held(held: Sequence[tuple[str, str | None]], cause: BaseException) -> None:
+    """Cancel jobs of clusters after an error: they would stay on hold forever. Raises LauncherError for those left."""
     left = []
-    for array in held:
+    for job_id, cluster in held:
         try:
-            slurm_steps.cancel_job(array.array.job_id, array.array.cluster)
+            slurm_steps.cancel_job(job_id, cluster)
         except LauncherError as error:
-            left.append(f"{array.array.job_id} ({error})")
+            left.append(f"{job_id} ({error})")
     if left:
         message = f"{cause}\n  jobs on hold that could not be cancelled: {', '.join(left)}; cancel them by hand"
         raise LauncherError(message) from cause

@@ -14,8 +14,9 @@ from exporter.slurm.states import ENDS, JOB_ID, array_of, is_part_of, task_ids
 from exporter.slurm.tracking import TrackedJob
 from launcher.errors import LauncherError
 from launcher.fleet.own_runs import run_dir_of
+from launcher.pipeline.directory import read_record as read_pipeline
 from launcher.registry.entries import read_own_entries
-from launcher.registry.search import LOCAL_PREFIX, find_job, is_sweep
+from launcher.registry.search import LOCAL_PREFIX, find_job, is_pipeline, is_sweep
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import submitted_cluster
 from launcher.sweep.directory import read_record
@@ -67,7 +68,10 @@ def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> S
 
 
 def _own_runs(directory: Path) -> tuple[dict[str, OwnRun], str | None]:
-    """Jobs of a run directory or sweep by id, and their cluster."""
+    """Jobs of a run directory, sweep or pipeline by id, and their cluster."""
+    if is_pipeline(directory):
+        pipeline = read_pipeline(directory)
+        return {part.job_id: OwnRun(part.name, Path(part.run_dir)) for part in pipeline.parts}, pipeline.cluster
     if is_sweep(directory):
         record = read_record(directory)
         if record.local:

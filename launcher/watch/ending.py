@@ -12,6 +12,7 @@ from exporter.gpus.analysis.node_status import account_text
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
 from exporter.progress.work import unit_word
+from launcher.report.accounting.text import accounting_summary
 from launcher.report.report import REPORT_TEXT_FILE
 from launcher.report.state import VERIFIED_STATES, verification_words
 from launcher.report.text import CHECK_WORDS
@@ -66,6 +67,8 @@ def _lines(report: Report) -> list[str]:
         lines.append(f"values: {values}")
     if report.gpus:
         lines.append(f"GPUs: {account_text(report.gpus)}")
+    if report.accounting:
+        lines.append(f"accounting: {accounting_summary(report.accounting)}")
     for check in report.verification.checks:
         if check.passed is False or report.state in VERIFIED_STATES:
             lines.append(f"{check.name}: {CHECK_WORDS[check.passed]}: {check.detail}")

@@ -14,7 +14,7 @@ BROKEN_PIPE = 141
 
 _GROUPS = {
     "Before a job": ("init", "check", "plan", "explain", "schema", "scan"),
-    "Start a job": ("run", "submit", "attach"),
+    "Start a job": ("run", "submit", "pipeline", "attach"),
     "Jobs that run or have ended": (
         "ps",
         "watch",

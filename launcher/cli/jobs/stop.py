@@ -12,15 +12,18 @@ from launcher.cli.parts import JOB, fail, open_target
 @click.command(epilog="example: gpujob stop 4459")
 @JOB
 def stop(job: str | None) -> None:
-    """Stop a job or sweep in order: its workers get SIGTERM, and it still writes its report.
+    """Stop a job, sweep or pipeline in order: its workers get SIGTERM, and it still writes its report.
 
     Without JOB it stops the newest.
     """
-    from launcher.registry.search import is_sweep
+    from launcher.cli.jobs.pipeline import stop_pipeline
+    from launcher.registry.search import is_pipeline, is_sweep
 
     directory = open_target(job, trusted=True)
     if is_sweep(directory):
         _stop_sweep(directory)
+    elif is_pipeline(directory):
+        stop_pipeline(directory)
     else:
         _stop_job(directory)
 

@@ -59,8 +59,8 @@ def track(
 ) -> None:
     """Follow any jobs of Slurm to their ends, and log every change of state with Slurm's own times.
 
-    JOB is an id, some tasks of an array as in 4459_[0-7], the name or directory of a job or sweep of gpujob,
-    or the name of jobs in the queue; by default all your jobs in the queue.
+    JOB is an id, some tasks of an array as in 4459_[0-7], the name or directory of a job, sweep or pipeline of
+    gpujob, or the name of jobs in the queue; by default all your jobs in the queue.
 
     Slurm's queue is read once per poll, whatever the number of jobs. The exit status is 0 if all completed, else
     that of the first one that ended in another way; 10 after Ctrl-C while jobs are left. The same command then goes on

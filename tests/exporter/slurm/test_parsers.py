@@ -94,6 +94,22 @@ def test_one_damaged_line_in_hundreds_is_left_out() -> None:
     assert len(parse_queue("oops\n" + row() * 200)) == 200
 
 
+def test_what_waits_for_a_job_that_can_never_start_can_never_start() -> None:
+    def waiting(job_id: str, reason: str, dependency: str) -> str:
+        return row(job_id, "PENDING").replace("|None|", f"|{reason}|", 1).replace("|(null)|", f"|{dependency}|", 1)
+
+    text = (
+        waiting("4", "Dependency", "afterany:3(unfulfilled)")
+        + waiting("3", "Dependency", "afterok:1(unfulfilled),afterok:2_*(unfulfilled)")
+        + waiting("2_[0-3]", "DependencyNeverSatisfied", "afterok:9(failed)")
+        + waiting("5", "Dependency", "afterok:2_*(unfulfilled)?afterok:7(unfulfilled)")  # 7 will do
+        + waiting("6", "Dependency", "afterok:23(unfulfilled)")
+        + row("8", "RUNNING").replace("|(null)|", "|afterok:2(unfulfilled)|")
+    )
+    never = [entry.job_id for entry in parse_queue(text) if entry.sight.reason == "DependencyNeverSatisfied"]
+    assert never == ["4", "3", "2_[0-3]"]
+
+
 def test_figures_are_those_of_seff() -> None:
     text = (SAMPLES / "sacct.22.05.8.txt").read_text(encoding="utf-8")
     found = {attempt.job_id: attempt.figures() for attempt in parse_accounting(text)}

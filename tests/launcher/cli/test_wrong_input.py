@@ -25,6 +25,7 @@ FILES = {
     "job.yaml": 'name: job\nworkers: [{command: "true"}]\n',
     "two.yaml": "name: job\nworkers: [{role: a, command: 'true'}, {role: b, command: 'true'}]\n",
     "sweep.yaml": "name: s\nworkers: [{command: 'true {lr}'}]\nsweep: {grid: {lr: [1, 2]}}\n",
+    "jobs.yaml": "name: p\njobs: {a: {file: sweep.yaml, after: b}, b: {file: none.yaml, after: [a, c]}}\n",
     "quote.yaml": 'name: job\nworkers:\n  - command: "python train.py\nslurm: {time_limit: 4h}\n',
     "late.yaml": "name: job\nworkers: [{command: 'true}]\nslurm: {partition: 'gpu'}\n",
     "monitor_config.yaml": "job: {name: x, num_workers: 4}\npaths: {output_dir: o, log_dir: l}\n",

@@ -1,0 +1,1 @@
+"""The pipeline file: several jobs, each with its own job file."""

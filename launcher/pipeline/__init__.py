@@ -1,0 +1,1 @@
+"""Pipelines: several jobs that wait for each other."""

@@ -1,0 +1,141 @@
+"""The directory of a pipeline: its record, and the states of its jobs."""
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+
+from exporter.contract import run_files
+from exporter.contract.lazy_dataclass import dataclass
+from exporter.contract.records import JsonObject, Record, RecordError
+from exporter.contract.report import Report
+from exporter.slurm.commands_reader import SlurmReader
+from exporter.slurm.queue import QueueRow
+from exporter.slurm.states import NEVER
+from launcher.errors import LauncherError, os_errors
+from launcher.report.state import EXIT_STATUS, UNFINISHED
+from launcher.rundir.rundir import PIPELINE_FILE
+from launcher.sweep.directory import cause_text, read_last_report
+from launcher.watch.view import JobClient
+
+NEVER_STATE = "NEVER"  # of a job that waits for what can no longer happen
+
+
+class PipelinePart(Record):
+    """A job of a pipeline."""
+
+    name: str
+    file: str
+    job_id: str
+    run_dir: str
+    after: Mapping[str, str]  # condition by name of the job before
+
+
+class PipelineRecord(Record):
+    """Content of ``pipeline.json``."""
+
+    SCHEMA = 1
+
+    submission: JsonObject  # user, time, directory, state of the source
+    cluster: str | None = None  # None for the cluster of this machine
+    parts: tuple[PipelinePart, ...]  # each after those it needs
+
+    @property
+    def name(self) -> str:
+        return str(self.submission["job_name"])
+
+
+@dataclass(frozen=True)
+class PartState:
+    """The state of a job of a pipeline now."""
+
+    name: str
+    job_id: str
+    run_dir: str
+    state: str
+    after: Mapping[str, str]
+    reason: str | None = None  # Slurm's, why it waits
+    needs: tuple[str, ...] = ()  # jobs because of which it can never start
+    duration_s: float | None = None
+    cause: str | None = None
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether it has ended, or can never start."""
+        return self.state not in UNFINISHED
+
+
+def write_record(directory: Path, record: PipelineRecord) -> None:
+    with os_errors(f"{directory / PIPELINE_FILE} cannot be written"):
+        run_files.write_json(directory / PIPELINE_FILE, record.to_json())
+
+
+def read_record(directory: Path) -> PipelineRecord:
+    """Read ``pipeline.json``. Raises LauncherError."""
+    body = run_files.read_json(directory / PIPELINE_FILE)
+    if body is None:
+        raise LauncherError(f"{directory / PIPELINE_FILE} is missing or cannot be read; give another pipeline")
+    try:
+        return PipelineRecord.from_json(body, str(directory / PIPELINE_FILE))
+    except RecordError as error:
+        raise LauncherError(str(error)) from error
+
+
+def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
+    """The states of all jobs. Slurm is asked once, unless all have ended. Raises SlurmUnansweredError."""
+    reports = {part.name: read_last_report(Path(part.run_dir)) for part in record.parts}
+    rows: dict[str, QueueRow] = {}
+    if any(report is None or report.requeued for report in reports.values()):
+        slurm = SlurmReader("", record.cluster, os.environ)
+        rows = {row.job_id: row for row in slurm.queue_of([part.job_id for part in record.parts])}
+    found: dict[str, PartState] = {}
+    for part in record.parts:
+        found[part.name] = _part_state(part, reports[part.name], rows.get(part.job_id), found)
+    return tuple(found.values())
+
+
+def _part_state(
+    part: PipelinePart, report: Report | None, row: QueueRow | None, before: Mapping[str, PartState]
+) -> PartState:
+    if row is not None and (report is None or report.requeued or row.sight.state == "PENDING"):
+        is_pending = row.sight.state == "PENDING"
+        state = "RUNNING" if not is_pending else NEVER_STATE if row.sight.reason == NEVER else "PENDING"
+        needs = unmet_needs(part.after, before) if state == NEVER_STATE else ()
+        return PartState(part.name, part.job_id, part.run_dir, state, part.after, row.sight.reason, needs)
+    found = report or JobClient(Path(part.run_dir)).report()  # Slurm knows ends without a report
+    return PartState(
+        *(part.name, part.job_id, part.run_dir, found.state, part.after),
+        duration_s=found.duration_s,
+        cause=cause_text(found),
+    )
+
+
+def unmet_needs(after: Mapping[str, str], before: Mapping[str, PartState]) -> tuple[str, ...]:
+    """The jobs whose ends, or whose lack of one, keep a job from starting; all that it waits for if that is unknown."""
+    unmet = tuple(name for name, condition in after.items() if name in before and _is_unmet(condition, before[name]))
+    return unmet or tuple(after)
+
+
+def _is_unmet(condition: str, state: PartState) -> bool:
+    if not state.has_ended:
+        return False
+    if state.state == NEVER_STATE:
+        return True
+    return state.state != "COMPLETED" if condition == "ok" else state.state == "COMPLETED" and condition == "notok"
+
+
+def pipeline_exit_status(states: Sequence[PartState]) -> int:
+    """10 while a job is unfinished, else the status of the first one that did not complete.
+
+    A job that was to run only after a failure, and is not needed, counts as completed.
+    """
+    if not all(state.has_ended for state in states):
+        return EXIT_STATUS["RUNNING"]
+    return next((status for state in states if (status := _exit_status(state, states))), 0)
+
+
+def _exit_status(state: PartState, states: Iterable[PartState]) -> int:
+    if state.state != NEVER_STATE:
+        return EXIT_STATUS.get(state.state, EXIT_STATUS["UNKNOWN"])
+    by_name = {other.name: other for other in states}
+    spared = all(state.after.get(name) == "notok" and by_name[name].state == "COMPLETED" for name in state.needs)
+    return 0 if spared and state.needs else EXIT_STATUS["FAILED"]

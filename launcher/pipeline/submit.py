@@ -1,0 +1,90 @@
+"""Submit a pipeline: all jobs on hold with their dependencies, then its record, then all are released."""
+
+import re
+import time
+from pathlib import Path
+
+from exporter.contract import run_files
+from launcher.errors import LauncherError, os_errors
+from launcher.pipeline.directory import PipelinePart, PipelineRecord, write_record
+from launcher.pipeline.plan import PlannedPart, PlannedPipeline
+from launcher.plan.plan import DEFAULT_KILL_WAIT_S, safe_file_word
+from launcher.planner.planner import adapt_plan
+from launcher.rundir import rundir
+from launcher.steps import slurm_steps
+from launcher.steps.batch_script import render_sbatch
+from launcher.sweep.submit import cancel_held
+
+
+def submit_pipeline(pipeline: PlannedPipeline) -> tuple[Path, PipelineRecord]:
+    """Submit all jobs. Returns the pipeline's directory and its record.
+
+    After an error nothing is left: neither a job nor a directory.
+    """
+    kill_wait_s = slurm_steps.read_kill_wait_s(DEFAULT_KILL_WAIT_S)
+    held: list[tuple[str, str | None]] = []
+    made: list[Path] = []
+    parts: list[PipelinePart] = []
+    try:
+        for planned in pipeline.parts:
+            parts.append(_submit_part(planned, parts, kill_wait_s, held, made))
+        directory = _make_directory(pipeline)
+        made.append(directory)
+        submission = rundir.describe_submission(pipeline.parts[0].plan, pipeline_id(parts[0].job_id), held[0][1])
+        record = PipelineRecord(
+            submission={**submission, "job_name": pipeline.name}, cluster=held[0][1], parts=tuple(parts)
+        )
+        write_record(directory, record)
+        for job_id, cluster in held:
+            slurm_steps.release_job(job_id, cluster)
+    except BaseException as error:
+        try:
+            # the last one first: none may start because one before it was cancelled
+            cancel_held(held[::-1], error)
+        finally:
+            for path in made:
+                rundir.discard_run_dir(path)
+        raise
+    return directory, record
+
+
+def pipeline_id(first_job_id: str) -> str:
+    """Its id in the index of jobs."""
+    return f"pipeline-{first_job_id}"
+
+
+def _submit_part(
+    planned: PlannedPart,
+    before: list[PipelinePart],
+    kill_wait_s: float,
+    held: list[tuple[str, str | None]],
+    made: list[Path],
+) -> PipelinePart:
+    """Submit one job on hold, and append it to ``held`` and its directory to ``made``."""
+    plan = adapt_plan(planned.plan, kill_wait_s, planned.dependency({part.name: part.job_id for part in before}))
+    staging = rundir.stage_run_dir(plan, render_sbatch(plan))
+    made.append(staging)
+    with slurm_steps.deferred_interrupt():
+        submitted = slurm_steps.submit_held(plan, staging / "sbatch_script.sh")
+        held.append(submitted)
+    job_id, cluster = submitted
+    if cluster != held[0][1]:
+        raise LauncherError(
+            f"job {planned.name!r} went to the cluster {cluster or 'of this machine'}, and the first one to "
+            f"{held[0][1] or 'that of this machine'}; jobs of several clusters cannot wait for each other"
+        )
+    made[-1] = rundir.finalize_run_dir(staging, plan, job_id, cluster)
+    return PipelinePart(
+        name=planned.name, file=planned.file, job_id=job_id, run_dir=str(made[-1]), after=dict(planned.after)
+    )
+
+
+def _make_directory(pipeline: PlannedPipeline) -> Path:
+    """Make the pipeline's directory, beside the run directory of its first job."""
+    logs_dir = Path(pipeline.parts[0].plan.logs_dir)
+    stem = f"pipeline_{safe_file_word(pipeline.name)}_{time.strftime('%Y%m%d_%H%M%S')}"
+    taken = sum(bool(re.fullmatch(rf"{re.escape(stem)}(-\d+)?", path.name)) for path in logs_dir.glob("pipeline_*"))
+    directory = logs_dir / (f"{stem}-{taken + 1}" if taken else stem)
+    with os_errors(f"{directory} cannot be created"):
+        directory.mkdir(run_files.FOLDER_MODE)
+    return directory

@@ -1,0 +1,1 @@
+"""Slurm's accounting of an ended job, in its report."""

@@ -1,0 +1,95 @@
+"""Pipelines on a real Slurm."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.endtoend.jobs import JobSpace
+from tests.realstack.cluster import ROOT
+
+pytestmark = pytest.mark.slurm
+
+
+def submit(jobs: JobSpace, commands: dict[str, str], after: dict[str, Any]) -> dict[str, Any]:
+    """Submit a pipeline with a job for each command."""
+    for name, command in commands.items():
+        spec = {
+            "name": name,
+            "workers": [{"command": ["sh", "-c", command]}],
+            "slurm": {"partition": "gpu", "time_limit": "00:02:00"},
+            "monitoring": {"check_interval": 1, "linger": 0},
+        }
+        (jobs.directory / f"{name}.yaml").write_text(yaml.safe_dump(spec))
+    parts = {name: {"file": f"{name}.yaml", "after": after.get(name, {})} for name in commands}
+    (jobs.directory / "r8.yaml").write_text(yaml.safe_dump({"name": "r8", "jobs": parts}, sort_keys=False))
+    jobs.own(jobs.directory)
+    done = jobs.gpujob("pipeline", "r8.yaml", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer: dict[str, Any] = json.loads(done.stdout)
+    return answer
+
+
+def waiting(jobs: JobSpace) -> dict[str, str]:
+    """Slurm's reasons of the jobs that wait, by id."""
+    text = jobs.cluster.run(["squeue", "-h", "-t", "PENDING", "-o", "%i|%r"], user=ROOT, check=True).stdout
+    return dict(line.split("|") for line in text.splitlines())
+
+
+def test_jobs_run_in_their_order(jobs: JobSpace) -> None:
+    commands = {"eval": "sleep 1", "train": "sleep 1", "prep": "sleep 1"}
+    answer = submit(jobs, commands, {"train": "prep", "eval": {"train": "any"}})
+    directory = answer["pipeline_dir"]
+    assert [job["name"] for job in answer["jobs"]] == ["prep", "train", "eval"]
+    done = jobs.gpujob("watch", directory)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.splitlines()[-1] == "3 jobs: 3 COMPLETED"
+    reports = [json.loads(Path(job["run_dir"], "report.json").read_text()) for job in answer["jobs"]]
+    for before, after in itertools.pairwise(reports):
+        assert before["end"] <= after["start"]
+
+
+def test_jobs_behind_a_failure_are_never_and_nothing_is_left_held(jobs: JobSpace) -> None:
+    commands = {"prep": "exit 3", "train": "true", "eval": "true", "mend": "true"}
+    after = {"train": "prep", "eval": {"train": "any"}, "mend": {"prep": "notok"}}
+    answer = submit(jobs, commands, after)
+    ids = {job["name"]: job["job_id"] for job in answer["jobs"]}
+    directory = answer["pipeline_dir"]
+    done = jobs.gpujob("watch", directory)
+    assert done.returncode == 1, done.stdout + done.stderr
+    shown = json.loads(jobs.gpujob("report", directory, "--json").stdout)
+    states = {job["name"]: (job["state"], job["needs"]) for job in shown["jobs"]}
+    assert states == {
+        "prep": ("FAILED", []),
+        "train": ("NEVER", ["prep"]),
+        "eval": ("NEVER", ["train"]),  # Slurm itself lets it wait for a job that will never end
+        "mend": ("COMPLETED", []),
+    }
+    assert f"never (needs prep)  prep ok     {ids['train']}" in done.stdout
+    assert f"to cancel it: scancel {ids['eval']}" in done.stdout
+    left = waiting(jobs)
+    assert set(left) == {ids["train"], ids["eval"]}
+    assert "JobHeldUser" not in left.values()
+    tracked = jobs.gpujob("track", directory, "--interval", "10", "--json")
+    assert tracked.returncode == 1, tracked.stderr
+    assert json.loads(tracked.stdout)["jobs"].keys() == set(ids.values())
+    stopped = jobs.gpujob("stop", directory)
+    assert stopped.stdout == "pipeline r8 is being stopped: train, eval\n"
+    jobs.cluster.wait_for(lambda: not waiting(jobs), 30, "the end of the jobs that can never start")
+
+
+def test_a_failure_in_the_middle_cancels_what_was_submitted(jobs: JobSpace) -> None:
+    before = waiting(jobs)
+    (jobs.directory / "other.yaml").write_text("name: x\nworkers: [{command: 'true'}]\nslurm: {account: nobody}\n")
+    (jobs.directory / "first.yaml").write_text("name: x\nworkers: [{command: 'true'}]\nslurm: {partition: gpu}\n")
+    text = "name: r8\njobs: {a: {file: first.yaml}, b: {file: other.yaml, after: a}}\n"
+    (jobs.directory / "r8.yaml").write_text(text)
+    jobs.own(jobs.directory)
+    done = jobs.gpujob("pipeline", "r8.yaml")
+    assert done.returncode == 2, done.stdout
+    assert "no job was submitted" in done.stderr
+    jobs.cluster.wait_for(lambda: waiting(jobs) == before, 30, "the end of the first job")
+    assert not list((jobs.directory / "logs").iterdir())
