@@ -14,19 +14,19 @@ from exporter.contract.errors import ExporterError, ManifestError
 from launcher.cli.about.command_group import CommandGroup
 from launcher.cli.about.completion import completion
 from launcher.cli.about.version import print_version
+from launcher.cli.cluster.fleet import fleet
+from launcher.cli.cluster.ps import ps
+from launcher.cli.cluster.usage import usage
 from launcher.cli.explain import explain
 from launcher.cli.init import init
 from launcher.cli.job_source import USAGE, JobCommand, in_option_words, takes_job
 from launcher.cli.jobs.attach import attach
 from launcher.cli.jobs.connect import connect
-from launcher.cli.jobs.fleet import fleet
 from launcher.cli.jobs.logs import logs
 from launcher.cli.jobs.metrics import metrics
 from launcher.cli.jobs.pipeline import pipeline, show_pipeline
-from launcher.cli.jobs.ps import ps
 from launcher.cli.jobs.stop import stop
 from launcher.cli.jobs.track import track
-from launcher.cli.jobs.usage import usage
 from launcher.cli.jobs.verify import verify
 from launcher.cli.parts import (
     INTERRUPTED,

@@ -85,7 +85,7 @@ def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
     reports = {part.name: read_last_report(Path(part.run_dir)) for part in record.parts}
     rows: dict[str, QueueRow] = {}
     if any(report is None or report.requeued for report in reports.values()):
-        slurm = SlurmReader("", record.cluster, os.environ)
+        slurm = SlurmReader(None, record.cluster, os.environ)
         rows = {row.job_id: row for row in slurm.queue_of([part.job_id for part in record.parts])}
     found: dict[str, PartState] = {}
     for part in record.parts:

@@ -35,7 +35,7 @@ class SlurmQueue:
         """Return the state, at most ``QUERY_INTERVAL_S`` old."""
         if time.monotonic() - self._queried_at < QUERY_INTERVAL_S:
             return self._state
-        reader = SlurmReader("", submitted_cluster(self._run_dir), os.environ)
+        reader = SlurmReader(None, submitted_cluster(self._run_dir), os.environ)
         try:
             rows = reader.queue_of([job_id_of(self._run_dir)])
             # of the components of a heterogeneous job the first one has the batch step

@@ -134,7 +134,7 @@ def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
     found: dict[str, str] = {}
     for cluster in dict.fromkeys(array.cluster for array in arrays):
         try:
-            rows = SlurmReader("", cluster, os.environ).queue_of(
+            rows = SlurmReader(None, cluster, os.environ).queue_of(
                 [array.job_id for array in arrays if array.cluster == cluster]
             )
         except SlurmUnansweredError:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.jobs.queue_options import WATCH, repeat
+from launcher.cli.cluster.queue_options import WATCH, repeat
 from launcher.cli.parts import JOB, open_job
 from launcher.errors import LauncherError
 
@@ -75,7 +75,7 @@ def _ask_slurm(job_id: str, user: str) -> "JobMetrics":
     """What Slurm knows of a job. Raises LauncherError if it does not know it."""
     from exporter.slurm.commands_reader import SlurmReader
     from exporter.slurm.states import array_of
-    from launcher.cli.jobs.queue_options import require_command
+    from launcher.cli.cluster.queue_options import require_command
     from launcher.fleet.metrics_view import ended_metrics, running_metrics
 
     require_command("squeue")

@@ -14,7 +14,10 @@ from exporter.slurm.commands_reader import (
     run_reading,
 )
 
-ROW = "7|RUNNING|None|100|110|N/A|5:00|0|n1|gpu|cpu=4,mem=600M,node=1,billing=4,gres/gpu=4|7|ada|lab|normal|1|(null)|/dev/null|job|"
+ROW = (
+    "7|RUNNING|None|100|110|N/A|5:00|0|n1|gpu|cpu=4,mem=600M,node=1,billing=4,gres/gpu=4|"
+    "7|ada|lab|normal|1|(null)|/dev/null|job|"
+)
 
 
 def script(folder: Path, name: str, text: str) -> None:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from launcher.cli.jobs.usage import GROUP_NAMES
+from launcher.cli.cluster.usage import GROUP_NAMES
 from launcher.fleet.usage_view import GROUPS
 from tests.launcher.fleet.conftest import Gpujob
 from tests.launcher.fleet.run_dirs import run_directory

@@ -9,7 +9,7 @@ import pytest
 from exporter.contract.status import EtaEstimate
 from exporter.slurm.accounting import Figures, parse_accounting
 from exporter.slurm.queue import QueueRow, Sight, parse_queue
-from launcher.cli.jobs.ps import SORT_NAMES
+from launcher.cli.cluster.ps import SORT_NAMES
 from launcher.fleet.jobs_view import (
     SORTS,
     Filters,

@@ -150,7 +150,7 @@ def test_watch_repeats_what_is_known(
         raise KeyboardInterrupt
 
     queue(slurm)
-    monkeypatch.setattr("launcher.cli.jobs.queue_options.WATCH_INTERVAL_S", 0.1)
+    monkeypatch.setattr("launcher.cli.cluster.queue_options.WATCH_INTERVAL_S", 0.1)
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 2.0)
     status, out, _ = gpujob("ps", "-w", "--json")

@@ -16,7 +16,10 @@ from launcher.track.state import find_state_files
 from tests.support.fake_slurm import BIN, FakeSlurm
 
 Run = Callable[..., tuple[int | str | None, str, str]]
-RUNNING = "7|RUNNING|None|100|110|N/A|5:00|0|n1|gpu|cpu=4,mem=600M,node=1,billing=4,gres/gpu=4|7|ada|lab|normal|1|(null)|/dev/null|job|\n"
+RUNNING = (
+    "7|RUNNING|None|100|110|N/A|5:00|0|n1|gpu|cpu=4,mem=600M,node=1,billing=4,gres/gpu=4|"
+    "7|ada|lab|normal|1|(null)|/dev/null|job|\n"
+)
 COMPLETED = RUNNING.replace("RUNNING", "COMPLETED").replace("N/A", "170")
 
 

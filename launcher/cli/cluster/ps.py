@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.cluster.queue_options import WATCH, repeat, require_command, show_age, since_option, terminal_width
 from launcher.cli.job_source import warn
-from launcher.cli.jobs.queue_options import WATCH, repeat, require_command, show_age, since_option, terminal_width
 from launcher.cli.parts import fail
 
 if TYPE_CHECKING:
@@ -64,7 +64,7 @@ def ps(
     if user and all_users:
         fail("--user and --all-users exclude each other; leave one of them out")
     me = user_name()
-    slurm = SlurmReader("" if all_users else user or me, None, os.environ)
+    slurm = SlurmReader(None if all_users else user or me, None, os.environ)
     filters = Filters(_words(partition), frozenset(word.upper() for word in _words(states)), since)
     prices = read_prices(os.environ, Path.cwd())
     shows_mine = all_users or user in (None, me)

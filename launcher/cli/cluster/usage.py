@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.jobs.queue_options import require_command, since_option
+from launcher.cli.cluster.queue_options import require_command, since_option
 from launcher.cli.parts import fail, print_json
 
 GROUP_NAMES = ("user", "account", "partition", "name")
@@ -40,7 +40,7 @@ def usage(since: float, by: str, user: str | None, all_users: bool, as_json: boo
     prices, until = read_prices(os.environ, Path.cwd()), time.time()
     if since >= until:
         fail("--since is not in the past; give an earlier time")
-    slurm = SlurmReader("" if all_users else user or user_name(), None, os.environ)
+    slurm = SlurmReader(None if all_users else user or user_name(), None, os.environ)
     try:
         table = usage_table(slurm.usage_since(since), by)
     except SlurmUnansweredError as error:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.cluster.queue_options import VERBOSE, WATCH, repeat, require_command, show_age, terminal_width
 from launcher.cli.job_source import warn
-from launcher.cli.jobs.queue_options import VERBOSE, WATCH, repeat, require_command, show_age, terminal_width
 
 
 @click.command(epilog="example: gpujob fleet -v --partition gpu")
@@ -34,7 +34,7 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     from launcher.rundir.rundir import user_name
 
     require_command("sinfo")
-    slurm, me = SlurmReader("", None, os.environ), user_name()
+    slurm, me = SlurmReader(None, None, os.environ), user_name()
     wanted = frozenset((partition or "").split(",")) if partition else None
     prices = read_prices(os.environ, Path.cwd())
 

@@ -1,0 +1,1 @@
+"""Commands about the jobs, nodes and hours of a whole cluster."""
