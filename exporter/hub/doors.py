@@ -44,7 +44,9 @@ def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "
         raise ExporterError(f"{path}: too long for a socket; set XDG_RUNTIME_DIR or --state-dir to a shorter folder")
     listening = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
-        path.parent.mkdir(0o755 if for_all else 0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            path.parent.mkdir(parents=True)
+            path.parent.chmod(0o755 if for_all else 0o700)  # whatever the umask
         owner = path.parent.stat()
         if owner.st_uid != os.geteuid() or owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ExporterError(f"{path.parent} belongs to another user, or others may write there; remove it")

@@ -123,7 +123,7 @@ def take_queue(
     replaced, gone = list[Job](), list[Job]()
     marks = {key: hash(row) for key, row in rows.items()}
     for key, job in jobs.items():
-        if key.endswith("_[]") and marks.get(key) != before.get(key):
+        if key.endswith("_[]") and (key not in rows or marks[key] != before.get(key)):
             for task in _tasks_that_left(job, rows.get(key)):
                 if task not in found and task not in rows:
                     found[task] = job._replace(tracked=_begin(task, job.tracked), tasks=1)

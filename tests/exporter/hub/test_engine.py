@@ -109,6 +109,18 @@ def test_a_restarted_hub_tells_what_happened_meanwhile_and_nothing_twice(hub: Hu
     assert len(hub.told()) == hub.engine.last_number == 4
 
 
+def test_an_array_whose_last_tasks_started_while_no_hub_ran_waits_no_more(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row("8_[1-2]", "PENDING", 1002.0)]
+    hub.steps(5)
+    hub.restart()
+    hub.slurm.rows = [queue_row(f"8_{task}", "RUNNING", 1002.0, started=1010.0) for task in (1, 2)]
+    hub.steps(60)
+    assert hub.told() == [("8_1", "PENDING", "RUNNING"), ("8_2", "PENDING", "RUNNING")]
+    assert hub.engine.view.jobs.keys() == {"8_1", "8_2"}
+    hub.restart()
+    assert hub.engine.view.jobs.keys() == {"8_1", "8_2"}
+
+
 def test_an_ended_job_that_slurm_lists_for_days_is_told_once(hub: Hub) -> None:
     hub.steps(5)
     hub.slurm.rows = [queue_row("7", "CANCELLED", 1010.0, ended=1020.0)]

@@ -7,6 +7,7 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -39,11 +40,12 @@ COMPLETED = line("7", "COMPLETED", f"{SUBMITTED + 20:.0f}")
 class HubProcess:
     """A hub, and requests to it."""
 
-    def __init__(self, slurm: FakeSlurm, *options: str) -> None:
+    def __init__(self, slurm: FakeSlurm, *options: str, runtime: Path | None = None) -> None:
         self.slurm = slurm
-        self.socket = slurm.folder / "state" / "gpujob" / "hub" / "hub.sock"
+        folder = slurm.folder / "state" / "gpujob" / "hub" if runtime is None else runtime / "gpujob"
+        self.socket = folder / ("hub-cluster.sock" if "cluster" in options else "hub.sock")
         argv = [sys.executable, "-m", "exporter", "hub", "--interval", "1", *options]
-        environment = {**slurm.environment(XDG_RUNTIME_DIR=""), "PYTHONPATH": str(ROOT)}
+        environment = {**slurm.environment(XDG_RUNTIME_DIR=str(runtime or "")), "PYTHONPATH": str(ROOT)}
         self.process = subprocess.Popen(argv, env=environment, stderr=subprocess.PIPE, text=True)
 
     def ready(self) -> "HubProcess":
@@ -186,16 +188,53 @@ def test_targets_are_those_of_the_runs_word_for_word(slurm: FakeSlurm, tmp_path:
     hub.end()
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
-def test_another_user_sees_what_slurm_would_show(slurm: FakeSlurm, hub: HubProcess) -> None:
-    nobody = ["setpriv", "--reuid=65534", "--clear-groups", "curl", "-s", "--unix-socket"]
-    for folder in (slurm.folder.parent, *slurm.folder.parent.parents):
-        if folder.stat().st_mode & 0o005 != 0o005 and folder.is_relative_to("/tmp/pytest-of-root"):
-            folder.chmod(0o755)
+def ask_as_nobody(path: Path, question: str) -> tuple[int, str]:
+    """Status and body of an answer to another user; 0 without one."""
+    user = ["setpriv", "--reuid=nobody", "--regid=nogroup", "--clear-groups"]
+    ask = ["curl", "-s", "-w", "\n%{http_code}", "--unix-socket", str(path), f"http://hub{question}"]
+    done = subprocess.run([*user, *ask], capture_output=True, text=True, timeout=SOON_S)
+    body, _, status = done.stdout.rpartition("\n")
+    return int(status), body
+
+
+@pytest.fixture
+def runtime() -> Iterator[Path]:
+    """A folder that all users may enter."""
+    with tempfile.TemporaryDirectory(prefix="hub-", dir="/tmp") as folder:
+        Path(folder).chmod(0o755)
+        yield Path(folder)
+
+
+needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")
+
+
+@needs_root
+def test_a_users_hub_answers_nobody_else(slurm: FakeSlurm, runtime: Path) -> None:
+    hub = HubProcess(slurm, runtime=runtime).ready()
+    assert (hub.socket.parent.stat().st_mode & 0o777, hub.socket.stat().st_mode & 0o777) == (0o700, 0o600)
     hub.socket.parent.chmod(0o755)
-    hub.socket.chmod(0o666)
-    refused = subprocess.run([*nobody, str(hub.socket), "http://hub/api/v1/jobs"], capture_output=True, timeout=SOON_S)
-    assert (refused.returncode != 0, refused.stdout) == (True, b"")
+    hub.socket.chmod(0o666)  # by mistake
+    assert ask_as_nobody(hub.socket, "/api/v1/jobs") == (0, "")
+    hub.end()
+
+
+@needs_root
+@pytest.mark.parametrize("private", ["none", "accounts,jobs"])
+def test_users_of_a_cluster_see_what_squeue_would_show(slurm: FakeSlurm, runtime: Path, private: str) -> None:
+    slurm.say("scontrol", "config", f"ClusterName = c1\nPrivateData = {private}\n")
+    slurm.say("squeue", "out", RUNNING + line("8", "RUNNING", user="nobody"))
+    hub = HubProcess(slurm, "--scope", "cluster", runtime=runtime).ready()
+    _, body = ask_as_nobody(hub.socket, "/api/v1/jobs")
+    changes = ask_as_nobody(hub.socket, "/api/v1/changes?after=0")[1]
+    found = ["7", "8"] if private == "none" else ["8"]
+    assert sorted(job["job_id"] for job in json.loads(body)["jobs"]) == found
+    assert sorted(change["job_id"] for change in json.loads(changes)["changes"]) == found
+    questions = ("/metrics", "/targets", "/api/v1/jobs/7", "/api/v1/jobs?user=root")
+    statuses = [ask_as_nobody(hub.socket, question)[0] for question in questions]
+    assert statuses == ([200, 200, 200, 200] if private == "none" else [403, 403, 404, 403])
+    (queue,) = {tuple(call["argv"][:5]) for call in slurm.calls("squeue")}
+    assert queue == ("--local", "-h", "-a", "-t", "all")
+    assert sorted(job["job_id"] for job in hub.json("/api/v1/jobs")["jobs"]) == ["7", "8"]  # of root
     hub.end()
 
 
