@@ -157,7 +157,12 @@ def _own_folder(environ: Mapping[str, str]) -> Path | None:
 
 
 def cluster_name(environ: Mapping[str, str]) -> str:
-    """The cluster's name by Slurm's configuration, else the name of this machine: a home may serve two clusters."""
+    """The cluster that the commands ask: a home may serve several.
+
+    It is the one that the user has chosen, else that of Slurm's configuration, else known by this machine's name.
+    """
+    if chosen := environ.get("SLURM_CLUSTERS"):
+        return chosen
     for path in filter(None, (environ.get("SLURM_CONF"), *CONF_FILES)):
         try:
             with open(path, encoding="utf-8", errors="replace") as source:

@@ -13,7 +13,7 @@ from launcher.fleet.columns import render_table
 from launcher.fleet.own_runs import RunProgress
 from launcher.fleet.pending import advice_lines
 from launcher.fleet.prices import Prices
-from launcher.registry.search import LOCAL_PREFIX
+from launcher.registry.entries import LOCAL_PREFIX
 from launcher.rundir.job_ids import task_ranges
 from launcher.watch.text import printable_line
 from launcher.words import duration_text

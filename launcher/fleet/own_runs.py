@@ -15,14 +15,10 @@ from exporter.contract.status import EtaEstimate, HealthReason
 from exporter.progress.work import job_work, unit_word
 from exporter.slurm.queue import QueueRow, Sight
 from launcher.errors import LauncherError
-from launcher.registry.entries import JobEntry, read_own_entries
-from launcher.registry.search import LOCAL_PREFIX, is_sweep
-from launcher.report.state import UNFINISHED
+from launcher.registry.entries import LOCAL_PREFIX, JobEntry, read_own_entries
 from launcher.rundir.job_records import OrchestratorRecord, read_report
 from launcher.rundir.statuses import merge_workers, read_statuses
-from launcher.sweep.directory import read_point_states, read_record
 from launcher.watch.merge import job_eta, with_current_eta
-from launcher.watch.view import JobClient
 
 MOST_RUNS = 64  # directories that one command reads: a status takes some milliseconds
 DEADLINE_S = 2.0  # for all of them; a mount that hangs costs no more
@@ -101,6 +97,11 @@ def read_local_jobs(environ: Mapping[str, str]) -> list[QueueRow]:
 
 
 def _read_local(entry: JobEntry) -> QueueRow:
+    from launcher.registry.search import is_sweep  # lazy: with the next ones 100 ms, which few calls need
+    from launcher.report.state import UNFINISHED  # lazy: as above
+    from launcher.sweep.directory import read_point_states, read_record  # lazy: as above
+    from launcher.watch.view import JobClient  # lazy: as above
+
     run_dir = Path(entry.run_dir)
     if is_sweep(run_dir):
         states = [state.state for state in read_point_states(run_dir, read_record(run_dir))]

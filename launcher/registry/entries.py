@@ -17,6 +17,7 @@ from exporter.contract.user_state import user_state_folder
 from launcher.errors import LauncherError
 from launcher.rundir.cluster_file import find_registry_dir
 
+LOCAL_PREFIX = "local-"  # of ids of jobs without Slurm
 MOST_ENTRIES = 500  # jobs of one user in one directory; the oldest make room
 MOST_BYTES = 16 * 1024  # of an entry: two paths and a few names
 _HASH_LENGTH = 8

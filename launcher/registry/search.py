@@ -11,12 +11,11 @@ from typing import NamedTuple
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
 from launcher.errors import LauncherError, SlurmError
-from launcher.registry.entries import JobEntry, read_own_entries, read_site_entries
+from launcher.registry.entries import LOCAL_PREFIX, JobEntry, read_own_entries, read_site_entries
 from launcher.rundir.cluster_file import find_logs_dir
 from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
 from launcher.steps.slurm_steps import run_command
 
-LOCAL_PREFIX = "local-"
 LEAST_PREFIX = 3  # characters of a part of an id: a shorter one soon fits another job
 MOST_CANDIDATES = 8  # shown in an error
 _SLURM_ID = re.compile(r"\d+(_\d+)?")

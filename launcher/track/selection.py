@@ -15,8 +15,8 @@ from exporter.slurm.tracking import TrackedJob
 from launcher.errors import LauncherError
 from launcher.fleet.own_runs import run_dir_of
 from launcher.pipeline.directory import read_record as read_pipeline
-from launcher.registry.entries import read_own_entries
-from launcher.registry.search import LOCAL_PREFIX, find_job, is_pipeline, is_sweep
+from launcher.registry.entries import LOCAL_PREFIX, read_own_entries
+from launcher.registry.search import find_job, is_pipeline, is_sweep
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import submitted_cluster
 from launcher.sweep.directory import read_record

@@ -2,7 +2,7 @@
 
 from exporter.contract.view import EarlierAttempt, JobView
 from exporter.progress.work import unit_word
-from launcher.registry.search import LOCAL_PREFIX
+from launcher.registry.entries import LOCAL_PREFIX
 from launcher.report.state import UNFINISHED
 from launcher.watch.text import clock_time_text
 from launcher.words import count_text, duration_text

@@ -9,7 +9,7 @@ import pytest
 
 from exporter.slurm.accounting import tres
 from exporter.slurm.shared_look_reader import LOOK_S
-from tests.endtoend.jobs import JobSpace
+from tests.endtoend.jobs import JobSpace, embed_job
 from tests.endtoend.test_track import COUNTED_SQUEUE, REQUEUED, sbatch
 from tests.realstack.cluster import ROOT
 
@@ -88,6 +88,29 @@ def test_jobs_nodes_and_hours_are_those_of_slurm(jobs: JobSpace) -> None:
     assert of_jobs(ended)[busy]["figures"]["memory_requested_bytes"] == 100 * 2**20
     assert (of_jobs(ended)[busy]["status"], of_jobs(ended)[again]["attempt"]) == ("cancelled", 2)
     assert shown(jobs, "metrics", busy)["source"] == "accounting"
+    started, end = _moments(jobs, busy)
+    late = shown(jobs, "usage", "--by", "name", "--since", _iso(started + 2))  # after the job began
+    (rest,) = (group for group in late["groups"] if group["name"] == "a|b 'c'")
+    assert rest["gpu_hours"] == pytest.approx((end - started - 2) * 2 / 3600, abs=1e-4)
+
+
+def test_a_job_of_gpujob_has_progress_and_metrics_while_it_runs_and_afterwards(jobs: JobSpace) -> None:
+    job = jobs.submit(embed_job("embed", items=600, rate=40, nodes=1, count=2, gpus_per_node=2, linger=0))
+    job.wait_for_phase("running")
+    found = jobs.cluster.wait_for(lambda: _progress(jobs, job.job_id), 60, "progress", interval=1)
+    assert (found["progress"]["items_expected"], found["progress"]["unit"]) == (600, "items")
+    assert found["run_dir"] == str(job.run_dir)
+    running = shown(jobs, "metrics", job.job_id)
+    assert (running["source"], running["jobs"][0]["status"]) == ("sidecars", "RUNNING")
+    assert running["jobs"][0]["cpu_cores"] > 0
+    assert job.wait() == "COMPLETED"
+    ended = shown(jobs, "metrics", job.job_id)
+    assert (ended["source"], ended["jobs"][0]["status"]) == ("sidecars", "COMPLETED")
+
+
+def _progress(jobs: JobSpace, job_id: str) -> dict[str, Any] | None:
+    job: dict[str, Any] = of_jobs(shown(jobs, "ps"))[job_id]
+    return job if job["progress"] is not None and job["progress"]["items"] else None
 
 
 def test_of_many_watchers_one_asks_slurm(jobs: JobSpace) -> None:
@@ -114,6 +137,13 @@ def _accounting(jobs: JobSpace, job_id: str) -> list[tuple[str, str]]:
     argv = ["sacct", "-X", "-D", "-n", "-P", "-j", job_id, "-o", "ElapsedRaw,AllocTRES"]
     text = jobs.cluster.run(argv, user=ROOT, check=True).stdout
     return [(elapsed, resources) for elapsed, _, resources in (line.partition("|") for line in text.splitlines())]
+
+
+def _moments(jobs: JobSpace, job_id: str) -> tuple[float, float]:
+    argv = ["sacct", "-X", "-n", "-P", "-j", job_id, "-o", "Start,End"]
+    text = jobs.cluster.run(argv, user=ROOT, env={"SLURM_TIME_FORMAT": "%s"}, check=True).stdout
+    start, _, end = text.strip().partition("|")
+    return float(start), float(end)
 
 
 def _ended(jobs: JobSpace, job_id: str) -> bool:

@@ -51,6 +51,6 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
         rows.sort(key=lambda row: row.partition)
         nodes = known_nodes(rows, queue, read_progress(own, now).values(), now)
         lines = render_nodes(nodes, now, verbose=verbose, prices=prices, width=terminal_width())
-        return {**nodes_json(nodes, now, prices), "as_of": look.as_of}, lines
+        return {**nodes_json(nodes, now, prices), "as_of": look.as_of, "problem": look.problem}, lines
 
     repeat(show, watch=watch, as_json=as_json)

@@ -106,8 +106,8 @@ def ps(
             prices=prices,
             width=terminal_width(),
         )
-        body = {**jobs_json(jobs[:number], now, prices), "as_of": look.as_of, "ended_from": source}
-        return body, lines
+        body = jobs_json(jobs[:number], now, prices)
+        return {**body, "as_of": look.as_of, "problem": look.problem, "ended_from": source}, lines
 
     repeat(show, watch=watch, as_json=as_json)
 

@@ -134,3 +134,4 @@ def test_looks_are_of_one_cluster(tmp_path: Path, environ: Mapping[str, str]) ->
     assert cluster_name({"SLURM_CONF": str(tmp_path / "none")}) != "hal"
     (tmp_path / "slurm.conf").write_text("# ClusterName=no\nclustername = hal\n")
     assert cluster_name(environ) == "hal"
+    assert cluster_name({**environ, "SLURM_CLUSTERS": "sal"}) == "sal"

@@ -27,7 +27,7 @@ def run_directory(folder: Path, health: str = "healthy") -> Path:
         items_expected=3.0,
         unit="steps",
         eta=EtaEstimate(600.0, 500.0, 700.0),
-        eta_time=now,
+        eta_time=now - 60,
     )
     devices = [
         GpuDevice(

@@ -130,6 +130,8 @@ def test_json_has_the_runs_with_their_jobs() -> None:
     assert job["progress"] == {"items": 2070.0, "items_expected": 6000.0, "unit": "items", "stalled": False}
     assert (job["eta_s"], job["cost"]) == (7470.0, {"amount": 2.4, "currency": "EUR"})
     assert job["figures"]["cpu_ratio"] == 0.5
+    local = TRAIN._replace(job_id="local-3f")
+    assert (Job(local).cost(PRICES, NOW), Job(local).backend) == (None, "local")
     body = jobs_json([Job(TRAIN)], NOW)
     unknown = ("progress", "eta_s", "run_dir", "figures", "cost", "reason", "dependency")
     assert {body["runs"][0]["jobs"][0][key] for key in unknown} == {None}
