@@ -2,6 +2,7 @@
 
 import itertools
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -68,7 +69,7 @@ def test_jobs_behind_a_failure_are_never_and_nothing_is_left_held(jobs: JobSpace
         "eval": ("NEVER", ["train"]),  # Slurm itself lets it wait for a job that will never end
         "mend": ("COMPLETED", []),
     }
-    assert f"never (needs prep)  prep ok     {ids['train']}" in done.stdout
+    assert re.search(rf"^train  never \(needs prep\) +prep ok +{ids['train']} ", done.stdout, re.MULTILINE)
     assert f"to cancel it: scancel {ids['eval']}" in done.stdout
     left = waiting(jobs)
     assert set(left) == {ids["train"], ids["eval"]}
@@ -83,7 +84,9 @@ def test_jobs_behind_a_failure_are_never_and_nothing_is_left_held(jobs: JobSpace
 
 def test_a_failure_in_the_middle_cancels_what_was_submitted(jobs: JobSpace) -> None:
     before = waiting(jobs)
-    (jobs.directory / "other.yaml").write_text("name: x\nworkers: [{command: 'true'}]\nslurm: {account: nobody}\n")
+    (jobs.directory / "other.yaml").write_text(
+        "name: x\nworkers: [{command: 'true'}]\nslurm: {directives: {constraint: none}}\n"
+    )
     (jobs.directory / "first.yaml").write_text("name: x\nworkers: [{command: 'true'}]\nslurm: {partition: gpu}\n")
     text = "name: r8\njobs: {a: {file: first.yaml}, b: {file: other.yaml, after: a}}\n"
     (jobs.directory / "r8.yaml").write_text(text)

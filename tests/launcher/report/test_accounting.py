@@ -15,6 +15,7 @@ from launcher.report.accounting.ask import with_accounting
 from launcher.report.accounting.text import accounting_lines
 from launcher.report.text import render_report
 from launcher.watch.ending import render_ending
+from tests.support.launcher import clean_environment, gpujob
 
 JOB = "0:125|||00:10.481|12|ada|COMPLETED|0:0|{submitted}|101|109|8|10|4|00:10.481|cpu=4,gres/gpu:h100=2,mem=600M||job"
 STEP = "|165675008||00:10|12.0||COMPLETED|0:0|101|101|{end}|8||4|00:10|cpu=4,mem=600M|mem=128061440|train"
@@ -180,3 +181,12 @@ def test_slurms_energy_is_shown_of_a_job_with_whole_nodes(
     run_files.write_json(run_dir / "plan.json", {"slurm": slurm})
     shown = "energy (slurm): 1.0 kWh of the whole nodes, by Slurm" in accounting_lines(asked(run_dir))
     assert shown == bool(slurm)
+
+
+def test_a_local_job_has_no_accounting(sacct: Sacct, tmp_path: Path) -> None:
+    (tmp_path / "job.yaml").write_text("name: job\nworkers: [{command: 'true'}]\n")
+    environment = clean_environment(XDG_STATE_HOME=str(tmp_path / "state"))
+    gpujob("run", "job.yaml", "--quiet", cwd=tmp_path, env=environment)
+    done = gpujob("report", "job", "--json", cwd=tmp_path, env=environment)
+    assert (done.returncode, json.loads(done.stdout)["accounting"]) == (0, None), done.stderr
+    assert sacct.calls == []
