@@ -42,6 +42,7 @@ class Job(NamedTuple):
     dependency: str = ""
     tasks: int = 1  # that wait together
     is_listed: bool = True  # in the queue of the latest answer
+    is_monitored: bool = False  # whether its sidecars are to be scraped
 
     @property
     def first_partition(self) -> str:
@@ -79,6 +80,7 @@ class Run(NamedTuple):
     user: str  # owner of the entry
     run_dir: str
     submitted: float
+    is_monitored: bool = False  # whether its sidecars are to be scraped
 
 
 class Observation(NamedTuple):
@@ -188,10 +190,15 @@ def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
     found = dict(jobs)
     for run in runs:
         job = found.get(run.job_id)
-        if job is None or job.tracked.run_dir is not None or job.user != run.user or job.first_submitted is None:
+        if job is None or job.user != run.user or job.first_submitted is None:
             continue
-        if abs(job.first_submitted - run.submitted) <= SAME_SUBMISSION_S:
-            found[run.job_id] = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))
+        if abs(job.first_submitted - run.submitted) > SAME_SUBMISSION_S:
+            continue
+        if job.tracked.run_dir is None:
+            job = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))
+        if job.is_monitored != run.is_monitored:
+            job = job._replace(is_monitored=run.is_monitored)
+        found[run.job_id] = job
     return found
 
 

@@ -65,7 +65,7 @@ def read_registry(folders: Iterable[Path], own_uid: int, *, only_own: bool) -> R
             continue
         user = _user_name(uid)
         runs[entry.run_dir] = Run(entry.job_id, user, entry.run_dir, entry.submitted)
-    for run in runs.values():
+    for run in list(runs.values()):
         path = Path(run.run_dir, run_files.TARGETS_FILE)
         try:
             uid, text = read_target_file(path)
@@ -81,6 +81,7 @@ def read_registry(folders: Iterable[Path], own_uid: int, *, only_own: bool) -> R
         except (OSError, ValueError, RecursionError) as error:
             problems.append(f"{path}: {getattr(error, 'strerror', None) or error}; not used")
             continue
+        runs[run.run_dir] = run._replace(is_monitored=any(each.labels.get("job") == SCRAPE_JOB for each in found))
         label = safe_label(run.user)
         groups += found if is_own else [each._replace(labels={**each.labels, "user": label}) for each in found]
     return Registry(tuple(runs.values()), tuple(groups), tuple(problems))

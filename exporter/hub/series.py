@@ -24,6 +24,7 @@ INFO = Family(
 )
 STATE = Family("job_state", "1 for the present base state of the job.", (*JOB, "state"))
 REASON = Family("job_pending_reason", "1 for the reason why the job waits.", (*JOB, "reason"))
+MONITORED = Family("job_monitored", "1 while the sidecars of the job are to be scraped.", JOB)
 SUBMIT = Family("job_submit_timestamp_seconds", "When this attempt of the job was submitted.", JOB)
 START = Family("job_start_timestamp_seconds", "When this attempt of the job started.", JOB)
 END = Family("job_end_timestamp_seconds", "When the job ended.", JOB)
@@ -56,7 +57,7 @@ HUB_STORE = Family("hub_store_bytes", "Size of the hub's file.")
 HUB_STORE_WORKS = Family("hub_store_works", "Whether the hub's file can be written.")
 HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler", "code"), "counter")
 FAMILIES = (
-    *(INFO, STATE, REASON, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
+    *(INFO, STATE, REASON, MONITORED, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
     *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
     *(GPU_SECONDS, HUB_COMMANDS, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
     *(HUB_STORE_WORKS, HUB_REQUESTS),
@@ -146,6 +147,8 @@ def _render_job(job: Job, out: Samples) -> None:
     is_pending = tracked.state == "PENDING"
     if is_pending and tracked.reason:
         row.add(REASON, 1, reason=_head(tracked.reason))
+    if job.is_monitored:
+        row.add(MONITORED, 1)
     row.add(SUBMIT, tracked.submitted)
     row.add(START, tracked.started)
     row.add(END, tracked.ended)

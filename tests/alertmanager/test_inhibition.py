@@ -218,3 +218,28 @@ def test_a_certain_time_limit_inhibits_the_predicted_one(alertmanager: Alertmana
         ("GpuJobTimeLimitPredicted", "8"): False,
     }
     assert wait_for_inhibition(alertmanager, expected) == expected
+
+
+@pytest.mark.parametrize("end", ["GpuJobFailed", "GpuJobTimedOut", "GpuJobNodeFailed"])
+def test_the_end_of_a_job_inhibits_its_symptoms_but_not_their_cause(alertmanager: Alertmanager, end: str) -> None:
+    alertmanager.post(
+        job_alert(end, "7"),
+        job_alert("GpuJobWorkersLost", "7", node="n1"),
+        job_alert("GpuJobNodeSidecarDown", "7", node="n1"),
+        job_alert("GpuJobTimeLimitCertain", "7"),
+        job_alert("GpuJobGpuLost", "7", node="n1"),
+        job_alert("GpuJobOutputInvalid", "7"),
+        job_alert("GpuJobFailed", "8"),
+        job_alert("GpuJobWorkerCrashed", "8", worker="w1", node="n1"),
+    )
+    expected = {
+        (end, "7"): False,
+        ("GpuJobWorkersLost", "7"): True,
+        ("GpuJobNodeSidecarDown", "7"): True,
+        ("GpuJobTimeLimitCertain", "7"): True,
+        ("GpuJobGpuLost", "7"): False,
+        ("GpuJobOutputInvalid", "7"): False,
+        ("GpuJobFailed", "8"): True,
+        ("GpuJobWorkerCrashed", "8"): False,
+    }
+    assert wait_for_inhibition(alertmanager, expected) == expected

@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from exporter.gpus.analysis.xid import PAGING_XIDS
-from tests.support.promql import metric_names, rule_metric_names, template_metric_names
+from tests.support.promql import PROMETHEUS_SERIES, metric_names, rule_metric_names, template_metric_names
 
 ROOT = Path(__file__).resolve().parents[2]
 ALERTMANAGER = ROOT / "alertmanager"
@@ -23,7 +23,7 @@ CONFIG = ALERTMANAGER / "alertmanager.yml"
 TESTS = Path(__file__).resolve().parent
 
 RUNBOOK_BASE = "https://github.com/gpujob/gpujob/blob/main/alertmanager/runbooks"
-COMPONENTS = {"worker", "progress", "output", "checkpoint", "disk", "memory", "gpu", "self"}
+COMPONENTS = {"worker", "progress", "output", "checkpoint", "disk", "memory", "gpu", "log", "job", "self"}
 # Exit reasons that no rule on exits may use: requested by a user or the scheduler, consequences of
 # another exit, or (node_failure) lost together with the sidecar that would report them.
 SILENT_REASONS = {"completed", "terminated_peer", "cancelled", "time_limit", "preempted", "node_failure"}
@@ -193,7 +193,7 @@ def test_promtool_accepts_the_prometheus_settings_of_the_docs(tmp_path: Path) ->
 @pytest.mark.parametrize("name", alerts())
 def test_an_alert_has_all_its_parts(name: str) -> None:
     rule = alerts()[name]
-    assert re.fullmatch(r"GpuJob([A-Z][a-z]+)+", name)
+    assert re.fullmatch(r"GpuJob([A-Z][a-z]+|A(?=[A-Z]))+", name)
     assert rule["labels"].keys() == {"severity", "component"}
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     assert rule["labels"]["component"] in COMPONENTS
@@ -203,12 +203,29 @@ def test_an_alert_has_all_its_parts(name: str) -> None:
     assert rule["annotations"]["runbook_url"] == f"{RUNBOOK_BASE}/{name}.md"
 
 
+OF_A_WHOLE_JOB = {name for name, rule in alerts().items() if rule["labels"]["component"] == "job"}
+OF_NO_JOB = {  # the hub, Prometheus and Alertmanager: what their descriptions name
+    "GpuJobHubDown": "$labels.instance ",
+    "GpuJobHubBlind": "$labels.cluster ",
+    "GpuJobRulesFailing": "$labels.rule_group ",
+    "GpuJobNotificationsFailing": "$labels.integration ",
+    "GpuJobTargetsUnreadable": "$value ",
+}
+
+
 @pytest.mark.parametrize("name", alerts())
 def test_a_description_has_job_user_and_node(name: str) -> None:
+    """Of a whole job its partition instead."""
     description = alerts()[name]["annotations"]["description"]
+    if name in OF_NO_JOB:
+        assert OF_NO_JOB[name] in description
+        return
     for label in ("job_id", "job_name", "user"):
         assert f"$labels.{label} " in description
-    assert any(node in description for node in ("$labels.node ", 'label "node"', "{{ .Labels.node }}"))
+    if name in OF_A_WHOLE_JOB | {"GpuJobSidecarDown"}:
+        assert "$labels.partition " in description
+    else:
+        assert any(node in description for node in ("$labels.node ", 'label "node"', "{{ .Labels.node }}"))
     assert "\n" not in description.strip()
 
 
@@ -272,7 +289,7 @@ def test_a_promtool_file_sets_the_order_of_all_groups(path: Path) -> None:
 def test_every_exit_reason_has_one_alert_or_is_silent() -> None:
     read: dict[str, set[str]] = {}
     for name, rule in alerts().items():
-        if "gpujob_worker_last_exit_timestamp_seconds{" in rule["expr"]:
+        if "gpujob_worker_last_exit_timestamp_seconds{reason=~" in re.sub(r"\s", "", rule["expr"]):
             (pattern,) = re.findall(r'reason=~"([^"]*)"', rule["expr"])
             read[name] = set(pattern.split("|"))
     assert read == ALERTING_REASONS
@@ -306,8 +323,8 @@ def test_recorded_series_are_read() -> None:
     assert recorded <= used
 
 
-def test_rules_read_only_gpujob_series_and_up() -> None:
-    assert {name for name in rule_metric_names(RULES) if not name.startswith("gpujob_")} == {"up"}
+def test_rules_read_only_gpujob_series_and_those_of_prometheus_itself() -> None:
+    assert {name for name in rule_metric_names(RULES) if not name.startswith("gpujob_")} == PROMETHEUS_SERIES
 
 
 def named_by(matcher: str) -> set[str]:

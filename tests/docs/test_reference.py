@@ -119,7 +119,7 @@ For alerts on them, see [alerts](alerts.md).
 
 | Detail | Families | Series with 8 workers on 8 GPUs |
 |---|---|---|
-| `essential` | those that the alert rules read | 130 |
+| `essential` | those that the alert rules read | 150 |
 | `normal` (default) | also those of the dashboard, and figures of the job | 380 |
 | `full` | all | 1,160 |
 

@@ -6,6 +6,13 @@ from pathlib import Path
 import promql_parser
 import yaml
 
+PROMETHEUS_SERIES = {  # of Prometheus and Alertmanager, about themselves
+    "up",
+    "prometheus_rule_evaluation_failures_total",
+    "prometheus_notifications_errors_total",
+    "prometheus_sd_file_read_errors_total",
+    "alertmanager_notifications_failed_total",
+}
 _IN_TEMPLATE = re.compile(r"\b(?:gpujob_\w+|\w+:gpujob_\w+:\w+)")
 
 

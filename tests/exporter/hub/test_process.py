@@ -184,7 +184,8 @@ def test_targets_are_those_of_the_runs_word_for_word(slurm: FakeSlurm, tmp_path:
     hub = HubProcess(slurm).ready()
     assert until(lambda: hub.json("/targets"), "the targets") == groups[:1]
     assert hub.json("/targets?kind=engine") == groups[1:]
-    until(lambda: 'launched_by="gpujob"' in hub.get("/metrics")[1], "the run of the job")
+    until(lambda: "gpujob_job_monitored{" in hub.get("/metrics")[1], "the run of the job")
+    assert 'launched_by="gpujob"' in hub.get("/metrics")[1]
     hub.end()
 
 

@@ -24,7 +24,7 @@ def make_job(job_id: str, state: str, **known: Any) -> Job:
     return Job(tracked, 100.0, "ada", "gpu", "lab", "normal", "cpu=8,mem=64G,gres/gpu=2", 1, "n1")
 
 
-RUNNING = make_job("7", "RUNNING", **TIMES)
+RUNNING = make_job("7", "RUNNING", **TIMES)._replace(is_monitored=True)
 PENDING = make_job("8", "PENDING", submitted=100.0, reason="Priority")._replace(expected_start=11_000.0)
 FAILED = make_job("9", "FAILED", **TIMES, ended=NOW - 60.0, figures=FIGURES)
 COUNTERS = {CounterKey(name, "ada", "gpu"): 1.0 for name in (STARTED, WAIT_S, GPU_S)}

@@ -39,6 +39,7 @@ from exporter.gpus.analysis.xid import KNOWN_XIDS
 from exporter.gpus.collectors.gpus_collector import GpusSnapshot
 from exporter.gpus.collectors.workers_collector import GpuWorkersSnapshot
 from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuEntry, GpuProcess, GpuState, XidCount
+from exporter.hub.series import FAMILIES as HUB_FAMILIES
 from exporter.launch.readiness_reader import PublishedReadiness
 from exporter.machine.process_tree import ProcessTreeSample
 from exporter.progress.collector import LogsSnapshot
@@ -53,7 +54,7 @@ from exporter.workers.runs_reader import WorkerReading
 from tests.conftest import GOLDEN
 from tests.grafana.substitute import substitute, variables
 from tests.support.exporter import FakeClock, declared_families, make_context, make_manifest, make_task
-from tests.support.promql import metric_names, rule_metric_names
+from tests.support.promql import PROMETHEUS_SERIES, metric_names, rule_metric_names
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = GOLDEN / "exporter"
@@ -437,10 +438,13 @@ def panel_metric_names(path: Path) -> set[str]:
     return names
 
 
+OF_THE_HUB = {family.full_name for family in HUB_FAMILIES}
+
+
 def undeclared(names: set[str]) -> set[str]:
-    """Names that no collector declares, except series from Prometheus and recording rules."""
-    declared = {family.full_name for family in declared_families()}
-    return {name for name in names if name != "up" and ":" not in name} - declared
+    """Names that neither a collector nor the hub declares, except series from Prometheus and recording rules."""
+    declared = {family.full_name for family in declared_families()} | OF_THE_HUB | PROMETHEUS_SERIES
+    return {name for name in names if ":" not in name} - declared
 
 
 def test_the_table_of_details_names_declared_families() -> None:
@@ -451,7 +455,7 @@ def test_the_table_of_details_names_declared_families() -> None:
 
 def test_rules_read_series_of_essential_detail_and_dashboards_of_normal_detail() -> None:
     detail = {family.full_name: family.detail for family in declared_families()}
-    rules = rule_metric_names(ROOT / "alertmanager" / "rules") - {"up"}
+    rules = rule_metric_names(ROOT / "alertmanager" / "rules") - OF_THE_HUB - PROMETHEUS_SERIES
     assert {name for name in detail if detail[name] == ESSENTIAL} == rules | {"gpujob_info"}
     panels = {name for path in DASHBOARDS for name in panel_metric_names(path)}
     assert {name for name in panels if detail.get(name) == FULL} == {"gpujob_collector_duration_seconds"}
