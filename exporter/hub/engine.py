@@ -16,7 +16,7 @@ from exporter.hub.look import BETWEEN_QUESTIONS_S, Pace, Question, choose_questi
 from exporter.hub.series import CommandUse, render_jobs, shown_jobs
 from exporter.hub.store import Batch, Store, ToldChange, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
-from exporter.slurm.tracking import Change, is_same_job
+from exporter.slurm.tracking import Change
 
 RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
@@ -91,8 +91,6 @@ class Engine:
 
     def step(self) -> float:
         """Do what is due. Return the seconds until more may be."""
-        if self.facts is None:
-            self._read_cluster()
         if self._clock.monotonic() >= self._next_at["squeue"]:
             self._read_queue()
         question, now = None, self._clock.time()
@@ -125,11 +123,11 @@ class Engine:
             self._publish(is_ready=self.view.is_ready)
             return
         self._note("squeue", begun, None)
+        if self.facts is None:
+            self._read_cluster()
         now = self._clock.time()
         self._born = self._born or now
-        earlier = self._store.jobs_by_id(rows.keys() - self._jobs.keys())  # Slurm may list them for days after the end
-        known = {job.key: job for job in earlier if is_same_job(job.tracked, rows[job.key].sight)}
-        seen = take_queue(self._jobs | known, rows, self._marks, now)
+        seen = take_queue(self._jobs, rows, self._marks, now)
         self._marks = seen.marks
         seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
@@ -168,21 +166,20 @@ class Engine:
             seen.gone,
             told,
             {key: value for key, value in counters.items() if self.counters.get(key) != value},
-            {**meta, "last_number": str(self.last_number)},
+            {**meta, "last_number": str(told[-1].number if told else self.last_number)},
         )
         self._store.save(batch)
         self._jobs, self.counters = kept, counters
         self._lost_asked = {key: at for key, at in self._lost_asked.items() if key in kept}
         self.recent.extend(told)
+        self.last_number += len(told)  # from now on they are told, and so not before they are saved
 
     def _number(self, changes: Sequence[Change], jobs: Mapping[str, Job]) -> list[ToldChange]:
-        told = []
-        for change in changes:
-            job = jobs[change.job.job_id]
-            if change.time > self._born:
-                self.last_number += 1
-                told.append(ToldChange(self.last_number, change.time, job.user, change_json(change, job)))
-        return told
+        own = [(change, jobs[change.job.job_id]) for change in changes if change.time > self._born]
+        return [
+            ToldChange(number, change.time, job.user, change_json(change, job))
+            for number, (change, job) in enumerate(own, self.last_number + 1)
+        ]
 
     def _note(self, command: str, begun: float, error: SlurmUnansweredError | None) -> None:
         """Note how a command answered, and when it is asked next. A problem is logged when it begins and ends."""

@@ -30,9 +30,14 @@ class MadeUpSlurm(SlurmReader):
         self.attempts: Sequence[Attempt] | None = ()
         self.asked: list[tuple[str, ...]] = []  # questions to accounting
         self.polls = 0
+        self.facts: ClusterFacts | None = ClusterFacts("c1", False)
+        self.facts_asked = 0
 
     def cluster_facts(self) -> ClusterFacts:
-        return ClusterFacts("c1", False)
+        self.facts_asked += 1
+        if self.facts is None:
+            raise SlurmUnansweredError("scontrol", "exited with 1: Unable to contact slurm controller")
+        return self.facts
 
     def queue(self) -> tuple[QueueRow, ...]:
         self.polls += 1

@@ -14,6 +14,7 @@ from exporter.hub.jobs import Run
 from exporter.hub.look import AFTER_END_S
 from exporter.hub.store import Store
 from exporter.slurm.accounting import Step
+from exporter.slurm.commands_reader import ClusterFacts
 from exporter.slurm.tracking import GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
 from tests.exporter.hub.made_up_slurm import MadeUpSlurm, attempt, queue_row, states
 from tests.exporter.slurm.test_tracking import Life, lives
@@ -169,6 +170,22 @@ def test_no_answer_says_nothing_about_a_job(hub: Hub) -> None:
     hub.slurm.rows = [queue_row("7", "RUNNING", started=110.0)]
     hub.steps(300)
     assert (hub.engine.problems, hub.told()) == ([], [])
+
+
+def test_the_controller_is_asked_for_its_name_until_it_answers_once(hub: Hub) -> None:
+    hub.slurm.facts = hub.slurm.rows = None
+    hub.steps(400)
+    assert hub.slurm.facts_asked == 0  # while the queue has no answer either
+    hub.slurm.rows = [queue_row("7", "RUNNING", started=110.0)]
+    hub.steps(300)
+    assert 1 <= hub.slurm.facts_asked <= 5
+    assert 'cluster="slurm",job_id="7"' in hub.page()
+    hub.slurm.facts = ClusterFacts("c1", False)
+    hub.steps(60)
+    assert 'cluster="c1",job_id="7"' in hub.page()
+    asked = hub.slurm.facts_asked
+    hub.steps(600)
+    assert hub.slurm.facts_asked == asked
 
 
 def test_figures_that_accounting_lacks_for_ten_minutes_are_not_measured(hub: Hub) -> None:
