@@ -80,7 +80,9 @@ def test_without_an_answer_the_known_state_is_shown_with_its_age(
     assert gpujob("ps", "--user", "eve") == (2, "", f"gpujob: squeue {NO_CLUSTER}\n")
 
 
-def test_ended_jobs_come_from_accounting_with_their_efficiency(slurm: FakeSlurm, gpujob: Gpujob) -> None:
+def test_ended_jobs_come_from_accounting_with_their_efficiency(
+    slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path
+) -> None:
     queue(slurm)
     slurm.say("sacct", "out", ACCOUNTED + "5.0|||0:0|60|60|160|100||4|00:01:40||cpu=1,mem=250000000|python\n")
     status, out, err = gpujob("ps", "--since", "1970-01-01")
@@ -94,8 +96,15 @@ def test_ended_jobs_come_from_accounting_with_their_efficiency(slurm: FakeSlurm,
     assert (body["ended_from"], body["runs"][3]["jobs"][0]["figures"]["cpu_ratio"]) == ("accounting", 0.25)
     slurm.say("sacct", "err", "Slurm accounting storage is disabled")
     slurm.say("sacct", "status", 1)
+    run_dir = run_directory(tmp_path / "logs" / "4_mine")
+    (run_dir / "report.json").write_text(
+        '{"schema": 1, "job_id": "4", "job_name": "mine", "state": "TIMEOUT", "exit_status": 3, "end": 120}'
+    )
+    submission = {"job_id": "4", "job_name": "mine", "submitted": 40.0, "user": "ada"}
+    register_job(run_dir, submission, os.environ, tmp_path)
     status, out, err = gpujob("ps", "--since", "1970-01-01")
-    assert (status, names(out)) == (0, ["next", "job", "old"])
+    assert (status, names(out)) == (0, ["next", "job", "old", "mine"])
+    assert out.splitlines()[4].split()[4] == "TIMEOUT"
     assert "ended jobs are those of gpujob, from their reports" in err
 
 
