@@ -100,6 +100,8 @@ class GpuSums(Record):
     """Totals of several GPUs."""
 
     utilization_mean_ratio: float | None = None
+    seen_s: float | None = None  # GPU seconds with a known utilization
+    idle_s: float | None = None  # of these: with a utilization under 1 %
     memory_peak_bytes: int | None = None  # highest of all
     energy_j: float | None = None
 

@@ -40,5 +40,7 @@ class SlurmAccounting(Record):
     max_rss_bytes: float | None = None  # MaxRSS: of the largest task
     lower_bound: bool = False  # whether CPU time is a lower bound: that of killed children is not counted
     gpu_time: tuple[GpuTime, ...] | None = None  # over all attempts
+    gpu_idle_ratio: float | None = None  # of the GPU time that sidecars saw: with a utilization under 1 %
+    gpu_seen_ratio: float | None = None  # of the GPU time
     gpu_energy_j: float | None = None  # by the counters of the boards
     slurm_energy_j: float | None = None  # of whole nodes, by Slurm; only of a job that had its nodes alone

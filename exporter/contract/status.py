@@ -217,6 +217,8 @@ class GpuDevice(Record):
     sm_activity_ratio: float | None = None
     tensor_activity_ratio: float | None = None
     utilization_mean_ratio: float | None = None  # over the job
+    seen_s: float | None = None  # time of the job with a known utilization
+    idle_s: float | None = None  # of that time: with a utilization under 1 %
     memory_peak_bytes: int | None = None  # over the job
     workers: tuple[str, ...] = ()  # that use it
     foreign: tuple[ForeignProcess, ...] = ()

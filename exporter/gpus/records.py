@@ -248,6 +248,8 @@ class GpuEntry:
     job_memory_errors: Mapping[str, int] = field(default_factory=dict)  # since the start of the job, by type
     xids: Mapping[int, XidCount] = field(default_factory=dict)  # by code
     utilization_mean_ratio: float | None = None
+    seen_s: float | None = None  # time with a known utilization
+    idle_s: float | None = None  # of that time
     memory_peak_bytes: int | None = None
     energy_job_j: float | None = None
 

@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from exporter.contract.report import GpuSums
 from exporter.contract.slurm_accounting import GpuTime, SlurmAccounting
 from exporter.slurm import accounting
 from exporter.slurm.accounting import Attempt, gpu_counts, parse_accounting, tres
@@ -95,11 +96,14 @@ def is_complete(attempts: Sequence[JobAttempt]) -> bool:
     return bool(last) and all(each.attempt.is_complete for each in last)
 
 
-def job_accounting(attempts: Sequence[JobAttempt], *, has_nodes_alone: bool) -> SlurmAccounting:
+def job_accounting(
+    attempts: Sequence[JobAttempt], *, has_nodes_alone: bool, gpus: GpuSums | None = None
+) -> SlurmAccounting:
     """The figures of a job with at least one attempt. Those of components of a heterogeneous job are added.
 
-    The energy of nodes is of the job only if it has them alone.
+    The energy of nodes is of the job only if it has them alone. ``gpus`` are what sidecars saw of the last attempt.
     """
+    gpus = gpus or GpuSums()
     last = last_attempt(attempts)
     figures = [each.attempt.figures() for each in last]
     available_s = [each.attempt.elapsed_s * each.attempt.cpus for each in last]
@@ -109,6 +113,7 @@ def job_accounting(attempts: Sequence[JobAttempt], *, has_nodes_alone: bool) -> 
             for found, available in zip(figures, available_s, strict=True)
         ]
     )
+    given_s = sum(time.gpu_seconds for time in _gpu_time(last) or ())
     return SlurmAccounting(
         complete=is_complete(attempts),
         state=last[0].attempt.sight.state,
@@ -126,6 +131,9 @@ def job_accounting(attempts: Sequence[JobAttempt], *, has_nodes_alone: bool) -> 
         max_rss_bytes=max((each.max_rss_bytes for each in last if each.max_rss_bytes), default=None),
         lower_bound=any(each.attempt.sight.state in _KILLED for each in last),
         gpu_time=_gpu_time(attempts),
+        gpu_idle_ratio=gpus.idle_s / gpus.seen_s if gpus.seen_s and gpus.idle_s is not None else None,
+        gpu_seen_ratio=min(1.0, gpus.seen_s / given_s) if gpus.seen_s and given_s else None,
+        gpu_energy_j=gpus.energy_j,
         slurm_energy_j=_total([each.energy_j for each in last]) if has_nodes_alone else None,
     )
 

@@ -217,6 +217,8 @@ def _node_report(node: str, gpus: NodeGpus) -> NodeGpuReport:
             state=device.state,
             words=device.words,
             utilization_mean_ratio=device.utilization_mean_ratio,
+            seen_s=device.seen_s,
+            idle_s=device.idle_s,
             memory_peak_bytes=device.memory_peak_bytes,
             memory_total_bytes=device.memory_total_bytes,
             xids=device.xids,
@@ -241,8 +243,11 @@ def assignable_gpus(devices: Sequence[AnyDevice]) -> list[AnyDevice]:
 def _sums(devices: Sequence[GpuSums], units: Sequence[GpuSums]) -> GpuSums:
     busy = [unit.utilization_mean_ratio for unit in units if unit.utilization_mean_ratio is not None]
     energy = [device.energy_j for device in devices if device.energy_j is not None]
+    seen = [(unit.seen_s, unit.idle_s or 0.0) for unit in units if unit.seen_s is not None]
     return GpuSums(
         utilization_mean_ratio=fmean(busy) if busy else None,
+        seen_s=sum(seen_s for seen_s, _ in seen) if seen else None,
+        idle_s=sum(idle_s for _, idle_s in seen) if seen else None,
         memory_peak_bytes=max(
             (unit.memory_peak_bytes for unit in units if unit.memory_peak_bytes is not None), default=None
         ),

@@ -195,6 +195,8 @@ class GpusCollector:
             job_memory_errors=self._faults.job_memory_errors(uuid),
             xids=self._faults.xids(uuid),
             utilization_mean_ratio=total.utilization_mean_ratio,
+            seen_s=total.known_s or None,
+            idle_s=total.idle_s if total.known_s else None,
             memory_peak_bytes=total.memory_peak_bytes,
             energy_job_j=total.energy_j,
         )

@@ -193,6 +193,8 @@ def gpu_device(entry: GpuEntry, lost_since: float | None) -> GpuDevice:
         sm_activity_ratio=activity.sm_activity_ratio,
         tensor_activity_ratio=activity.tensor_activity_ratio,
         utilization_mean_ratio=entry.utilization_mean_ratio,
+        seen_s=entry.seen_s,
+        idle_s=entry.idle_s,
         memory_peak_bytes=entry.memory_peak_bytes,
         xids=tuple(
             GpuXid(xid=code, class_=xid_class(code), count=xid.count, time=xid.last, words=xid_meaning(code))

@@ -1,4 +1,4 @@
-"""Totals of each GPU since the start of the job: mean utilization, peak memory and energy."""
+"""Totals of each GPU since the start of the job: mean utilization, idle time, peak memory and energy."""
 
 import logging
 from dataclasses import field
@@ -12,6 +12,7 @@ from exporter.gpus.records import GpuState
 KIND = "gpu_totals"
 # Utilization lost at most by a restart of the sidecar; energy loses nothing, as the counter continues.
 SAVE_INTERVAL_S = 15.0
+IDLE_RATIO = 0.01  # utilization below which a GPU is idle: a desktop or a monitor draws as much
 GAP_S = 30.0  # utilization is unknown between readings further apart
 
 log = logging.getLogger("gpujob.gpus")
@@ -23,6 +24,7 @@ class GpuTotal:
 
     busy_s: float = 0.0
     known_s: float = 0.0
+    idle_s: float = 0.0  # of the known time
     memory_peak_bytes: int | None = None
     energy_j: float | None = None  # since its first reading
     counter_j: float | None = None  # the driver's counter at the last reading
@@ -44,6 +46,7 @@ class GpuTotal:
             if 0 < passed_s <= GAP_S:
                 self.known_s += passed_s
                 self.busy_s += passed_s * activity.busy_ratio
+                self.idle_s += passed_s if activity.busy_ratio < IDLE_RATIO else 0.0
             self.last = now
         if activity.memory_used_bytes is not None:
             self.memory_peak_bytes = max(self.memory_peak_bytes or 0, activity.memory_used_bytes)

@@ -65,9 +65,8 @@ def _ask(
     if not has_ended(attempts):
         problem = "sacct does not know the end of this job" if attempts else "sacct does not know this job"
         return SlurmAccounting(attempt=report.attempt, problem=problem), False
-    energy = report.gpus.energy_j if report.gpus is not None else None
-    found = job_accounting(attempts, has_nodes_alone=_has_nodes_alone(run_dir))
-    return found.replace(attempt=report.attempt, gpu_energy_j=energy), is_final
+    found = job_accounting(attempts, has_nodes_alone=_has_nodes_alone(run_dir), gpus=report.gpus)
+    return found.replace(attempt=report.attempt), is_final
 
 
 def _read_attempts(

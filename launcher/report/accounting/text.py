@@ -23,6 +23,9 @@ def accounting_lines(found: SlurmAccounting) -> list[str]:
     ]
     if found.gpu_time:
         lines.append(f"GPU hours: {_gpu_hours_text(found)}{' over all attempts' if found.attempts != 1 else ''}")
+    if found.gpu_idle_ratio is not None:
+        seen = f" (seen {found.gpu_seen_ratio:.0%})".replace("%", " %") if found.gpu_seen_ratio is not None else ""
+        lines.append(f"GPUs idle: {100 * found.gpu_idle_ratio:.0f} % of the time in which a sidecar looked{seen}")
     if found.gpu_energy_j is not None:
         lines.append(f"energy (gpu): {energy_text(found.gpu_energy_j)}, by the counters of the boards")
     if found.slurm_energy_j is not None:

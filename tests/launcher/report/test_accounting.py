@@ -26,7 +26,7 @@ REPORT = Report(
     exit_status=0,
     start=101.0,
     end=109.0,
-    gpus=GpuReport(energy_j=7.2e6),
+    gpus=GpuReport(energy_j=7.2e6, seen_s=12.0, idle_s=3.0),
 )
 
 
@@ -97,6 +97,7 @@ def test_the_figures_are_in_every_form_of_the_report(sacct: Sacct, run_dir: Path
         "memory: 122.13 MiB of 600.00 MiB, 20.35 %",
         "MaxRSS: 158.00 MiB, the largest task",
         "GPU hours: 0.004 h100",
+        "GPUs idle: 25 % of the time in which a sidecar looked (seen 75 %)",
         "energy (gpu): 2.0 kWh, by the counters of the boards",
     ]
     assert "- CPU: 31.25 % of 4 CPUs, 10.481 s\n" in render_report(report)

@@ -365,7 +365,11 @@ def test_gpu_values_are_joined_with_workers_and_nodes(run_dir: Path, sidecar: di
     sidecar.update({**status(**of_worker(1, gpu_use=[use(0)], gpu_misplaced="uses GPU 0")), "gpus": node})
     view = read_view(run_dir)
     (shown,) = view["gpus"]
-    assert shown == {"node": "here", **node, "gpus": [{**device, "lost_since": None} for device in node["gpus"]]}
+    assert shown == {
+        "node": "here",
+        **node,
+        "gpus": [{**device, "seen_s": None, "idle_s": None, "lost_since": None} for device in node["gpus"]],
+    }
     first, second = view["workers"]
     assert [(device["gpu"], device["planned"]) for device in first["gpu_devices"]] == [("1", True), ("0", False)]
     assert first["gpu_misplaced"] == "uses GPU 0"

@@ -189,6 +189,18 @@ def test_totals_are_per_node_and_over_all_nodes() -> None:
     assert account_text(found) == "3 x NVIDIA H200, 70 % busy, 2.0 kWh"
 
 
+def test_idle_time_is_of_the_gpus_that_were_seen() -> None:
+    found = accounted({"cn01": gpus(gpu(0, seen_s=60.0, idle_s=6.0), gpu(1, seen_s=40.0, idle_s=0.0), gpu(2))})
+    assert (found.seen_s, found.idle_s) == (100.0, 6.0)
+    assert [(device.seen_s, device.idle_s) for device in found.nodes[0].gpus] == [
+        (60.0, 6.0),
+        (40.0, 0.0),
+        (None, None),
+    ]
+    unseen = accounted({"cn01": gpus(gpu(0))})
+    assert (unseen.seen_s, unseen.idle_s) == (None, None)
+
+
 def test_a_job_without_gpus_has_no_totals() -> None:
     assert account_gpus({"cn01": NodeStatus(), "cn02": NodeStatus()}) is None
 

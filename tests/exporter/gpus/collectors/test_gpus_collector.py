@@ -306,6 +306,8 @@ def test_mean_peak_and_energy_count_from_the_first_read(tmp_path: Path) -> None:
     node.change(0, utilization_ratio=1.0, memory_used_bytes=1 * GIB, energy_j=6000.0)
     (entry,) = node.read_gpus(3).gpus
     assert entry.utilization_mean_ratio == 0.75
+    assert (first.seen_s, first.idle_s) == (None, None)
+    assert (entry.seen_s, entry.idle_s) == (4.0, 1.0)
     assert entry.memory_peak_bytes == 9 * GIB
     assert entry.energy_job_j == 1000.0
 
@@ -329,7 +331,8 @@ def test_time_without_readings_does_not_count_towards_the_mean(tmp_path: Path) -
     node.host.gpus[0] = seen
     node.change(0, utilization_ratio=0.0)
     node.read_gpus(100)
-    assert node.read_gpus(1).gpus[0].utilization_mean_ratio == 0.5
+    (entry,) = node.read_gpus(1).gpus
+    assert (entry.utilization_mean_ratio, entry.seen_s, entry.idle_s) == (0.5, 2.0, 1.0)
 
 
 # Events
@@ -453,6 +456,8 @@ def test_the_status_is_json_and_complete(tmp_path: Path) -> None:
                 "sm_activity_ratio": 0.8,
                 "tensor_activity_ratio": 0.4,
                 "utilization_mean_ratio": 0.5,
+                "seen_s": 1.0,
+                "idle_s": 0.0,
                 "memory_peak_bytes": 70 * GIB,
                 "workers": ["worker_w0"],
                 "xids": [
