@@ -49,7 +49,8 @@ class Record:
     unknown_keys: ClassVar[JsonObject] = NOTHING  # keys of the JSON without a field; set on the instance
 
     def __init_subclass__(cls) -> None:
-        own = [name for name, kind in vars(cls).get("__annotations__", {}).items() if "ClassVar" not in str(kind)]
+        # of the class alone; from Python 3.14 on they are not in its namespace
+        own = [name for name, kind in cls.__annotations__.items() if "ClassVar" not in str(kind)]
         inherited = [name for base in cls.__bases__ if issubclass(base, Record) for name in base.FIELDS]
         cls.FIELDS = tuple(dict.fromkeys((*inherited, *own)))
         cls.KEYS = {name: name.removesuffix("_") for name in cls.FIELDS}
