@@ -9,7 +9,7 @@ import sys
 
 BENCHES = (
     *("exposition", "wrapper", "processes", "exits", "kills", "logs"),
-    *("backlog", "tail", "files", "eta", "gpus", "sidecar", "series", "plans"),
+    *("backlog", "tail", "files", "eta", "gpus", "sidecar", "series", "plans", "hub"),
 )  # modules of this package
 LONG = ("soak", "slurm_kills")  # only by name: they take long, or need root
 

@@ -1,11 +1,12 @@
-"""What a hub costs with 10,000 jobs: one answer of the queue with 200 changes, its page, and memory."""
+"""What a hub costs with 10,000 jobs: one answer of the queue with 200 changes, its page, and a restart."""
 
-import argparse
 import os
-import resource
+import statistics
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from exporter.contract.clock import SystemClock
 from exporter.hub.engine import Engine, Settings
@@ -14,7 +15,9 @@ from exporter.slurm.commands_reader import SlurmReader
 
 TEXT = "#!/bin/sh\ncat {folder}/rows\n"
 CONFIG = "#!/bin/sh\necho 'ClusterName = c1'; echo 'PrivateData = none'\n"
-CHANGED = 200
+JOBS, POLLS = 10_000, 10
+CHANGED = 200  # jobs between two looks
+MOST_CPU_S, MOST_PAGE_MB = 0.6, 1.2
 RECENTLY_S = 3600
 
 
@@ -31,45 +34,48 @@ def row(number: int, state: str, now: float) -> str:
     )
 
 
-def main() -> None:
-    """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--jobs", type=int, default=10_000)
-    parser.add_argument("--polls", type=int, default=10)
-    jobs, polls = vars(parser.parse_args()).values()
+def measure() -> dict[str, Any]:
+    """Answers of a queue of which 2 % change each time, as a hub's thread takes them."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         for command, text in (("squeue", TEXT), ("scontrol", CONFIG), ("sacct", "#!/bin/sh\n")):
             (folder / command).write_text(text.format(folder=folder))
             (folder / command).chmod(0o755)
-        os.environ["PATH"] = f"{folder}:{os.environ['PATH']}"
-        store = Store(folder / "hub.sqlite")
-        engine = Engine(SlurmReader(None, None, os.environ), store, Settings(True, None, 0.0, jobs), SystemClock())
-        states = ["RUNNING"] * jobs
-        walls, cpus, now = [], [], time.time()
-        for poll in range(polls):
-            for number in range(poll * CHANGED, (poll + 1) * CHANGED):
-                states[number % jobs] = "COMPLETED"
-            (folder / "rows").write_text("".join(row(number, state, now) for number, state in enumerate(states)))
-            begun, used = time.perf_counter(), time.process_time()
-            engine.step()
-            walls.append(time.perf_counter() - begun)
-            cpus.append(time.process_time() - used)
-        status = Path("/proc/self/status").read_text()
-        rss_mib = int(status.partition("VmRSS:")[2].split()[0]) / 1024
-        peak_mib = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-        print(
-            f"first answer: {walls[0]:.2f} s; later ones: {min(walls[1:]):.2f} to {max(walls[1:]):.2f} s, "
-            f"{sum(cpus[1:]) / (polls - 1):.2f} s of CPU"
-        )
-        print(f"page: {len(engine.view.page) / 1e6:.2f} MB compressed; file: {(store.size_bytes() or 0) / 1e6:.1f} MB")
-        print(f"memory: {rss_mib:.0f} MiB, at most {peak_mib:.0f} MiB")
-        begun = time.perf_counter()
-        store.close()
-        restarted = Store(folder / "hub.sqlite")
-        Engine(SlurmReader(None, None, os.environ), restarted, Settings(True, None, 0.0, jobs), SystemClock())
-        print(f"restart: {time.perf_counter() - begun:.2f} s for {len(restarted.saved.jobs)} jobs")
+        environ = os.environ | {"PATH": f"{folder}:{os.environ['PATH']}"}
+        old_path, os.environ["PATH"] = os.environ["PATH"], environ["PATH"]
+        try:
+            return _measure(folder, environ)
+        finally:
+            os.environ["PATH"] = old_path
 
 
-if __name__ == "__main__":
-    main()
+def _measure(folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
+    store = Store(folder / "hub.sqlite")
+    engine = Engine(SlurmReader(None, None, environ), store, Settings(True, None, 0.0, JOBS), SystemClock())
+    states, cpus, now = ["RUNNING"] * JOBS, list[float](), time.time()
+    for poll in range(POLLS):
+        for number in range(poll * CHANGED, (poll + 1) * CHANGED):
+            states[number % JOBS] = "COMPLETED"
+        (folder / "rows").write_text("".join(row(number, state, now) for number, state in enumerate(states)))
+        used = time.process_time()
+        engine.step()
+        cpus.append(time.process_time() - used)
+    page_mb, file_mb = len(engine.view.page) / 1e6, (store.size_bytes() or 0) / 1e6
+    store.close()
+    begun = time.perf_counter()
+    restarted = Store(folder / "hub.sqlite")
+    Engine(SlurmReader(None, None, environ), restarted, Settings(True, None, 0.0, JOBS), SystemClock())
+    restart_s = time.perf_counter() - begun
+    restarted.close()
+    look_s = statistics.median(cpus[1:])
+    return {
+        "jobs": JOBS,
+        "cpu_s_of_a_look": round(look_s, 2),
+        "page_mb": round(page_mb, 2),
+        "file_mb": round(file_mb, 1),
+        "restart_s": round(restart_s, 2),
+        "goals": {
+            "at most 1 % of a core with a look a minute": look_s <= MOST_CPU_S,
+            "a page of at most 1.2 MB": page_mb <= MOST_PAGE_MB,
+        },
+    }

@@ -11,10 +11,10 @@ import pytest
 
 from tests.support.launcher import ROOT
 
-UNITS = sorted((ROOT / "systemd").glob("*.service"))
+UNITS = sorted((ROOT / "docker" / "systemd").glob("*.service"))
 
 
-@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd-analyze is not installed")
+@pytest.mark.skipif(shutil.which("systemd-analyze") is None, reason="systemd is not installed")
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
     manager = "--user" if "-user" in unit.name else "--system"

@@ -74,11 +74,11 @@ def test_the_wheel_contains_only_both_packages_and_the_entry(wheel: Path) -> Non
         "alertmanager/runbooks",
         "grafana/dashboards",
         "grafana/provisioning",
-        "systemd",
     ):
         files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert files
         assert files <= shared
+    assert {f"systemd/{path.name}" for path in (ROOT / "docker" / "systemd").iterdir()} <= shared
 
 
 def test_the_wheel_declares_its_commands_and_dependencies(wheel: Path) -> None:

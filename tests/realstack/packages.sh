@@ -13,6 +13,7 @@ POLICY=/usr/sbin/policy-rc.d
 slurm=(slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 python3)
 prometheus=(prometheus prometheus-alertmanager curl python3)
 nginx=(nginx-light)
+systemd=(systemd)  # its command that checks units
 compiler=(gcc libc6-dev)
 browser=()
 case ${1:-} in
@@ -27,7 +28,7 @@ missing() {
     have=$(dpkg-query -W -f '${Package} ${db:Status-Status}\n' "$@" 2>/dev/null || true)
     printf '%s\n' "$@" | grep -vxF -f <(sed -n 's/ installed$//p' <<<"$have") | sort -u || true
 }
-all=("${slurm[@]}" "${prometheus[@]}" "${nginx[@]}" "${compiler[@]}" ${browser[@]+"${browser[@]}"})
+all=("${slurm[@]}" "${prometheus[@]}" "${nginx[@]}" "${systemd[@]}" "${compiler[@]}" ${browser[@]+"${browser[@]}"})
 mapfile -t want < <(missing "${all[@]}")
 
 if [ ${#want[@]} -eq 0 ]; then
@@ -39,6 +40,7 @@ if [ "$(id -u)" != 0 ]; then
     [ -z "$(missing "${slurm[@]}")" ] || skipped+=(slurm)
     [ -z "$(missing "${prometheus[@]}")" ] || skipped+=(prometheus)
     [ -z "$(missing "${nginx[@]}")" ] || skipped+=(nginx)
+    [ -z "$(missing "${systemd[@]}")" ] || skipped+=(systemd)
     [ -z "$(missing "${compiler[@]}")" ] || skipped+=(fakenvml)
     [ ${#browser[@]} -eq 0 ] || [ -z "$(missing "${browser[@]}")" ] || skipped+=(browser)
     echo "packages: not root, so not installed: ${want[*]}; skipped: tests of ${skipped[*]}"
