@@ -312,7 +312,7 @@ def test_a_snapshot_that_cannot_be_rendered_loses_only_its_own_series(tmp_path: 
 
 @pytest.mark.parametrize(
     ("detail", "families"),
-    [(ESSENTIAL, set()), (NORMAL, {SUCCESS, LAST_SUCCESS}), (FULL, {SUCCESS, LAST_SUCCESS, DURATION})],
+    [(level, {SUCCESS, LAST_SUCCESS}) for level in (ESSENTIAL, NORMAL)] + [(FULL, {SUCCESS, LAST_SUCCESS, DURATION})],
 )
 def test_a_page_has_the_detail_that_the_manifest_names(tmp_path: Path, detail: str, families: set[Family]) -> None:
     sidecar = make_sidecar(make_context(make_manifest(tmp_path, detail=detail)), ScriptedCollector("a"))
