@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from exporter.contract.records import Record
 from exporter.slurm.queue import Sight
-from exporter.slurm.states import ENDS, base_state, parse_duration, parse_moment, task_ids
+from exporter.slurm.states import ENDS, base_state, known_limit, parse_duration, parse_moment, task_ids
 
 # the last one is the user's text and may contain `|`
 FIELDS = (
@@ -14,7 +14,6 @@ FIELDS = (
     *("TotalCPU", "AllocTRES", "TRESUsageInTot", "JobName"),
 )
 FORMAT = ",".join(FIELDS)
-_NO_LIMIT = 365 * 24 * 60  # minutes that the controller enters for a job of a partition without a limit
 _GPU = "gres/gpu"
 _FACTORS = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 
@@ -103,7 +102,7 @@ def _parse_attempt(parts: Sequence[str]) -> Attempt:
         parse_moment(submit),
         parse_moment(start),
         parse_moment(end),
-        limit_s=float(limit) * 60 if limit.isdecimal() and int(limit) != _NO_LIMIT else None,
+        limit_s=known_limit(float(limit) * 60 if limit.isdecimal() else None),
     )
     memory = tres(allocated, "mem")
     return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), memory, resources=allocated)

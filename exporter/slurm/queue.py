@@ -4,7 +4,17 @@ import re
 from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
-from exporter.slurm.states import ENDS, JOB_ID, NEVER, array_of, base_state, parse_duration, parse_moment, task_ids
+from exporter.slurm.states import (
+    ENDS,
+    JOB_ID,
+    NEVER,
+    array_of,
+    base_state,
+    known_limit,
+    parse_duration,
+    parse_moment,
+    task_ids,
+)
 
 # the last two are the user's text and may contain `|`
 FIELDS = (
@@ -124,7 +134,7 @@ def _parse_row(text: str) -> QueueRow | None:
         parse_moment(end) if state in ENDS else None,
         int(restarts),
         None if reason in NO_REASON else reason,
-        parse_duration(limit),
+        known_limit(parse_duration(limit)),
     )
     values = {
         "A": array_of(job_id),

@@ -19,6 +19,8 @@ _ARRAY = re.compile(r"(\d+)_\[([^\]]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 MOST_TASKS = 100_000  # of an array that are told apart; a larger one would fill the memory
 
+_NO_LIMIT_S = 365 * 86400.0  # what the controller enters for a started job of a partition without a limit
+
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)(?:\.\d+)?")
 
 
@@ -72,3 +74,8 @@ def parse_duration(text: str) -> float | None:
 def parse_moment(text: str) -> float | None:
     """Epoch seconds; None for ``N/A``, ``NONE``, ``Unknown`` and other words."""
     return float(text) if text.isdecimal() else None
+
+
+def known_limit(limit_s: float | None) -> float | None:
+    """A time limit; None for a job that has none, whatever Slurm has entered for it."""
+    return None if limit_s == _NO_LIMIT_S else limit_s

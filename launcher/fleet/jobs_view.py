@@ -26,6 +26,7 @@ OPTIONAL = ("PROGRESS", "ETA", "COST", "CPU%", "MEM%")
 OPTIONAL_MORE = ("USER", "ACCOUNT", "QOS", "NODES", "DEPENDENCY", "RUN_DIR")
 LEFT_OUT = ("BACKEND", "MEM%", "CPU%", "SUBMITTED", "COST", "GPU", "PROGRESS", "ETA")  # in a narrow window
 MIB = 1024**2
+MOST_FORECAST_S = 90 * 86400.0  # of a start; Slurm forecasts a year behind a job without a time limit
 ENDED = (*ENDS, "INCOMPLETE", "UNKNOWN")  # the last two of jobs without Slurm
 
 
@@ -190,7 +191,11 @@ def _state_text(job: Job, now: float) -> str:
         )
     if sight.state != "PENDING":
         return sight.state
-    return sight.state + reason + (f", start in {duration_text(start - now)}" if start and start > now else "")
+    return (
+        sight.state
+        + reason
+        + (f", start in {duration_text(start - now)}" if start and 0 < start - now < MOST_FORECAST_S else "")
+    )
 
 
 def _progress_text(run: RunProgress | None) -> str:

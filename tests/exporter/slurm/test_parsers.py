@@ -69,6 +69,12 @@ def row(job_id: str = "7", state: str = "RUNNING", name: str = "job", output: st
     return f"{job_id}|{state}|None|100|110|N/A|5:00|0|n1|gpu|cpu=4|7|ada|lab|normal|1|(null)|{output}|{name}|\n"
 
 
+@pytest.mark.parametrize(("text", "limit_s"), [("5:00", 300.0), ("UNLIMITED", None), ("365-00:00:00", None)])
+def test_a_job_without_a_limit_has_none_also_after_its_start(text: str, limit_s: float | None) -> None:
+    (found,) = parse_queue(row().replace("|5:00|", f"|{text}|"))
+    assert found.sight.limit_s == limit_s
+
+
 def test_a_name_may_have_lines_and_an_output_file_has_its_patterns_filled() -> None:
     found = parse_queue("CLUSTER: other\n" + row(name="two\nlines") + row("4459_3", output="/logs/%x-%A_%a-%4j.%u"))
     assert [entry.name for entry in found] == ["two\nlines", "job"]

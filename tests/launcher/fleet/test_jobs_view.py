@@ -152,3 +152,10 @@ def test_ended_jobs_have_the_figures_of_their_last_attempts() -> None:
     assert "1" not in ended  # the queue shows that it runs
     (line,) = render_jobs([Job(row, figures=figures)], NOW, verbose=False)[1:]
     assert " 12%   28%   " in line
+
+
+@pytest.mark.parametrize(("days", "shown"), [(1, True), (364, False)])
+def test_a_start_that_nobody_can_forecast_is_not_shown(days: int, shown: bool) -> None:
+    """Behind a job without a time limit Slurm forecasts the start in a year."""
+    waiting = TRAIN._replace(sight=Sight("PENDING", NOW, reason="Resources"), expected_start=NOW + days * 86400)
+    assert ("start in" in render_jobs([Job(waiting)], NOW, verbose=False)[1]) == shown
