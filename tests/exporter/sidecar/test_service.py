@@ -71,9 +71,10 @@ class BlockedCollector:
 
     def __init__(self, name: str = "waiting") -> None:
         self.name = name
-        self.release = threading.Event()
+        self.reading, self.release = threading.Event(), threading.Event()
 
     def read(self) -> int:
+        self.reading.set()
         self.release.wait(60)
         return 1
 
@@ -248,6 +249,7 @@ def test_a_page_is_served_while_a_collector_hangs(tmp_path: Path, clock: Shifted
     blocked = BlockedCollector()
 
     async def play(served: Served) -> None:
+        await served.until(blocked.reading.is_set, "the read that hangs")  # it is late only if it began before
         clock.shift += 3e6 + 1
         await served.until(lambda: served.sidecar.slots[0].success, "the phase")
         success = samples_of((await served.get("/metrics"))[1], SUCCESS)
