@@ -227,6 +227,19 @@ def needs_log_evidence(evidence: ExitEvidence) -> bool:
     return _reason_without_log(evidence) is None
 
 
+def awaits_oom_victim(evidence: ExitEvidence) -> bool:
+    """Whether a peer whose end is not known yet may be the one that the OOM killer chose.
+
+    A peer notices the loss at once, while the victim still frees its memory.
+    """
+    if (evidence.oom_kills or 0) <= 0 or evidence.oom_peers or evidence.oom_victim or evidence.code == 0:
+        return False
+    if _reason_without_log(evidence) is not None:
+        return False
+    is_its_own = _has_oom_kill_of_its_own(evidence)
+    return is_its_own is None or (not is_its_own and PEER_LOST in evidence.log.classes)
+
+
 def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
     """Reason of a failed start, a clean exit or a requested end; None for all others."""
     facts = [_status_text(evidence)]
@@ -278,7 +291,7 @@ def _reason_with_log(evidence: ExitEvidence) -> ExitReason:
     if code == 0:
         return ExitReason("app_error", ("a service ended with code 0 while the job needed it", *_log_text(evidence)))
     forwarded = _requests_to_end(evidence)
-    kernel = _reason_from_kernel(evidence, killed=number == signal.SIGKILL)
+    kernel = _reason_from_kernel(evidence)
     if kernel is None and (evidence.oom_kills or 0) > 0:
         facts.append("the OOM killer ended a process of its control group during the run")
     for found in (kernel, _reason_from_log(evidence), _reason_from_disk(evidence)):
@@ -323,21 +336,18 @@ def _teardown_reason(evidence: ExitEvidence, has_signals: bool) -> tuple[str, st
     return None
 
 
-def _reason_from_kernel(evidence: ExitEvidence, *, killed: bool) -> tuple[str, str] | None:
+def _reason_from_kernel(evidence: ExitEvidence) -> tuple[str, str] | None:
     """Reason according to the kernel, as (reason, words).
 
     A cgroup may be shared, and a child may have been killed long before. So its OOM count explains only a SIGKILL, or
     an end that the log does not explain. A kill of another worker is not its own: it only noticed.
     """
-    log = evidence.log
-    otherwise = _has_reason(log) or (log.line is not None and not _DEATHS.intersection(log.classes))
-    kills, victims = evidence.oom_kills or 0, evidence.oom_peers
-    # not the count itself: some kernels count a kill twice
-    if kills > 0 and (killed or LOADER_KILLED in log.classes or not (otherwise or victims)):
+    victims, is_its_own = evidence.oom_peers, _has_oom_kill_of_its_own(evidence)
+    if is_its_own or (is_its_own is None and not victims):
         return "host_oom", f"oom_kill rose by {evidence.oom_kills} in the worker's cgroup{_memory_text(evidence)}"
     if evidence.oom_victim:
         return "host_oom", f"the kernel log says: {evidence.oom_victim}{_memory_text(evidence)}"
-    if kills > 0 and victims and not otherwise:
+    if is_its_own is None:
         return "terminated_peer", f"the kernel had killed {victims[0].name} of the same control group"
     for fault in evidence.gpu_faults:
         if fatal_xid_text(fault.xid) and fault.is_near(evidence.end):
@@ -346,6 +356,20 @@ def _reason_from_kernel(evidence: ExitEvidence, *, killed: bool) -> tuple[str, s
         if loss.is_near(evidence.end):
             return "gpu_fault", loss.describe(evidence.end)
     return None
+
+
+def _has_oom_kill_of_its_own(evidence: ExitEvidence) -> bool | None:
+    """Whether the cgroup's count of OOM kills explains the end by itself; None if only its peers can show that.
+
+    The count itself does not: some kernels count a kill twice.
+    """
+    log = evidence.log
+    if (evidence.oom_kills or 0) <= 0:
+        return False
+    if _fatal_signal(evidence) == signal.SIGKILL or LOADER_KILLED in log.classes:
+        return True
+    is_explained = _has_reason(log) or (log.line is not None and not _DEATHS.intersection(log.classes))
+    return False if is_explained else None
 
 
 def _has_reason(log: LogEvidence) -> bool:

@@ -23,10 +23,12 @@ from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.process_tree import ProcessTree, ProcessTreeSample
 from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import (
+    OOM_BURST_S,
     SHELL_KILL,
     ExitEvidence,
     FailedPeer,
     JobStop,
+    awaits_oom_victim,
     evidence_from_record,
     failed_peer,
     find_exit_reason,
@@ -341,7 +343,7 @@ class WorkerRuns:
     def _handle_end(
         self, run: _WorkerRun, record: Facts, stop: JobStop | None, peers: Sequence[FailedPeer], now: float
     ) -> None:
-        """Find the reason of one end, unless a notice that may explain it is still expected."""
+        """Find the reason of one end, unless a notice or the end of a peer that may explain it is still expected."""
         recorded = evidence_from_record(record)
         from_above = recorded.forwarded or (recorded.source == "kernel" and not self._context.manifest.attached)
         if from_above and stop is None and recorded.end is not None and now - recorded.end < NOTICE_GRACE_S:
@@ -353,7 +355,6 @@ class WorkerRuns:
             run.start = start
         earlier = run_files.read_json(self._record_path(run.restart, "found")) or {}  # from an earlier sidecar
         record = {**earlier, **record, **self._save_node_facts(run, recorded, earlier)}
-        self._stop_watching(run)
         end = recorded.end if recorded.end is not None else now
         evidence = replace(
             evidence_from_record(record, stop).with_peers(peers, self.task.node_index),
@@ -364,6 +365,9 @@ class WorkerRuns:
         if needs_log_evidence(evidence):
             ends = self._read_log_ends(run.restart, run.start)
             evidence = replace(evidence, log=log_evidence(ends, lexicon_of_job(self._context.manifest)))
+        if now - end < OOM_BURST_S and len(self._context.tasks) > 1 and awaits_oom_victim(evidence):
+            return
+        self._stop_watching(run)
         result = find_exit_reason(evidence)
         run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end, result.reason, result.evidence)
         self._exits = self._exits.plus(run.ended)

@@ -16,9 +16,11 @@ from exporter.workers.exit_reason import (
     OOM_BURST_S,
     PEER_WINDOW_S,
     SHELL_KILL,
+    ExitEvidence,
     FailedPeer,
     JobStop,
     LogEvidence,
+    awaits_oom_victim,
     evidence_from_record,
     failed_peer,
     find_exit_reason,
@@ -94,24 +96,11 @@ class ExitReasonFinder:
         while the job continued has its own.
         """
         records = self.read_records(task, restart)
-        stop = parse_job_stop(records.stop or {}) or stop
-        if stop is not None and stop.was_caused_by(task.rank, restart):
-            stop = None
-        start = record.get("start")
-        evidence = replace(
-            evidence_from_record({**(records.found or {}), **record}, stop).with_peers(peers, task.node_index),
-            node=node,
-            job_end=self._job_end,
-            attached=self._manifest.attached,
-        )
-        key = stop, evidence.peer, evidence.oom_peers
+        evidence = self._collect_evidence(records, task, restart, node, record, stop, peers)
+        key = evidence.stop, evidence.peer, evidence.oom_peers
         if record is records.exit and key in records.ends:
             return records.ends[key]
-        if needs_log_evidence(evidence):
-            evidence = replace(
-                evidence,
-                log=self._read_log_evidence(task, restart, node, start if isinstance(start, float | int) else None),
-            )
+        evidence = self._with_log(evidence, task, restart, node, record)
         judged = find_exit_reason(evidence)
         described = WorkerEnd(
             reason=judged.reason,
@@ -122,11 +111,54 @@ class ExitReasonFinder:
             restart=restart,
             evidence=tuple(judged.evidence),
             max_rss_bytes=evidence.max_rss_bytes,
-            asked_to_end=stop is not None and stop.reason != "completed" and bool(evidence.forwarded),
+            asked_to_end=(
+                evidence.stop is not None and evidence.stop.reason != "completed" and bool(evidence.forwarded)
+            ),
         )
         if record is records.exit and self._may_read_logs:
             records.ends[key] = described
         return described
+
+    def awaits_oom_victim(
+        self, task: Task, restart: int, node: str, record: Mapping[str, object], peers: Iterable[FailedPeer]
+    ) -> bool:
+        """Whether the end of another task of its node may still show which of them the OOM killer chose."""
+        is_alone = all(other.node_index != task.node_index or other is task for other in self._manifest.tasks)
+        end = evidence_from_record(record).end
+        if not record.get("oom_kills") or is_alone or end is None or time.time() - end >= OOM_BURST_S:
+            return False
+        evidence = self._collect_evidence(self.read_records(task, restart), task, restart, node, record, None, peers)
+        return awaits_oom_victim(self._with_log(evidence, task, restart, node, record))
+
+    def _collect_evidence(
+        self,
+        records: RunRecords,
+        task: Task,
+        restart: int,
+        node: str,
+        record: Mapping[str, object],
+        stop: JobStop | None,
+        peers: Iterable[FailedPeer],
+    ) -> ExitEvidence:
+        """Evidence about one end, without that of its log."""
+        stop = parse_job_stop(records.stop or {}) or stop
+        if stop is not None and stop.was_caused_by(task.rank, restart):
+            stop = None
+        return replace(
+            evidence_from_record({**(records.found or {}), **record}, stop).with_peers(peers, task.node_index),
+            node=node,
+            job_end=self._job_end,
+            attached=self._manifest.attached,
+        )
+
+    def _with_log(
+        self, evidence: ExitEvidence, task: Task, restart: int, node: str, record: Mapping[str, object]
+    ) -> ExitEvidence:
+        if not needs_log_evidence(evidence):
+            return evidence
+        start = record.get("start")
+        since = start if isinstance(start, float | int) else None
+        return replace(evidence, log=self._read_log_evidence(task, restart, node, since))
 
     def _read_log_evidence(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
         evidence = self._evidence_by_run.get((task.rank, restart))

@@ -200,6 +200,8 @@ class JobTasks:
                     end_query.query_reason()
                 else:
                     end_query.query_failed_node()
+            if record is not None and self._awaits_oom_victim(running, record):
+                continue
             del self._ended[rank]
             if record is None:
                 record = self._records.derive_exit(
@@ -272,6 +274,15 @@ class JobTasks:
         if self._task_groups[running.planned.task.rank].kill_at is not None:
             return False  # we sent the signal
         return bool(evidence_from_record(record).forwarded)
+
+    def _awaits_oom_victim(self, running: RunningTask, record: Mapping[str, object]) -> bool:
+        """Whether a task on its node may turn out to be the one that the OOM killer chose."""
+        if self._job_state.stop is not None or self._signals.end_signal is not None:
+            return False  # the report judges again when all have ended
+        task = running.planned.task
+        host = self._facts.hosts[task.node_index]
+        peers = self._failures.find_before(task.rank, evidence_from_record(record).end)
+        return self.exit_reason_finder.awaits_oom_victim(task, running.restart, host, record, peers)
 
     def _handle_end(self, planned: TaskPlan, restart: int, record: Mapping[str, object]) -> None:
         """Find the exit reason of a task, then restart its group, stop the job, or continue without it."""

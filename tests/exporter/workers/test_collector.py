@@ -39,7 +39,7 @@ from exporter.workers.collector import (
     UP,
     WorkersCollector,
 )
-from exporter.workers.exit_reason import REASONS
+from exporter.workers.exit_reason import OOM_BURST_S, REASONS
 from exporter.workers.runs_reader import NO_RECORD_GRACE_S, NOTICE_GRACE_S, STATUS_GRACE_S, WorkerReading
 from tests.support.exporter import (
     FakeClock,
@@ -159,6 +159,26 @@ def test_an_oom_kill_in_the_record_is_the_reason(wrappers: Wrappers, collected: 
     wrappers.start(TASK, "sh", "-c", "kill -KILL $$").wait()
     run_files.write_json(wrappers.path(TASK, "exit"), {**wrappers.record(TASK, "exit"), "oom_kills": 1})
     assert collected.facts().exits.last[-1].reason == "host_oom"
+
+
+@pytest.mark.parametrize("victim_ends", [True, False])
+def test_an_oom_kill_in_a_shared_cgroup_waits_for_the_end_of_its_victim(wrappers: Wrappers, victim_ends: bool) -> None:
+    victim = make_task(1)
+    collected = CollectedWorker(wrappers.run_dir, TASK, victim)
+
+    def end(task: Task, command: str) -> None:
+        wrappers.start(task, "sh", "-c", command).wait()
+        run_files.write_json(wrappers.path(task, "exit"), {**wrappers.record(task, "exit"), "oom_kills": 1})
+
+    end(TASK, "exit 1")
+    facts = collected.facts()
+    assert (facts.up, facts.exits.last) == (False, ()), "its peer may be the one that the kernel killed"
+    if victim_ends:
+        end(victim, "kill -KILL $$")
+        collected.collector.read()
+    else:
+        collected.clock.advance(OOM_BURST_S + 1)
+    assert collected.facts().exits.last[-1].reason == ("terminated_peer" if victim_ends else "host_oom")
 
 
 def test_the_end_of_the_log_explains_the_exit(wrappers: Wrappers, collected: CollectedWorker) -> None:

@@ -18,6 +18,7 @@ from exporter.workers.exit_reason import (
     JobStop,
     LogEvidence,
     LostGpu,
+    awaits_oom_victim,
     evidence_from_record,
     find_exit_reason,
     first_failure,
@@ -349,6 +350,25 @@ EVIDENCE_AND_REASON = [
 @pytest.mark.parametrize(("evidence", "reason"), EVIDENCE_AND_REASON)
 def test_evidence_gives_its_reason(evidence: ExitEvidence, reason: str) -> None:
     assert find_exit_reason(evidence).reason == reason
+
+
+@pytest.mark.parametrize(
+    ("evidence", "waits"),
+    [
+        (ExitEvidence(code=1, oom_kills=1), True),
+        (ExitEvidence(code=1, oom_kills=1, log=LogEvidence(("peer_lost",), "Connection reset by peer")), True),
+        (ExitEvidence(code=1, log=LogEvidence(("peer_lost",), "Connection reset by peer")), False),
+        (ExitEvidence(code=1, oom_kills=1, log=LogEvidence(("cuda_oom",), "CUDA out of memory")), False),
+        (ExitEvidence(code=1, oom_kills=1, log=LogEvidence(("loader_killed",), "DataLoader worker")), False),
+        (ExitEvidence(code=1, oom_kills=1, end=100.0, oom_peers=(VICTIM,)), False),
+        (ExitEvidence(code=137, oom_kills=1), False),
+        (ExitEvidence(signal=KILL, oom_kills=1), False),
+        (ExitEvidence(code=0, oom_kills=1), False),
+        (ExitEvidence(code=1), False),
+    ],
+)
+def test_only_an_end_that_a_peer_may_explain_waits_for_the_victim(evidence: ExitEvidence, waits: bool) -> None:
+    assert awaits_oom_victim(evidence) is waits
 
 
 def test_every_reason_is_reached_by_a_case() -> None:

@@ -268,7 +268,7 @@ class SimulatedJob:
         self.processes.append(Mock(spec=subprocess.Popen, pid=1, poll=Mock(return_value=None)))
         return [RunningTask(planned, restart, self.processes[-1]) for planned in tasks]
 
-    def record_end(self, rank: int, code: int, **facts: Any) -> None:
+    def record_end(self, rank: int, code: int | None, **facts: Any) -> None:
         """Write the exit record of the first run of a task."""
         body = {"code": code, "signal": None, "end": time.time(), **facts}
         run_files.write_json(RunRecords(self.facts).path(self.plan.tasks[rank], 0, "exit"), body)
@@ -324,6 +324,24 @@ def test_a_completed_task_waits_for_its_step(tmp_path: Path) -> None:
     job.processes[0].poll.return_value = 0
     job.job_tasks.reap()
     assert [job.job_tasks.ends[rank].reason for rank in (0, 1)] == ["completed", "completed"]
+
+
+def test_an_oom_kill_in_a_shared_cgroup_is_blamed_on_its_victim_that_ends_later(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, plan_of(job_spec(workers=[{"role": "peer", "count": 2, "command": "x"}])))
+    for planned in job.plan.tasks[:2]:
+        job.job_tasks.start((planned,))
+    peer, victim = job.processes
+    peer.poll.return_value = 1
+    job.record_end(0, 1, oom_kills=1)
+    job.job_tasks.reap()
+    assert (job.job_tasks.ends, job.job_state.stop) == ({}, None)
+    victim.poll.return_value = 137
+    job.record_end(1, None, signal=9, oom_kills=1)
+    job.job_tasks.reap()
+    job.job_tasks.reap()
+    assert {rank: end.reason for rank, end in job.job_tasks.ends.items()} == {0: "terminated_peer", 1: "host_oom"}
+    assert job.job_state.stop is not None
+    assert job.job_state.stop.cause == "peer_w1 rank 1 on cn00 ended by host_oom"
 
 
 def test_a_step_is_restarted_after_all_its_tasks_have_ended(tmp_path: Path) -> None:
