@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 HERE = Path(__file__).resolve().parent
 SCRIPT = HERE / "slurm-cluster.sh"
-TEST_USER = "gpujobtest"
+TEST_USER = os.environ.get("GPUJOB_TEST_USER", "gpujobtest")
 ROOT = "root"
 
 # After PREEMPTED, NODE_FAIL and BOOT_FAIL a job that may be requeued becomes PENDING again.

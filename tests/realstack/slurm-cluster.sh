@@ -26,7 +26,7 @@
 #   SLURM_ROOT=                        a tree made by slurm-root.sh: the daemons and all commands are its programs;
 #                                      of this machine they see /tmp, CLUSTER_DIR, the users and TEST_USER's home
 #   SLURM_BIND=                        further paths of this machine that they see, one in a line
-# Needs root, and the programs that packages.sh installs. Written outside CLUSTER_DIR: TEST_USER and a lock file.
+# Needs root, and the programs that packages.sh installs. Written outside CLUSTER_DIR: TEST_USER and lock files.
 set -euo pipefail
 
 HERE=$(cd "$(dirname "$0")" && pwd)
@@ -304,7 +304,9 @@ up() {
     rm -rf "$D/run" "$D/state" "$D/spool"
     mkdir -p "$D"/{etc,log,run,dev,mysql,state,spool}
     chmod 755 "$D" "$D"/{etc,log,run,dev,spool}
-    [ -z "$TEST_USER" ] || id "$TEST_USER" >/dev/null 2>&1 || useradd -m -s /bin/bash "$TEST_USER"
+    # flock: other clusters may be starting, and useradd fails while /etc/passwd is locked
+    [ -z "$TEST_USER" ] || id "$TEST_USER" >/dev/null 2>&1 ||
+        flock "${LOCK%/*}/gpujob-useradd" useradd -m -s /bin/bash "$TEST_USER"
     configure
     start_host head
     in_host head ip link add br0 type bridge
