@@ -1,14 +1,17 @@
 """The hub on a real Slurm, with jobs that gpujob has not launched."""
 
 import json
+import shutil
 import signal
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.endtoend.jobs import GPUJOB, JobSpace
+from tests.endtoend.test_track import REQUEUED
 from tests.realstack.cluster import ROOT
 
 pytestmark = pytest.mark.slurm
@@ -17,15 +20,16 @@ EXPORTER = GPUJOB.parent / "gpujob-exporter"
 
 
 class RealHub:
-    """A hub of the test user on the head of the cluster."""
+    """A hub of a user on the head of the cluster."""
 
-    def __init__(self, jobs: JobSpace, *options: str) -> None:
+    def __init__(self, jobs: JobSpace, *options: str, user: str | None = None) -> None:
         self.jobs, self.folder = jobs, jobs.directory / "hub"
+        self.user = user or jobs.user
         if not self.folder.exists():
             self.folder.mkdir()
-            jobs.own(self.folder)
+            shutil.chown(self.folder, self.user)
         argv: list[str | Path] = [EXPORTER, "hub", "--interval", "5", "--state-dir", self.folder, *options]
-        self.process = jobs.cluster.popen(argv, user=jobs.user, cwd=jobs.directory, env={"XDG_RUNTIME_DIR": ""})
+        self.process = jobs.cluster.popen(argv, user=self.user, cwd=jobs.directory, env={"XDG_RUNTIME_DIR": ""})
         jobs.cluster.wait_for(
             lambda: "ready" in self.get("/-/ready") and "Not" not in self.get("/-/ready"), 60, "a look"
         )
@@ -33,7 +37,7 @@ class RealHub:
     def get(self, path: str) -> str:
         name = next(self.folder.glob("*.sock"), Path("none"))
         argv = ["curl", "-s", "--unix-socket", str(name), f"http://hub{path}"]
-        return str(self.jobs.cluster.run(argv, user=self.jobs.user).stdout)
+        return str(self.jobs.cluster.run(argv, user=self.user).stdout)
 
     def json(self, path: str) -> Any:
         return json.loads(self.get(path))
@@ -116,3 +120,114 @@ def test_every_change_is_told_once_although_the_hub_is_killed(jobs: JobSpace) ->
     cluster.signal(hub.process, signal.SIGTERM)
     hub.process.communicate(timeout=60)
     assert not list(hub.folder.glob("*.sock"))
+
+
+OTHER_USERS = ("games", "news")  # of any Debian, without jobs of their own
+SLEEPS = "exec sleep 300"
+TAKES_MEMORY = "exec python3 -c 'b\" \" * (400 << 20)'"
+"""More than a job of 50 MiB has."""
+
+
+class Story:
+    """Some sixty jobs of three users, which end in the ways that jobs end."""
+
+    def __init__(self, jobs: JobSpace) -> None:
+        self.jobs, self.cluster = jobs, jobs.cluster
+        self.requeued, self.cancelled, self.never = list[str](), list[str](), list[str]()
+        self.states = dict[str, str]()
+        for user in (jobs.user, *OTHER_USERS):
+            self._submit_those_of(user)
+        lost, back = self.cluster.node_names[-2:]
+        gpus = "--gres=gpu:4"
+        victims = {
+            "PREEMPTED": self._sbatch(jobs.user, "lost", SLEEPS, "-p", "scavenge", "-w", lost, gpus),
+            "COMPLETED": self._sbatch(
+                jobs.user, "back", REQUEUED, "-p", "scavenge-requeue", "--requeue", "-w", back, gpus
+            ),
+        }
+        self.states |= {job: state for state, job in victims.items()}
+        for job in victims.values():
+            self.cluster.wait_for_job(int(job), 120, {"RUNNING"})
+        for node in (lost, back):
+            self.states[self._sbatch(OTHER_USERS[0], "first", "sleep 3", "-w", node, gpus)] = "COMPLETED"
+
+    def _sbatch(self, user: str, name: str, command: str, *options: str) -> str:
+        argv = ["sbatch", "--parsable", "-J", name, "-p", "gpu", "-o", "/dev/null", "-D", "/tmp", "-t", "9", "--mem=50"]
+        done = self.cluster.run([*argv, *options, "--wrap", command], user=user, cwd=Path("/tmp"), check=True)
+        return done.stdout.strip()
+
+    def _submit_those_of(self, user: str) -> None:
+        def submit(state: str, name: str, command: str, *options: str) -> str:
+            job = self._sbatch(user, name, command, *options)
+            self.states[job] = state
+            return job
+
+        good = [submit("COMPLETED", name, "sleep 2", "-G1") for name in ("good", "a|b 'c'\\nd\"", "größer", "good")]
+        bad = submit("FAILED", "bad", "exit 3")
+        submit("FAILED", "crash", "kill -SEGV $$")
+        submit("COMPLETED", "step", "srun false; exit 0")
+        if self.cluster.enforces_memory:
+            submit("OUT_OF_MEMORY", "memory", TAKES_MEMORY)
+        submit("TIMEOUT", "late", SLEEPS, "-t", "1")
+        self.cancelled += [submit("CANCELLED", "running", SLEEPS), submit("CANCELLED", "held", "true", "--hold")]
+        array = self._sbatch(user, "arr", "sleep 1; exit $((SLURM_ARRAY_TASK_ID == 2 ? 3 : 0))", "--array=0-3%2")
+        self.states |= {f"{array}_{index}": "FAILED" if index == 2 else "COMPLETED" for index in range(4)}
+        submit("COMPLETED", "after", "true", f"--dependency=afterok:{good[0]}")
+        self.never.append(submit("CANCELLED", "never", "true", f"--dependency=afterok:{bad}"))
+        self.requeued.append(submit("COMPLETED", "again", REQUEUED, "--requeue"))
+
+    def interfere(self) -> None:
+        """Requeue and cancel, as users do."""
+        for job in self.requeued:
+            self.cluster.wait_for_job(int(job), 120, {"RUNNING"})
+            self.cluster.run(["scontrol", "requeue", job], user=ROOT, check=True)
+        self.cluster.wait_for_job(int(self.cancelled[0]), 120, {"RUNNING"})
+        self.cluster.run(["scancel", *self.cancelled, *self.never], user=ROOT, check=True)
+
+    def history(self) -> dict[str, list[tuple[str, float]]]:
+        """States and times of each job, by accounting."""
+        fields = "JobID,State,Submit,Start,End,NodeList"
+        argv = ["sacct", "-a", "-D", "-X", "-n", "-P", "-j", ",".join(self.states), "-o", fields]
+        text = self.cluster.run(argv, user=ROOT, env={"SLURM_TIME_FORMAT": "%s"}, check=True).stdout
+        attempts: dict[str, list[list[str]]] = {}
+        for job, *attempt in sorted((line.split("|") for line in text.splitlines()), key=lambda row: row[2]):
+            attempts.setdefault(job, []).append(attempt)
+        return {job: list(_changes(rows)) for job, rows in attempts.items()}
+
+
+def _changes(attempts: list[list[str]]) -> Iterator[tuple[str, float]]:
+    for number, (_, submitted, started, _, nodes) in enumerate(attempts):
+        if number:
+            yield "PENDING", float(submitted)
+        if nodes != "None assigned":
+            yield "RUNNING", float(started)
+    state, _, _, ended, _ = attempts[-1]
+    yield state.partition(" ")[0], float(ended) if ended.isdigit() else 0.0
+
+
+def test_sixty_jobs_of_three_users_are_told_as_accounting_has_them(jobs: JobSpace) -> None:
+    cluster, hub = jobs.cluster, RealHub(jobs, "--scope", "cluster", user=ROOT)
+    time.sleep(1.5)  # Slurm counts whole seconds, and what happened before the hub is not its own
+    story = Story(jobs)
+    for act in (story.interfere, lambda: time.sleep(5)):
+        act()
+        hub.kill()
+        hub = RealHub(jobs, "--scope", "cluster", user=ROOT)
+
+    def ends() -> dict[str, str]:
+        found = hub.json("/api/v1/jobs?limit=1000")["jobs"]
+        return {job["job_id"]: job["state"] for job in found if job["is_over"] and job["job_id"] in story.states}
+
+    cluster.wait_for(lambda: ends().keys() == story.states.keys(), 240, "all ends")
+    assert ends() == story.states
+    told: dict[str, list[tuple[str, float]]] = {}
+    for change in hub.json("/api/v1/changes?after=0")["changes"]:
+        told.setdefault(change["job_id"], []).append((change["state"], change["time"]))
+    expected = cluster.wait_for(
+        lambda: {job: changes[-1][0] for job, changes in story.history().items()} == story.states and story.history(),
+        60,
+        "accounting",
+    )
+    assert {job: told[job] for job in story.states} == expected
+    cluster.signal(hub.process, signal.SIGTERM)
+    hub.process.communicate(timeout=60)
