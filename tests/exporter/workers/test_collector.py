@@ -161,8 +161,12 @@ def test_an_oom_kill_in_the_record_is_the_reason(wrappers: Wrappers, collected: 
     assert collected.facts().exits.last[-1].reason == "host_oom"
 
 
-@pytest.mark.parametrize("victim_ends", [True, False])
-def test_an_oom_kill_in_a_shared_cgroup_waits_for_the_end_of_its_victim(wrappers: Wrappers, victim_ends: bool) -> None:
+@pytest.mark.parametrize(
+    ("victim_ends", "reason"), [("first", "terminated_peer"), ("later", "terminated_peer"), ("never", "host_oom")]
+)
+def test_an_oom_kill_in_a_shared_cgroup_waits_for_the_end_of_its_victim(
+    wrappers: Wrappers, victim_ends: str, reason: str
+) -> None:
     victim = make_task(1)
     collected = CollectedWorker(wrappers.run_dir, TASK, victim)
 
@@ -170,15 +174,17 @@ def test_an_oom_kill_in_a_shared_cgroup_waits_for_the_end_of_its_victim(wrappers
         wrappers.start(task, "sh", "-c", command).wait()
         run_files.write_json(wrappers.path(task, "exit"), {**wrappers.record(task, "exit"), "oom_kills": 1})
 
-    end(TASK, "exit 1")
+    if victim_ends == "first":
+        end(victim, "kill -KILL $$")
+    end(TASK, "kill -TERM $$")
     facts = collected.facts()
     assert (facts.up, facts.exits.last) == (False, ()), "its peer may be the one that the kernel killed"
-    if victim_ends:
+    if victim_ends == "later":
         end(victim, "kill -KILL $$")
         collected.collector.read()
-    else:
+    elif victim_ends == "never":
         collected.clock.advance(OOM_BURST_S + 1)
-    assert collected.facts().exits.last[-1].reason == ("terminated_peer" if victim_ends else "host_oom")
+    assert collected.facts().exits.last[-1].reason == reason
 
 
 def test_the_end_of_the_log_explains_the_exit(wrappers: Wrappers, collected: CollectedWorker) -> None:

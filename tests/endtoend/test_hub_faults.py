@@ -1,0 +1,145 @@
+"""The hub while its sources or the hub itself are gone, on a cluster of its own: daemons of Slurm hang and die."""
+
+import json
+import re
+import signal
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.endtoend.jobs import JobSpace, embed_job
+from tests.endtoend.test_hub import RealHub
+from tests.endtoend.test_track import sbatch
+from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
+from tests.realstack.stack import prometheus_unavailable
+
+pytestmark = pytest.mark.slurm
+
+NODES = 2
+HUB_PORT, PROMETHEUS_PORT = 9420, 9090  # of the head, on which nothing else runs
+DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "run-the-hub.md"
+REFRESH_S = 2
+SIDECARS = 'up{job="gpujob-sidecar"}'
+
+
+@pytest.fixture(scope="module")
+def cluster(space_dir: Path) -> Iterator[Cluster]:
+    if reason := slurm_unavailable():
+        pytest.skip(reason)
+    with Cluster(space_dir / "hub", nodes=NODES, prefix="hub") as cluster:
+        yield cluster
+
+
+def signal_daemon(cluster: Cluster, name: str, signum: signal.Signals) -> None:
+    """Send a signal to a daemon of the head."""
+    pids = [pid for pid, command in cluster.node_processes("head", daemons=True) if command.split()[0].endswith(name)]
+    assert pids, name
+    cluster.run(["kill", f"-{signum:d}", *map(str, pids)], user=ROOT, check=True)
+
+
+def metric(hub: RealHub, name: str) -> float:
+    lines = [line for line in hub.get("/metrics").splitlines() if line.startswith((f"{name}{{", f"{name} "))]
+    assert len(lines) == 1, lines
+    return float(lines[0].rpartition(" ")[2])
+
+
+def states_of(hub: RealHub, *job_ids: str) -> list[str | None]:
+    states = hub.states()
+    return [states.get(job_id) for job_id in job_ids]
+
+
+def job_of(hub: RealHub, job_id: str) -> Any:
+    return hub.json(f"/api/v1/jobs/{job_id}")["jobs"][0]
+
+
+def test_accounting_that_hangs_delays_figures_and_no_end(jobs: JobSpace) -> None:
+    cluster, hub = jobs.cluster, RealHub(jobs)
+    job_id = sbatch(jobs, "short", "sleep 15")
+    cluster.wait_for(lambda: hub.states().get(job_id) == "RUNNING", 60, "the job to run")
+    signal_daemon(cluster, "slurmdbd", signal.SIGSTOP)
+    try:
+        cluster.wait_for(lambda: hub.states().get(job_id) == "COMPLETED", 60, "the end, from the queue")
+        cluster.wait_for(lambda: any("sacct" in text for text in hub.json("/api/v1/jobs")["problems"]), 90, "a problem")
+        assert job_of(hub, job_id)["figures"] is None
+    finally:
+        signal_daemon(cluster, "slurmdbd", signal.SIGCONT)
+    cluster.wait_for(lambda: job_of(hub, job_id)["figures"], 150, "the figures")
+    assert hub.json("/api/v1/jobs")["problems"] == []
+
+
+def test_a_controller_that_dies_and_returns_ends_no_job_and_hides_none(jobs: JobSpace) -> None:
+    cluster, hub = jobs.cluster, RealHub(jobs)
+    stays = sbatch(jobs, "stays", "exec sleep 300")
+    ends = sbatch(jobs, "ends", "sleep 12")
+    cluster.wait_for(lambda: states_of(hub, stays, ends) == ["RUNNING", "RUNNING"], 60, "both to run")
+    time.sleep(6)  # the controller saves its state each 5 s
+    signal_daemon(cluster, "slurmctld", signal.SIGKILL)
+    slowest = 0.0
+    try:
+        told = cluster.wait_for(lambda: hub.json("/api/v1/jobs")["problems"], 90, "the hub to notice")
+        time.sleep(10)
+        begun = time.monotonic()
+        assert states_of(hub, stays, ends) == ["RUNNING", "RUNNING"]
+        slowest = time.monotonic() - begun
+    finally:
+        cluster.run(["slurmctld"], user=ROOT, check=True)
+    assert any("squeue" in text for text in told)
+    assert slowest < 2.0
+    cluster.wait_for(lambda: states_of(hub, stays, ends) == ["RUNNING", "COMPLETED"], 120, "the end that was missed")
+    assert hub.json("/api/v1/jobs")["problems"] == []
+    (row,) = cluster.sacct(int(ends), "JobID", "End")[:1]
+    told = hub.json("/api/v1/changes?after=0")["changes"]
+    told_end = [change for change in told if (change["job_id"], change["state"]) == (ends, "COMPLETED")]
+    assert len(told_end) == 1
+    assert time.strftime("%Y-%m-%dT%H:%M:%S", time.localtime(told_end[0]["time"])) == row["End"]
+    cluster.run(["scancel", stays], user=ROOT, check=True)
+
+
+def wait_for_prometheus(cluster: Cluster, directory: Path) -> Callable[[str], dict[str, str]]:
+    """Start a Prometheus that asks the hub what to scrape; return how to query it, by instance."""
+    argv = ["prometheus", f"--config.file={directory}/prometheus.yml", f"--storage.tsdb.path={directory}/prometheus"]
+    options = [f"--web.listen-address=127.0.0.1:{PROMETHEUS_PORT}", "--scrape.discovery-reload-interval=1s"]
+    with (directory / "prometheus.log").open("w") as log:
+        cluster.popen([*argv, *options], user=ROOT, stdout=log, stderr=log, in_root=False)
+    url = f"http://127.0.0.1:{PROMETHEUS_PORT}"
+
+    def query(promql: str) -> dict[str, str]:
+        argv = ["curl", "-sS", "--data-urlencode", f"query={promql}", f"{url}/api/v1/query"]
+        result = json.loads(cluster.run(argv, user=ROOT, check=True, in_root=False).stdout)["data"]["result"]
+        return {series["metric"].get("instance", ""): series["value"][1] for series in result}
+
+    cluster.wait_for(
+        lambda: cluster.run(["curl", "-fsS", f"{url}/-/ready"], user=ROOT, in_root=False).returncode == 0,
+        60,
+        "Prometheus",
+    )
+    return query
+
+
+def test_prometheus_loses_and_doubles_no_target_while_the_hub_restarts(jobs: JobSpace) -> None:
+    if reason := prometheus_unavailable():
+        pytest.skip(reason)
+    cluster, listen = jobs.cluster, ("--web.listen-address", f"127.0.0.1:{HUB_PORT}")
+    hub = RealHub(jobs, *listen)
+    (documented,) = re.findall(r"^scrape_configs:\n(?:[ ].*\n)+", DOCS.read_text(), re.MULTILINE)
+    config = documented.replace("/var/lib/gpujob", str(hub.folder)).replace("15s", f"{REFRESH_S}s")
+    (jobs.directory / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\n{config}")
+    query = wait_for_prometheus(cluster, jobs.directory)
+    job = jobs.submit(embed_job("served", nodes=NODES, count=4, items=6400, linger=10))
+    cluster.wait_for(lambda: list(query(SIDECARS).values()) == ["1"] * NODES, 90, "all sidecars, once each")
+    begun = time.time()
+    hub.kill()
+    time.sleep(4 * REFRESH_S)
+    hub = RealHub(jobs, *listen)
+    time.sleep(4 * REFRESH_S)
+    assert job.json("state.json")["phase"] == "running", "the job is to outlive the hub's restart"
+    window = int(time.time() - begun)
+    assert set(query(f"min_over_time(count({SIDECARS})[{window}s:1s])").values()) == {str(NODES)}
+    assert set(query(f"max_over_time(count({SIDECARS})[{window}s:1s])").values()) == {str(NODES)}
+    assert job.wait() == "COMPLETED"
+    cluster.wait_for(lambda: not query(SIDECARS), 60, "the targets to go")
+    total = query("sum(last_over_time(gpujob_worker_items_processed_total[5m]))")
+    assert total == {"": "6400"}, "the last values of all workers"
