@@ -36,9 +36,11 @@ def count(
     ``before`` are the jobs as they were, ``jobs`` as they are now.
     """
     found = dict(counters)
-    for place in {job.place for job in jobs.values()}:
+    for place in {job.place for key, job in jobs.items() if job is not before.get(key)}:
         found.setdefault(CounterKey(STARTED, *place), 0.0)
-    begun = {key: job.tracked.started for key, job in before.items() if job.tracked.state == "RUNNING"}
+    changes = tuple(changes)
+    changed = [before[key] for key in {change.job.job_id for change in changes} if key in before]
+    begun = {job.tracked.job_id: job.tracked.started for job in changed if job.tracked.state == "RUNNING"}
     for change in changes:
         key, state = change.job.job_id, change.job.state
         job = jobs.get(key) or before.get(key)

@@ -1,21 +1,23 @@
 """The engine of the hub: asks Slurm at the right times, keeps what it learns, and publishes it for the pages."""
 
 import logging
+import math
 import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from exporter.collecting.families import Samples
 from exporter.contract.clock import Clock
 from exporter.hub.answers import change_json
 from exporter.hub.counters import Counters, count
+from exporter.hub.job_page import JobPage
 from exporter.hub.jobs import Job, Observation, Run, forget, split_rows, take_accounting, take_queue, with_runs
 from exporter.hub.look import BETWEEN_QUESTIONS_S, Pace, Question, choose_question, due_at
-from exporter.hub.series import CommandUse, render_jobs, shown_jobs
+from exporter.hub.series import CommandUse
 from exporter.hub.store import Batch, Store, ToldChange, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
+from exporter.slurm.queue import QueueRow
 from exporter.slurm.tracking import Change
 
 RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
@@ -63,7 +65,7 @@ class Engine:
         saved = store.saved
         self._jobs: dict[str, Job] = {job.key: job for job in saved.jobs}
         self.counters: Counters = dict(saved.counters)
-        self._marks: Mapping[str, int] = {}
+        self._rows: Mapping[str, QueueRow] = {}  # of the latest answer
         self._born = float(saved.meta.get("born", 0.0))  # changes before it are not this hub's
         self.last_number = saved.last_number
         self.recent: deque[ToldChange] = deque(maxlen=RECENT_CHANGES)
@@ -72,10 +74,12 @@ class Engine:
         self._pace = {"squeue": Pace.of(settings.interval_s), "sacct": Pace.of(BETWEEN_QUESTIONS_S)}
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
         self._has_accounting = True
+        self._due_at = 0.0  # when accounting is next to be asked about a job
         self._lost_asked: dict[str, float] = {}  # when accounting last answered about a job that left the queue
         self._failing: dict[str, str] = {}  # problem by command
         self.commands = {"squeue": CommandUse(), "sacct": CommandUse(), "scontrol": CommandUse()}
         self.on_change: Callable[[], None] = lambda: None
+        self._page = self._new_page()
         as_of = saved.meta.get("as_of")
         self.view = View(self._jobs, None if as_of is None else float(as_of), b"")
         self._publish(is_ready=False)
@@ -94,9 +98,9 @@ class Engine:
         if self._clock.monotonic() >= self._next_at["squeue"]:
             self._read_queue()
         question, now = None, self._clock.time()
-        if self._clock.monotonic() >= self._next_at["sacct"]:
-            due = ((due_at(job.tracked, self._lost_asked.get(key)), job.tracked) for key, job in self._jobs.items())
-            question = choose_question(due, now)
+        if now >= self._due_at and self._clock.monotonic() >= self._next_at["sacct"]:
+            due = [(due_at(job.tracked, self._lost_asked.get(key)), job.tracked) for key, job in self._jobs.items()]
+            question, self._due_at = choose_question(due, now), min((at for at, _ in due), default=math.inf)
         if question is not None:
             self._ask_accounting(question)
         wait_s = self._next_at["squeue"] - self._clock.monotonic()
@@ -127,8 +131,8 @@ class Engine:
             self._read_cluster()
         now = self._clock.time()
         self._born = self._born or now
-        seen = take_queue(self._jobs, rows, self._marks, now)
-        self._marks = seen.marks
+        seen = take_queue(self._jobs, rows, self._rows, now)
+        self._rows = seen.rows
         seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
         self.view = self.view._replace(as_of=now)
@@ -170,6 +174,7 @@ class Engine:
         )
         self._store.save(batch)
         self._jobs, self.counters = kept, counters
+        self._due_at = 0.0
         self._lost_asked = {key: at for key, at in self._lost_asked.items() if key in kept}
         self.recent.extend(told)
         self.last_number += len(told)  # from now on they are told, and so not before they are saved
@@ -202,13 +207,15 @@ class Engine:
             wait_s = pace.wait_s(self._chance()) if command == "squeue" else pace.interval_s
             self._next_at[command] = self._clock.monotonic() + wait_s
 
+    def _new_page(self) -> JobPage:
+        return JobPage(self.label, whole_cluster=self._settings.whole_cluster, most=self._settings.most_jobs)
+
     def _publish(self, *, is_ready: bool) -> None:
         """Make the page, once for all scrapes until the next answer."""
-        out, now, jobs = Samples({"cluster": self.label}), self._clock.time(), list(self._jobs.values())
-        whole, most = self._settings.whole_cluster, self._settings.most_jobs
-        shown, not_shown = shown_jobs(jobs, now, whole_cluster=whole, most=most)
-        render_jobs(jobs, shown, not_shown, self.counters, now, out)
+        if self._page.cluster != self.label:
+            self._page = self._new_page()
         packer = zlib.compressobj(1, zlib.DEFLATED, 31)
-        page = packer.compress(out.page().encode("utf-8")) + packer.flush()
+        parts = self._page.parts(self._jobs, self.counters, self._clock.time())
+        page = b"".join([*(packer.compress(part.encode("utf-8")) for part in parts), packer.flush()])
         self.view = self.view._replace(jobs=self._jobs, page=page, is_ready=is_ready)
         self.on_change()

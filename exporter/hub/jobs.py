@@ -90,7 +90,7 @@ class Observation(NamedTuple):
     changes: tuple[Change, ...] = ()
     replaced: tuple[Job, ...] = ()  # ended jobs whose ids are now those of others
     gone: tuple[Job, ...] = ()  # arrays of which no task waits any more
-    marks: Mapping[str, int] = NOTHING  # of the rows
+    rows: Mapping[str, QueueRow] = NOTHING  # of these jobs
 
 
 def waiting_key(job_id: str) -> str:
@@ -108,41 +108,42 @@ def split_rows(rows: Iterable[QueueRow]) -> dict[str, QueueRow]:
     for row in rows:
         if _waits_together(row):
             found[waiting_key(row.job_id)] = row
-        else:
+        elif row.job_id.endswith("]"):
             found |= {task: row._replace(job_id=task) for task in task_ids(row.job_id)}
+        else:
+            found[row.job_id] = row
     return found
 
 
 def take_queue(
-    jobs: Mapping[str, Job], rows: Mapping[str, QueueRow], before: Mapping[str, int], now: float
+    jobs: Mapping[str, Job], rows: Mapping[str, QueueRow], before: Mapping[str, QueueRow], now: float
 ) -> Observation:
     """Compare the jobs with the queue, read whole.
 
-    ``before`` are the marks of the previous answer: most rows are the same, and so are their jobs. Jobs that are new
+    ``before`` are the rows of the previous observation: most are the same, and so are their jobs. Jobs that are new
     begin as PENDING, so that the changes up to now are found.
     """
     found, touched = dict(jobs), set[str]()
     replaced, gone = list[Job](), list[Job]()
-    marks = {key: hash(row) for key, row in rows.items()}
+    changed = {key for key, row in rows.items() if (old_row := before.get(key)) is not row and old_row != row}
     for key, job in jobs.items():
-        if key.endswith("_[]") and (key not in rows or marks[key] != before.get(key)):
+        if key.endswith("_[]") and (key not in rows or key in changed):
             for task in _tasks_that_left(job, rows.get(key)):
                 if task not in found and task not in rows:
                     found[task] = job._replace(tracked=_begin(task, job.tracked), tasks=1)
             if key not in rows:
                 gone.append(found.pop(key))
-    own = dict[str, QueueRow]()
-    for key, row in rows.items():
-        old = found.get(key)
+    own = dict(rows)
+    for key in [key for key in rows if key in changed or key not in found]:
+        row, old = rows[key], found.get(key)
         if old is not None and not key.endswith("_[]") and not is_same_job(old.tracked, row.sight):
             if not old.tracked.is_over:
-                continue  # its end is looked up first
+                del own[key]  # its end is looked up first
+                continue
             replaced.append(old)
             old = None
-        own[key] = row
-        if old is None or marks[key] != before.get(key):
-            found[key] = _with_row(old, row)
-            touched.add(key)
+        found[key] = _with_row(old, row)
+        touched.add(key)
     compared = {
         key: job.tracked
         for key, job in found.items()
@@ -153,7 +154,7 @@ def take_queue(
     for key, job in found.items():
         if job.is_listed != (key in own):
             found[key] = job._replace(is_listed=key in own)
-    return Observation(found, known.changes, tuple(replaced), tuple(gone), marks)
+    return Observation(found, known.changes, tuple(replaced), tuple(gone), own)
 
 
 def take_accounting(

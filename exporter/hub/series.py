@@ -1,17 +1,14 @@
 """Series of the hub: every job by itself, sums of all, and the hub's own health."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import safe_label
 from exporter.hub.counters import ENDED, GPU_S, STARTED, WAIT_S, CounterKey, Counters
-from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
-from exporter.hub.look import end_of, wants_figures
+from exporter.hub.jobs import Job
 from exporter.slurm.accounting import tres
 from exporter.slurm.states import ENDS, array_of
-from exporter.slurm.tracking import UNKNOWN
 
 JOB = ("job_id", "job_name", "user", "partition")
 PLACE = ("user", "partition")
@@ -83,29 +80,8 @@ class SelfFacts(NamedTuple):
     requests: Mapping[tuple[str, int], int]  # by handler and status
 
 
-def shown_jobs(jobs: Iterable[Job], now: float, *, whole_cluster: bool, most: int) -> tuple[list[Job], int]:
-    """Jobs with series of their own, and how many more would have them.
-
-    In a cluster those without GPUs that gpujob did not launch, and those that wait, are only in the sums. If there are
-    too many, the youngest are shown.
-    """
-    wanted = [
-        job
-        for job in jobs
-        if not (job.tracked.is_over and now - end_of(job.tracked) >= SHOWN_AFTER_END_S)
-        and (not whole_cluster or job.tracked.run_dir or (job.gpus and job.tracked.state != "PENDING"))
-    ]
-    wanted.sort(key=lambda job: job.tracked.submitted or 0.0, reverse=True)
-    return wanted[:most], max(0, len(wanted) - most)
-
-
-def render_jobs(
-    jobs: Sequence[Job], shown: Sequence[Job], not_shown: int, counters: Counters, now: float, out: Samples
-) -> None:
-    """Add the series of the jobs, of their sums, and the counters."""
-    for job in shown:
-        _render_job(job, out)
-    _render_sums(jobs, now, out)
+def render_counters(counters: Counters, out: Samples) -> None:
+    """Add the counters of users and partitions."""
     for (name, user, partition, _), value in counters.items():
         place = {"user": user, "partition": partition}
         if name == STARTED:
@@ -114,19 +90,10 @@ def render_jobs(
                 out.add(JOBS_ENDED, counters.get(CounterKey(ENDED, user, partition, end), 0.0), **place, state=end)
         elif name in (WAIT_S, GPU_S):
             out.add(WAITED if name == WAIT_S else GPU_SECONDS, value, **place)
-    unsettled = [job.tracked for job in jobs if wants_figures(job.tracked)]
-    kinds = {
-        "tracked": sum(not job.tracked.is_over for job in jobs),
-        "waiting_for_accounting": len(unsettled),
-        "unknown": sum(job.tracked.state == UNKNOWN for job in jobs),
-        "not_shown": not_shown,
-    }
-    for kind, number in kinds.items():
-        out.add(HUB_JOBS, number, kind=kind)
-    out.add(HUB_LAG, max((now - end_of(job) for job in unsettled), default=0.0))
 
 
-def _render_job(job: Job, out: Samples) -> None:
+def render_job(job: Job, out: Samples) -> None:
+    """Add the series of one job."""
     tracked, figures = job.tracked, job.tracked.figures
     row = out.row(
         job_id=safe_label(array_of(tracked.job_id) if job.key != tracked.job_id else tracked.job_id),
@@ -170,21 +137,28 @@ def _render_job(job: Job, out: Samples) -> None:
         row.add(JOB_GPU_SECONDS, figures.elapsed_s * job.gpus)
 
 
-def _render_sums(jobs: Iterable[Job], now: float, out: Samples) -> None:
-    states, reasons = Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
-    for job in jobs:
-        tracked = job.tracked
-        if tracked.is_over and now - end_of(tracked) >= SHOWN_AFTER_END_S:
-            continue
-        for partition in job.partition.split(","):  # it waits for one of them
-            place = safe_label(partition)
-            states[safe_label(job.user), place, safe_label(tracked.state)] += job.tasks
-            if tracked.state == "PENDING":
-                reasons[place, _head(tracked.reason or "None")] += job.tasks
-    for (user, partition, state), number in states.items():
-        out.add(JOBS, number, user=user, partition=partition, state=state)
-    for (partition, reason), number in reasons.items():
-        out.add(PENDING, number, partition=partition, reason=reason)
+class Sum(NamedTuple):
+    """One sum over jobs."""
+
+    family: Family
+    labels: tuple[str, ...]
+
+
+def sums_of(job: Job) -> list[Sum]:
+    """The sums to which the tasks of a job belong."""
+    tracked, user, found = job.tracked, safe_label(job.user), list[Sum]()
+    for partition in job.partition.split(","):  # it waits for one of them
+        place = safe_label(partition)
+        found.append(Sum(JOBS, (user, place, safe_label(tracked.state))))
+        if tracked.state == "PENDING":
+            found.append(Sum(PENDING, (place, _head(tracked.reason or "None"))))
+    return found
+
+
+def render_sums(sums: Mapping[Sum, int], out: Samples) -> None:
+    """Add the sums over jobs."""
+    for (family, labels), number in sums.items():
+        out.add(family, number, **dict(zip(family.labels, labels, strict=True)))
 
 
 def render_self(facts: SelfFacts, out: Samples) -> None:

@@ -13,7 +13,7 @@ from exporter.contract.errors import ExporterError
 from exporter.slurm import accounting, nodes, queue, usage
 from exporter.slurm.accounting import Attempt, parse_accounting
 from exporter.slurm.nodes import NodeRow, parse_nodes
-from exporter.slurm.queue import GarbledAnswerError, QueueRow, parse_queue
+from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow
 from exporter.slurm.usage import RunningUse, UsageRow, parse_running_use, parse_usage
 
 DEADLINE_S = 30.0  # sacct hangs for ever while slurmdbd does
@@ -119,25 +119,27 @@ class SlurmReader:
         self._on = [f"--clusters={cluster}"] if cluster else []
         # by default squeue cuts the indexes of an array after 64 bytes
         self._environment = {**clean_environment(environ, "%s"), "SLURM_BITSTR_LEN": "0"}
+        self._queue = QueueParser()  # most lines of one answer are those of the answer before
 
     def queue(self) -> tuple[QueueRow, ...]:
         """All jobs that the controller remembers, ended ones too. Raises SlurmUnansweredError."""
-        return self._read_queue("-t", "all", *self._of_user, *self._in)
+        return self._read_queue("-t", "all", *self._of_user, *self._in, parser=self._queue)
 
     def queue_of(self, job_ids: Sequence[str]) -> tuple[QueueRow, ...]:
         """Those of these jobs that have not ended. Raises SlurmUnansweredError."""
         try:
-            return self._read_queue("-j", ",".join(job_ids), deadline_s=INTERACTIVE_DEADLINE_S)
+            job_list = ",".join(job_ids)
+            return self._read_queue("-j", job_list, parser=QueueParser(), deadline_s=INTERACTIVE_DEADLINE_S)
         except SlurmUnansweredError as error:
             if "Invalid job id" in str(error):  # said of a single id only
                 return ()
             raise
 
-    def _read_queue(self, *which: str, deadline_s: float = DEADLINE_S) -> tuple[QueueRow, ...]:
+    def _read_queue(self, *which: str, parser: QueueParser, deadline_s: float = DEADLINE_S) -> tuple[QueueRow, ...]:
         local = [] if self._on else ["--local"]
         argv = ["squeue", *self._on, *local, "-h", "-a", *which, "-O", queue.FORMAT]
         try:
-            return parse_queue(run_reading(argv, self._environment, deadline_s))
+            return parser.parse(run_reading(argv, self._environment, deadline_s))
         except GarbledAnswerError as error:
             raise SlurmUnansweredError(argv[0], f"gave an answer that cannot be used: {error}") from error
 

@@ -3,14 +3,17 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exporter.collecting.families import Family, Samples
 from exporter.hub.counters import GPU_S, STARTED, WAIT_S, CounterKey
+from exporter.hub.job_page import JobPage
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
-from exporter.hub.series import FAMILIES, CommandUse, SelfFacts, render_jobs, render_self, shown_jobs
+from exporter.hub.series import FAMILIES, CommandUse, SelfFacts, render_self
 from exporter.slurm.accounting import Figures
 from exporter.slurm.states import ENDS
-from exporter.slurm.tracking import TrackedJob
+from exporter.slurm.tracking import UNKNOWN, TrackedJob
 
 NOW = 10_000.0
 FIGURES = Figures(
@@ -32,12 +35,17 @@ COUNTERS = {CounterKey(name, "ada", "gpu"): 1.0 for name in (STARTED, WAIT_S, GP
 
 def page(*jobs: Job) -> dict[str, str]:
     """Values of the samples by series, without the labels that all have."""
+    text = "".join(JobPage("c1", whole_cluster=False, most=100).parts(by_key(*jobs), COUNTERS, NOW))
     out = Samples({})
-    render_jobs(jobs, jobs, 0, COUNTERS, NOW, out)
     use = CommandUse(3, 1, 0.5, NOW)
     render_self(SelfFacts({"squeue": use}, 60.0, 4096, True, {("/metrics", 200): 2}), out)
-    lines = [line.rpartition(" ") for line in out.page().splitlines() if not line.startswith("#")]
-    return {name: value for name, _, value in lines}
+    text = text.replace('cluster="c1"', "").replace("{,", "{") + out.page()
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name.removesuffix("{}"): value for name, _, value in lines}
+
+
+def by_key(*jobs: Job) -> dict[str, Job]:
+    return {job.key: job for job in jobs}
 
 
 def of_job(samples: dict[str, str], job_id: str) -> dict[str, str]:
@@ -88,7 +96,29 @@ def test_sums_have_every_task_and_every_end_from_the_start() -> None:
 
 def test_series_of_a_job_go_30_minutes_after_its_end_and_the_youngest_have_them() -> None:
     old = make_job("6", "FAILED", **TIMES, ended=NOW - SHOWN_AFTER_END_S)
-    shown, more = shown_jobs([old, FAILED, PENDING], NOW, whole_cluster=False, most=1)
-    assert ([job.key for job in shown], more) == (["9"], 1)
     young = make_job("10", "RUNNING", submitted=300.0)
-    assert shown_jobs([FAILED, young], NOW, whole_cluster=False, most=1) == ([young], 1)
+    kept = JobPage("c1", whole_cluster=False, most=1)
+    for jobs, shown in ([old, FAILED, PENDING], '"9"'), ([FAILED, young], '"10"'), ([FAILED], '"9"'), ([old], None):
+        text = "".join(kept.parts(by_key(*jobs), {}, NOW))
+        found = {part.partition(",")[0] for part in text.split("job_id=")[1:]}
+        assert found == ({shown} if shown else set())
+        more = max(0, sum(job is not old for job in jobs) - 1)
+        assert f'gpujob_hub_jobs{{cluster="c1",kind="not_shown"}} {more}\n' in text
+
+
+STATES = ("PENDING", "RUNNING", "FAILED", UNKNOWN)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("123"), st.tuples(st.sampled_from(STATES), st.booleans()))))
+def test_a_kept_page_is_the_one_that_would_be_made_anew(polls: list[dict[str, tuple[str, bool]]]) -> None:
+    kept, jobs = JobPage("c1", whole_cluster=False, most=2), dict[str, Job]()
+    for number, poll in enumerate(polls):
+        now = NOW + number * SHOWN_AFTER_END_S / 3
+        made = {
+            key: make_job(key, state, **TIMES, ended=now if state in ENDS else None, figures=FIGURES if known else None)
+            for key, (state, known) in poll.items()
+        }
+        jobs = {key: jobs[key] if jobs.get(key) == job else job for key, job in made.items()}
+        anew = JobPage("c1", whole_cluster=False, most=2)
+        texts = ["".join(each.parts(jobs, COUNTERS, now)).splitlines() for each in (kept, anew)]
+        assert sorted(texts[0]) == sorted(texts[1])

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exporter.slurm.accounting import Attempt, parse_accounting
-from exporter.slurm.queue import GarbledAnswerError, QueueRow, parse_queue
+from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow, parse_queue
 from exporter.slurm.states import array_of, base_state, is_part_of, parse_duration, task_ids
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -98,6 +98,13 @@ def test_a_damaged_answer_is_no_answer(text: str, problem: str) -> None:
 
 def test_one_damaged_line_in_hundreds_is_left_out() -> None:
     assert len(parse_queue("oops\n" + row() * 200)) == 200
+
+
+def test_a_line_that_is_the_same_gives_the_same_row() -> None:
+    parser = QueueParser()
+    (first, _), (again, other) = parser.parse(row() + row("2")), parser.parse(row() + row("2", "PENDING"))
+    assert again is first
+    assert other.sight.state == "PENDING"
 
 
 def test_what_waits_for_a_job_that_can_never_start_can_never_start() -> None:
