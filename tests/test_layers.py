@@ -53,7 +53,7 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
         "exporter.collecting",
         "exporter.cli",
     ),
-    *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.doors", "exporter.hub.service"),
+    *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.api.doors", "exporter.hub.api.service"),
     "exporter.hub.process",
 )
 PURE_IN_LAUNCHER = (

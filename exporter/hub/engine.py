@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.contract.clock import Clock
-from exporter.hub.answers import change_json
+from exporter.hub.api.answers import change_json
 from exporter.hub.counters import Counters, count
 from exporter.hub.job_page import JobPage
 from exporter.hub.jobs import Job, Observation, Run, forget, split_rows, take_accounting, take_queue, with_runs

@@ -14,10 +14,10 @@ from exporter.contract.clock import SystemClock
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.user_state import user_state_folder
-from exporter.hub.doors import SOCKET_NAME, open_local, socket_path
+from exporter.hub.api.doors import SOCKET_NAME, open_local, socket_path
+from exporter.hub.api.service import NEEDS, HubService
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.registry_reader import RegistryReader
-from exporter.hub.service import NEEDS, HubService
 from exporter.hub.store import Store
 from exporter.machine.threads import limit_reserved_memory, name_thread
 from exporter.slurm.commands_reader import SlurmReader

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 from exporter import __version__
 from exporter.collecting.families import TEXT_TYPE, Samples
 from exporter.contract.records import JsonValue
-from exporter.hub import answers
-from exporter.hub.answers import Head, WrongQueryError
-from exporter.hub.doors import LocalEntrance, peer_uid
+from exporter.hub.api import answers
+from exporter.hub.api.answers import Head, WrongQueryError
+from exporter.hub.api.doors import LocalEntrance, peer_uid
 from exporter.hub.engine import Engine
 from exporter.hub.series import SelfFacts, render_self
 from exporter.hub.store import Store
