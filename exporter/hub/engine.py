@@ -12,11 +12,23 @@ from exporter.contract.clock import Clock
 from exporter.hub.api.answers import change_json
 from exporter.hub.counters import Counters, count
 from exporter.hub.job_page import JobPage
-from exporter.hub.jobs import Job, Observation, Run, forget, split_rows, take_accounting, take_queue, with_runs
-from exporter.hub.look import BETWEEN_QUESTIONS_S, Pace, Question, choose_question, due_at
+from exporter.hub.jobs import (
+    Job,
+    Observation,
+    Run,
+    forget,
+    split_rows,
+    take_accounting,
+    take_queue,
+    with_prices,
+    with_runs,
+)
+from exporter.hub.look import BETWEEN_QUESTIONS_S, SELDOM_S, Pace, Question, choose_question, due_at
 from exporter.hub.series import CommandUse
 from exporter.hub.store import Batch, Store, ToldChange, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
+from exporter.slurm.nodes import NodeRow, most_cpus
+from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.tracking import Change
 
@@ -58,10 +70,11 @@ class Engine:
         clock: Clock,
         *,
         runs: Callable[[], Iterable[Run]] = tuple,
+        prices: Prices | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._slurm, self._store, self._settings, self._clock = slurm, store, settings, clock
-        self._runs, self._chance = runs, chance
+        self._runs, self._prices, self._chance = runs, prices, chance
         saved = store.saved
         self._jobs: dict[str, Job] = {job.key: job for job in saved.jobs}
         self.counters: Counters = dict(saved.counters)
@@ -71,13 +84,19 @@ class Engine:
         self.recent: deque[ToldChange] = deque(maxlen=RECENT_CHANGES)
         self.facts: ClusterFacts | None = None
         self.label = settings.cluster or saved.meta.get("cluster", UNNAMED)
-        self._pace = {"squeue": Pace.of(settings.interval_s), "sacct": Pace.of(BETWEEN_QUESTIONS_S)}
+        self._pace = {
+            "squeue": Pace.of(settings.interval_s),
+            "sacct": Pace.of(BETWEEN_QUESTIONS_S),
+            "sinfo": Pace.of(SELDOM_S),
+        }
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
         self._has_accounting = True
         self._due_at = 0.0  # when accounting is next to be asked about a job
         self._lost_asked: dict[str, float] = {}  # when accounting last answered about a job that left the queue
         self._failing: dict[str, str] = {}  # problem by command
-        self.commands = {"squeue": CommandUse(), "sacct": CommandUse(), "scontrol": CommandUse()}
+        self.commands = {command: CommandUse() for command in (*self._pace, "scontrol")}
+        self.nodes: tuple[NodeRow, ...] | None = None  # None before the first answer
+        self._node_cpus: Mapping[str, int] = {}
         self.on_change: Callable[[], None] = lambda: None
         self._page = self._new_page()
         as_of = saved.meta.get("as_of")
@@ -97,6 +116,8 @@ class Engine:
         """Do what is due. Return the seconds until more may be."""
         if self._clock.monotonic() >= self._next_at["squeue"]:
             self._read_queue()
+        if self._clock.monotonic() >= self._next_at["sinfo"] and self.view.is_ready:
+            self._read_nodes()
         question, now = None, self._clock.time()
         if now >= self._due_at and self._clock.monotonic() >= self._next_at["sacct"]:
             due = [(due_at(job.tracked, self._lost_asked.get(key)), job.tracked) for key, job in self._jobs.items()]
@@ -138,6 +159,16 @@ class Engine:
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)
 
+    def _read_nodes(self) -> None:
+        begun = self._clock.monotonic()
+        try:
+            self.nodes = self._slurm.nodes()
+        except SlurmUnansweredError as error:
+            self._note("sinfo", begun, error)
+            return
+        self._note("sinfo", begun, None)
+        self._node_cpus = most_cpus(self.nodes)
+
     def _ask_accounting(self, question: Question) -> None:
         begun, attempts = self._clock.monotonic(), None
         times = [job.submitted or 0.0 for job in question.jobs]
@@ -158,6 +189,7 @@ class Engine:
 
     def _take(self, seen: Observation, now: float, meta: Mapping[str, str]) -> None:
         """Keep what an answer changed: on disk, and then for the pages."""
+        seen = seen._replace(jobs=with_prices(seen.jobs, self._jobs, self._prices, self._node_cpus))
         told = self._number(seen.changes, seen.jobs)
         counters = count(self.counters, self._jobs, seen.jobs, seen.changes, self._born, now)
         kept = forget(seen.jobs, now)

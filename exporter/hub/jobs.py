@@ -6,9 +6,10 @@ from sys import intern
 from typing import NamedTuple
 
 from exporter.contract.identity import safe_label
-from exporter.contract.records import NOTHING
+from exporter.contract.records import NOTHING, Record
 from exporter.hub.look import end_of, is_last_question, wants_figures
-from exporter.slurm.accounting import Attempt, tres
+from exporter.slurm.accounting import Attempt, gpu_counts, tres
+from exporter.slurm.prices import Price, Prices
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.states import ENDS, array_of, task_ids
 from exporter.slurm.tracking import (
@@ -24,6 +25,21 @@ from exporter.slurm.tracking import (
 SHOWN_AFTER_END_S = 1800.0  # series of an ended job; rules see its end at several scrapes
 SAME_SUBMISSION_S = 600.0  # most difference of a job's submit times by the clocks of Slurm and of the login node
 GPU = "gres/gpu"
+
+
+class Outcome(Record):
+    """What the report of a run says of an attempt."""
+
+    attempt: int = 0  # from 0
+    state: str
+    exit_status: int
+    start: float | None = None
+    end: float | None = None
+    seen_s: float | None = None  # GPU seconds with a known utilization
+    idle_s: float | None = None  # of these: with a utilization under 1 %
+    energy_j: float | None = None  # by the counters of the boards
+    items_processed: float | None = None
+    items_expected: float | None = None
 
 
 class Job(NamedTuple):
@@ -43,6 +59,9 @@ class Job(NamedTuple):
     tasks: int = 1  # that wait together
     is_listed: bool = True  # in the queue of the latest answer
     is_monitored: bool = False  # whether its sidecars are to be scraped
+    price: Price | None = None  # as it was when the job started
+    has_nodes_alone: bool = False
+    outcome: Outcome | None = None  # of the present attempt, if gpujob launched the job
 
     @property
     def first_partition(self) -> str:
@@ -81,6 +100,7 @@ class Run(NamedTuple):
     run_dir: str
     submitted: float
     is_monitored: bool = False  # whether its sidecars are to be scraped
+    outcome: Outcome | None = None
 
 
 class Observation(NamedTuple):
@@ -197,9 +217,32 @@ def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
             continue
         if job.tracked.run_dir is None:
             job = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))
-        if job.is_monitored != run.is_monitored:
-            job = job._replace(is_monitored=run.is_monitored)
+        of_attempt = (each for each in (run.outcome, job.outcome) if each and each.attempt == job.tracked.restarts)
+        outcome = next(of_attempt, None)
+        if (job.is_monitored, job.outcome) != (run.is_monitored, outcome):
+            job = job._replace(is_monitored=run.is_monitored, outcome=outcome)
         found[run.job_id] = job
+    return found
+
+
+def with_prices(
+    jobs: Mapping[str, Job], before: Mapping[str, Job], prices: Prices | None, node_cpus: Mapping[str, int]
+) -> dict[str, Job]:
+    """The jobs, with what is known at their start: the price of their GPUs, and whether they have their nodes alone.
+
+    ``node_cpus`` is the number of CPUs of the largest node of each partition: a job with as many on each node is alone.
+    """
+    found = dict(jobs)
+    for key, job in jobs.items():
+        if job is before.get(key) or job.tracked.started is None:
+            continue
+        if job.price is None and prices is not None:
+            per_hour = prices.of_gpus(gpu_counts(job.resources))
+            job = job._replace(price=None if per_hour is None else Price(per_hour, prices.currency))
+        cpus, most = tres(job.resources, "cpu"), node_cpus.get(job.first_partition)
+        if not job.has_nodes_alone and cpus and most and job.node_count and cpus >= job.node_count * most:
+            job = job._replace(has_nodes_alone=True)
+        found[key] = job
     return found
 
 
@@ -254,6 +297,10 @@ def _with_row(job: Job | None, row: QueueRow) -> Job:
         expected_start=row.expected_start,
         dependency=row.dependency,
         tasks=len(task_ids(row.job_id)),
+        is_monitored=job is not None and job.is_monitored,
+        price=None if job is None else job.price,
+        has_nodes_alone=job is not None and job.has_nodes_alone,
+        outcome=None if job is None else job.outcome,
     )
 
 

@@ -5,7 +5,8 @@ from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import safe_label
-from exporter.hub.counters import ENDED, GPU_S, STARTED, WAIT_S, CounterKey, Counters
+from exporter.hub.costs import cost, energies, gpu_seconds, idle_s, seen_ratio
+from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey, Counters
 from exporter.hub.jobs import Job
 from exporter.slurm.accounting import tres
 from exporter.slurm.states import ENDS, array_of
@@ -35,7 +36,18 @@ EXIT_CODE = Family("job_exit_code", "Exit code of the ended job, from accounting
 CPU_RATIO = Family("job_cpu_efficiency_ratio", "CPU time of the ended job over its CPUs times elapsed time.", JOB)
 MEMORY_RATIO = Family("job_memory_efficiency_ratio", "Memory of the ended job's largest step over the request.", JOB)
 LIMIT_RATIO = Family("job_time_limit_used_ratio", "Elapsed time of the ended job over its time limit.", JOB)
-JOB_GPU_SECONDS = Family("job_gpu_seconds", "GPU seconds of the last attempt of the ended job.", JOB)
+JOB_GPU_SECONDS = Family("job_gpu_seconds", "GPU seconds of the ended job, over its attempts.", JOB)
+JOB_IDLE = Family("job_gpu_idle_seconds", "GPU seconds in which sidecars saw an idle GPU, of the last attempt.", JOB)
+JOB_SEEN = Family("job_gpu_seen_ratio", "Share of the last attempt's GPU time that sidecars saw.", JOB)
+JOB_ENERGY = Family(
+    "job_energy_joules",
+    "Energy of the last attempt: by the counters of its GPUs (gpu), or of its whole nodes by Slurm (slurm).",
+    (*JOB, "source"),
+)
+JOB_COST = Family("job_cost", "List price of the ended job, over its attempts.", (*JOB, "currency"))
+PRICE = Family("job_price_per_hour", "List price of the GPUs of the running job.", (*JOB, "currency"))
+ITEMS = Family("job_items_processed", "Items of the ended job, from its report.", JOB)
+ITEMS_EXPECTED = Family("job_items_expected", "Items that the ended job should have, from its report.", JOB)
 JOBS = Family("jobs", "Jobs that Slurm lists or that ended within 30 minutes.", (*PLACE, "state"))
 PENDING = Family("jobs_pending", "Waiting jobs by the reason why they wait.", ("partition", "reason"))
 JOBS_ENDED = Family("jobs_ended_total", "Ends of jobs.", (*PLACE, "state"), "counter")
@@ -44,6 +56,9 @@ WAITED = Family(
     "queue_wait_seconds_total", "Time that started jobs had waited since their submission.", PLACE, "counter"
 )
 GPU_SECONDS = Family("gpu_seconds_total", "Allocated GPUs times seconds.", PLACE, "counter")
+IDLE = Family("gpu_idle_seconds_total", "GPU seconds in which sidecars saw an idle GPU.", PLACE, "counter")
+ENERGY = Family("energy_joules_total", "Energy of ended attempts, as of a job.", (*PLACE, "source"), "counter")
+COST_TOTAL = Family("cost_total", "List price of allocated GPUs.", (*PLACE, "currency"), "counter")
 HUB_COMMANDS = Family("hub_commands_total", "Commands of Slurm that the hub ran.", ("command", "outcome"), "counter")
 HUB_SECONDS = Family("hub_command_seconds_total", "Time that commands of Slurm took.", ("command",), "counter")
 HUB_SUCCESS = Family("hub_last_success_timestamp_seconds", "When a command of Slurm last answered.", ("command",))
@@ -55,7 +70,8 @@ HUB_STORE_WORKS = Family("hub_store_works", "Whether the hub's file can be writt
 HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler", "code"), "counter")
 FAMILIES = (
     *(INFO, STATE, REASON, MONITORED, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
-    *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
+    *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOB_IDLE, JOB_SEEN, JOB_ENERGY, JOB_COST, PRICE, ITEMS),
+    *(ITEMS_EXPECTED, IDLE, ENERGY, COST_TOTAL, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
     *(GPU_SECONDS, HUB_COMMANDS, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
     *(HUB_STORE_WORKS, HUB_REQUESTS),
 )
@@ -80,16 +96,20 @@ class SelfFacts(NamedTuple):
     requests: Mapping[tuple[str, int], int]  # by handler and status
 
 
+_OF_PLACE = {WAIT_S: WAITED, GPU_S: GPU_SECONDS, IDLE_S: IDLE, ENERGY_J: ENERGY, COST: COST_TOTAL}
+
+
 def render_counters(counters: Counters, out: Samples) -> None:
     """Add the counters of users and partitions."""
-    for (name, user, partition, _), value in counters.items():
+    for (name, user, partition, kind), value in counters.items():
         place = {"user": user, "partition": partition}
         if name == STARTED:
             out.add(JOBS_STARTED, value, **place)
             for end in sorted(ENDS):
                 out.add(JOBS_ENDED, counters.get(CounterKey(ENDED, user, partition, end), 0.0), **place, state=end)
-        elif name in (WAIT_S, GPU_S):
-            out.add(WAITED if name == WAIT_S else GPU_SECONDS, value, **place)
+        elif name in _OF_PLACE:
+            family = _OF_PLACE[name]
+            out.add(family, value, **place, **dict.fromkeys(family.labels[len(PLACE) :], kind))
 
 
 def render_job(job: Job, out: Samples) -> None:
@@ -126,6 +146,17 @@ def render_job(job: Job, out: Samples) -> None:
     row.add(NODES, job.node_count or None)
     row.add(CPUS, tres(job.resources, "cpu"))
     row.add(MEMORY, tres(job.resources, "mem"))
+    if job.price is not None and tracked.state == "RUNNING":
+        row.add(PRICE, job.price.per_hour, currency=job.price.currency)
+    if not tracked.is_over:
+        return
+    for source, energy in energies(job).items():
+        row.add(JOB_ENERGY, energy, source=source)
+    row.add(JOB_IDLE, idle_s(job))
+    row.add(JOB_SEEN, seen_ratio(job))
+    if job.outcome is not None:
+        row.add(ITEMS, job.outcome.items_processed)
+        row.add(ITEMS_EXPECTED, job.outcome.items_expected)
     if figures is None:
         return
     code = (figures.exit_code or "").partition(":")[0]
@@ -133,8 +164,9 @@ def render_job(job: Job, out: Samples) -> None:
     row.add(CPU_RATIO, figures.cpu_ratio)
     row.add(MEMORY_RATIO, _ratio(figures.memory_bytes, figures.memory_requested_bytes))
     row.add(LIMIT_RATIO, _ratio(figures.elapsed_s, figures.limit_s))
-    if figures.elapsed_s is not None and job.gpus is not None:
-        row.add(JOB_GPU_SECONDS, figures.elapsed_s * job.gpus)
+    row.add(JOB_GPU_SECONDS, gpu_seconds(job, 0.0))
+    if job.price is not None:
+        row.add(JOB_COST, cost(job, 0.0), currency=job.price.currency)
 
 
 class Sum(NamedTuple):

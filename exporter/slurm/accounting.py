@@ -14,6 +14,7 @@ FIELDS = (
     *("TotalCPU", "AllocTRES", "TRESUsageInTot", "JobName"),
 )
 FORMAT = ",".join(FIELDS)
+MOST_ENERGY_J = 1e15  # the controller enters a number near 2^64 for an energy that it does not know
 _GPU = "gres/gpu"
 _FACTORS = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 
@@ -35,6 +36,7 @@ class Figures(Record):
     memory_bytes: float | None = None  # of the largest step
     memory_requested_bytes: float | None = None
     exit_code: str | None = None  # status:signal
+    energy_j: float | None = None  # of the whole nodes, also if others used them
 
 
 class Attempt(NamedTuple):
@@ -50,6 +52,7 @@ class Attempt(NamedTuple):
     memory_requested_bytes: float | None
     steps: tuple[Step, ...] = ()
     resources: str = ""  # allocated ones such as `cpu=4,gres/gpu=1,mem=600M`
+    energy_j: float | None = None  # of the largest step: those that run at the same time count the same nodes
 
     @property
     def is_complete(self) -> bool:
@@ -68,6 +71,7 @@ class Attempt(NamedTuple):
             memory_bytes=max((step.memory_bytes for step in self.steps if step.memory_bytes), default=None),
             memory_requested_bytes=self.memory_requested_bytes,
             exit_code=self.exit_code,
+            energy_j=self.energy_j,
         )
 
 
@@ -91,7 +95,8 @@ def parse_accounting(text: str) -> tuple[Attempt, ...]:
             attempt = found[place[job_id]]
             memory = tres(parts[12], "mem")
             read = Step(parse_moment(parts[6]), parse_duration(parts[10]), memory or None)
-            found[place[job_id]] = attempt._replace(steps=(*attempt.steps, read))
+            energy = max(filter(None, (attempt.energy_j, known_energy(parts[11]))), default=None)
+            found[place[job_id]] = attempt._replace(steps=(*attempt.steps, read), energy_j=energy)
     return tuple(found)
 
 
@@ -105,7 +110,14 @@ def _parse_attempt(parts: Sequence[str]) -> Attempt:
         limit_s=known_limit(float(limit) * 60 if limit.isdecimal() else None),
     )
     memory = tres(allocated, "mem")
-    return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), memory, resources=allocated)
+    energy = known_energy(allocated)
+    return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), memory, (), allocated, energy)
+
+
+def known_energy(allocated: str) -> float | None:
+    """Energy in allocated resources, where Slurm enters it (``ConsumedEnergyRaw``); None if it is unknown."""
+    energy = tres(allocated, "energy")
+    return energy if energy is not None and 0 < energy < MOST_ENERGY_J else None
 
 
 def gpu_counts(resources: str) -> dict[str, int]:

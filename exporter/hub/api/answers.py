@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.contract.records import JsonValue, to_json
+from exporter.hub import costs
 from exporter.hub.jobs import Job
 from exporter.hub.store import ToldChange
 from exporter.slurm.accounting import tres
@@ -101,7 +102,7 @@ def parts_of(jobs: Mapping[str, Job], job_id: str) -> list[Job]:
     return found or ([together] if together is not None else [])
 
 
-def job_json(job: Job) -> dict[str, JsonValue]:
+def job_json(job: Job, now: float) -> dict[str, JsonValue]:
     """A job. What is unknown is null."""
     tracked = job.tracked
     return {
@@ -133,8 +134,20 @@ def job_json(job: Job) -> dict[str, JsonValue]:
         "is_over": tracked.is_over,
         "is_never": tracked.is_never,
         "figures": to_json(tracked.figures),
+        "gpu_seconds": costs.gpu_seconds(job, now) if tracked.started is not None else None,
+        "gpu_idle_seconds": costs.idle_s(job),
+        "gpu_seen_ratio": costs.seen_ratio(job),
+        "energy_j": dict(costs.energies(job)) or None,
+        "cost": _cost_json(job, now),
         "history": to_json(tracked.history),
     }
+
+
+def _cost_json(job: Job, now: float) -> JsonValue:
+    amount = costs.cost(job, now)
+    if amount is None or job.price is None or job.tracked.started is None:
+        return None
+    return {"amount": round(amount, 4), "currency": job.price.currency, "source": "list price"}
 
 
 def change_json(change: Change, job: Job) -> dict[str, JsonValue]:

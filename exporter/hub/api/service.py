@@ -172,7 +172,7 @@ class HubService:
         if query.since is not None:
             since, most = query.since, query.limit + 1
             found = await asyncio.to_thread(self._store.jobs_since, since, query.user, query.state, most)
-        jobs = [answers.job_json(job) for job in found[: query.limit]]
+        jobs = [answers.job_json(job, time.time()) for job in found[: query.limit]]
         body = self._head().with_body(jobs=list[JsonValue](jobs), is_all=len(found) <= query.limit)
         return web.json_response(body)
 
@@ -181,7 +181,7 @@ class HubService:
         found = answers.parts_of(self._engine.view.jobs, job_id)
         if not found:
             found = await asyncio.to_thread(self._store.jobs_by_id, [job_id])
-        jobs = [answers.job_json(job) for job in found if viewer.sees(job.user)]
+        jobs = [answers.job_json(job, time.time()) for job in found if viewer.sees(job.user)]
         if not jobs:
             return web.json_response(self._head().with_body(error=f"no job {job_id[:40]!r} is known"), status=404)
         return web.json_response(self._head().with_body(jobs=list[JsonValue](jobs)))

@@ -4,6 +4,7 @@ from collections.abc import Mapping, Sequence
 
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
+from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow, Sight
 
 GPU_TRES = "cpu=4,mem=600M,node=1,gres/gpu=4"
@@ -32,6 +33,7 @@ class MadeUpSlurm(SlurmReader):
         self.polls = 0
         self.facts: ClusterFacts | None = ClusterFacts("c1", False)
         self.facts_asked = 0
+        self.node_rows: Sequence[NodeRow] = ()
 
     def cluster_facts(self) -> ClusterFacts:
         self.facts_asked += 1
@@ -44,6 +46,9 @@ class MadeUpSlurm(SlurmReader):
         if self.rows is None:
             raise SlurmUnansweredError("squeue", "exited with 1: Socket timed out")
         return tuple(self.rows)
+
+    def nodes(self) -> tuple[NodeRow, ...]:
+        return tuple(self.node_rows)
 
     def accounting(self, job_ids: Sequence[str], since: float) -> tuple[Attempt, ...]:
         self.asked.append(tuple(job_ids))

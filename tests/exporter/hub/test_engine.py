@@ -8,19 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.hub.counters import ENDED, GPU_S, GPU_S_OF_RUNS, STARTED, CounterKey
+from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
-from exporter.hub.jobs import Run
+from exporter.hub.jobs import Outcome, Run
 from exporter.hub.look import AFTER_END_S
 from exporter.hub.store import Store
 from exporter.slurm.accounting import Step
 from exporter.slurm.commands_reader import ClusterFacts
+from exporter.slurm.nodes import parse_nodes
+from exporter.slurm.prices import Prices
 from exporter.slurm.tracking import GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
 from tests.exporter.hub.made_up_slurm import MadeUpSlurm, attempt, queue_row, states
 from tests.exporter.slurm.test_tracking import Life, lives
 from tests.support.exporter import FakeClock
 
 START = 1000.0
+PRICES = Prices("EUR", {"h100": 3600.0})  # a second of a GPU costs 1
 
 
 class Hub:
@@ -38,7 +41,9 @@ class Hub:
             self.store.close()
         self.store = Store(self.path)
         settings = Settings(self.whole_cluster, None, 60.0, 100)
-        self.engine = Engine(self.slurm, self.store, settings, self.clock, runs=lambda: self.runs, chance=lambda: 0.0)
+        self.engine = Engine(
+            self.slurm, self.store, settings, self.clock, runs=lambda: self.runs, prices=PRICES, chance=lambda: 0.0
+        )
 
     def steps(self, seconds: float, each_s: float = 5.0) -> None:
         """Let time pass."""
@@ -135,6 +140,42 @@ def test_an_ended_job_that_slurm_lists_for_days_is_told_once(hub: Hub) -> None:
     assert not hub.engine.view.jobs
     assert hub.store is not None
     assert [job.tracked.state for job in hub.store.jobs_by_id(["7"])] == ["CANCELLED"]
+
+
+def test_cost_adds_up_over_attempts_and_restarts_and_idle_time_counts_once(hub: Hub) -> None:
+    resources, place = "cpu=4,gres/gpu=2,gres/gpu:h100=2,energy=900", ("ada", "gpu")
+    hub.slurm.node_rows = parse_nodes("n1|mixed|gpu*|gpu:4|gpu:2|4/0/0/4|1000|none|\n")
+    hub.steps(5)
+    first = queue_row("7", "RUNNING", 1001.0, started=1010.0)._replace(resources=resources)
+    hub.slurm.rows = [first]
+    hub.steps(60)
+    second = queue_row("7", "RUNNING", 1080.0, restarts=1, started=1100.0)._replace(resources=resources)
+    hub.slurm.rows = [second]
+    hub.steps(60)
+    hub.restart()
+    price = (
+        'gpujob_job_price_per_hour{cluster="c1",job_id="7",job_name="job",user="ada",partition="gpu",currency="EUR"}'
+    )
+    assert f"{price} 7200\n" in hub.page()
+    ended = second.sight._replace(state="COMPLETED", ended=1150.0)
+    hub.slurm.rows = [second._replace(sight=ended)]
+    hub.slurm.attempts = [
+        attempt("7", "REQUEUED", 1001.0, 1010.0, 1080.0),
+        attempt("7", "COMPLETED", 1080.0, 1100.0, 1150.0)._replace(energy_j=900.0),
+    ]
+    outcome = Outcome(attempt=1, state="COMPLETED", exit_status=0, seen_s=90.0, idle_s=9.0, energy_j=70.0)
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=outcome)]
+    hub.steps(600)
+    hub.runs = []
+    hub.restart()
+    hub.steps(120)
+    counters = hub.counters()
+    ran_s = (1080 - 1010) + (1150 - 1100)
+    assert counters[CounterKey(COST, *place, "EUR")] == counters[CounterKey(GPU_S, *place)] == ran_s * 2
+    assert f"gpujob_job_cost{price.removeprefix('gpujob_job_price_per_hour')} {ran_s * 2}\n" in hub.page()
+    assert counters[CounterKey(IDLE_S, *place)] == 9.0
+    energies = {key.state: value for key, value in counters.items() if key.name == ENERGY_J}
+    assert energies == {"gpu": 70.0, "slurm": 900.0}
 
 
 def test_a_later_job_with_the_same_id_is_another_job(hub: Hub) -> None:

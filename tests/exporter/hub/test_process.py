@@ -125,6 +125,26 @@ def test_a_second_hub_names_the_first_one(slurm: FakeSlurm, hub: HubProcess) -> 
     assert hub.json("/api/v1/jobs")["jobs"]
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("prices: 3", "prices: 3 has no price for each type of GPU; write as in prices: {currency: EUR"),
+        ("prices: {gpu_hour: {h100: -1}}", "has no price for each type of GPU"),
+        ("prices: {", "not YAML"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_wrong_prices_stop_the_hub_at_its_start(
+    slurm: FakeSlurm, tmp_path: Path, text: str | None, problem: str
+) -> None:
+    path = tmp_path / "site.yaml"
+    if text is not None:
+        path.write_text(text)
+    hub = HubProcess(slurm, "--cluster-file", str(path))
+    log = hub.process.communicate(timeout=SOON_S)[1]
+    assert (hub.process.returncode, f"{path}: " in log, problem in log) == (2, True, True), log
+
+
 def test_promtool_accepts_the_page(hub: HubProcess) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed")

@@ -7,11 +7,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.collecting.families import Family, Samples
-from exporter.hub.counters import GPU_S, STARTED, WAIT_S, CounterKey
+from exporter.hub.counters import COST, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey
 from exporter.hub.job_page import JobPage
-from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
+from exporter.hub.jobs import SHOWN_AFTER_END_S, Job, Outcome
 from exporter.hub.series import FAMILIES, CommandUse, SelfFacts, render_self
 from exporter.slurm.accounting import Figures
+from exporter.slurm.prices import Price
 from exporter.slurm.states import ENDS
 from exporter.slurm.tracking import UNKNOWN, TrackedJob
 
@@ -30,7 +31,16 @@ def make_job(job_id: str, state: str, **known: Any) -> Job:
 RUNNING = make_job("7", "RUNNING", **TIMES)._replace(is_monitored=True)
 PENDING = make_job("8", "PENDING", submitted=100.0, reason="Priority")._replace(expected_start=11_000.0)
 FAILED = make_job("9", "FAILED", **TIMES, ended=NOW - 60.0, figures=FIGURES)
-COUNTERS = {CounterKey(name, "ada", "gpu"): 1.0 for name in (STARTED, WAIT_S, GPU_S)}
+REPORTED = make_job("11", "COMPLETED", **TIMES, ended=NOW - 60.0, figures=FIGURES.replace(energy_j=700.0))._replace(
+    price=Price(3.6, "EUR"),
+    outcome=Outcome(
+        state="COMPLETED", exit_status=0, seen_s=80.0, idle_s=8.0, energy_j=500.0, items_processed=4, items_expected=5
+    ),
+)
+COUNTERS = {CounterKey(name, "ada", "gpu"): 1.0 for name in (STARTED, WAIT_S, GPU_S, IDLE_S)} | {
+    CounterKey(COST, "ada", "gpu", "EUR"): 2.5,
+    CounterKey(ENERGY_J, "ada", "gpu", "slurm"): 3.5,
+}
 
 
 def page(*jobs: Job) -> dict[str, str]:
@@ -55,14 +65,16 @@ def of_job(samples: dict[str, str], job_id: str) -> dict[str, str]:
 
 
 def test_every_family_is_on_the_page_of_some_jobs() -> None:
-    names = {name.partition("{")[0] for name in page(RUNNING, PENDING, FAILED)}
+    running = RUNNING._replace(price=Price(3.6, "EUR"))
+    names = {name.partition("{")[0] for name in page(running, PENDING, FAILED, REPORTED)}
     assert names == {family.full_name for family in FAMILIES}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_has_a_good_name_and_help(family: Family) -> None:
     name, text = family.full_name, family.help
-    assert name.startswith(("gpujob_job_", "gpujob_jobs", "gpujob_hub_", "gpujob_queue_wait_", "gpujob_gpu_seconds_"))
+    subjects = ("job_", "jobs", "hub_", "queue_wait_", "gpu_", "energy_", "cost_")
+    assert name.startswith(tuple(f"gpujob_{subject}" for subject in subjects))
     assert text[0].isupper() or text[0].isdigit()
     assert text.endswith(".")
 
@@ -78,6 +90,24 @@ def test_an_ended_job_has_its_figures() -> None:
         "gpus": "2",
     }
     assert 'state,state="FAILED"' in found
+
+
+def test_cost_energy_and_idle_time_have_their_source() -> None:
+    found = of_job(page(REPORTED), "11")
+    assert {name: value for name, value in found.items() if name.startswith(("cost", "energy", "gpu_", "items"))} == {
+        'cost,currency="EUR"': "0.05",
+        'energy_joules,source="gpu"': "500",
+        "gpu_seconds": "100",
+        "gpu_idle_seconds": "8",
+        "gpu_seen_ratio": "0.8",
+        "items_processed": "4",
+        "items_expected": "5",
+    }
+    alone = of_job(page(REPORTED._replace(has_nodes_alone=True)), "11")
+    assert alone['energy_joules,source="slurm"'] == "700"
+    totals = page(REPORTED)
+    assert totals['gpujob_cost_total{user="ada",partition="gpu",currency="EUR"}'] == "2.5"
+    assert totals['gpujob_energy_joules_total{user="ada",partition="gpu",source="slurm"}'] == "3.5"
 
 
 def test_what_is_unknown_has_no_series() -> None:

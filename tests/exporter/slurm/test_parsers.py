@@ -123,6 +123,15 @@ def test_what_waits_for_a_job_that_can_never_start_can_never_start() -> None:
     assert never == ["4", "3", "2_[0-3]"]
 
 
+@pytest.mark.parametrize(("of_job", "of_step", "known"), [(0, 700, 700.0), (2**64 - 2, 0, None), (900, 700, 900.0)])
+def test_energy_is_that_of_the_largest_step_where_slurm_knows_it(
+    of_job: int, of_step: int, known: float | None
+) -> None:
+    line = "{id}|ada|COMPLETED|0:0|100|110|150|40|5|2|00:01|cpu=2,energy={energy}||job\n"
+    (found,) = parse_accounting(line.format(id="7", energy=of_job) + line.format(id="7.batch", energy=of_step))
+    assert found.figures().energy_j == known
+
+
 def test_figures_are_those_of_seff() -> None:
     text = (SAMPLES / "sacct.22.05.8.txt").read_text(encoding="utf-8")
     found = {attempt.job_id: attempt.figures() for attempt in parse_accounting(text)}
