@@ -57,6 +57,7 @@ class View(NamedTuple):
     as_of: float | None  # when the queue was last read
     page: bytes  # series of the jobs, as a member of a gzip file
     is_ready: bool = False  # whether this process has read the queue
+    number: int = 0  # of the views of this process
 
 
 class Engine:
@@ -74,7 +75,7 @@ class Engine:
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._slurm, self._store, self._settings, self._clock = slurm, store, settings, clock
-        self._runs, self._prices, self._chance = runs, prices, chance
+        self._runs, self.prices, self._chance = runs, prices, chance
         saved = store.saved
         self._jobs: dict[str, Job] = {job.key: job for job in saved.jobs}
         self.counters: Counters = dict(saved.counters)
@@ -106,6 +107,11 @@ class Engine:
     @property
     def interval_s(self) -> float:
         return self._pace["squeue"].interval_s
+
+    @property
+    def unparsed(self) -> Mapping[str, int]:
+        """Lines that could not be parsed, by command."""
+        return self._slurm.unparsed
 
     @property
     def problems(self) -> list[str]:
@@ -167,6 +173,7 @@ class Engine:
             self._note("sinfo", begun, error)
             return
         self._note("sinfo", begun, None)
+        self.view = self.view._replace(number=self.view.number + 1)
         self._node_cpus = most_cpus(self.nodes)
 
     def _ask_accounting(self, question: Question) -> None:
@@ -189,7 +196,7 @@ class Engine:
 
     def _take(self, seen: Observation, now: float, meta: Mapping[str, str]) -> None:
         """Keep what an answer changed: on disk, and then for the pages."""
-        seen = seen._replace(jobs=with_prices(seen.jobs, self._jobs, self._prices, self._node_cpus))
+        seen = seen._replace(jobs=with_prices(seen.jobs, self._jobs, self.prices, self._node_cpus))
         told = self._number(seen.changes, seen.jobs)
         counters = count(self.counters, self._jobs, seen.jobs, seen.changes, self._born, now)
         kept = forget(seen.jobs, now)
@@ -249,5 +256,5 @@ class Engine:
         packer = zlib.compressobj(1, zlib.DEFLATED, 31)
         parts = self._page.parts(self._jobs, self.counters, self._clock.time())
         page = b"".join([*(packer.compress(part.encode("utf-8")) for part in parts), packer.flush()])
-        self.view = self.view._replace(jobs=self._jobs, page=page, is_ready=is_ready)
+        self.view = self.view._replace(jobs=self._jobs, page=page, is_ready=is_ready, number=self.view.number + 1)
         self.on_change()

@@ -1,6 +1,6 @@
 """Series of the hub: every job by itself, sums of all, and the hub's own health."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples
@@ -9,6 +9,8 @@ from exporter.hub.costs import cost, energies, gpu_seconds, idle_s, seen_ratio
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey, Counters
 from exporter.hub.jobs import Job
 from exporter.slurm.accounting import tres
+from exporter.slurm.nodes import NodeRow
+from exporter.slurm.prices import Prices
 from exporter.slurm.states import ENDS, array_of
 
 JOB = ("job_id", "job_name", "user", "partition")
@@ -29,6 +31,10 @@ END = Family("job_end_timestamp_seconds", "When the job ended.", JOB)
 EXPECTED_START = Family("job_expected_start_timestamp_seconds", "When Slurm expects a waiting job to start.", JOB)
 LIMIT = Family("job_limit_timestamp_seconds", "When a running job reaches its time limit.", JOB)
 GPUS = Family("job_gpus", "GPUs of the job; of a waiting one those that it asks for.", JOB)
+NODE_STATE = Family("node_state", "1 for the state of a node with GPUs.", ("node", "partition", "state"))
+NODE_GPUS = Family("node_gpus", "GPUs of the node.", ("node", "partition"))
+NODE_GPUS_USED = Family("node_gpus_allocated", "GPUs of the node that jobs have.", ("node", "partition"))
+NODE_PRICE = Family("node_price_per_hour", "List price of the node's GPUs.", ("node", "partition", "currency"))
 NODES = Family("job_nodes", "Nodes of the job; of a waiting one those that it asks for.", JOB)
 CPUS = Family("job_cpus", "CPUs of the job; of a waiting one those that it asks for.", JOB)
 MEMORY = Family("job_memory_bytes", "Memory of the job; of a waiting one what it asks for.", JOB)
@@ -64,6 +70,9 @@ HUB_SECONDS = Family("hub_command_seconds_total", "Time that commands of Slurm t
 HUB_SUCCESS = Family("hub_last_success_timestamp_seconds", "When a command of Slurm last answered.", ("command",))
 HUB_INTERVAL = Family("hub_poll_interval_seconds", "Present interval between two questions for the queue.")
 HUB_LAG = Family("hub_accounting_lag_seconds", "How long the oldest ended job has waited for its figures.")
+HUB_UNPARSED = Family(
+    "hub_unparsed_lines_total", "Lines of Slurm's answers that could not be parsed.", ("command",), "counter"
+)
 HUB_JOBS = Family("hub_jobs", "Jobs that the hub follows.", ("kind",))
 HUB_STORE = Family("hub_store_bytes", "Size of the hub's file.")
 HUB_STORE_WORKS = Family("hub_store_works", "Whether the hub's file can be written.")
@@ -72,8 +81,8 @@ FAMILIES = (
     *(INFO, STATE, REASON, MONITORED, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
     *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOB_IDLE, JOB_SEEN, JOB_ENERGY, JOB_COST, PRICE, ITEMS),
     *(ITEMS_EXPECTED, IDLE, ENERGY, COST_TOTAL, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
-    *(GPU_SECONDS, HUB_COMMANDS, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
-    *(HUB_STORE_WORKS, HUB_REQUESTS),
+    *(GPU_SECONDS, HUB_COMMANDS, HUB_UNPARSED, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
+    *(HUB_STORE_WORKS, HUB_REQUESTS, NODE_STATE, NODE_GPUS, NODE_GPUS_USED, NODE_PRICE),
 )
 
 
@@ -90,6 +99,7 @@ class SelfFacts(NamedTuple):
     """What the hub tells of itself."""
 
     commands: Mapping[str, CommandUse]
+    unparsed: Mapping[str, int]  # lines by command
     interval_s: float
     store_bytes: int | None
     store_works: bool
@@ -193,11 +203,24 @@ def render_sums(sums: Mapping[Sum, int], out: Samples) -> None:
         out.add(family, number, **dict(zip(family.labels, labels, strict=True)))
 
 
+def render_nodes(nodes: Iterable[NodeRow], prices: Prices | None, out: Samples) -> None:
+    """Add the series of the nodes that have GPUs."""
+    for row in nodes:
+        if row.gpus:
+            place = {"node": safe_label(row.node), "partition": safe_label(row.partition)}
+            out.add(NODE_STATE, 1, **place, state=safe_label(row.state if row.responds else "not_responding"))
+            out.add(NODE_GPUS, sum(row.gpus.values()), **place)
+            out.add(NODE_GPUS_USED, row.gpus_used, **place)
+            if prices is not None:
+                out.add(NODE_PRICE, prices.of_gpus(row.gpus), **place, currency=prices.currency)
+
+
 def render_self(facts: SelfFacts, out: Samples) -> None:
     """Add the series of the hub itself."""
     for command, use in facts.commands.items():
         out.add(HUB_COMMANDS, use.answers, command=command, outcome="answer")
         out.add(HUB_COMMANDS, use.failures, command=command, outcome="failure")
+        out.add(HUB_UNPARSED, facts.unparsed.get(command, 0), command=command)
         out.add(HUB_SECONDS, use.seconds, command=command)
         out.add(HUB_SUCCESS, use.last_success, command=command)
     out.add(HUB_INTERVAL, facts.interval_s)

@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exporter.contract.records import JsonValue, RecordError, from_json, to_json
+from exporter.hub import costs
 from exporter.hub.counters import CounterKey
 from exporter.hub.jobs import Job
+from exporter.hub.look import end_of
 
-VERSION = 1
+VERSION = 2
+GROUPS = ("user", "account", "partition", "name")  # by which sums are made
 BUSY_S = 2.0  # wait for a lock that somebody else has on the file
 JOBS_KEPT_S = 400 * 86400.0
 CHANGES_KEPT_S = 90 * 86400.0
@@ -27,6 +30,16 @@ PRUNED_EACH_S = 86400.0
 MOST_UNSAVED = 100_000  # changes that wait for a disk that is full; the oldest make room
 MOST_IDS = 500  # in one query; SQLite allows 999 values
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+# of jobs: what sums need, so that they read no bodies; what a job used only from its end on
+_FIGURES = {
+    **dict.fromkeys(("account", "partition", "name", "currency"), "TEXT"),
+    **dict.fromkeys(("ended", "gpu_s", "idle_s", "gpu_j", "node_j", "cost"), "REAL"),
+}
+_FIGURES_SQL = (
+    *(f"ALTER TABLE jobs ADD COLUMN {name} {kind}" for name, kind in _FIGURES.items()),
+    f"CREATE INDEX jobs_ended ON jobs (ended, user, {', '.join(_FIGURES)}) WHERE ended IS NOT NULL",
+    "CREATE INDEX jobs_of_user ON jobs (user, seen)",
+)
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE jobs (job_id TEXT, submitted REAL, user TEXT, state TEXT, seen REAL, is_kept INTEGER, body TEXT,
@@ -61,6 +74,19 @@ class Batch(NamedTuple):
     changes: Sequence[ToldChange] = ()
     counters: Mapping[CounterKey, float] = {}
     meta: Mapping[str, str] = {}
+
+
+class Sums(NamedTuple):
+    """Sums over ended jobs. None where nothing is known."""
+
+    name: str  # of the group
+    currency: str | None
+    jobs: int
+    gpu_s: float | None
+    idle_s: float | None
+    gpu_j: float | None
+    node_j: float | None
+    cost: float | None
 
 
 class Saved(NamedTuple):
@@ -122,7 +148,9 @@ class Store:
                 raise RecordError(f"it is of version {version}, and this gpujob reads up to {VERSION}")
             file.execute("PRAGMA journal_mode = WAL")
             if not version:
-                file.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+                file.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = 1; COMMIT;")
+            if version < VERSION:
+                _add_figures(file)
         except BaseException:
             file.close()
             raise
@@ -167,10 +195,11 @@ class Store:
         try:
             file.executemany("DELETE FROM jobs WHERE job_id = ? AND submitted = ?", self._removed)
             rows = (
-                (*name, job.user, job.tracked.state, seen, kept, _text(to_json(job)))
+                (*name, job.user, job.tracked.state, seen, kept, _text(to_json(job)), *_figures(job))
                 for name, (job, kept, seen) in self._jobs.items()
             )
-            file.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            marks = ", ".join("?" * (7 + len(_FIGURES)))
+            file.executemany(f"INSERT OR REPLACE INTO jobs VALUES ({marks})", rows)  # noqa: S608 - marks
             changes = ((each.number, each.time, each.user, _text(each.body)) for each in self._changes)
             file.executemany("INSERT OR REPLACE INTO changes VALUES (?, ?, ?, ?)", changes)
             counters = ((*key, value) for key, value in self._counters.items())
@@ -225,6 +254,16 @@ class Store:
         )
         return [_job(body) for (body,) in self._query(sql, (since, user, state, most))]
 
+    def sums_since(self, since: float, by: str, user: str | None) -> list[Sums]:
+        """Sums over the jobs that ended since then, by a column of the jobs and by currency."""
+        if by not in GROUPS:
+            raise ValueError(f"{by} is no group")
+        sql = (
+            f"SELECT {by}, currency, COUNT(*), SUM(gpu_s), SUM(idle_s), SUM(gpu_j), SUM(node_j), SUM(cost) "  # noqa: S608
+            "FROM jobs WHERE ended >= ?1 AND (?2 IS NULL OR user = ?2) GROUP BY 1, 2"
+        )
+        return [Sums(*row) for row in self._query(sql, (since, user))]
+
     def changes_after(self, number: int, most: int) -> list[ToldChange]:
         """Changes with higher numbers, oldest first."""
         sql = "SELECT number, time, user, body FROM changes WHERE number > ? ORDER BY number LIMIT ?"
@@ -261,6 +300,32 @@ def _read(file: sqlite3.Connection) -> Saved:
     meta = dict(file.execute("SELECT * FROM meta").fetchall())
     (last,) = file.execute("SELECT MAX(number) FROM changes").fetchone()
     return Saved(jobs, counters, meta, max(last or 0, int(meta.get("last_number", 0))))
+
+
+def _add_figures(file: sqlite3.Connection) -> None:
+    """Bring a file of version 1 to this version."""
+    file.execute("BEGIN")
+    for sql in _FIGURES_SQL:
+        file.execute(sql)
+    names = ", ".join(f"{name} = ?" for name in _FIGURES)
+    for job_id, submitted, body in file.execute("SELECT job_id, submitted, body FROM jobs").fetchall():
+        values = (*_figures(_job(body)), job_id, submitted)
+        file.execute(f"UPDATE jobs SET {names} WHERE job_id = ? AND submitted = ?", values)  # noqa: S608
+    file.execute(f"PRAGMA user_version = {VERSION}")
+    file.execute("COMMIT")
+
+
+def _figures(job: Job) -> tuple[str | float | None, ...]:
+    """The values of the columns in ``_FIGURES``. SQLite keeps no text that is not valid UTF-8."""
+    texts = [text.encode("utf-8", "replace").decode() for text in (job.account, job.first_partition, job.tracked.name)]
+    currency = None if job.price is None else job.price.currency
+    if not job.tracked.is_over:
+        return (*texts, currency, *(None,) * (len(_FIGURES) - 4))
+    known = costs.energies(job)
+    return (
+        *(*texts, currency, end_of(job.tracked), costs.gpu_seconds(job, 0.0), costs.idle_s(job)),
+        *(known.get(costs.BOARDS), known.get(costs.NODES), costs.cost(job, 0.0)),
+    )
 
 
 def _job(body: object) -> Job:

@@ -6,6 +6,7 @@ import re
 import shutil
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
@@ -119,6 +120,7 @@ class SlurmReader:
         self._on = [f"--clusters={cluster}"] if cluster else []
         # by default squeue cuts the indexes of an array after 64 bytes
         self._environment = {**clean_environment(environ, "%s"), "SLURM_BITSTR_LEN": "0"}
+        self.unparsed = Counter[str]()  # lines that were skipped, by command
         self._queue = QueueParser()  # most lines of one answer are those of the answer before
 
     def queue(self) -> tuple[QueueRow, ...]:
@@ -138,10 +140,13 @@ class SlurmReader:
     def _read_queue(self, *which: str, parser: QueueParser, deadline_s: float = DEADLINE_S) -> tuple[QueueRow, ...]:
         local = [] if self._on else ["--local"]
         argv = ["squeue", *self._on, *local, "-h", "-a", *which, "-O", queue.FORMAT]
+        before = parser.garbled
         try:
             return parser.parse(run_reading(argv, self._environment, deadline_s))
         except GarbledAnswerError as error:
             raise SlurmUnansweredError(argv[0], f"gave an answer that cannot be used: {error}") from error
+        finally:
+            self.unparsed["squeue"] += parser.garbled - before
 
     def accounting(self, job_ids: Sequence[str], since: float) -> tuple[Attempt, ...]:
         """All attempts of these jobs, of this user if there is one, and their steps. Raises SlurmUnansweredError.
@@ -151,7 +156,9 @@ class SlurmReader:
         start = ["-S", f"uts{int(since)}"] if since else []
         everybody = ["-a"] if self.user is None else []  # else sacct takes the jobs of who asks
         argv = ["sacct", *self._on, "-n", "-P", "-D", "--noconvert", *everybody, *start, "-j", ",".join(job_ids)]
-        attempts = parse_accounting(run_reading([*argv, "-o", accounting.FORMAT], self._environment))
+        text = run_reading([*argv, "-o", accounting.FORMAT], self._environment)
+        attempts = parse_accounting(text)
+        self._count_lines("sacct", text, sum(1 + len(attempt.steps) for attempt in attempts))
         return tuple(attempt for attempt in attempts if self.user in (None, attempt.user))
 
     def cluster_facts(self) -> ClusterFacts:
@@ -175,7 +182,14 @@ class SlurmReader:
     def nodes(self) -> tuple[NodeRow, ...]:
         """All nodes, once for each of their partitions. Raises SlurmUnansweredError."""
         argv = ["sinfo", *self._on, "-h", "-N", "-a", "-O", nodes.FORMAT]
-        return parse_nodes(run_reading(argv, self._environment))
+        text = run_reading(argv, self._environment)
+        rows = parse_nodes(text)
+        self._count_lines("sinfo", text, len(rows))
+        return rows
+
+    def _count_lines(self, command: str, text: str, parsed: int) -> None:
+        lines = sum(1 for line in text.split("\n") if line and not line.startswith("CLUSTER:"))
+        self.unparsed[command] += lines - parsed
 
     def running_use(self, job_id: str) -> RunningUse:
         """CPU time and memory of the steps of a running job. Raises SlurmUnansweredError."""

@@ -10,9 +10,10 @@ from exporter.collecting.families import Family, Samples
 from exporter.hub.counters import COST, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey
 from exporter.hub.job_page import JobPage
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job, Outcome
-from exporter.hub.series import FAMILIES, CommandUse, SelfFacts, render_self
+from exporter.hub.series import FAMILIES, CommandUse, SelfFacts, render_nodes, render_self
 from exporter.slurm.accounting import Figures
-from exporter.slurm.prices import Price
+from exporter.slurm.nodes import parse_nodes
+from exporter.slurm.prices import Price, Prices
 from exporter.slurm.states import ENDS
 from exporter.slurm.tracking import UNKNOWN, TrackedJob
 
@@ -37,6 +38,7 @@ REPORTED = make_job("11", "COMPLETED", **TIMES, ended=NOW - 60.0, figures=FIGURE
         state="COMPLETED", exit_status=0, seen_s=80.0, idle_s=8.0, energy_j=500.0, items_processed=4, items_expected=5
     ),
 )
+NODE_ROWS = parse_nodes("n1|mixed|gpu*|gpu:h100:8|gpu:h100:6|4/0/0/4|1000|none|\n")
 COUNTERS = {CounterKey(name, "ada", "gpu"): 1.0 for name in (STARTED, WAIT_S, GPU_S, IDLE_S)} | {
     CounterKey(COST, "ada", "gpu", "EUR"): 2.5,
     CounterKey(ENERGY_J, "ada", "gpu", "slurm"): 3.5,
@@ -48,7 +50,8 @@ def page(*jobs: Job) -> dict[str, str]:
     text = "".join(JobPage("c1", whole_cluster=False, most=100).parts(by_key(*jobs), COUNTERS, NOW))
     out = Samples({})
     use = CommandUse(3, 1, 0.5, NOW)
-    render_self(SelfFacts({"squeue": use}, 60.0, 4096, True, {("/metrics", 200): 2}), out)
+    render_self(SelfFacts({"squeue": use}, {}, 60.0, 4096, True, {("/metrics", 200): 2}), out)
+    render_nodes(NODE_ROWS, Prices("EUR", {"h100": 2.5}), out)
     text = text.replace('cluster="c1"', "").replace("{,", "{") + out.page()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
     return {name.removesuffix("{}"): value for name, _, value in lines}
@@ -73,7 +76,7 @@ def test_every_family_is_on_the_page_of_some_jobs() -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_has_a_good_name_and_help(family: Family) -> None:
     name, text = family.full_name, family.help
-    subjects = ("job_", "jobs", "hub_", "queue_wait_", "gpu_", "energy_", "cost_")
+    subjects = ("job_", "node_", "jobs", "hub_", "queue_wait_", "gpu_", "energy_", "cost_")
     assert name.startswith(tuple(f"gpujob_{subject}" for subject in subjects))
     assert text[0].isupper() or text[0].isdigit()
     assert text.endswith(".")
