@@ -17,13 +17,16 @@ from exporter.hub.jobs import (
     Observation,
     Run,
     forget,
+    rows_of_runs,
     split_rows,
     take_accounting,
+    take_missed,
     take_queue,
+    take_reports,
     with_prices,
     with_runs,
 )
-from exporter.hub.look import BETWEEN_QUESTIONS_S, SELDOM_S, Pace, Question, choose_question, due_at
+from exporter.hub.look import BETWEEN_QUESTIONS_S, JITTER, NODES_S, Pace, Question, choose_question, due_at
 from exporter.hub.series import CommandUse
 from exporter.hub.store import Batch, Store, ToldChange, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
@@ -33,6 +36,8 @@ from exporter.slurm.queue import QueueRow
 from exporter.slurm.tracking import Change
 
 RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
+MISSED_EACH_S = 300.0  # between two questions for jobs that came and went between two polls
+MOST_MISSED_S = 86400.0  # how far back such a question goes
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 LEAST_WAIT_S = 0.05
 MOST_WAIT_S = 5.0  # so that a clock that was set is noticed
@@ -88,10 +93,12 @@ class Engine:
         self._pace = {
             "squeue": Pace.of(settings.interval_s),
             "sacct": Pace.of(BETWEEN_QUESTIONS_S),
-            "sinfo": Pace.of(SELDOM_S),
+            "sinfo": Pace.of(NODES_S),
         }
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
         self._has_accounting = True
+        self._runs_taken: Iterable[Run] = ()
+        self._missed_at, self._missed_since = 0.0, float(saved.meta.get("missed_since", 0.0))
         self._due_at = 0.0  # when accounting is next to be asked about a job
         self._lost_asked: dict[str, float] = {}  # when accounting last answered about a job that left the queue
         self._failing: dict[str, str] = {}  # problem by command
@@ -102,6 +109,7 @@ class Engine:
         self._page = self._new_page()
         as_of = saved.meta.get("as_of")
         self.view = View(self._jobs, None if as_of is None else float(as_of), b"")
+        self._live = self.view, frozenset[str]()
         self._publish(is_ready=False)
 
     @property
@@ -124,6 +132,10 @@ class Engine:
             self._read_queue()
         if self._clock.monotonic() >= self._next_at["sinfo"] and self.view.is_ready:
             self._read_nodes()
+        if self._runs() is not self._runs_taken and self.view.is_ready:
+            self._take_runs()
+        if self._may_miss_jobs() and self._clock.monotonic() >= self._missed_at:
+            self._find_missed()
         question, now = None, self._clock.time()
         if now >= self._due_at and self._clock.monotonic() >= self._next_at["sacct"]:
             due = [(due_at(job.tracked, self._lost_asked.get(key)), job.tracked) for key, job in self._jobs.items()]
@@ -160,10 +172,58 @@ class Engine:
         self._born = self._born or now
         seen = take_queue(self._jobs, rows, self._rows, now)
         self._rows = seen.rows
+        self._runs_taken = ()  # new jobs may be those of runs that are known
         seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)
+
+    def live_run_dirs(self) -> frozenset[str]:
+        """Run directories of jobs that have not ended, or whose report Slurm has not confirmed."""
+        view = self.view
+        if self._live[0] is not view:
+            own = (job.tracked for job in view.jobs.values() if job.tracked.run_dir is not None)
+            paths = frozenset(job.run_dir for job in own if job.run_dir and (not job.is_over or job.is_reported))
+            self._live = view, paths
+        return self._live[1]
+
+    def _take_runs(self) -> None:
+        """Learn from the run directories, which tell an end before Slurm does."""
+        runs, now = self._runs(), self._clock.time()
+        missed = Observation({**self._jobs})
+        if not self._has_accounting:  # which would tell more of such a job
+            missed = take_missed(self._jobs, rows_of_runs(self._jobs, runs, self._born), now)
+        jobs = with_runs(missed.jobs, runs)
+        seen = take_reports(jobs, now, has_accounting=self._has_accounting)
+        self._runs_taken = runs
+        changes = (*missed.changes, *seen.changes)
+        if changes or any(job is not self._jobs.get(key) for key, job in seen.jobs.items()):
+            self._take(seen._replace(changes=changes), now, {})
+            self._publish(is_ready=self.view.is_ready)
+
+    def _may_miss_jobs(self) -> bool:
+        """Whether jobs can come and go between two polls, and accounting knows them."""
+        listed_s = None if self.facts is None else self.facts.ended_listed_s
+        return self._has_accounting and listed_s is not None and listed_s < self.interval_s * (1 + JITTER)
+
+    def _find_missed(self) -> None:
+        begun, now = self._clock.monotonic(), self._clock.time()
+        self._missed_at = begun + MISSED_EACH_S
+        since = max(self._missed_since, self._born, now - MOST_MISSED_S)
+        try:
+            rows = self._slurm.ended_since(since - EARLIER_S)
+        except SlurmUnansweredError as error:
+            self._note("sacct", begun, error)
+            self._has_accounting = not error.is_lasting
+            self._runs_taken = ()
+            return
+        self._note("sacct", begun, None)
+        self._missed_since = now
+        new = [row for row in rows if (row.sight.submitted or 0.0) >= self._born and (row.sight.ended or 0.0) >= since]
+        told = {(job.key, job.tracked.submitted) for job in self._store.jobs_by_id(row.job_id for row in new)}
+        own = [row for row in new if (row.job_id, row.sight.submitted) not in told]
+        self._take(take_missed(self._jobs, own, now), now, {"missed_since": str(now)})
+        self._publish(is_ready=self.view.is_ready)
 
     def _read_nodes(self) -> None:
         begun = self._clock.monotonic()

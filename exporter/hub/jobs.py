@@ -10,7 +10,7 @@ from exporter.contract.records import NOTHING, Record
 from exporter.hub.look import end_of, is_last_question, wants_figures
 from exporter.slurm.accounting import Attempt, gpu_counts, tres
 from exporter.slurm.prices import Price, Prices
-from exporter.slurm.queue import QueueRow
+from exporter.slurm.queue import QueueRow, Sight
 from exporter.slurm.states import ENDS, array_of, task_ids
 from exporter.slurm.tracking import (
     Change,
@@ -20,11 +20,13 @@ from exporter.slurm.tracking import (
     compare_queue,
     is_same_job,
     take_figures,
+    take_reported_ends,
 )
 
 SHOWN_AFTER_END_S = 1800.0  # series of an ended job; rules see its end at several scrapes
 SAME_SUBMISSION_S = 600.0  # most difference of a job's submit times by the clocks of Slurm and of the login node
 GPU = "gres/gpu"
+_REPORTED = {"COMPLETED": "COMPLETED", "FAILED": "FAILED", "INCOMPLETE": "FAILED"}  # Slurm's words for ends of a report
 
 
 class Outcome(Record):
@@ -40,6 +42,7 @@ class Outcome(Record):
     energy_j: float | None = None  # by the counters of the boards
     items_processed: float | None = None
     items_expected: float | None = None
+    count: int | None = None  # of GPUs
 
 
 class Job(NamedTuple):
@@ -101,6 +104,7 @@ class Run(NamedTuple):
     submitted: float
     is_monitored: bool = False  # whether its sidecars are to be scraped
     outcome: Outcome | None = None
+    name: str = ""
 
 
 class Observation(NamedTuple):
@@ -246,6 +250,54 @@ def with_prices(
     return found
 
 
+def take_reports(jobs: Mapping[str, Job], now: float, *, has_accounting: bool) -> Observation:
+    """Learn the ends of jobs from their own reports.
+
+    Slurm may name other ends otherwise than a report, so its word is awaited. A report decides about them only if
+    Slurm has forgotten the job and there is no accounting.
+    """
+    ends = dict[str, Sight]()
+    for key, job in jobs.items():
+        outcome, tracked = job.outcome, job.tracked
+        if outcome is None or tracked.is_over or outcome.end is None:
+            continue
+        if any(event.time == outcome.end and event.state in ENDS for event in tracked.history):
+            continue  # Slurm has contradicted this report
+        state = _REPORTED.get(outcome.state, outcome.state)
+        is_lost = tracked.missing_since is not None and not has_accounting
+        if state in _REPORTED.values() or (is_lost and state in ENDS):
+            started = tracked.started if tracked.started is not None else outcome.start
+            ends[key] = Sight(state, tracked.submitted, started, outcome.end, tracked.restarts, None, tracked.limit_s)
+    found = dict(jobs)
+    known = take_reported_ends({key: jobs[key].tracked for key in ends}, ends, now)
+    _update(found, known)
+    return Observation(found, known.changes)
+
+
+def rows_of_runs(jobs: Mapping[str, Job], runs: Iterable[Run], since: float) -> list[QueueRow]:
+    """Ended jobs that Slurm has never listed, as rows: they came and went between two polls."""
+    found = []
+    for run in runs:
+        outcome, is_known = run.outcome, run.job_id in jobs or not run.job_id.isdecimal()
+        if not is_known and outcome is not None and outcome.end is not None and run.submitted >= since:
+            sight = Sight(
+                _REPORTED.get(outcome.state, outcome.state), run.submitted, outcome.start, outcome.end, outcome.attempt
+            )
+            resources = f"{GPU}={outcome.count}" if outcome.count else ""
+            found.append(QueueRow(run.job_id, sight, run.name, None, "", resources, run.user))
+    return found
+
+
+def take_missed(jobs: Mapping[str, Job], rows: Iterable[QueueRow], now: float) -> Observation:
+    """Take jobs that have ended before the queue was read."""
+    ended = {key: row for key, row in split_rows(rows).items() if row.sight.state in ENDS and key not in jobs}
+    new = {key: _with_row(None, row)._replace(is_listed=False) for key, row in ended.items()}
+    known = compare_queue({key: job.tracked for key, job in new.items()}, ended.values(), now)
+    found = {**jobs, **new}
+    _update(found, known)
+    return Observation(found, known.changes)
+
+
 def forget(jobs: Mapping[str, Job], now: float) -> dict[str, Job]:
     """The jobs without those that ended a while ago, of which everything is known and which Slurm has forgotten."""
     return {
@@ -313,7 +365,8 @@ def _tasks_that_left(job: Job, row: QueueRow | None) -> list[str]:
 def _may_change(job: TrackedJob, is_listed: bool) -> bool:
     """Whether a job may change although its row is the same, or absent."""
     has_left = not is_listed and not job.is_over and job.missing_since is None
-    return has_left or job.doubted_since is not None or (is_listed and job.missing_since is not None)
+    is_open = job.doubted_since is not None or job.is_reported
+    return has_left or is_open or (is_listed and job.missing_since is not None)
 
 
 def _rows_of(compared: Mapping[str, TrackedJob], rows: Mapping[str, QueueRow]) -> list[QueueRow]:

@@ -77,6 +77,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     registry = RegistryReader(_registry_folders(options, environ), only_own=not is_whole)
     settings = Settings(is_whole, options.cluster, options.interval_s, options.most_jobs)
     engine = Engine(slurm, store, settings, clock, runs=registry.runs, prices=site.prices)
+    registry.live = engine.live_run_dirs
     stop = threading.Event()
     thread = threading.Thread(target=_ask, args=(engine, stop), name="ask_slurm", daemon=True)
     try:
@@ -131,7 +132,7 @@ async def _serve(
     thread: threading.Thread,
 ) -> None:
     is_whole = options.user is None
-    service = HubService(engine, store, registry.targets, own_uid=os.geteuid(), whole_cluster=is_whole)
+    service = HubService(engine, store, registry, own_uid=os.geteuid(), whole_cluster=is_whole)
     name = SOCKET_NAME if options.name == "hub-user" else f"{options.name}.sock"
     path = socket_path(environ, folder, name)
     local = open_local(path, service.admits, for_all=is_whole)

@@ -76,13 +76,14 @@ HUB_UNPARSED = Family(
 HUB_JOBS = Family("hub_jobs", "Jobs that the hub follows.", ("kind",))
 HUB_STORE = Family("hub_store_bytes", "Size of the hub's file.")
 HUB_STORE_WORKS = Family("hub_store_works", "Whether the hub's file can be written.")
+HUB_MOUNTS = Family("hub_mount_responding", "Whether a mount with run directories answers.", ("mount",))
 HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler", "code"), "counter")
 FAMILIES = (
     *(INFO, STATE, REASON, MONITORED, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
     *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOB_IDLE, JOB_SEEN, JOB_ENERGY, JOB_COST, PRICE, ITEMS),
     *(ITEMS_EXPECTED, IDLE, ENERGY, COST_TOTAL, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
     *(GPU_SECONDS, HUB_COMMANDS, HUB_UNPARSED, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
-    *(HUB_STORE_WORKS, HUB_REQUESTS, NODE_STATE, NODE_GPUS, NODE_GPUS_USED, NODE_PRICE),
+    *(HUB_STORE_WORKS, HUB_MOUNTS, HUB_REQUESTS, NODE_STATE, NODE_GPUS, NODE_GPUS_USED, NODE_PRICE),
 )
 
 
@@ -104,6 +105,7 @@ class SelfFacts(NamedTuple):
     store_bytes: int | None
     store_works: bool
     requests: Mapping[tuple[str, int], int]  # by handler and status
+    mounts: Mapping[str, bool]  # with run directories, and whether they answer
 
 
 _OF_PLACE = {WAIT_S: WAITED, GPU_S: GPU_SECONDS, IDLE_S: IDLE, ENERGY_J: ENERGY, COST: COST_TOTAL}
@@ -226,6 +228,8 @@ def render_self(facts: SelfFacts, out: Samples) -> None:
     out.add(HUB_INTERVAL, facts.interval_s)
     out.add(HUB_STORE, facts.store_bytes)
     out.add(HUB_STORE_WORKS, facts.store_works)
+    for mount, responds in facts.mounts.items():
+        out.add(HUB_MOUNTS, responds, mount=mount)
     for (handler, code), number in facts.requests.items():
         out.add(HUB_REQUESTS, number, handler=handler, code=code)
 

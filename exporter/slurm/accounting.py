@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from exporter.contract.records import Record
-from exporter.slurm.queue import Sight
+from exporter.slurm.queue import QueueRow, Sight
 from exporter.slurm.states import ENDS, base_state, known_limit, parse_duration, parse_moment, task_ids
 
 # the last one is the user's text and may contain `|`
@@ -14,6 +14,8 @@ FIELDS = (
     *("TotalCPU", "AllocTRES", "TRESUsageInTot", "JobName"),
 )
 FORMAT = ",".join(FIELDS)
+ROW_FIELDS = ("Partition", "Account", "QOS", "NNodes", "NodeList")  # before those, for what the queue would tell
+ROW_FORMAT = ",".join((*ROW_FIELDS, *FIELDS))
 MOST_ENERGY_J = 1e15  # the controller enters a number near 2^64 for an energy that it does not know
 _GPU = "gres/gpu"
 _FACTORS = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
@@ -112,6 +114,20 @@ def _parse_attempt(parts: Sequence[str]) -> Attempt:
     memory = tres(allocated, "mem")
     energy = known_energy(allocated)
     return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), memory, (), allocated, energy)
+
+
+def parse_ended(text: str) -> tuple[QueueRow, ...]:
+    """Parse ``sacct -n -P -D -X -o ROW_FORMAT`` into rows like those of the queue. Lines that are none are skipped."""
+    found = []
+    for line in text.split("\n"):
+        *own, rest = line.split("|", len(ROW_FIELDS))
+        attempts = parse_accounting(rest)
+        if len(own) == len(ROW_FIELDS) and attempts and own[3].isdecimal():
+            partition, account, qos, node_count, nodes = own
+            (last,) = attempts
+            row = QueueRow(last.job_id, last.sight, last.name, None, partition, last.resources, last.user, account, qos)
+            found.append(row._replace(node_count=int(node_count), nodes=nodes))
+    return tuple(found)
 
 
 def known_energy(allocated: str) -> float | None:

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from exporter.contract.errors import ExporterError
 from exporter.slurm import accounting, nodes, queue, usage
-from exporter.slurm.accounting import Attempt, parse_accounting
+from exporter.slurm.accounting import Attempt, parse_accounting, parse_ended
 from exporter.slurm.nodes import NodeRow, parse_nodes
 from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow
 from exporter.slurm.usage import RunningUse, UsageRow, parse_running_use, parse_usage
@@ -102,6 +102,7 @@ class ClusterFacts(NamedTuple):
 
     name: str | None
     hides_jobs: bool  # whether users see only their own jobs (PrivateData)
+    ended_listed_s: float | None = None  # how long the queue has ended jobs (MinJobAge)
 
 
 class SlurmReader:
@@ -170,6 +171,13 @@ class SlurmReader:
         """All attempts that ran or waited after ``since``, and their steps. Raises SlurmUnansweredError."""
         return parse_accounting(self._read_window(since, accounting.FORMAT))
 
+    def ended_since(self, since: float) -> tuple[QueueRow, ...]:
+        """Last attempts of jobs that ran after ``since``, as rows of the queue. Raises SlurmUnansweredError."""
+        text = self._read_window(since, accounting.ROW_FORMAT, "-X")
+        rows = parse_ended(text)
+        self._count_lines("sacct", text, len(rows))
+        return tuple(row for row in rows if self.user in (None, row.user))
+
     def usage_since(self, since: float) -> tuple[UsageRow, ...]:
         """Every attempt after ``since``, with only the time after it. Raises SlurmUnansweredError."""
         return parse_usage(self._read_window(since, usage.FORMAT, "-X", "-T"))
@@ -201,4 +209,6 @@ def parse_cluster_facts(text: str) -> ClusterFacts:
     """Parse ``scontrol show config``."""
     values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in text.splitlines())}
     private = values.get("PrivateData", "jobs")  # without an answer nobody sees the jobs of others
-    return ClusterFacts(values.get("ClusterName") or None, "jobs" in private.lower().split(","))
+    age = values.get("MinJobAge", "").partition(" ")[0]
+    hides_jobs = "jobs" in private.lower().split(",")
+    return ClusterFacts(values.get("ClusterName") or None, hides_jobs, float(age) if age.isdecimal() else None)

@@ -20,6 +20,7 @@ from exporter.hub.api.answers import Head, WrongQueryError
 from exporter.hub.api.doors import LocalEntrance, peer_uid
 from exporter.hub.engine import Engine
 from exporter.hub.jobs import Job
+from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.series import SelfFacts, render_nodes, render_self
 from exporter.hub.store import Store
 from exporter.web import limits, negotiation
@@ -54,13 +55,12 @@ class HubService:
         self,
         engine: Engine,
         store: Store,
-        targets: Callable[[str], list[JsonValue] | None],
+        registry: RegistryReader,
         *,
         own_uid: int,
         whole_cluster: bool,
     ) -> None:
-        """``targets`` gives the scrape targets of a kind; None while they are not known."""
-        self._engine, self._store, self._groups = engine, store, targets
+        self._engine, self._store, self._registry = engine, store, registry
         self._own_uid, self._whole_cluster = own_uid, whole_cluster
         self._requests = Counter[tuple[str, int]]()
         self._changed = asyncio.Event()
@@ -131,14 +131,15 @@ class HubService:
         return await handler(request)
 
     def _head(self) -> Head:
-        return Head(time.time(), self._engine.view.as_of, self._engine.problems)
+        return Head(time.time(), self._engine.view.as_of, [*self._engine.problems, *self._registry.problems])
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._require_everything(request)
         out = Samples({"cluster": self._engine.label})
         size, works = self._store.size_bytes(), self._store.problem is None
-        engine = self._engine
-        facts = SelfFacts(engine.commands, engine.unparsed, engine.interval_s, size, works, self._requests)
+        engine, mounts = self._engine, self._registry.mounts()
+        commands, unparsed, interval_s = engine.commands, engine.unparsed, engine.interval_s
+        facts = SelfFacts(commands, unparsed, interval_s, size, works, self._requests, mounts)
         render_self(facts, out)
         if self._whole_cluster:
             render_nodes(engine.nodes or (), engine.prices, out)
@@ -165,7 +166,7 @@ class HubService:
         kind = request.query.get("kind", "sidecar")
         if kind not in ("sidecar", "engine"):
             return _wrong(WrongQueryError(f"kind: {kind[:40]!r} is neither sidecar nor engine"))
-        groups = self._groups(kind)
+        groups = self._registry.targets(kind)
         if groups is None:  # Prometheus then keeps the targets that it has
             return web.Response(status=503, text="Not ready: the jobs of gpujob have not been read.\n")
         return web.json_response(groups)
@@ -174,7 +175,7 @@ class HubService:
         """The handler with an entity tag, which changes with each answer of Slurm: a client gets nothing twice."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            what = f"{request.path_qs} {self._viewer(request).user} {self._engine.problems}"
+            what = f"{request.path_qs} {self._viewer(request).user} {self._head().problems}"
             tag = f'"{self._born}-{self._engine.view.number}-{zlib.crc32(what.encode("utf-8", "replace")):x}"'
             if tag in re.findall(r'"[^"]*"', request.headers.get("If-None-Match", "")):
                 return web.Response(status=304, headers={"ETag": tag})

@@ -28,6 +28,9 @@ class MadeUpSlurm(SlurmReader):
     def __init__(self) -> None:
         super().__init__(None, None, {})
         self.rows: Sequence[QueueRow] | None = ()
+        self.has_accounting = True
+        self.missed: Sequence[QueueRow] = ()  # jobs that only accounting knows
+        self.asked_for_missed: list[float] = []
         self.attempts: Sequence[Attempt] | None = ()
         self.asked: list[tuple[str, ...]] = []  # questions to accounting
         self.polls = 0
@@ -46,6 +49,12 @@ class MadeUpSlurm(SlurmReader):
         if self.rows is None:
             raise SlurmUnansweredError("squeue", "exited with 1: Socket timed out")
         return tuple(self.rows)
+
+    def ended_since(self, since: float) -> tuple[QueueRow, ...]:
+        self.asked_for_missed.append(since)
+        if not self.has_accounting:
+            raise SlurmUnansweredError("sacct", "exited with 1: Slurm accounting storage is disabled")
+        return tuple(self.missed)
 
     def nodes(self) -> tuple[NodeRow, ...]:
         return tuple(self.node_rows)

@@ -17,7 +17,7 @@ from exporter.slurm.accounting import Step
 from exporter.slurm.commands_reader import ClusterFacts
 from exporter.slurm.nodes import parse_nodes
 from exporter.slurm.prices import Prices
-from exporter.slurm.tracking import GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
+from exporter.slurm.tracking import CONFIRMED_WITHIN_S, GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
 from tests.exporter.hub.made_up_slurm import MadeUpSlurm, attempt, queue_row, states
 from tests.exporter.slurm.test_tracking import Life, lives
 from tests.support.exporter import FakeClock
@@ -163,8 +163,8 @@ def test_cost_adds_up_over_attempts_and_restarts_and_idle_time_counts_once(hub: 
         attempt("7", "REQUEUED", 1001.0, 1010.0, 1080.0),
         attempt("7", "COMPLETED", 1080.0, 1100.0, 1150.0)._replace(energy_j=900.0),
     ]
-    outcome = Outcome(attempt=1, state="COMPLETED", exit_status=0, seen_s=90.0, idle_s=9.0, energy_j=70.0)
-    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=outcome)]
+    found = Outcome(attempt=1, state="COMPLETED", exit_status=0, seen_s=90.0, idle_s=9.0, energy_j=70.0)
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=found)]
     hub.steps(600)
     hub.runs = []
     hub.restart()
@@ -176,6 +176,87 @@ def test_cost_adds_up_over_attempts_and_restarts_and_idle_time_counts_once(hub: 
     assert counters[CounterKey(IDLE_S, *place)] == 9.0
     energies = {key.state: value for key, value in counters.items() if key.name == ENERGY_J}
     assert energies == {"gpu": 70.0, "slurm": 900.0}
+
+
+def outcome(state: str, start: float, end: float, **more: int) -> Outcome:
+    return Outcome(state=state, exit_status=0, start=start, end=end, **more)
+
+
+@pytest.mark.parametrize(("later", "told"), [("COMPLETED", []), ("FAILED", [("7", "COMPLETED", "FAILED")])])
+def test_the_report_of_a_run_tells_its_end_before_slurm_does(hub: Hub, later: str, told: list[object]) -> None:
+    row = queue_row("7", "RUNNING", 1001.0, started=1002.0)
+    hub.slurm.rows, hub.runs = [row], [Run("7", "ada", "/runs/7", 1001.0)]
+    hub.steps(5)
+    assert hub.engine.live_run_dirs() == {"/runs/7"}
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=outcome("COMPLETED", 1002.0, 1008.0))]
+    hub.steps(5)
+    assert hub.told() == [("7", "RUNNING", "COMPLETED")]
+    hub.steps(90)  # Slurm still ends the job
+    hub.slurm.rows = [row._replace(sight=row.sight._replace(state=later, ended=1010.0))]
+    hub.steps(60)
+    assert hub.told() == [("7", "RUNNING", "COMPLETED"), *told]
+    assert hub.engine.view.jobs["7"].tracked.ended == 1010.0
+    assert hub.engine.live_run_dirs() == frozenset()
+
+
+def test_a_report_that_slurm_contradicts_for_minutes_is_no_end(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row("7", "RUNNING", 1001.0, started=1002.0)]
+    hub.steps(5)
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=outcome("COMPLETED", 1002.0, 1007.0))]
+    hub.steps(5)
+    assert hub.told()[-1] == ("7", "RUNNING", "COMPLETED")
+    hub.steps(CONFIRMED_WITHIN_S + 60)
+    assert hub.told()[-1] == ("7", "COMPLETED", "RUNNING")
+
+
+def test_an_earlier_attempt_or_an_end_that_slurm_words_otherwise_is_awaited(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row(job_id, "RUNNING", 1001.0, started=1002.0) for job_id in ("7", "8")]
+    hub.steps(5)
+    hub.runs = [
+        Run("7", "ada", "/runs/7", 1001.0, outcome=outcome("COMPLETED", 1002.0, 1007.0, attempt=1)),
+        Run("8", "ada", "/runs/8", 1001.0, outcome=outcome("TIMEOUT", 1002.0, 1007.0)),
+    ]
+    hub.steps(60)
+    assert hub.told() == []
+
+
+def test_a_job_that_comes_and_goes_between_two_polls_is_found_in_accounting(hub: Hub) -> None:
+    hub.steps(400)
+    assert not hub.slurm.asked_for_missed  # not before the controller has said that it forgets
+    hub.restart()
+    hub.slurm.facts = ClusterFacts("c1", False, 2.0)
+    hub.steps(120)
+    begun = hub.clock.now
+    hub.slurm.missed = [
+        queue_row("7", "FAILED", begun + 1, started=begun + 2, ended=begun + 3),
+        queue_row("6", "COMPLETED", 100.0, started=110.0, ended=120.0),  # before this hub
+    ]
+    hub.steps(600)
+    hub.restart()
+    hub.steps(600)
+    assert hub.told() == [("7", "PENDING", "RUNNING"), ("7", "RUNNING", "FAILED")]
+    times = hub.slurm.asked_for_missed
+    assert 3 <= len(times) <= 6
+    assert times == sorted(times)
+    hub.slurm.facts = ClusterFacts("c1", False, 300.0)
+    hub.restart()
+    hub.steps(600)
+    assert hub.slurm.asked_for_missed == times
+
+
+def test_without_accounting_such_a_job_is_found_in_its_run_directory(hub: Hub) -> None:
+    hub.slurm.facts, hub.slurm.has_accounting = ClusterFacts("c1", False, 2.0), False
+    hub.steps(10)
+    hub.runs = [
+        Run("7", "ada", "/runs/7", 1020.0, outcome=outcome("TIMEOUT", 1021.0, 1030.0, count=2), name="train"),
+        Run("6", "ada", "/runs/6", 10.0, outcome=outcome("COMPLETED", 11.0, 12.0)),  # before this hub
+    ]
+    hub.steps(60)
+    hub.restart()
+    hub.steps(60)
+    assert hub.told() == [("7", "PENDING", "RUNNING"), ("7", "RUNNING", "TIMEOUT")]
+    job = hub.engine.view.jobs["7"]
+    assert (job.tracked.name, job.gpus, job.tracked.run_dir) == ("train", 2.0, "/runs/7")
 
 
 def test_a_later_job_with_the_same_id_is_another_job(hub: Hub) -> None:

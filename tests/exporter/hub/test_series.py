@@ -50,7 +50,7 @@ def page(*jobs: Job) -> dict[str, str]:
     text = "".join(JobPage("c1", whole_cluster=False, most=100).parts(by_key(*jobs), COUNTERS, NOW))
     out = Samples({})
     use = CommandUse(3, 1, 0.5, NOW)
-    render_self(SelfFacts({"squeue": use}, {}, 60.0, 4096, True, {("/metrics", 200): 2}), out)
+    render_self(SelfFacts({"squeue": use}, {}, 60.0, 4096, True, {("/metrics", 200): 2}, {"/home": True}), out)
     render_nodes(NODE_ROWS, Prices("EUR", {"h100": 2.5}), out)
     text = text.replace('cluster="c1"', "").replace("{,", "{") + out.page()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
