@@ -11,7 +11,6 @@ from typing import NamedTuple
 from exporter.contract.clock import Clock
 from exporter.hub.api.answers import change_json
 from exporter.hub.counters import Counters, count
-from exporter.hub.job_page import JobPage
 from exporter.hub.jobs import (
     Job,
     Observation,
@@ -27,7 +26,8 @@ from exporter.hub.jobs import (
     with_runs,
 )
 from exporter.hub.look import BETWEEN_QUESTIONS_S, JITTER, NODES_S, Pace, Question, choose_question, due_at
-from exporter.hub.series import CommandUse
+from exporter.hub.page.job_page import JobPage
+from exporter.hub.page.series import CommandUse
 from exporter.hub.store import Batch, Store, ToldChange, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
 from exporter.slurm.nodes import NodeRow, most_cpus

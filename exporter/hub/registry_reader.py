@@ -147,6 +147,13 @@ class _RunDir:
             return None  # none yet, or of a version that we do not know
 
 
+def read_run(uid: int, entry: Entry) -> Run:
+    """A run with its outcome, read once."""
+    found = _RunDir(uid, entry, uid)
+    found.read()
+    return found.run
+
+
 def parse_outcome(text: str, job_id: str) -> Outcome | None:
     """What ``report.json`` says of an attempt that has ended for good. Raises ValueError."""
     body = json.loads(text)

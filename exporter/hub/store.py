@@ -30,14 +30,13 @@ PRUNED_EACH_S = 86400.0
 MOST_UNSAVED = 100_000  # changes that wait for a disk that is full; the oldest make room
 MOST_IDS = 500  # in one query; SQLite allows 999 values
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
-# of jobs: what sums need, so that they read no bodies; what a job used only from its end on
-_FIGURES = {
-    **dict.fromkeys(("account", "partition", "name", "currency"), "TEXT"),
-    **dict.fromkeys(("ended", "gpu_s", "idle_s", "gpu_j", "node_j", "cost"), "REAL"),
-}
+_TEXTS, _NUMBERS = ("account", "partition", "name", "currency"), ("gpu_s", "idle_s", "gpu_j", "node_j", "cost")
+_SUMMED = (*_TEXTS, *_NUMBERS)
+# columns of jobs, so that sums read no bodies; what a job used is known at its end
+_FIGURES = {**dict.fromkeys((*_TEXTS, "run_dir"), "TEXT"), **dict.fromkeys(("ended", *_NUMBERS), "REAL")}
 _FIGURES_SQL = (
     *(f"ALTER TABLE jobs ADD COLUMN {name} {kind}" for name, kind in _FIGURES.items()),
-    f"CREATE INDEX jobs_ended ON jobs (ended, user, {', '.join(_FIGURES)}) WHERE ended IS NOT NULL",
+    f"CREATE INDEX jobs_ended ON jobs (ended, user, {', '.join(_SUMMED)}) WHERE ended IS NOT NULL",
     "CREATE INDEX jobs_of_user ON jobs (user, seen)",
 )
 _TABLES = """
@@ -74,6 +73,16 @@ class Batch(NamedTuple):
     changes: Sequence[ToldChange] = ()
     counters: Mapping[CounterKey, float] = {}
     meta: Mapping[str, str] = {}
+
+
+class StoreFacts(NamedTuple):
+    """What is in the file."""
+
+    bytes: int | None
+    jobs: int
+    runs: int  # of these jobs: launched by gpujob
+    changes: int
+    oldest: float | None  # end of the first job
 
 
 class Sums(NamedTuple):
@@ -248,11 +257,15 @@ class Store:
 
     def jobs_since(self, since: float, user: str | None, state: str | None, most: int) -> list[Job]:
         """Jobs about which something was learned since then, the newest first."""
-        sql = (
-            "SELECT body FROM jobs WHERE seen >= ?1 AND (?2 IS NULL OR user = ?2) AND (?3 IS NULL OR state = ?3) "
-            "ORDER BY seen DESC, job_id DESC LIMIT ?4"
-        )
-        return [_job(body) for (body,) in self._query(sql, (since, user, state, most))]
+        return [_job(body) for (body,) in self.bodies_since(since, user, state, most)]
+
+    def bodies_since(self, since: float, user: str | None, state: str | None, most: int) -> list[Any]:
+        """The same as JSON."""
+        wanted = {"user": user, "state": state}
+        known = {name: value for name, value in wanted.items() if value is not None}
+        where = " AND ".join(("seen >= ?", *(f"{name} = ?" for name in known)))  # as SQLite finds an index for it
+        sql = f"SELECT body FROM jobs WHERE {where} ORDER BY seen DESC, job_id DESC LIMIT ?"  # noqa: S608 - names
+        return self._query(sql, (since, *known.values(), most))
 
     def sums_since(self, since: float, by: str, user: str | None) -> list[Sums]:
         """Sums over the jobs that ended since then, by a column of the jobs and by currency."""
@@ -263,6 +276,12 @@ class Store:
             "FROM jobs WHERE ended >= ?1 AND (?2 IS NULL OR user = ?2) GROUP BY 1, 2"
         )
         return [Sums(*row) for row in self._query(sql, (since, user))]
+
+    def facts(self) -> StoreFacts:
+        """What is in the file."""
+        sql = "SELECT COUNT(*), COUNT(run_dir), (SELECT COUNT(*) FROM changes), MIN(ended) FROM jobs"
+        rows = self._query(sql, ())
+        return StoreFacts(self.size_bytes(), *(rows[0] if rows else (0, 0, 0, None)))
 
     def changes_after(self, number: int, most: int) -> list[ToldChange]:
         """Changes with higher numbers, oldest first."""
@@ -318,12 +337,13 @@ def _add_figures(file: sqlite3.Connection) -> None:
 def _figures(job: Job) -> tuple[str | float | None, ...]:
     """The values of the columns in ``_FIGURES``. SQLite keeps no text that is not valid UTF-8."""
     texts = [text.encode("utf-8", "replace").decode() for text in (job.account, job.first_partition, job.tracked.name)]
-    currency = None if job.price is None else job.price.currency
+    currency, run_dir = None if job.price is None else job.price.currency, job.tracked.run_dir
+    path = None if run_dir is None else run_dir.encode("utf-8", "replace").decode()
     if not job.tracked.is_over:
-        return (*texts, currency, *(None,) * (len(_FIGURES) - 4))
+        return (*texts, currency, path, *(None,) * (1 + len(_NUMBERS)))
     known = costs.energies(job)
     return (
-        *(*texts, currency, end_of(job.tracked), costs.gpu_seconds(job, 0.0), costs.idle_s(job)),
+        *(*texts, currency, path, end_of(job.tracked), costs.gpu_seconds(job, 0.0), costs.idle_s(job)),
         *(known.get(costs.BOARDS), known.get(costs.NODES), costs.cost(job, 0.0)),
     )
 

@@ -116,17 +116,20 @@ def _parse_attempt(parts: Sequence[str]) -> Attempt:
     return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), memory, (), allocated, energy)
 
 
-def parse_ended(text: str) -> tuple[QueueRow, ...]:
-    """Parse ``sacct -n -P -D -X -o ROW_FORMAT`` into rows like those of the queue. Lines that are none are skipped."""
+def parse_history(text: str) -> tuple[tuple[QueueRow, Attempt], ...]:
+    """Parse ``sacct -n -P -D -o ROW_FORMAT``: attempts, also as rows like those of the queue.
+
+    Lines that are none are skipped.
+    """
+    lines = [line.split("|", len(ROW_FIELDS)) for line in text.split("\n")]
+    whole = [line for line in lines if len(line) > len(ROW_FIELDS)]
+    places = [own for *own, rest in whole if "." not in rest.partition("|")[0] and parse_accounting(rest)]
+    attempts = parse_accounting("\n".join(rest for *_, rest in whole))
     found = []
-    for line in text.split("\n"):
-        *own, rest = line.split("|", len(ROW_FIELDS))
-        attempts = parse_accounting(rest)
-        if len(own) == len(ROW_FIELDS) and attempts and own[3].isdecimal():
-            partition, account, qos, node_count, nodes = own
-            (last,) = attempts
-            row = QueueRow(last.job_id, last.sight, last.name, None, partition, last.resources, last.user, account, qos)
-            found.append(row._replace(node_count=int(node_count), nodes=nodes))
+    for (partition, account, qos, node_count, nodes), last in zip(places, attempts, strict=True):
+        row = QueueRow(last.job_id, last.sight, last.name, None, partition, last.resources, last.user, account, qos)
+        count = int(node_count) if node_count.isdecimal() else 0
+        found.append((row._replace(node_count=count, nodes=nodes), last))
     return tuple(found)
 
 

@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from exporter.contract.errors import ExporterError
 from exporter.slurm import accounting, nodes, queue, usage
-from exporter.slurm.accounting import Attempt, parse_accounting, parse_ended
+from exporter.slurm.accounting import Attempt, parse_accounting, parse_history
 from exporter.slurm.nodes import NodeRow, parse_nodes
 from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow
 from exporter.slurm.usage import RunningUse, UsageRow, parse_running_use, parse_usage
@@ -174,9 +174,14 @@ class SlurmReader:
     def ended_since(self, since: float) -> tuple[QueueRow, ...]:
         """Last attempts of jobs that ran after ``since``, as rows of the queue. Raises SlurmUnansweredError."""
         text = self._read_window(since, accounting.ROW_FORMAT, "-X")
-        rows = parse_ended(text)
+        rows = [row for row, _ in parse_history(text)]
         self._count_lines("sacct", text, len(rows))
         return tuple(row for row in rows if self.user in (None, row.user))
+
+    def history(self, since: float, until: float) -> tuple[tuple[QueueRow, Attempt], ...]:
+        """The same in a window, with all attempts and their steps. Raises SlurmUnansweredError."""
+        found = parse_history(self._read_window(since, accounting.ROW_FORMAT, "-E", f"uts{int(until)}"))
+        return tuple((row, attempt) for row, attempt in found if self.user in (None, row.user))
 
     def usage_since(self, since: float) -> tuple[UsageRow, ...]:
         """Every attempt after ``since``, with only the time after it. Raises SlurmUnansweredError."""

@@ -39,7 +39,7 @@ from exporter.logs.redact import redact, redact_all
 from exporter.machine.kernel_log import parse_event, parse_line
 from exporter.progress.progress_file import parse_updates
 from exporter.sidecar.figures_collector import FigureOfMeritError, parse_figure_of_merit
-from exporter.slurm.accounting import parse_accounting, parse_ended
+from exporter.slurm.accounting import parse_accounting, parse_history
 from exporter.slurm.queue import GarbledAnswerError, parse_queue
 from exporter.web.config import parse_web_config
 from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
@@ -219,7 +219,7 @@ PARSERS = {
         parse_queue, damaged_text([(SLURM_SAMPLES / "squeue.24.11.5.txt").read_text()]), (GarbledAnswerError,)
     ),
     "sacct": Parser(parse_accounting, damaged_text([(SLURM_SAMPLES / "sacct.24.11.5.txt").read_text()])),
-    "sacct for the hub": Parser(parse_ended, damaged_text([ENDED])),
+    "sacct for the hub": Parser(parse_history, damaged_text([ENDED])),
     "report for the hub": Parser(
         lambda text: parse_outcome(text, "7"),
         damaged_text([text_of({"job_id": "7", "state": "FAILED", "exit_status": 1, "gpus": {"count": 2}}).decode()]),

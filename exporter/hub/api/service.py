@@ -20,8 +20,8 @@ from exporter.hub.api.answers import Head, WrongQueryError
 from exporter.hub.api.doors import LocalEntrance, peer_uid
 from exporter.hub.engine import Engine
 from exporter.hub.jobs import Job
+from exporter.hub.page.series import SelfFacts, render_nodes, render_self
 from exporter.hub.registry_reader import RegistryReader
-from exporter.hub.series import SelfFacts, render_nodes, render_self
 from exporter.hub.store import Store
 from exporter.web import limits, negotiation
 from exporter.web.access import Access, Needs
@@ -104,6 +104,7 @@ class HubService:
             "/api/v1/fleet": self._tagged(self._fleet),
             "/api/v1/usage": self._tagged(self._usage),
             "/api/v1/changes": self._changes,
+            "/api/v1/index": self._index,
             "/-/healthy": self._healthy,
             "/-/ready": self._ready,
             "/": self._landing,
@@ -246,6 +247,12 @@ class HubService:
         if not jobs:
             return web.json_response(self._head().with_body(error=f"no job {job_id[:40]!r} is known"), status=404)
         return web.json_response(self._head().with_body(jobs=list[JsonValue](jobs)))
+
+    async def _index(self, request: web.Request) -> web.Response:
+        """What is in the hub's file."""
+        self._require_everything(request)
+        facts = await asyncio.to_thread(self._store.facts)
+        return web.json_response(self._head().with_body(**facts._asdict()))
 
     async def _changes(self, request: web.Request) -> web.Response:
         """Changes with higher numbers than ``after``; waits for one at most ``POLL_S``."""

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from exporter.contract import run_files
-from exporter.hub.series import FAMILIES
+from exporter.hub.page.series import FAMILIES
 from tests.support.exporter import SOON_S, until
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import ROOT
@@ -219,6 +219,18 @@ def test_runs_nodes_and_usage_are_answered_and_not_sent_twice(slurm: FakeSlurm, 
         assert hub.get(path, {"If-None-Match": f'"old", {tag}'}) == (304, "")
         assert hub.get(path + ("&" if "?" in path else "?") + "user=root", {"If-None-Match": tag})[0] != 304
     hub.end()
+
+
+def test_the_index_of_a_running_hub_is_told_by_the_hub(slurm: FakeSlurm, hub: HubProcess) -> None:
+    environment = {**slurm.environment(XDG_RUNTIME_DIR=""), "PYTHONPATH": str(ROOT)}
+    ask = [sys.executable, "-m", "launcher", "index"]
+    shown = subprocess.run([*ask, "--json"], env=environment, capture_output=True, text=True, timeout=SOON_S)
+    body = json.loads(shown.stdout)
+    assert (body["index"]["jobs"], body["index"]["changes"]) == (1, 1)
+    assert body["index"]["hub"].startswith(f"process {hub.process.pid} on ")
+    refused = subprocess.run([*ask, "--rebuild"], env=environment, capture_output=True, text=True, timeout=SOON_S)
+    assert refused.returncode == 2
+    assert f"a hub has the index: process {hub.process.pid} on " in refused.stderr
 
 
 def test_targets_are_those_of_the_runs_word_for_word(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 
 from exporter.collecting.families import Family, Samples
 from exporter.hub.counters import COST, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey
-from exporter.hub.job_page import JobPage
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job, Outcome
-from exporter.hub.series import FAMILIES, CommandUse, SelfFacts, render_nodes, render_self
+from exporter.hub.page.job_page import JobPage
+from exporter.hub.page.series import FAMILIES, CommandUse, SelfFacts, render_nodes, render_self
 from exporter.slurm.accounting import Figures
 from exporter.slurm.nodes import parse_nodes
 from exporter.slurm.prices import Price, Prices

@@ -8,7 +8,17 @@ import pytest
 
 from exporter.hub.counters import CounterKey
 from exporter.hub.jobs import Job
-from exporter.hub.store import CHANGES_KEPT_S, JOBS_KEPT_S, PRUNED_EACH_S, Batch, Store, Sums, ToldChange, name_of
+from exporter.hub.store import (
+    _FIGURES,
+    CHANGES_KEPT_S,
+    JOBS_KEPT_S,
+    PRUNED_EACH_S,
+    Batch,
+    Store,
+    Sums,
+    ToldChange,
+    name_of,
+)
 from exporter.slurm.accounting import Figures
 from exporter.slurm.prices import Price
 from exporter.slurm.tracking import Event, TrackedJob
@@ -84,11 +94,11 @@ def test_sums_are_over_ended_jobs_and_a_file_of_version_1_has_them_too(tmp_path:
     store.close()
     with sqlite3.connect(path) as file:
         file.executescript("DROP INDEX jobs_ended; DROP INDEX jobs_of_user; PRAGMA user_version = 1;")
-        for name in ("account", "partition", "name", "currency", "ended", "gpu_s", "idle_s", "gpu_j", "node_j", "cost"):
+        for name in _FIGURES:
             file.execute(f"ALTER TABLE jobs DROP COLUMN {name}")
     file.close()
     again = Store(path)
-    assert again.problem is None
+    assert (again.problem, again.facts()[1:]) == (None, (4, 0, 0, 20.0))
     assert again.sums_since(0.0, "account", "ada") == [Sums("lab", "EUR", 2, 60.0, None, None, None, 30.0)]
     again.close()
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.slurm.accounting import Attempt, parse_accounting, parse_ended
+from exporter.slurm.accounting import Attempt, parse_accounting, parse_history
 from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow, Sight, parse_queue
 from exporter.slurm.states import array_of, base_state, is_part_of, parse_duration, task_ids
 
@@ -134,7 +134,7 @@ def test_energy_is_that_of_the_largest_step_where_slurm_knows_it(
 
 def test_ended_jobs_of_accounting_are_rows_like_those_of_the_queue() -> None:
     text = "gpu|lab|normal|2|n[1-2]|7|ada|TIMEOUT|0:0|100|110|150|40|5|2|00:01|cpu=2,gres/gpu=4||a|b\n"
-    (row,) = parse_ended("oops\n" + text)
+    ((row, _),) = parse_history("oops\n" + text)
     assert (row.job_id, row.user, row.partition, row.nodes, row.node_count) == ("7", "ada", "gpu", "n[1-2]", 2)
     assert (row.name, row.resources) == ("a|b", "cpu=2,gres/gpu=4")
     assert row.sight == Sight("TIMEOUT", 100.0, 110.0, 150.0, limit_s=300.0)

@@ -7,7 +7,7 @@ from exporter.collecting.families import Family, Samples, page_part
 from exporter.hub.counters import Counters
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
 from exporter.hub.look import end_of, wants_figures
-from exporter.hub.series import HUB_JOBS, HUB_LAG, Sum, render_counters, render_job, render_sums, sums_of
+from exporter.hub.page.series import HUB_JOBS, HUB_LAG, Sum, render_counters, render_job, render_sums, sums_of
 from exporter.slurm.tracking import UNKNOWN
 
 _TRACKED, _UNKNOWN = Sum(HUB_JOBS, ("tracked",)), Sum(HUB_JOBS, ("unknown",))
