@@ -25,11 +25,21 @@ from exporter.hub.jobs import (
     with_prices,
     with_runs,
 )
-from exporter.hub.look import BETWEEN_QUESTIONS_S, JITTER, NODES_S, Pace, Question, choose_question, due_at
+from exporter.hub.look import (
+    BETWEEN_QUESTIONS_S,
+    CONTROLLER_S,
+    JITTER,
+    NODES_S,
+    Pace,
+    Question,
+    choose_question,
+    due_at,
+)
 from exporter.hub.page.job_page import JobPage
 from exporter.hub.page.series import CommandUse
 from exporter.hub.store import Batch, Store, ToldChange, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
+from exporter.slurm.diagnostics import Diagnostics
 from exporter.slurm.nodes import NodeRow, most_cpus
 from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow
@@ -38,6 +48,7 @@ from exporter.slurm.tracking import Change
 RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
 MISSED_EACH_S = 300.0  # between two questions for jobs that came and went between two polls
 MOST_MISSED_S = 86400.0  # how far back such a question goes
+MOST_OFFSET_S = 2.0  # between two clocks, that nobody has to know of
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 LEAST_WAIT_S = 0.05
 MOST_WAIT_S = 5.0  # so that a clock that was set is noticed
@@ -94,6 +105,7 @@ class Engine:
             "squeue": Pace.of(settings.interval_s),
             "sacct": Pace.of(BETWEEN_QUESTIONS_S),
             "sinfo": Pace.of(NODES_S),
+            "sdiag": Pace.of(CONTROLLER_S),
         }
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
         self._has_accounting = True
@@ -105,6 +117,8 @@ class Engine:
         self.commands = {command: CommandUse() for command in (*self._pace, "scontrol")}
         self.nodes: tuple[NodeRow, ...] | None = None  # None before the first answer
         self._node_cpus: Mapping[str, int] = {}
+        self.controller: Diagnostics | None = None
+        self.clock_offset_s: float | None = None  # the controller's clock less that of this machine
         self.on_change: Callable[[], None] = lambda: None
         self._page = self._new_page()
         as_of = saved.meta.get("as_of")
@@ -124,7 +138,7 @@ class Engine:
     @property
     def problems(self) -> list[str]:
         """What is wrong at present, one sentence each."""
-        return [*self._failing.values(), *filter(None, [self._store.problem])]
+        return [*self._failing.values(), *filter(None, [self._store.problem, self._clock_problem()])]
 
     def step(self) -> float:
         """Do what is due. Return the seconds until more may be."""
@@ -132,6 +146,8 @@ class Engine:
             self._read_queue()
         if self._clock.monotonic() >= self._next_at["sinfo"] and self.view.is_ready:
             self._read_nodes()
+        if self._clock.monotonic() >= self._next_at["sdiag"] and self.view.is_ready:
+            self._read_controller()
         if self._runs() is not self._runs_taken and self.view.is_ready:
             self._take_runs()
         if self._may_miss_jobs() and self._clock.monotonic() >= self._missed_at:
@@ -177,6 +193,30 @@ class Engine:
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)
+
+    def _read_controller(self) -> None:
+        begun, asked_at = self._clock.monotonic(), self._clock.time()
+        try:
+            self.controller = self._slurm.diagnostics()
+        except SlurmUnansweredError as error:
+            self._note("sdiag", begun, error)
+            return
+        self._note("sdiag", begun, None)
+        # its time is in whole seconds, and of some moment of the question
+        offset_s = self.controller.time + 0.5 - (asked_at + self._clock.time()) / 2
+        was_off = abs(self.clock_offset_s or 0.0) > MOST_OFFSET_S
+        self.clock_offset_s = offset_s
+        if abs(offset_s) > MOST_OFFSET_S and not was_off:
+            log.warning("%s", self._clock_problem())
+        elif was_off and abs(offset_s) <= MOST_OFFSET_S:
+            log.warning("this machine and the controller of Slurm agree on the time again")
+
+    def _clock_problem(self) -> str | None:
+        offset_s = self.clock_offset_s or 0.0
+        if abs(offset_s) <= MOST_OFFSET_S:
+            return None
+        relation = "behind" if offset_s > 0 else "ahead of"
+        return f"the clock of this machine is {abs(offset_s):.0f} s {relation} that of Slurm's controller"
 
     def live_run_dirs(self) -> frozenset[str]:
         """Run directories of jobs that have not ended, or whose report Slurm has not confirmed."""

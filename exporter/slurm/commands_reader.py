@@ -13,6 +13,7 @@ from typing import NamedTuple
 from exporter.contract.errors import ExporterError
 from exporter.slurm import accounting, nodes, queue, usage
 from exporter.slurm.accounting import Attempt, parse_accounting, parse_history
+from exporter.slurm.diagnostics import Diagnostics, parse_diagnostics
 from exporter.slurm.nodes import NodeRow, parse_nodes
 from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow
 from exporter.slurm.usage import RunningUse, UsageRow, parse_running_use, parse_usage
@@ -203,6 +204,13 @@ class SlurmReader:
     def _count_lines(self, command: str, text: str, parsed: int) -> None:
         lines = sum(1 for line in text.split("\n") if line and not line.startswith("CLUSTER:"))
         self.unparsed[command] += lines - parsed
+
+    def diagnostics(self) -> Diagnostics:
+        """Load and clock of the controller. Raises SlurmUnansweredError."""
+        found = parse_diagnostics(run_reading(["sdiag", *self._on], self._environment), os.geteuid())
+        if found is None:
+            raise SlurmUnansweredError("sdiag", "gave an answer that cannot be used: it has no time")
+        return found
 
     def running_use(self, job_id: str) -> RunningUse:
         """CPU time and memory of the steps of a running job. Raises SlurmUnansweredError."""

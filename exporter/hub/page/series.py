@@ -9,6 +9,7 @@ from exporter.hub.costs import cost, energies, gpu_seconds, idle_s, seen_ratio
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey, Counters
 from exporter.hub.jobs import Job
 from exporter.slurm.accounting import tres
+from exporter.slurm.diagnostics import Diagnostics
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.prices import Prices
 from exporter.slurm.states import ENDS, array_of
@@ -76,6 +77,17 @@ HUB_UNPARSED = Family(
 HUB_JOBS = Family("hub_jobs", "Jobs that the hub follows.", ("kind",))
 HUB_STORE = Family("hub_store_bytes", "Size of the hub's file.")
 HUB_STORE_WORKS = Family("hub_store_works", "Whether the hub's file can be written.")
+HUB_CLOCK = Family("hub_clock_offset_seconds", "Clock of Slurm's controller less that of this machine.")
+HUB_ACCOUNTING = Family("hub_accounting_queue", "Records that the controller has not yet sent to the accounting.")
+HUB_AGENTS = Family("hub_controller_agent_queue", "Messages that the controller has not yet sent to nodes.")
+HUB_THREADS = Family("hub_controller_threads", "Threads of the controller that answer requests.")
+HUB_RPCS = Family(
+    "hub_controller_rpcs_total",
+    "Requests that the controller answered: all, or the hub's user's.",
+    ("who",),
+    "counter",
+)
+HUB_RPC_SECONDS = Family("hub_controller_rpc_seconds_total", "Time that those requests took.", ("who",), "counter")
 HUB_MOUNTS = Family("hub_mount_responding", "Whether a mount with run directories answers.", ("mount",))
 HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler", "code"), "counter")
 FAMILIES = (
@@ -83,7 +95,21 @@ FAMILIES = (
     *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOB_IDLE, JOB_SEEN, JOB_ENERGY, JOB_COST, PRICE, ITEMS),
     *(ITEMS_EXPECTED, IDLE, ENERGY, COST_TOTAL, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
     *(GPU_SECONDS, HUB_COMMANDS, HUB_UNPARSED, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
-    *(HUB_STORE_WORKS, HUB_MOUNTS, HUB_REQUESTS, NODE_STATE, NODE_GPUS, NODE_GPUS_USED, NODE_PRICE),
+    *(
+        HUB_STORE_WORKS,
+        HUB_MOUNTS,
+        HUB_CLOCK,
+        HUB_ACCOUNTING,
+        HUB_AGENTS,
+        HUB_THREADS,
+        HUB_RPCS,
+        HUB_RPC_SECONDS,
+        HUB_REQUESTS,
+        NODE_STATE,
+        NODE_GPUS,
+        NODE_GPUS_USED,
+        NODE_PRICE,
+    ),
 )
 
 
@@ -215,6 +241,17 @@ def render_nodes(nodes: Iterable[NodeRow], prices: Prices | None, out: Samples) 
             out.add(NODE_GPUS_USED, row.gpus_used, **place)
             if prices is not None:
                 out.add(NODE_PRICE, prices.of_gpus(row.gpus), **place, currency=prices.currency)
+
+
+def render_controller(found: Diagnostics, offset_s: float | None, out: Samples) -> None:
+    """Add the load and the clock of Slurm's controller."""
+    out.add(HUB_CLOCK, offset_s)
+    out.add(HUB_ACCOUNTING, found.accounting_queue)
+    out.add(HUB_AGENTS, found.agent_queue)
+    out.add(HUB_THREADS, found.threads)
+    for who, use in (("all", found.rpcs), ("own", found.own_rpcs)):
+        out.add(HUB_RPCS, use.calls, who=who)
+        out.add(HUB_RPC_SECONDS, use.seconds, who=who)
 
 
 def render_self(facts: SelfFacts, out: Samples) -> None:

@@ -1,9 +1,10 @@
 """A Slurm for tests of the hub: its queue and accounting are what the test says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
+from exporter.slurm.diagnostics import Diagnostics, RpcUse
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow, Sight
 
@@ -29,6 +30,8 @@ class MadeUpSlurm(SlurmReader):
         super().__init__(None, None, {})
         self.rows: Sequence[QueueRow] | None = ()
         self.has_accounting = True
+        self.controller_time: Callable[[], float] = lambda: 0.0
+        self.asked_for_load = 0
         self.missed: Sequence[QueueRow] = ()  # jobs that only accounting knows
         self.asked_for_missed: list[float] = []
         self.attempts: Sequence[Attempt] | None = ()
@@ -55,6 +58,10 @@ class MadeUpSlurm(SlurmReader):
         if not self.has_accounting:
             raise SlurmUnansweredError("sacct", "exited with 1: Slurm accounting storage is disabled")
         return tuple(self.missed)
+
+    def diagnostics(self) -> Diagnostics:
+        self.asked_for_load += 1
+        return Diagnostics(self.controller_time(), 1, 0, 0, RpcUse(9, 0.1), RpcUse(1, 0.0))
 
     def nodes(self) -> tuple[NodeRow, ...]:
         return tuple(self.node_rows)

@@ -33,6 +33,7 @@ class Hub:
         self.clock, self.slurm, self.path = clock or FakeClock(START), MadeUpSlurm(), folder / "hub.sqlite"
         self.whole_cluster = whole_cluster
         self.runs: list[Run] = []
+        self.slurm.controller_time = lambda: float(int(self.clock.now))
         self.store: Store | None = None
         self.restart()
 
@@ -278,6 +279,25 @@ def test_accounting_of_another_user_under_the_same_id_is_not_believed(hub: Hub) 
     assert hub.told() == []
     hub.steps(GIVEN_UP_AFTER_S * 2, 60.0)
     assert hub.told() == [("7", "RUNNING", "UNKNOWN")]  # and no end was invented
+
+
+def test_a_clock_that_is_off_is_a_problem_and_slurm_is_asked_less_than_twice_a_minute(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.steps(600)
+    assert hub.engine.problems == []
+    assert abs(hub.engine.clock_offset_s or 9.0) <= 0.5
+    hub.slurm.controller_time = lambda: hub.clock.now - 90.0
+    hub.steps(3000)
+    problem = "the clock of this machine is 90 s ahead of that of Slurm's controller"
+    assert hub.engine.problems == [problem]
+    asked = {command: use.answers + use.failures for command, use in hub.engine.commands.items()}
+    assert sum(asked.values()) <= 1.5 * 60 + 3  # all of them at the start
+    hub.slurm.controller_time = lambda: hub.clock.now
+    hub.steps(600)
+    assert hub.engine.problems == []
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [problem, "this machine and the controller of Slurm agree on the time again"]
 
 
 def test_no_answer_says_nothing_about_a_job(hub: Hub) -> None:

@@ -10,8 +10,9 @@ from exporter.collecting.families import Family, Samples
 from exporter.hub.counters import COST, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job, Outcome
 from exporter.hub.page.job_page import JobPage
-from exporter.hub.page.series import FAMILIES, CommandUse, SelfFacts, render_nodes, render_self
+from exporter.hub.page.series import FAMILIES, CommandUse, SelfFacts, render_controller, render_nodes, render_self
 from exporter.slurm.accounting import Figures
+from exporter.slurm.diagnostics import Diagnostics, RpcUse
 from exporter.slurm.nodes import parse_nodes
 from exporter.slurm.prices import Price, Prices
 from exporter.slurm.states import ENDS
@@ -51,6 +52,7 @@ def page(*jobs: Job) -> dict[str, str]:
     out = Samples({})
     use = CommandUse(3, 1, 0.5, NOW)
     render_self(SelfFacts({"squeue": use}, {}, 60.0, 4096, True, {("/metrics", 200): 2}, {"/home": True}), out)
+    render_controller(Diagnostics(NOW, 1, 2, 3, RpcUse(4, 0.5), RpcUse(1, 0.1)), 90.0, out)
     render_nodes(NODE_ROWS, Prices("EUR", {"h100": 2.5}), out)
     text = text.replace('cluster="c1"', "").replace("{,", "{") + out.page()
     lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
