@@ -148,6 +148,11 @@ def _add_hub(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         metavar="DIR",
         help="the site's directory of jobs, `registry_dir` in its cluster file; may be repeated",
     )
+    add(
+        "--cluster-file",
+        metavar="FILE",
+        help="cluster file with list prices (default: GPUJOB_CONFIG, that of the user, or /etc/gpujob/config.yaml)",
+    )
     add("--state-dir", metavar="DIR", help="folder of the hub's file (default: ~/.local/state/gpujob/hub)")
     add(
         "--web.listen-address",
@@ -188,6 +193,7 @@ def _run_hub(arguments: argparse.Namespace) -> None:
         registries=tuple(map(Path, arguments.registry_dir or ())),
         listen=arguments.listen,
         web_config=arguments.web_config,
+        cluster_file=arguments.cluster_file,
     )
     run_hub(options, os.environ)
 

@@ -53,7 +53,7 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
         "exporter.collecting",
         "exporter.cli",
     ),
-    *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.doors", "exporter.hub.service"),
+    *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.api.doors", "exporter.hub.api.service"),
     "exporter.hub.process",
 )
 PURE_IN_LAUNCHER = (
@@ -71,7 +71,7 @@ WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its ar
 FOR_LAUNCHER = (  # parts of the exporter that the launcher may import
     *("contract", "machine", "slurm", "logs", "files", "progress", "workers", "launch"),
     *("gpus.records", "gpus.inventory_reader", "gpus.analysis", "attach.workers_reader"),
-    "web.config_file",
+    *("web.config_file", "hub.index_reader"),
 )
 IN_A_JOB = ("programs", "plan", "rundir", "verify", "steps", "registry", "report", "run", "watch")
 PACKAGES = {  # third-party package: where it may be imported

@@ -5,7 +5,7 @@ to 9 (``bench/exposition.py``). Tests compare the parsed samples of both.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from typing import Literal
 
@@ -165,21 +165,27 @@ class Samples:
 
     def page(self, *, openmetrics: bool = False) -> str:
         """Render all samples added since the previous page, families in order of their first sample."""
-        parts: list[str] = []
-        for family, lines in self._lines.items():
-            name, kind = family.full_name, family.kind
-            if openmetrics:
-                name = name.removesuffix("_total" if kind == "counter" else "_info" if kind == "info" else "")
-            elif kind == "info":
-                kind = "gauge"
-            parts.append(f"# HELP {name} {_escape_help(family.help, openmetrics)}\n# TYPE {name} {kind}")
-            parts.extend(lines)
-        if openmetrics:
-            parts.append("# EOF")
+        text = "".join(page_part(family, lines, openmetrics=openmetrics) for family, lines in self.take().items())
+        return text + "# EOF\n" if openmetrics else text
+
+    def take(self) -> dict[Family, list[str]]:
+        """Return the lines of all samples added since the previous page, in place of a page."""
+        lines = dict(self._lines)
         self._lines.clear()
         for key in [key for key, row in self._rows.items() if not row.end_page() and key]:
             del self._rows[key]
-        return "\n".join(parts) + "\n" if parts else ""
+        return lines
+
+
+def page_part(family: Family, lines: Iterable[str], *, openmetrics: bool = False) -> str:
+    """Render one family with all its lines."""
+    name, kind = family.full_name, family.kind
+    if openmetrics:
+        name = name.removesuffix("_total" if kind == "counter" else "_info" if kind == "info" else "")
+    elif kind == "info":
+        kind = "gauge"
+    head = f"# HELP {name} {_escape_help(family.help, openmetrics)}\n# TYPE {name} {kind}"
+    return "\n".join((head, *lines, ""))
 
 
 def _number(value: float) -> str:

@@ -122,3 +122,11 @@ def yaml_problem(error: Exception, text: str) -> str:
             return f"{_place(error.context_mark)}: not YAML: the quote is not closed"
         return f"{_place(mark)}: not YAML: {error.problem}{_hint(text, mark)}"
     return f"not YAML: {error if isinstance(error, yaml.YAMLError) else f'{type(error).__name__}: {error}'}"
+
+
+def parse_yaml(text: str) -> object:
+    """Parse a YAML text. Raises ValueError, which says what is wrong and where."""
+    try:
+        return yaml.load(text, Loader=BoundedLoader)  # noqa: S506 - based on SafeLoader
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
+        raise ValueError(yaml_problem(error, text)) from error

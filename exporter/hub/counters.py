@@ -1,14 +1,18 @@
 """Counters of a hub by user and partition. They only rise, and go on after a restart."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import NamedTuple
 
+from exporter.hub.costs import energies, idle_s
 from exporter.hub.jobs import Job
+from exporter.slurm.prices import HOUR_S
 from exporter.slurm.states import ENDS
 from exporter.slurm.tracking import UNKNOWN, Change
 
-ENDED, STARTED, WAIT_S, GPU_S = "ended", "started", "wait_s", "gpu_s"
-GPU_S_OF_RUNS = "gpu_s_of_runs"  # of runs that are over; with those that go on it makes GPU_S
+ENDED, STARTED, WAIT_S, GPU_S, COST = "ended", "started", "wait_s", "gpu_s", "cost"
+IDLE_S, ENERGY_J = "idle_s", "energy_j"
+GPU_S_OF_RUNS, COST_OF_RUNS = "gpu_s_of_runs", "cost_of_runs"  # of runs that are over
+_WHOLE = {GPU_S_OF_RUNS: GPU_S, COST_OF_RUNS: COST}  # what they make with the runs that go on
 
 
 class CounterKey(NamedTuple):
@@ -17,7 +21,7 @@ class CounterKey(NamedTuple):
     name: str
     user: str
     partition: str
-    state: str = ""
+    state: str = ""  # or the currency of a cost, or the source of an energy
 
 
 Counters = Mapping[CounterKey, float]
@@ -36,9 +40,11 @@ def count(
     ``before`` are the jobs as they were, ``jobs`` as they are now.
     """
     found = dict(counters)
-    for place in {job.place for job in jobs.values()}:
+    for place in {job.place for key, job in jobs.items() if job is not before.get(key)}:
         found.setdefault(CounterKey(STARTED, *place), 0.0)
-    begun = {key: job.tracked.started for key, job in before.items() if job.tracked.state == "RUNNING"}
+    changes = tuple(changes)
+    changed = [before[key] for key in {change.job.job_id for change in changes} if key in before]
+    begun = {job.tracked.job_id: job.tracked.started for job in changed if job.tracked.state == "RUNNING"}
     for change in changes:
         key, state = change.job.job_id, change.job.state
         job = jobs.get(key) or before.get(key)
@@ -59,7 +65,21 @@ def count(
                     _add(found, CounterKey(WAIT_S, *place), change.time - submitted)
         elif state in ENDS:
             _add(found, CounterKey(ENDED, *place, state), 1.0)
+    for key, job in jobs.items():
+        if job is not before.get(key):
+            _add_figures(found, before.get(key), job)
     return _with_present_runs(found, jobs, now)
+
+
+def _add_figures(counters: dict[CounterKey, float], before: Job | None, job: Job) -> None:
+    """Add what has become known of an attempt that has ended."""
+    idle, idle_before = idle_s(job), None if before is None else idle_s(before)
+    if idle is not None and idle_before is None:
+        _add(counters, CounterKey(IDLE_S, *job.place), idle)
+    known = {} if before is None else energies(before)
+    for source, energy in energies(job).items():
+        if source not in known:
+            _add(counters, CounterKey(ENERGY_J, *job.place, source), energy)
 
 
 def _add(counters: dict[CounterKey, float], key: CounterKey, amount: float) -> None:
@@ -74,19 +94,29 @@ def _end_of_run(change: Change, before: Job | None) -> float:
 
 
 def _add_run(counters: dict[CounterKey, float], job: Job, begin: float | None, end: float) -> None:
-    if begin is not None and job.gpus and end > begin:
-        _add(counters, CounterKey(GPU_S_OF_RUNS, *job.place), (end - begin) * job.gpus)
+    if begin is not None and end > begin:
+        for key, amount in _amounts(job, end - begin):
+            _add(counters, key, amount)
+
+
+def _amounts(job: Job, seconds: float) -> Iterator[tuple[CounterKey, float]]:
+    """What a run of this time adds to the counters."""
+    if job.gpus:
+        yield CounterKey(GPU_S_OF_RUNS, *job.place), seconds * job.gpus
+    if job.price is not None:
+        yield CounterKey(COST_OF_RUNS, *job.place, job.price.currency), seconds * job.price.per_hour / HOUR_S
 
 
 def _with_present_runs(
     counters: dict[CounterKey, float], jobs: Mapping[str, Job], now: float
 ) -> dict[CounterKey, float]:
-    """The GPU seconds up to now. They never fall, also if a run turns out to have ended before the previous answer."""
-    total = {key._replace(name=GPU_S): value for key, value in counters.items() if key.name == GPU_S_OF_RUNS}
+    """The sums up to now. They never fall, also if a run turns out to have ended before the previous answer."""
+    total = {key: value for key, value in counters.items() if key.name in _WHOLE}
     for job in jobs.values():
         tracked = job.tracked
         if tracked.state == "RUNNING" and tracked.started is not None and job.gpus:
-            key = CounterKey(GPU_S, *job.place)
             seconds = min(now, tracked.missing_since or now) - tracked.started
-            total[key] = total.get(key, 0.0) + max(0.0, seconds) * job.gpus
+            for key, amount in _amounts(job, max(0.0, seconds)):
+                total[key] = total.get(key, 0.0) + amount
+    total = {key._replace(name=_WHOLE[key.name]): value for key, value in total.items()}
     return counters | {key: max(value, counters.get(key, 0.0)) for key, value in total.items()}

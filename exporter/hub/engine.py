@@ -1,24 +1,54 @@
 """The engine of the hub: asks Slurm at the right times, keeps what it learns, and publishes it for the pages."""
 
 import logging
+import math
 import random
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from exporter.collecting.families import Samples
 from exporter.contract.clock import Clock
-from exporter.hub.answers import change_json
+from exporter.hub.api.answers import change_json
 from exporter.hub.counters import Counters, count
-from exporter.hub.jobs import Job, Observation, Run, forget, split_rows, take_accounting, take_queue, with_runs
-from exporter.hub.look import BETWEEN_QUESTIONS_S, Pace, Question, choose_question, due_at
-from exporter.hub.series import CommandUse, render_jobs, shown_jobs
+from exporter.hub.jobs import (
+    Job,
+    Observation,
+    Run,
+    forget,
+    rows_of_runs,
+    split_rows,
+    take_accounting,
+    take_missed,
+    take_queue,
+    take_reports,
+    with_prices,
+    with_runs,
+)
+from exporter.hub.look import (
+    BETWEEN_QUESTIONS_S,
+    CONTROLLER_S,
+    JITTER,
+    NODES_S,
+    Pace,
+    Question,
+    choose_question,
+    due_at,
+)
+from exporter.hub.page.job_page import JobPage
+from exporter.hub.page.series import CommandUse
 from exporter.hub.store import Batch, Store, ToldChange, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
+from exporter.slurm.diagnostics import Diagnostics
+from exporter.slurm.nodes import NodeRow, most_cpus
+from exporter.slurm.prices import Prices
+from exporter.slurm.queue import QueueRow
 from exporter.slurm.tracking import Change
 
 RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
+MISSED_EACH_S = 300.0  # between two questions for jobs that came and went between two polls
+MOST_MISSED_S = 86400.0  # how far back such a question goes
+MOST_OFFSET_S = 2.0  # between two clocks, that nobody has to know of
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 LEAST_WAIT_S = 0.05
 MOST_WAIT_S = 5.0  # so that a clock that was set is noticed
@@ -43,6 +73,7 @@ class View(NamedTuple):
     as_of: float | None  # when the queue was last read
     page: bytes  # series of the jobs, as a member of a gzip file
     is_ready: bool = False  # whether this process has read the queue
+    number: int = 0  # of the views of this process
 
 
 class Engine:
@@ -56,28 +87,43 @@ class Engine:
         clock: Clock,
         *,
         runs: Callable[[], Iterable[Run]] = tuple,
+        prices: Prices | None = None,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._slurm, self._store, self._settings, self._clock = slurm, store, settings, clock
-        self._runs, self._chance = runs, chance
+        self._runs, self.prices, self._chance = runs, prices, chance
         saved = store.saved
         self._jobs: dict[str, Job] = {job.key: job for job in saved.jobs}
         self.counters: Counters = dict(saved.counters)
-        self._marks: Mapping[str, int] = {}
+        self._rows: Mapping[str, QueueRow] = {}  # of the latest answer
         self._born = float(saved.meta.get("born", 0.0))  # changes before it are not this hub's
         self.last_number = saved.last_number
         self.recent: deque[ToldChange] = deque(maxlen=RECENT_CHANGES)
         self.facts: ClusterFacts | None = None
         self.label = settings.cluster or saved.meta.get("cluster", UNNAMED)
-        self._pace = {"squeue": Pace.of(settings.interval_s), "sacct": Pace.of(BETWEEN_QUESTIONS_S)}
+        self._pace = {
+            "squeue": Pace.of(settings.interval_s),
+            "sacct": Pace.of(BETWEEN_QUESTIONS_S),
+            "sinfo": Pace.of(NODES_S),
+            "sdiag": Pace.of(CONTROLLER_S),
+        }
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
         self._has_accounting = True
+        self._runs_taken: Iterable[Run] = ()
+        self._missed_at, self._missed_since = 0.0, float(saved.meta.get("missed_since", 0.0))
+        self._due_at = 0.0  # when accounting is next to be asked about a job
         self._lost_asked: dict[str, float] = {}  # when accounting last answered about a job that left the queue
         self._failing: dict[str, str] = {}  # problem by command
-        self.commands = {"squeue": CommandUse(), "sacct": CommandUse(), "scontrol": CommandUse()}
+        self.commands = {command: CommandUse() for command in (*self._pace, "scontrol")}
+        self.nodes: tuple[NodeRow, ...] | None = None  # None before the first answer
+        self._node_cpus: Mapping[str, int] = {}
+        self.controller: Diagnostics | None = None
+        self.clock_offset_s: float | None = None  # the controller's clock less that of this machine
         self.on_change: Callable[[], None] = lambda: None
+        self._page = self._new_page()
         as_of = saved.meta.get("as_of")
         self.view = View(self._jobs, None if as_of is None else float(as_of), b"")
+        self._live = self.view, frozenset[str]()
         self._publish(is_ready=False)
 
     @property
@@ -85,18 +131,31 @@ class Engine:
         return self._pace["squeue"].interval_s
 
     @property
+    def unparsed(self) -> Mapping[str, int]:
+        """Lines that could not be parsed, by command."""
+        return self._slurm.unparsed
+
+    @property
     def problems(self) -> list[str]:
         """What is wrong at present, one sentence each."""
-        return [*self._failing.values(), *filter(None, [self._store.problem])]
+        return [*self._failing.values(), *filter(None, [self._store.problem, self._clock_problem()])]
 
     def step(self) -> float:
         """Do what is due. Return the seconds until more may be."""
         if self._clock.monotonic() >= self._next_at["squeue"]:
             self._read_queue()
+        if self._clock.monotonic() >= self._next_at["sinfo"] and self.view.is_ready:
+            self._read_nodes()
+        if self._clock.monotonic() >= self._next_at["sdiag"] and self.view.is_ready:
+            self._read_controller()
+        if self._runs() is not self._runs_taken and self.view.is_ready:
+            self._take_runs()
+        if self._may_miss_jobs() and self._clock.monotonic() >= self._missed_at:
+            self._find_missed()
         question, now = None, self._clock.time()
-        if self._clock.monotonic() >= self._next_at["sacct"]:
-            due = ((due_at(job.tracked, self._lost_asked.get(key)), job.tracked) for key, job in self._jobs.items())
-            question = choose_question(due, now)
+        if now >= self._due_at and self._clock.monotonic() >= self._next_at["sacct"]:
+            due = [(due_at(job.tracked, self._lost_asked.get(key)), job.tracked) for key, job in self._jobs.items()]
+            question, self._due_at = choose_question(due, now), min((at for at, _ in due), default=math.inf)
         if question is not None:
             self._ask_accounting(question)
         wait_s = self._next_at["squeue"] - self._clock.monotonic()
@@ -127,12 +186,95 @@ class Engine:
             self._read_cluster()
         now = self._clock.time()
         self._born = self._born or now
-        seen = take_queue(self._jobs, rows, self._marks, now)
-        self._marks = seen.marks
+        seen = take_queue(self._jobs, rows, self._rows, now)
+        self._rows = seen.rows
+        self._runs_taken = ()  # new jobs may be those of runs that are known
         seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)
+
+    def _read_controller(self) -> None:
+        begun, asked_at = self._clock.monotonic(), self._clock.time()
+        try:
+            self.controller = self._slurm.diagnostics()
+        except SlurmUnansweredError as error:
+            self._note("sdiag", begun, error)
+            return
+        self._note("sdiag", begun, None)
+        # its time is in whole seconds, and of some moment of the question
+        offset_s = self.controller.time + 0.5 - (asked_at + self._clock.time()) / 2
+        was_off = abs(self.clock_offset_s or 0.0) > MOST_OFFSET_S
+        self.clock_offset_s = offset_s
+        if abs(offset_s) > MOST_OFFSET_S and not was_off:
+            log.warning("%s", self._clock_problem())
+        elif was_off and abs(offset_s) <= MOST_OFFSET_S:
+            log.warning("this machine and the controller of Slurm agree on the time again")
+
+    def _clock_problem(self) -> str | None:
+        offset_s = self.clock_offset_s or 0.0
+        if abs(offset_s) <= MOST_OFFSET_S:
+            return None
+        relation = "behind" if offset_s > 0 else "ahead of"
+        return f"the clock of this machine is {abs(offset_s):.0f} s {relation} that of Slurm's controller"
+
+    def live_run_dirs(self) -> frozenset[str]:
+        """Run directories of jobs that have not ended, or whose report Slurm has not confirmed."""
+        view = self.view
+        if self._live[0] is not view:
+            own = (job.tracked for job in view.jobs.values() if job.tracked.run_dir is not None)
+            paths = frozenset(job.run_dir for job in own if job.run_dir and (not job.is_over or job.is_reported))
+            self._live = view, paths
+        return self._live[1]
+
+    def _take_runs(self) -> None:
+        """Learn from the run directories, which tell an end before Slurm does."""
+        runs, now = self._runs(), self._clock.time()
+        missed = Observation({**self._jobs})
+        if not self._has_accounting:  # which would tell more of such a job
+            missed = take_missed(self._jobs, rows_of_runs(self._jobs, runs, self._born), now)
+        jobs = with_runs(missed.jobs, runs)
+        seen = take_reports(jobs, now, has_accounting=self._has_accounting)
+        self._runs_taken = runs
+        changes = (*missed.changes, *seen.changes)
+        if changes or any(job is not self._jobs.get(key) for key, job in seen.jobs.items()):
+            self._take(seen._replace(changes=changes), now, {})
+            self._publish(is_ready=self.view.is_ready)
+
+    def _may_miss_jobs(self) -> bool:
+        """Whether jobs can come and go between two polls, and accounting knows them."""
+        listed_s = None if self.facts is None else self.facts.ended_listed_s
+        return self._has_accounting and listed_s is not None and listed_s < self.interval_s * (1 + JITTER)
+
+    def _find_missed(self) -> None:
+        begun, now = self._clock.monotonic(), self._clock.time()
+        self._missed_at = begun + MISSED_EACH_S
+        since = max(self._missed_since, self._born, now - MOST_MISSED_S)
+        try:
+            rows = self._slurm.ended_since(since - EARLIER_S)
+        except SlurmUnansweredError as error:
+            self._note("sacct", begun, error)
+            self._has_accounting = not error.is_lasting
+            self._runs_taken = ()
+            return
+        self._note("sacct", begun, None)
+        self._missed_since = now
+        new = [row for row in rows if (row.sight.submitted or 0.0) >= self._born and (row.sight.ended or 0.0) >= since]
+        told = {(job.key, job.tracked.submitted) for job in self._store.jobs_by_id(row.job_id for row in new)}
+        own = [row for row in new if (row.job_id, row.sight.submitted) not in told]
+        self._take(take_missed(self._jobs, own, now), now, {"missed_since": str(now)})
+        self._publish(is_ready=self.view.is_ready)
+
+    def _read_nodes(self) -> None:
+        begun = self._clock.monotonic()
+        try:
+            self.nodes = self._slurm.nodes()
+        except SlurmUnansweredError as error:
+            self._note("sinfo", begun, error)
+            return
+        self._note("sinfo", begun, None)
+        self.view = self.view._replace(number=self.view.number + 1)
+        self._node_cpus = most_cpus(self.nodes)
 
     def _ask_accounting(self, question: Question) -> None:
         begun, attempts = self._clock.monotonic(), None
@@ -154,6 +296,7 @@ class Engine:
 
     def _take(self, seen: Observation, now: float, meta: Mapping[str, str]) -> None:
         """Keep what an answer changed: on disk, and then for the pages."""
+        seen = seen._replace(jobs=with_prices(seen.jobs, self._jobs, self.prices, self._node_cpus))
         told = self._number(seen.changes, seen.jobs)
         counters = count(self.counters, self._jobs, seen.jobs, seen.changes, self._born, now)
         kept = forget(seen.jobs, now)
@@ -170,6 +313,7 @@ class Engine:
         )
         self._store.save(batch)
         self._jobs, self.counters = kept, counters
+        self._due_at = 0.0
         self._lost_asked = {key: at for key, at in self._lost_asked.items() if key in kept}
         self.recent.extend(told)
         self.last_number += len(told)  # from now on they are told, and so not before they are saved
@@ -202,13 +346,15 @@ class Engine:
             wait_s = pace.wait_s(self._chance()) if command == "squeue" else pace.interval_s
             self._next_at[command] = self._clock.monotonic() + wait_s
 
+    def _new_page(self) -> JobPage:
+        return JobPage(self.label, whole_cluster=self._settings.whole_cluster, most=self._settings.most_jobs)
+
     def _publish(self, *, is_ready: bool) -> None:
         """Make the page, once for all scrapes until the next answer."""
-        out, now, jobs = Samples({"cluster": self.label}), self._clock.time(), list(self._jobs.values())
-        whole, most = self._settings.whole_cluster, self._settings.most_jobs
-        shown, not_shown = shown_jobs(jobs, now, whole_cluster=whole, most=most)
-        render_jobs(jobs, shown, not_shown, self.counters, now, out)
+        if self._page.cluster != self.label:
+            self._page = self._new_page()
         packer = zlib.compressobj(1, zlib.DEFLATED, 31)
-        page = packer.compress(out.page().encode("utf-8")) + packer.flush()
-        self.view = self.view._replace(jobs=self._jobs, page=page, is_ready=is_ready)
+        parts = self._page.parts(self._jobs, self.counters, self._clock.time())
+        page = b"".join([*(packer.compress(part.encode("utf-8")) for part in parts), packer.flush()])
+        self.view = self.view._replace(jobs=self._jobs, page=page, is_ready=is_ready, number=self.view.number + 1)
         self.on_change()

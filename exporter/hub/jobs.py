@@ -6,10 +6,11 @@ from sys import intern
 from typing import NamedTuple
 
 from exporter.contract.identity import safe_label
-from exporter.contract.records import NOTHING
+from exporter.contract.records import NOTHING, Record
 from exporter.hub.look import end_of, is_last_question, wants_figures
-from exporter.slurm.accounting import Attempt, tres
-from exporter.slurm.queue import QueueRow
+from exporter.slurm.accounting import Attempt, gpu_counts, tres
+from exporter.slurm.prices import Price, Prices
+from exporter.slurm.queue import QueueRow, Sight
 from exporter.slurm.states import ENDS, array_of, task_ids
 from exporter.slurm.tracking import (
     Change,
@@ -19,11 +20,29 @@ from exporter.slurm.tracking import (
     compare_queue,
     is_same_job,
     take_figures,
+    take_reported_ends,
 )
 
 SHOWN_AFTER_END_S = 1800.0  # series of an ended job; rules see its end at several scrapes
 SAME_SUBMISSION_S = 600.0  # most difference of a job's submit times by the clocks of Slurm and of the login node
 GPU = "gres/gpu"
+_REPORTED = {"COMPLETED": "COMPLETED", "FAILED": "FAILED", "INCOMPLETE": "FAILED"}  # Slurm's words for ends of a report
+
+
+class Outcome(Record):
+    """What the report of a run says of an attempt."""
+
+    attempt: int = 0  # from 0
+    state: str
+    exit_status: int
+    start: float | None = None
+    end: float | None = None
+    seen_s: float | None = None  # GPU seconds with a known utilization
+    idle_s: float | None = None  # of these: with a utilization under 1 %
+    energy_j: float | None = None  # by the counters of the boards
+    items_processed: float | None = None
+    items_expected: float | None = None
+    count: int | None = None  # of GPUs
 
 
 class Job(NamedTuple):
@@ -43,6 +62,9 @@ class Job(NamedTuple):
     tasks: int = 1  # that wait together
     is_listed: bool = True  # in the queue of the latest answer
     is_monitored: bool = False  # whether its sidecars are to be scraped
+    price: Price | None = None  # as it was when the job started
+    has_nodes_alone: bool = False
+    outcome: Outcome | None = None  # of the present attempt, if gpujob launched the job
 
     @property
     def first_partition(self) -> str:
@@ -81,6 +103,8 @@ class Run(NamedTuple):
     run_dir: str
     submitted: float
     is_monitored: bool = False  # whether its sidecars are to be scraped
+    outcome: Outcome | None = None
+    name: str = ""
 
 
 class Observation(NamedTuple):
@@ -90,7 +114,7 @@ class Observation(NamedTuple):
     changes: tuple[Change, ...] = ()
     replaced: tuple[Job, ...] = ()  # ended jobs whose ids are now those of others
     gone: tuple[Job, ...] = ()  # arrays of which no task waits any more
-    marks: Mapping[str, int] = NOTHING  # of the rows
+    rows: Mapping[str, QueueRow] = NOTHING  # of these jobs
 
 
 def waiting_key(job_id: str) -> str:
@@ -108,41 +132,42 @@ def split_rows(rows: Iterable[QueueRow]) -> dict[str, QueueRow]:
     for row in rows:
         if _waits_together(row):
             found[waiting_key(row.job_id)] = row
-        else:
+        elif row.job_id.endswith("]"):
             found |= {task: row._replace(job_id=task) for task in task_ids(row.job_id)}
+        else:
+            found[row.job_id] = row
     return found
 
 
 def take_queue(
-    jobs: Mapping[str, Job], rows: Mapping[str, QueueRow], before: Mapping[str, int], now: float
+    jobs: Mapping[str, Job], rows: Mapping[str, QueueRow], before: Mapping[str, QueueRow], now: float
 ) -> Observation:
     """Compare the jobs with the queue, read whole.
 
-    ``before`` are the marks of the previous answer: most rows are the same, and so are their jobs. Jobs that are new
+    ``before`` are the rows of the previous observation: most are the same, and so are their jobs. Jobs that are new
     begin as PENDING, so that the changes up to now are found.
     """
     found, touched = dict(jobs), set[str]()
     replaced, gone = list[Job](), list[Job]()
-    marks = {key: hash(row) for key, row in rows.items()}
+    changed = {key for key, row in rows.items() if (old_row := before.get(key)) is not row and old_row != row}
     for key, job in jobs.items():
-        if key.endswith("_[]") and (key not in rows or marks[key] != before.get(key)):
+        if key.endswith("_[]") and (key not in rows or key in changed):
             for task in _tasks_that_left(job, rows.get(key)):
                 if task not in found and task not in rows:
                     found[task] = job._replace(tracked=_begin(task, job.tracked), tasks=1)
             if key not in rows:
                 gone.append(found.pop(key))
-    own = dict[str, QueueRow]()
-    for key, row in rows.items():
-        old = found.get(key)
+    own = dict(rows)
+    for key in [key for key in rows if key in changed or key not in found]:
+        row, old = rows[key], found.get(key)
         if old is not None and not key.endswith("_[]") and not is_same_job(old.tracked, row.sight):
             if not old.tracked.is_over:
-                continue  # its end is looked up first
+                del own[key]  # its end is looked up first
+                continue
             replaced.append(old)
             old = None
-        own[key] = row
-        if old is None or marks[key] != before.get(key):
-            found[key] = _with_row(old, row)
-            touched.add(key)
+        found[key] = _with_row(old, row)
+        touched.add(key)
     compared = {
         key: job.tracked
         for key, job in found.items()
@@ -153,7 +178,7 @@ def take_queue(
     for key, job in found.items():
         if job.is_listed != (key in own):
             found[key] = job._replace(is_listed=key in own)
-    return Observation(found, known.changes, tuple(replaced), tuple(gone), marks)
+    return Observation(found, known.changes, tuple(replaced), tuple(gone), own)
 
 
 def take_accounting(
@@ -196,10 +221,81 @@ def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
             continue
         if job.tracked.run_dir is None:
             job = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))
-        if job.is_monitored != run.is_monitored:
-            job = job._replace(is_monitored=run.is_monitored)
+        of_attempt = (each for each in (run.outcome, job.outcome) if each and each.attempt == job.tracked.restarts)
+        outcome = next(of_attempt, None)
+        if (job.is_monitored, job.outcome) != (run.is_monitored, outcome):
+            job = job._replace(is_monitored=run.is_monitored, outcome=outcome)
         found[run.job_id] = job
     return found
+
+
+def with_prices(
+    jobs: Mapping[str, Job], before: Mapping[str, Job], prices: Prices | None, node_cpus: Mapping[str, int]
+) -> dict[str, Job]:
+    """The jobs, with what is known at their start: the price of their GPUs, and whether they have their nodes alone.
+
+    ``node_cpus`` is the number of CPUs of the largest node of each partition: a job with as many on each node is alone.
+    """
+    found = dict(jobs)
+    for key, job in jobs.items():
+        if job is before.get(key) or job.tracked.started is None:
+            continue
+        if job.price is None and prices is not None:
+            per_hour = prices.of_gpus(gpu_counts(job.resources))
+            job = job._replace(price=None if per_hour is None else Price(per_hour, prices.currency))
+        cpus, most = tres(job.resources, "cpu"), node_cpus.get(job.first_partition)
+        if not job.has_nodes_alone and cpus and most and job.node_count and cpus >= job.node_count * most:
+            job = job._replace(has_nodes_alone=True)
+        found[key] = job
+    return found
+
+
+def take_reports(jobs: Mapping[str, Job], now: float, *, has_accounting: bool) -> Observation:
+    """Learn the ends of jobs from their own reports.
+
+    Slurm may name other ends otherwise than a report, so its word is awaited. A report decides about them only if
+    Slurm has forgotten the job and there is no accounting.
+    """
+    ends = dict[str, Sight]()
+    for key, job in jobs.items():
+        outcome, tracked = job.outcome, job.tracked
+        if outcome is None or tracked.is_over or outcome.end is None:
+            continue
+        if any(event.time == outcome.end and event.state in ENDS for event in tracked.history):
+            continue  # Slurm has contradicted this report
+        state = _REPORTED.get(outcome.state, outcome.state)
+        is_lost = tracked.missing_since is not None and not has_accounting
+        if state in _REPORTED.values() or (is_lost and state in ENDS):
+            started = tracked.started if tracked.started is not None else outcome.start
+            ends[key] = Sight(state, tracked.submitted, started, outcome.end, tracked.restarts, None, tracked.limit_s)
+    found = dict(jobs)
+    known = take_reported_ends({key: jobs[key].tracked for key in ends}, ends, now)
+    _update(found, known)
+    return Observation(found, known.changes)
+
+
+def rows_of_runs(jobs: Mapping[str, Job], runs: Iterable[Run], since: float) -> list[QueueRow]:
+    """Ended jobs that Slurm has never listed, as rows: they came and went between two polls."""
+    found = []
+    for run in runs:
+        outcome, is_known = run.outcome, run.job_id in jobs or not run.job_id.isdecimal()
+        if not is_known and outcome is not None and outcome.end is not None and run.submitted >= since:
+            sight = Sight(
+                _REPORTED.get(outcome.state, outcome.state), run.submitted, outcome.start, outcome.end, outcome.attempt
+            )
+            resources = f"{GPU}={outcome.count}" if outcome.count else ""
+            found.append(QueueRow(run.job_id, sight, run.name, None, "", resources, run.user))
+    return found
+
+
+def take_missed(jobs: Mapping[str, Job], rows: Iterable[QueueRow], now: float) -> Observation:
+    """Take jobs that have ended before the queue was read."""
+    ended = {key: row for key, row in split_rows(rows).items() if row.sight.state in ENDS and key not in jobs}
+    new = {key: _with_row(None, row)._replace(is_listed=False) for key, row in ended.items()}
+    known = compare_queue({key: job.tracked for key, job in new.items()}, ended.values(), now)
+    found = {**jobs, **new}
+    _update(found, known)
+    return Observation(found, known.changes)
 
 
 def forget(jobs: Mapping[str, Job], now: float) -> dict[str, Job]:
@@ -253,6 +349,10 @@ def _with_row(job: Job | None, row: QueueRow) -> Job:
         expected_start=row.expected_start,
         dependency=row.dependency,
         tasks=len(task_ids(row.job_id)),
+        is_monitored=job is not None and job.is_monitored,
+        price=None if job is None else job.price,
+        has_nodes_alone=job is not None and job.has_nodes_alone,
+        outcome=None if job is None else job.outcome,
     )
 
 
@@ -265,7 +365,8 @@ def _tasks_that_left(job: Job, row: QueueRow | None) -> list[str]:
 def _may_change(job: TrackedJob, is_listed: bool) -> bool:
     """Whether a job may change although its row is the same, or absent."""
     has_left = not is_listed and not job.is_over and job.missing_since is None
-    return has_left or job.doubted_since is not None or (is_listed and job.missing_since is not None)
+    is_open = job.doubted_since is not None or job.is_reported
+    return has_left or is_open or (is_listed and job.missing_since is not None)
 
 
 def _rows_of(compared: Mapping[str, TrackedJob], rows: Mapping[str, QueueRow]) -> list[QueueRow]:

@@ -16,6 +16,8 @@ SLOW_FACTOR = 5.0  # times the usual duration: the controller is in trouble, or 
 USUAL_WEIGHT = 0.2  # of the newest answer in the usual duration
 AFTER_END_S = (5.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # questions for the figures of an ended job
 AFTER_LOSS_S = (0.0, *AFTER_END_S, GIVEN_UP_AFTER_S)  # questions about a job that has left the queue
+CONTROLLER_S = 300.0  # between two questions for the load of the controller
+NODES_S = 600.0  # between two questions for the nodes
 BETWEEN_QUESTIONS_S = 30.0  # to accounting: at most two a minute
 
 

@@ -14,10 +14,11 @@ from exporter.contract.clock import SystemClock
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.user_state import user_state_folder
-from exporter.hub.doors import SOCKET_NAME, open_local, socket_path
+from exporter.hub.api.doors import SOCKET_NAME, open_local, socket_path
+from exporter.hub.api.service import NEEDS, HubService
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.registry_reader import RegistryReader
-from exporter.hub.service import NEEDS, HubService
+from exporter.hub.site_reader import find_cluster_file, read_site
 from exporter.hub.store import Store
 from exporter.machine.threads import limit_reserved_memory, name_thread
 from exporter.slurm.commands_reader import SlurmReader
@@ -46,6 +47,7 @@ class Options(NamedTuple):
     registries: Sequence[Path]  # the site's, where all users register their jobs
     listen: str | None  # address for TCP
     web_config: str | None
+    cluster_file: str | None = None
 
     @property
     def scope(self) -> str:
@@ -60,7 +62,7 @@ class Options(NamedTuple):
 def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     """Run until a signal. Raises ExporterError if another hub runs, or if an address is taken."""
     limit_reserved_memory()
-    folder = _state_dir(options, environ)
+    folder, site = _state_dir(options, environ), read_site(find_cluster_file(options.cluster_file, environ))
     try:
         lock_file(folder / f"{options.name}.lock")
     except FileLockedError as error:
@@ -74,7 +76,8 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     is_whole = options.user is None
     registry = RegistryReader(_registry_folders(options, environ), only_own=not is_whole)
     settings = Settings(is_whole, options.cluster, options.interval_s, options.most_jobs)
-    engine = Engine(slurm, store, settings, clock, runs=registry.runs)
+    engine = Engine(slurm, store, settings, clock, runs=registry.runs, prices=site.prices)
+    registry.live = engine.live_run_dirs
     stop = threading.Event()
     thread = threading.Thread(target=_ask, args=(engine, stop), name="ask_slurm", daemon=True)
     try:
@@ -129,7 +132,7 @@ async def _serve(
     thread: threading.Thread,
 ) -> None:
     is_whole = options.user is None
-    service = HubService(engine, store, registry.targets, own_uid=os.geteuid(), whole_cluster=is_whole)
+    service = HubService(engine, store, registry, own_uid=os.geteuid(), whole_cluster=is_whole)
     name = SOCKET_NAME if options.name == "hub-user" else f"{options.name}.sock"
     path = socket_path(environ, folder, name)
     local = open_local(path, service.admits, for_all=is_whole)

@@ -2,12 +2,14 @@
 
 import json
 import logging
+import math
 import os
 import pwd
 import stat
 import threading
+import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,11 +24,16 @@ from exporter.contract.target_files import (
     parse_targets,
     read_target_file,
 )
-from exporter.hub.jobs import Run
+from exporter.hub.jobs import Outcome, Run
+from exporter.hub.mount_reader import MountReader, Read
+from exporter.machine.mounts import MountPoint, mount_table
 from exporter.machine.threads import name_thread
 
-READ_EACH_S = 15.0
+READ_EACH_S = 5.0  # so that the end of a run is known in seconds
+QUIET_EACH_S = 60.0  # for the directories of runs that have ended, and of those that nobody follows
+FRESH_S = 2.0  # a directory that changed so recently may change again without another time
 MOST_BYTES = 16 * 1024  # of an entry
+MOST_REPORT_BYTES = 32 * 1024 * 1024  # that of 1,000 workers has some megabytes
 KINDS = {"sidecar": SCRAPE_JOB, "engine": ENGINE_JOB}
 
 log = logging.getLogger("gpujob.hub")
@@ -38,6 +45,7 @@ class Entry(Record):
     job_id: str
     run_dir: str
     submitted: float
+    job_name: str = ""
 
 
 class Registry(NamedTuple):
@@ -46,69 +54,130 @@ class Registry(NamedTuple):
     runs: tuple[Run, ...]
     groups: tuple[TargetGroup, ...]
     problems: tuple[str, ...] = ()
+    hanging: frozenset[str] = frozenset()  # mounts
 
 
-def read_registry(folders: Iterable[Path], own_uid: int, *, only_own: bool) -> Registry:
-    """Read all entries, and the target files in their run directories.
+class _Folder:
+    """The entries of one folder. Each is read once, since its name has a digest of the run directory."""
 
-    Users are believed about files that are their own: each target has the owner of its file as its user. Own files
-    are taken word for word.
-    """
-    runs, groups, problems = dict[str, Run](), list[TargetGroup](), list[str]()
-    counts = Counter[int]()
-    for path in _entry_files(folders, problems):
+    def __init__(self, path: Path, own_uid: int, *, only_own: bool) -> None:
+        self.path = path
+        self.entries: dict[str, tuple[int, Entry] | None] = {}  # owner and entry by file name; None if it is none
+        self.problem: str | None = None
+        self._own_uid, self._only_own = own_uid, only_own
+        self._mtime_ns = 0
+
+    def read(self) -> None:
+        """Read new entries."""
         try:
-            uid, entry = _read_entry(path)
-        except (OSError, ValueError, RecursionError):
-            continue  # of a version that we do not know, or just replaced
-        if only_own and uid != own_uid:
-            continue
-        user = _user_name(uid)
-        runs[entry.run_dir] = Run(entry.job_id, user, entry.run_dir, entry.submitted)
-    for run in list(runs.values()):
-        path = Path(run.run_dir, run_files.TARGETS_FILE)
+            mtime_ns = os.stat(self.path).st_mtime_ns
+            if mtime_ns == self._mtime_ns:
+                return
+            names = {name for name in os.listdir(self.path) if name.endswith(".json") and not name.startswith(".")}
+        except FileNotFoundError:
+            self.entries, self.problem, self._mtime_ns = {}, None, 0  # nobody has launched a job yet
+            return
+        except OSError as error:
+            self.problem = f"{self.path}: {error.strerror}"
+            return
+        entries = {name: entry for name, entry in self.entries.items() if name in names}
+        for name in sorted(names - entries.keys()):
+            try:
+                owner, entry = _read_entry(self.path / name)
+            except (OSError, ValueError, RecursionError):
+                continue  # of a version that we do not know, or just replaced
+            entries[name] = (owner, entry) if owner == self._own_uid or not self._only_own else None
+        self.entries, self.problem = entries, None
+        self._mtime_ns = mtime_ns if time.time() - mtime_ns / 1e9 > FRESH_S else 0
+
+
+class _RunDir:
+    """What a hub reads of one run: its report and its targets, if they belong to its user."""
+
+    def __init__(self, uid: int, entry: Entry, own_uid: int) -> None:
+        self.uid, self.entry, self._own_uid = uid, entry, own_uid
+        self.user = _user_name(uid)
+        self.groups: tuple[TargetGroup, ...] = ()
+        self.outcome: Outcome | None = None
+        self.problem: str | None = None
+        self.read_at = -math.inf
+        self._mtime_ns = 0
+
+    @property
+    def run(self) -> Run:
+        entry, is_monitored = self.entry, any(each.labels.get("job") == SCRAPE_JOB for each in self.groups)
+        return Run(entry.job_id, self.user, entry.run_dir, entry.submitted, is_monitored, self.outcome, entry.job_name)
+
+    def read(self) -> None:
+        """Read the files again if the directory has changed."""
+        self.problem = None
+        try:
+            mtime_ns = os.stat(self.entry.run_dir).st_mtime_ns
+        except OSError:
+            self.groups = ()  # it was removed, or shows itself to nobody; what is known of the end stays
+            return
+        if mtime_ns == self._mtime_ns:
+            return
+        self.groups = self._read_groups()
+        self.outcome = self._read_outcome() or self.outcome
+        self._mtime_ns = mtime_ns if time.time() - mtime_ns / 1e9 > FRESH_S and self.problem is None else 0
+
+    def _read_groups(self) -> tuple[TargetGroup, ...]:
+        path = Path(self.entry.run_dir, run_files.TARGETS_FILE)
         try:
             uid, text = read_target_file(path)
-            if _user_name(uid) != run.user:
-                continue
-            is_own = uid == own_uid
-            found = parse_targets(text, with_path=is_own)
-            counts[uid] += sum(len(group.targets) for group in found)
-            if counts[uid] > MOST_TARGETS:
-                raise ValueError(f"{run.user} has more than {MOST_TARGETS} targets")
+            if uid != self.uid:
+                return ()
+            found = parse_targets(text, with_path=uid == self._own_uid)
         except (FileNotFoundError, NotADirectoryError, PermissionError):
-            continue  # it has no sidecars now, or shows its directory to nobody
+            return ()  # it has no sidecars now, or shows its directory to nobody
         except (OSError, ValueError, RecursionError) as error:
-            problems.append(f"{path}: {getattr(error, 'strerror', None) or error}; not used")
-            continue
-        runs[run.run_dir] = run._replace(is_monitored=any(each.labels.get("job") == SCRAPE_JOB for each in found))
-        label = safe_label(run.user)
-        groups += found if is_own else [each._replace(labels={**each.labels, "user": label}) for each in found]
-    return Registry(tuple(runs.values()), tuple(groups), tuple(problems))
+            self.problem = f"{path}: {getattr(error, 'strerror', None) or error}; not used"
+            return ()
+        if uid == self._own_uid:
+            return tuple(found)
+        label = safe_label(self.user)
+        return tuple(each._replace(labels={**each.labels, "user": label}) for each in found)
 
-
-def _entry_files(folders: Iterable[Path], problems: list[str]) -> list[Path]:
-    found = []
-    for folder in folders:
+    def _read_outcome(self) -> Outcome | None:
         try:
-            names = os.listdir(folder)
-        except FileNotFoundError:
-            continue  # nobody has launched a job yet
-        except OSError as error:
-            problems.append(f"{folder}: {error.strerror}")
-            continue
-        found += [folder / name for name in sorted(names) if name.endswith(".json") and not name.startswith(".")]
-    return found
+            uid, text = _read_text(Path(self.entry.run_dir, run_files.REPORT_FILE), MOST_REPORT_BYTES)
+            return parse_outcome(text, self.entry.job_id) if uid == self.uid else None
+        except (OSError, ValueError, RecursionError):
+            return None  # none yet, or of a version that we do not know
+
+
+def read_run(uid: int, entry: Entry) -> Run:
+    """A run with its outcome, read once."""
+    found = _RunDir(uid, entry, uid)
+    found.read()
+    return found.run
+
+
+def parse_outcome(text: str, job_id: str) -> Outcome | None:
+    """What ``report.json`` says of an attempt that has ended for good. Raises ValueError."""
+    body = json.loads(text)
+    if not isinstance(body, dict) or body.get("requeued") or body.get("job_id") != job_id:
+        return None
+    gpus = body.get("gpus")
+    wanted = {**body, **(gpus if isinstance(gpus, dict) else {})}
+    return Outcome.from_json({name: wanted[name] for name in Outcome.FIELDS if name in wanted}, "report")
 
 
 def _read_entry(path: Path) -> tuple[int, Entry]:
     """The owner of a file, and its entry. Raises OSError and ValueError."""
+    uid, text = _read_text(path, MOST_BYTES)
+    return uid, Entry.from_json(json.loads(text))
+
+
+def _read_text(path: Path, most_bytes: int) -> tuple[int, str]:
+    """The owner and the text of a regular file. Raises OSError and ValueError."""
     source = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(source, encoding="utf-8", errors="surrogateescape") as lines:
         status = os.fstat(source)
-        if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
-            raise ValueError("not an entry")
-        return status.st_uid, Entry.from_json(json.loads(lines.read()))
+        if not stat.S_ISREG(status.st_mode) or status.st_size > most_bytes:
+            raise ValueError("not a file of this kind")
+        return status.st_uid, lines.read()
 
 
 def _user_name(uid: int) -> str:
@@ -119,10 +188,22 @@ def _user_name(uid: int) -> str:
 
 
 class RegistryReader:
-    """Reads the registry on a thread of its own, since a file system may hang: the last answer stays."""
+    """Reads the registry and the run directories on threads of its own: the last answer stays while a mount hangs."""
 
-    def __init__(self, folders: Sequence[Path], *, only_own: bool) -> None:
-        self._folders, self._only_own = folders, only_own
+    def __init__(
+        self,
+        folders: Sequence[Path],
+        *,
+        only_own: bool,
+        own_uid: int | None = None,
+        mounts: Callable[[], Iterable[MountPoint]] | None = None,
+    ) -> None:
+        self._own_uid = os.geteuid() if own_uid is None else own_uid
+        self._folders = [_Folder(path, self._own_uid, only_own=only_own) for path in folders]
+        self._run_dirs: dict[str, _RunDir] = {}
+        self._mounts = MountReader(mounts or mount_table().current)
+        self._known_problems = frozenset[str]()
+        self.live: Callable[[], Collection[str]] = tuple  # run directories of jobs that have not ended
         self.latest: Registry | None = None
 
     def start(self) -> None:
@@ -130,14 +211,72 @@ class RegistryReader:
 
     def _read_on(self) -> None:
         name_thread("registry")
-        known = frozenset[str]()
         while True:
-            self.latest = read_registry(self._folders, os.geteuid(), only_own=self._only_own)
-            for problem in self.latest.problems:
-                if problem not in known:
-                    log.warning("%s", problem)
-            known = frozenset(self.latest.problems)
+            try:
+                self.read()
+            except Exception:
+                log.exception("a fault of the hub; it reads run directories again in %g s", READ_EACH_S)
             threading.Event().wait(READ_EACH_S)
+
+    def read(self) -> None:
+        """Read what may have changed."""
+        now, live = time.monotonic(), self.live()
+        self._mounts.read(Read(str(folder.path), folder.read) for folder in self._folders)
+        entries = {entry.run_dir: (uid, entry) for folder in self._folders for uid, entry in self._of(folder)}
+        for path, (uid, entry) in entries.items():
+            if path not in self._run_dirs:
+                self._run_dirs[path] = _RunDir(uid, entry, self._own_uid)
+        self._run_dirs = {path: self._run_dirs[path] for path in entries}
+        due = [
+            each
+            for path, each in self._run_dirs.items()
+            if now - each.read_at >= QUIET_EACH_S or path in live or each.groups
+        ]
+        for each in due:
+            each.read_at = now
+        self._mounts.read(Read(each.entry.run_dir, each.read) for each in due)
+        self._publish()
+
+    @staticmethod
+    def _of(folder: _Folder) -> list[tuple[int, Entry]]:
+        return [entry for entry in folder.entries.values() if entry is not None]
+
+    def _publish(self) -> None:
+        """Publish what is known. The runs are the same object as before if they are the same."""
+        runs, groups = tuple(each.run for each in self._run_dirs.values()), list[TargetGroup]()
+        problems, counts = [folder.problem for folder in self._folders], Counter[int]()
+        hanging = self._mounts.hanging()
+        problems += [f"{point} does not answer: run directories on it are not read" for point in sorted(hanging)]
+        for each in self._run_dirs.values():
+            problems.append(each.problem)
+            counts[each.uid] += sum(len(group.targets) for group in each.groups)
+            if counts[each.uid] > MOST_TARGETS:
+                problems.append(f"{each.entry.run_dir}: {each.user} has more than {MOST_TARGETS} targets; not used")
+                continue
+            groups += each.groups
+        found = tuple(dict.fromkeys(filter(None, problems)))
+        for problem in found:
+            if problem not in self._known_problems:
+                log.warning("%s", problem)
+        for point in self.hanging - hanging.keys():
+            log.warning("%s answers again", point)
+        self._known_problems = frozenset(found)
+        before = self.runs()
+        same = len(before) == len(runs) and all(old == new for old, new in zip(before, runs, strict=True))
+        self.latest = Registry(before if same else runs, tuple(groups), found, frozenset(hanging))
+
+    @property
+    def hanging(self) -> frozenset[str]:
+        """Mounts that do not answer."""
+        return self.latest.hanging if self.latest is not None else frozenset()
+
+    @property
+    def problems(self) -> tuple[str, ...]:
+        return self.latest.problems if self.latest is not None else ()
+
+    def mounts(self) -> dict[str, bool]:
+        """Mounts with run directories, and whether they answer."""
+        return {point: point not in self.hanging for point in sorted(self._mounts.known())}
 
     def runs(self) -> tuple[Run, ...]:
         return self.latest.runs if self.latest is not None else ()

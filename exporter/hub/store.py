@@ -16,10 +16,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from exporter.contract.records import JsonValue, RecordError, from_json, to_json
+from exporter.hub import costs
 from exporter.hub.counters import CounterKey
 from exporter.hub.jobs import Job
+from exporter.hub.look import end_of
 
-VERSION = 1
+VERSION = 2
+GROUPS = ("user", "account", "partition", "name")  # by which sums are made
 BUSY_S = 2.0  # wait for a lock that somebody else has on the file
 JOBS_KEPT_S = 400 * 86400.0
 CHANGES_KEPT_S = 90 * 86400.0
@@ -27,6 +30,15 @@ PRUNED_EACH_S = 86400.0
 MOST_UNSAVED = 100_000  # changes that wait for a disk that is full; the oldest make room
 MOST_IDS = 500  # in one query; SQLite allows 999 values
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
+_TEXTS, _NUMBERS = ("account", "partition", "name", "currency"), ("gpu_s", "idle_s", "gpu_j", "node_j", "cost")
+_SUMMED = (*_TEXTS, *_NUMBERS)
+# columns of jobs, so that sums read no bodies; what a job used is known at its end
+_FIGURES = {**dict.fromkeys((*_TEXTS, "run_dir"), "TEXT"), **dict.fromkeys(("ended", *_NUMBERS), "REAL")}
+_FIGURES_SQL = (
+    *(f"ALTER TABLE jobs ADD COLUMN {name} {kind}" for name, kind in _FIGURES.items()),
+    f"CREATE INDEX jobs_ended ON jobs (ended, user, {', '.join(_SUMMED)}) WHERE ended IS NOT NULL",
+    "CREATE INDEX jobs_of_user ON jobs (user, seen)",
+)
 _TABLES = """
 CREATE TABLE meta (name TEXT PRIMARY KEY, value TEXT NOT NULL);
 CREATE TABLE jobs (job_id TEXT, submitted REAL, user TEXT, state TEXT, seen REAL, is_kept INTEGER, body TEXT,
@@ -61,6 +73,29 @@ class Batch(NamedTuple):
     changes: Sequence[ToldChange] = ()
     counters: Mapping[CounterKey, float] = {}
     meta: Mapping[str, str] = {}
+
+
+class StoreFacts(NamedTuple):
+    """What is in the file."""
+
+    bytes: int | None
+    jobs: int
+    runs: int  # of these jobs: launched by gpujob
+    changes: int
+    oldest: float | None  # end of the first job
+
+
+class Sums(NamedTuple):
+    """Sums over ended jobs. None where nothing is known."""
+
+    name: str  # of the group
+    currency: str | None
+    jobs: int
+    gpu_s: float | None
+    idle_s: float | None
+    gpu_j: float | None
+    node_j: float | None
+    cost: float | None
 
 
 class Saved(NamedTuple):
@@ -122,7 +157,9 @@ class Store:
                 raise RecordError(f"it is of version {version}, and this gpujob reads up to {VERSION}")
             file.execute("PRAGMA journal_mode = WAL")
             if not version:
-                file.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = {VERSION}; COMMIT;")
+                file.executescript(f"BEGIN; {_TABLES} PRAGMA user_version = 1; COMMIT;")
+            if version < VERSION:
+                _add_figures(file)
         except BaseException:
             file.close()
             raise
@@ -167,10 +204,11 @@ class Store:
         try:
             file.executemany("DELETE FROM jobs WHERE job_id = ? AND submitted = ?", self._removed)
             rows = (
-                (*name, job.user, job.tracked.state, seen, kept, _text(to_json(job)))
+                (*name, job.user, job.tracked.state, seen, kept, _text(to_json(job)), *_figures(job))
                 for name, (job, kept, seen) in self._jobs.items()
             )
-            file.executemany("INSERT OR REPLACE INTO jobs VALUES (?, ?, ?, ?, ?, ?, ?)", rows)
+            marks = ", ".join("?" * (7 + len(_FIGURES)))
+            file.executemany(f"INSERT OR REPLACE INTO jobs VALUES ({marks})", rows)  # noqa: S608 - marks
             changes = ((each.number, each.time, each.user, _text(each.body)) for each in self._changes)
             file.executemany("INSERT OR REPLACE INTO changes VALUES (?, ?, ?, ?)", changes)
             counters = ((*key, value) for key, value in self._counters.items())
@@ -219,11 +257,31 @@ class Store:
 
     def jobs_since(self, since: float, user: str | None, state: str | None, most: int) -> list[Job]:
         """Jobs about which something was learned since then, the newest first."""
+        return [_job(body) for (body,) in self.bodies_since(since, user, state, most)]
+
+    def bodies_since(self, since: float, user: str | None, state: str | None, most: int) -> list[Any]:
+        """The same as JSON."""
+        wanted = {"user": user, "state": state}
+        known = {name: value for name, value in wanted.items() if value is not None}
+        where = " AND ".join(("seen >= ?", *(f"{name} = ?" for name in known)))  # as SQLite finds an index for it
+        sql = f"SELECT body FROM jobs WHERE {where} ORDER BY seen DESC, job_id DESC LIMIT ?"  # noqa: S608 - names
+        return self._query(sql, (since, *known.values(), most))
+
+    def sums_since(self, since: float, by: str, user: str | None) -> list[Sums]:
+        """Sums over the jobs that ended since then, by a column of the jobs and by currency."""
+        if by not in GROUPS:
+            raise ValueError(f"{by} is no group")
         sql = (
-            "SELECT body FROM jobs WHERE seen >= ?1 AND (?2 IS NULL OR user = ?2) AND (?3 IS NULL OR state = ?3) "
-            "ORDER BY seen DESC, job_id DESC LIMIT ?4"
+            f"SELECT {by}, currency, COUNT(*), SUM(gpu_s), SUM(idle_s), SUM(gpu_j), SUM(node_j), SUM(cost) "  # noqa: S608
+            "FROM jobs WHERE ended >= ?1 AND (?2 IS NULL OR user = ?2) GROUP BY 1, 2"
         )
-        return [_job(body) for (body,) in self._query(sql, (since, user, state, most))]
+        return [Sums(*row) for row in self._query(sql, (since, user))]
+
+    def facts(self) -> StoreFacts:
+        """What is in the file."""
+        sql = "SELECT COUNT(*), COUNT(run_dir), (SELECT COUNT(*) FROM changes), MIN(ended) FROM jobs"
+        rows = self._query(sql, ())
+        return StoreFacts(self.size_bytes(), *(rows[0] if rows else (0, 0, 0, None)))
 
     def changes_after(self, number: int, most: int) -> list[ToldChange]:
         """Changes with higher numbers, oldest first."""
@@ -261,6 +319,33 @@ def _read(file: sqlite3.Connection) -> Saved:
     meta = dict(file.execute("SELECT * FROM meta").fetchall())
     (last,) = file.execute("SELECT MAX(number) FROM changes").fetchone()
     return Saved(jobs, counters, meta, max(last or 0, int(meta.get("last_number", 0))))
+
+
+def _add_figures(file: sqlite3.Connection) -> None:
+    """Bring a file of version 1 to this version."""
+    file.execute("BEGIN")
+    for sql in _FIGURES_SQL:
+        file.execute(sql)
+    names = ", ".join(f"{name} = ?" for name in _FIGURES)
+    for job_id, submitted, body in file.execute("SELECT job_id, submitted, body FROM jobs").fetchall():
+        values = (*_figures(_job(body)), job_id, submitted)
+        file.execute(f"UPDATE jobs SET {names} WHERE job_id = ? AND submitted = ?", values)  # noqa: S608
+    file.execute(f"PRAGMA user_version = {VERSION}")
+    file.execute("COMMIT")
+
+
+def _figures(job: Job) -> tuple[str | float | None, ...]:
+    """The values of the columns in ``_FIGURES``. SQLite keeps no text that is not valid UTF-8."""
+    texts = [text.encode("utf-8", "replace").decode() for text in (job.account, job.first_partition, job.tracked.name)]
+    currency, run_dir = None if job.price is None else job.price.currency, job.tracked.run_dir
+    path = None if run_dir is None else run_dir.encode("utf-8", "replace").decode()
+    if not job.tracked.is_over:
+        return (*texts, currency, path, *(None,) * (1 + len(_NUMBERS)))
+    known = costs.energies(job)
+    return (
+        *(*texts, currency, path, end_of(job.tracked), costs.gpu_seconds(job, 0.0), costs.idle_s(job)),
+        *(known.get(costs.BOARDS), known.get(costs.NODES), costs.cost(job, 0.0)),
+    )
 
 
 def _job(body: object) -> Job:

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from exporter.contract.records import Record
-from exporter.slurm.queue import Sight
+from exporter.slurm.queue import QueueRow, Sight
 from exporter.slurm.states import ENDS, base_state, known_limit, parse_duration, parse_moment, task_ids
 
 # the last one is the user's text and may contain `|`
@@ -14,6 +14,9 @@ FIELDS = (
     *("TotalCPU", "AllocTRES", "TRESUsageInTot", "JobName"),
 )
 FORMAT = ",".join(FIELDS)
+ROW_FIELDS = ("Partition", "Account", "QOS", "NNodes", "NodeList")  # before those, for what the queue would tell
+ROW_FORMAT = ",".join((*ROW_FIELDS, *FIELDS))
+MOST_ENERGY_J = 1e15  # the controller enters a number near 2^64 for an energy that it does not know
 _GPU = "gres/gpu"
 _FACTORS = {"K": 1024, "M": 1024**2, "G": 1024**3, "T": 1024**4, "P": 1024**5}
 
@@ -35,6 +38,7 @@ class Figures(Record):
     memory_bytes: float | None = None  # of the largest step
     memory_requested_bytes: float | None = None
     exit_code: str | None = None  # status:signal
+    energy_j: float | None = None  # of the whole nodes, also if others used them
 
 
 class Attempt(NamedTuple):
@@ -50,6 +54,7 @@ class Attempt(NamedTuple):
     memory_requested_bytes: float | None
     steps: tuple[Step, ...] = ()
     resources: str = ""  # allocated ones such as `cpu=4,gres/gpu=1,mem=600M`
+    energy_j: float | None = None  # of the largest step: those that run at the same time count the same nodes
 
     @property
     def is_complete(self) -> bool:
@@ -68,6 +73,7 @@ class Attempt(NamedTuple):
             memory_bytes=max((step.memory_bytes for step in self.steps if step.memory_bytes), default=None),
             memory_requested_bytes=self.memory_requested_bytes,
             exit_code=self.exit_code,
+            energy_j=self.energy_j,
         )
 
 
@@ -91,7 +97,8 @@ def parse_accounting(text: str) -> tuple[Attempt, ...]:
             attempt = found[place[job_id]]
             memory = tres(parts[12], "mem")
             read = Step(parse_moment(parts[6]), parse_duration(parts[10]), memory or None)
-            found[place[job_id]] = attempt._replace(steps=(*attempt.steps, read))
+            energy = max(filter(None, (attempt.energy_j, known_energy(parts[11]))), default=None)
+            found[place[job_id]] = attempt._replace(steps=(*attempt.steps, read), energy_j=energy)
     return tuple(found)
 
 
@@ -105,7 +112,31 @@ def _parse_attempt(parts: Sequence[str]) -> Attempt:
         limit_s=known_limit(float(limit) * 60 if limit.isdecimal() else None),
     )
     memory = tres(allocated, "mem")
-    return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), memory, resources=allocated)
+    energy = known_energy(allocated)
+    return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), memory, (), allocated, energy)
+
+
+def parse_history(text: str) -> tuple[tuple[QueueRow, Attempt], ...]:
+    """Parse ``sacct -n -P -D -o ROW_FORMAT``: attempts, also as rows like those of the queue.
+
+    Lines that are none are skipped.
+    """
+    lines = [line.split("|", len(ROW_FIELDS)) for line in text.split("\n")]
+    whole = [line for line in lines if len(line) > len(ROW_FIELDS)]
+    places = [own for *own, rest in whole if "." not in rest.partition("|")[0] and parse_accounting(rest)]
+    attempts = parse_accounting("\n".join(rest for *_, rest in whole))
+    found = []
+    for (partition, account, qos, node_count, nodes), last in zip(places, attempts, strict=True):
+        row = QueueRow(last.job_id, last.sight, last.name, None, partition, last.resources, last.user, account, qos)
+        count = int(node_count) if node_count.isdecimal() else 0
+        found.append((row._replace(node_count=count, nodes=nodes), last))
+    return tuple(found)
+
+
+def known_energy(allocated: str) -> float | None:
+    """Energy in allocated resources, where Slurm enters it (``ConsumedEnergyRaw``); None if it is unknown."""
+    energy = tres(allocated, "energy")
+    return energy if energy is not None and 0 < energy < MOST_ENERGY_J else None
 
 
 def gpu_counts(resources: str) -> dict[str, int]:

@@ -6,14 +6,16 @@ import re
 import shutil
 import signal
 import subprocess
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.contract.errors import ExporterError
 from exporter.slurm import accounting, nodes, queue, usage
-from exporter.slurm.accounting import Attempt, parse_accounting
+from exporter.slurm.accounting import Attempt, parse_accounting, parse_history
+from exporter.slurm.diagnostics import Diagnostics, parse_diagnostics
 from exporter.slurm.nodes import NodeRow, parse_nodes
-from exporter.slurm.queue import GarbledAnswerError, QueueRow, parse_queue
+from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow
 from exporter.slurm.usage import RunningUse, UsageRow, parse_running_use, parse_usage
 
 DEADLINE_S = 30.0  # sacct hangs for ever while slurmdbd does
@@ -101,6 +103,7 @@ class ClusterFacts(NamedTuple):
 
     name: str | None
     hides_jobs: bool  # whether users see only their own jobs (PrivateData)
+    ended_listed_s: float | None = None  # how long the queue has ended jobs (MinJobAge)
 
 
 class SlurmReader:
@@ -119,27 +122,33 @@ class SlurmReader:
         self._on = [f"--clusters={cluster}"] if cluster else []
         # by default squeue cuts the indexes of an array after 64 bytes
         self._environment = {**clean_environment(environ, "%s"), "SLURM_BITSTR_LEN": "0"}
+        self.unparsed = Counter[str]()  # lines that were skipped, by command
+        self._queue = QueueParser()  # most lines of one answer are those of the answer before
 
     def queue(self) -> tuple[QueueRow, ...]:
         """All jobs that the controller remembers, ended ones too. Raises SlurmUnansweredError."""
-        return self._read_queue("-t", "all", *self._of_user, *self._in)
+        return self._read_queue("-t", "all", *self._of_user, *self._in, parser=self._queue)
 
     def queue_of(self, job_ids: Sequence[str]) -> tuple[QueueRow, ...]:
         """Those of these jobs that have not ended. Raises SlurmUnansweredError."""
         try:
-            return self._read_queue("-j", ",".join(job_ids), deadline_s=INTERACTIVE_DEADLINE_S)
+            job_list = ",".join(job_ids)
+            return self._read_queue("-j", job_list, parser=QueueParser(), deadline_s=INTERACTIVE_DEADLINE_S)
         except SlurmUnansweredError as error:
             if "Invalid job id" in str(error):  # said of a single id only
                 return ()
             raise
 
-    def _read_queue(self, *which: str, deadline_s: float = DEADLINE_S) -> tuple[QueueRow, ...]:
+    def _read_queue(self, *which: str, parser: QueueParser, deadline_s: float = DEADLINE_S) -> tuple[QueueRow, ...]:
         local = [] if self._on else ["--local"]
         argv = ["squeue", *self._on, *local, "-h", "-a", *which, "-O", queue.FORMAT]
+        before = parser.garbled
         try:
-            return parse_queue(run_reading(argv, self._environment, deadline_s))
+            return parser.parse(run_reading(argv, self._environment, deadline_s))
         except GarbledAnswerError as error:
             raise SlurmUnansweredError(argv[0], f"gave an answer that cannot be used: {error}") from error
+        finally:
+            self.unparsed["squeue"] += parser.garbled - before
 
     def accounting(self, job_ids: Sequence[str], since: float) -> tuple[Attempt, ...]:
         """All attempts of these jobs, of this user if there is one, and their steps. Raises SlurmUnansweredError.
@@ -149,7 +158,9 @@ class SlurmReader:
         start = ["-S", f"uts{int(since)}"] if since else []
         everybody = ["-a"] if self.user is None else []  # else sacct takes the jobs of who asks
         argv = ["sacct", *self._on, "-n", "-P", "-D", "--noconvert", *everybody, *start, "-j", ",".join(job_ids)]
-        attempts = parse_accounting(run_reading([*argv, "-o", accounting.FORMAT], self._environment))
+        text = run_reading([*argv, "-o", accounting.FORMAT], self._environment)
+        attempts = parse_accounting(text)
+        self._count_lines("sacct", text, sum(1 + len(attempt.steps) for attempt in attempts))
         return tuple(attempt for attempt in attempts if self.user in (None, attempt.user))
 
     def cluster_facts(self) -> ClusterFacts:
@@ -160,6 +171,18 @@ class SlurmReader:
     def accounting_since(self, since: float) -> tuple[Attempt, ...]:
         """All attempts that ran or waited after ``since``, and their steps. Raises SlurmUnansweredError."""
         return parse_accounting(self._read_window(since, accounting.FORMAT))
+
+    def ended_since(self, since: float) -> tuple[QueueRow, ...]:
+        """Last attempts of jobs that ran after ``since``, as rows of the queue. Raises SlurmUnansweredError."""
+        text = self._read_window(since, accounting.ROW_FORMAT, "-X")
+        rows = [row for row, _ in parse_history(text)]
+        self._count_lines("sacct", text, len(rows))
+        return tuple(row for row in rows if self.user in (None, row.user))
+
+    def history(self, since: float, until: float) -> tuple[tuple[QueueRow, Attempt], ...]:
+        """The same in a window, with all attempts and their steps. Raises SlurmUnansweredError."""
+        found = parse_history(self._read_window(since, accounting.ROW_FORMAT, "-E", f"uts{int(until)}"))
+        return tuple((row, attempt) for row, attempt in found if self.user in (None, row.user))
 
     def usage_since(self, since: float) -> tuple[UsageRow, ...]:
         """Every attempt after ``since``, with only the time after it. Raises SlurmUnansweredError."""
@@ -173,7 +196,21 @@ class SlurmReader:
     def nodes(self) -> tuple[NodeRow, ...]:
         """All nodes, once for each of their partitions. Raises SlurmUnansweredError."""
         argv = ["sinfo", *self._on, "-h", "-N", "-a", "-O", nodes.FORMAT]
-        return parse_nodes(run_reading(argv, self._environment))
+        text = run_reading(argv, self._environment)
+        rows = parse_nodes(text)
+        self._count_lines("sinfo", text, len(rows))
+        return rows
+
+    def _count_lines(self, command: str, text: str, parsed: int) -> None:
+        lines = sum(1 for line in text.split("\n") if line and not line.startswith("CLUSTER:"))
+        self.unparsed[command] += lines - parsed
+
+    def diagnostics(self) -> Diagnostics:
+        """Load and clock of the controller. Raises SlurmUnansweredError."""
+        found = parse_diagnostics(run_reading(["sdiag", *self._on], self._environment), os.geteuid())
+        if found is None:
+            raise SlurmUnansweredError("sdiag", "gave an answer that cannot be used: it has no time")
+        return found
 
     def running_use(self, job_id: str) -> RunningUse:
         """CPU time and memory of the steps of a running job. Raises SlurmUnansweredError."""
@@ -185,4 +222,6 @@ def parse_cluster_facts(text: str) -> ClusterFacts:
     """Parse ``scontrol show config``."""
     values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in text.splitlines())}
     private = values.get("PrivateData", "jobs")  # without an answer nobody sees the jobs of others
-    return ClusterFacts(values.get("ClusterName") or None, "jobs" in private.lower().split(","))
+    age = values.get("MinJobAge", "").partition(" ")[0]
+    hides_jobs = "jobs" in private.lower().split(",")
+    return ClusterFacts(values.get("ClusterName") or None, hides_jobs, float(age) if age.isdecimal() else None)

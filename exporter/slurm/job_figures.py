@@ -6,13 +6,12 @@ from typing import NamedTuple
 from exporter.contract.report import GpuSums
 from exporter.contract.slurm_accounting import GpuTime, SlurmAccounting
 from exporter.slurm import accounting
-from exporter.slurm.accounting import Attempt, gpu_counts, parse_accounting, tres
+from exporter.slurm.accounting import MOST_ENERGY_J, Attempt, gpu_counts, parse_accounting, tres
 from exporter.slurm.states import ENDS, is_part_of, parse_duration
 
 _FIRST = ("DerivedExitCode", "MaxRSS", "ConsumedEnergyRaw", "TotalCPU")  # before the fields of an attempt
 FORMAT = ",".join((*_FIRST, accounting.FORMAT))
 SAME_SUBMISSION_S = 1.0  # within which components of a heterogeneous job have their submit times
-MOST_ENERGY_J = 1e15  # the controller enters a number near 2^64 for an energy that it does not know
 _KILLED = ENDS - {"COMPLETED", "FAILED"}
 
 

@@ -1,6 +1,7 @@
 """Nodes of the cluster and their GPUs, from the text of sinfo."""
 
 import re
+from collections.abc import Iterable
 from typing import NamedTuple
 
 # the last one is an administrator's text and may contain `|`
@@ -39,6 +40,15 @@ def parse_nodes(text: str) -> tuple[NodeRow, ...]:
         if len(parts) == len(FIELDS) and parts[0]:
             found.append(_parse_node(*parts))
     return tuple(found)
+
+
+def most_cpus(nodes: Iterable[NodeRow]) -> dict[str, int]:
+    """CPUs of the largest node of each partition, of which all are known."""
+    found, unknown = dict[str, int](), set[str]()
+    for row in nodes:
+        found[row.partition] = max(found.get(row.partition, 0), row.cpus or 0)
+        unknown |= {row.partition} if row.cpus is None else set()
+    return {partition: cpus for partition, cpus in found.items() if partition not in unknown}
 
 
 def _parse_node(

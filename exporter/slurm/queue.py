@@ -1,7 +1,7 @@
 """Rows of Slurm's queue, from the text of squeue, which is alike in all versions from 22.05 on."""
 
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from exporter.slurm.states import (
@@ -66,31 +66,45 @@ class QueueRow(NamedTuple):
 
 
 def parse_queue(text: str) -> tuple[QueueRow, ...]:
-    """Parse ``squeue -h -O FORMAT``, with times in epoch seconds. Raises GarbledAnswerError.
+    """Parse ``squeue -h -O FORMAT``, with times in epoch seconds. Raises GarbledAnswerError."""
+    return QueueParser().parse(text)
 
-    A name may contain newlines, so a line that does not begin like a row continues the one before. Despite ``-h``,
-    a line with the cluster's name comes first if one was selected.
-    """
-    if text and not text.endswith("\n"):
-        raise GarbledAnswerError("its last line is not complete")
-    rows: list[str] = []
-    garbled, clusters = 0, 0
-    for line in text.split("\n")[:-1]:
-        if _ROW.match(line) and line.count("|") >= len(FIELDS) - 1:
-            rows.append(line)
-        elif line.startswith("CLUSTER:"):
-            clusters += 1
-        elif rows and not rows[-1].endswith("|"):
-            rows[-1] += f"\n{line}"
-        else:
-            garbled += bool(line)
-    found = [_parse_row(row) for row in rows]
-    lines, garbled = len(rows) + garbled, found.count(None) + garbled
-    if garbled > MOST_GARBLED * lines:
-        raise GarbledAnswerError(f"{garbled} of its {lines} lines cannot be parsed")
-    if clusters > 1:
-        raise GarbledAnswerError("it is of several clusters; set SLURM_CLUSTERS to one of them")
-    return with_never(row for row in found if row is not None)
+
+class QueueParser:
+    """Parses one answer after another. A line that is the same as before gives the same object."""
+
+    def __init__(self) -> None:
+        self._known: Mapping[str, QueueRow] = {}
+        self.garbled = 0  # lines of all answers that could not be parsed
+
+    def parse(self, text: str) -> tuple[QueueRow, ...]:
+        """Parse an answer as ``parse_queue`` does.
+
+        A name may contain newlines, so a line that does not begin like a row continues the one before. Despite ``-h``,
+        a line with the cluster's name comes first if one was selected.
+        """
+        if text and not text.endswith("\n"):
+            raise GarbledAnswerError("its last line is not complete")
+        known, rows = self._known, list[str]()
+        garbled, clusters = 0, 0
+        for line in text.split("\n")[:-1]:
+            if line in known or (_ROW.match(line) and line.count("|") >= len(FIELDS) - 1):
+                rows.append(line)
+            elif line.startswith("CLUSTER:"):
+                clusters += 1
+            elif rows and not rows[-1].endswith("|"):
+                rows[-1] += f"\n{line}"
+            else:
+                garbled += bool(line)
+        found = [known.get(row) or _parse_row(row) for row in rows]
+        lines, garbled = len(rows) + garbled, found.count(None) + garbled
+        self.garbled += garbled
+        if garbled > MOST_GARBLED * lines:
+            raise GarbledAnswerError(f"{garbled} of its {lines} lines cannot be parsed")
+        if clusters > 1:
+            raise GarbledAnswerError("it is of several clusters; set SLURM_CLUSTERS to one of them")
+        self._known = {row: parsed for row, parsed in zip(rows, found, strict=True) if parsed is not None}
+        return with_never(row for row in found if row is not None)
 
 
 def with_never(rows: Iterable[QueueRow]) -> tuple[QueueRow, ...]:

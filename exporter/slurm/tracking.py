@@ -18,6 +18,7 @@ UNKNOWN_AFTER_S = 300.0  # missing in the queue, with accounting silent: it may 
 GIVEN_UP_AFTER_S = 3600.0
 RETURNS_WITHIN_S = 15.0  # from NODE_FAIL, PREEMPTED or BOOT_FAIL to PENDING, if Slurm requeues the job
 ACCOUNTING_LAG_S = 30.0  # between two questions for the figures of an ended job, of which there are two
+CONFIRMED_WITHIN_S = 120.0  # from the end in a job's own report to that in Slurm, which ends the job's processes first
 SAME_TIME_S = 1.0  # within which two submit times are one
 
 
@@ -47,6 +48,7 @@ class TrackedJob(Record):
     missing_since: float | None = None  # in the queue
     doubted_since: float | None = None  # it ended in a way after which Slurm may requeue it
     given_up: bool = False
+    is_reported: bool = False  # its end is from its own report, and Slurm has not told it yet
     figures: Figures | None = None
     figures_asked: float | None = None  # when accounting answered without complete figures
     history: tuple[Event, ...] = ()
@@ -83,9 +85,24 @@ def compare_queue(jobs: Mapping[str, TrackedJob], rows: Iterable[QueueRow], now:
     for job_id, job in jobs.items():
         sight = sights.get(job_id)
         if sight is not None and is_same_job(job, sight):
+            is_ending = sight.state in ("PENDING", "RUNNING") and sight.restarts <= job.restarts
+            if job.is_reported and is_ending and now - (job.ended or 0.0) < CONFIRMED_WITHIN_S:
+                continue
+            if job.is_reported:
+                job = job.replace(is_reported=False, ended=sight.ended if sight.state == job.state else job.ended)
             found[job_id] = _observe(job.replace(missing_since=None, given_up=False), sight, now, changes)
         elif not job.is_over and job.missing_since is None:
             found[job_id] = job.replace(missing_since=now)
+    return Known(found, _in_order(changes))
+
+
+def take_reported_ends(jobs: Mapping[str, TrackedJob], ends: Mapping[str, Sight], now: float) -> Known:
+    """Take the ends that jobs have reported themselves, which Slurm tells later."""
+    found, changes = dict(jobs), list[Change]()
+    for job_id, end in ends.items():
+        job = jobs[job_id]
+        if not job.is_over:
+            found[job_id] = _observe(job, end, now, changes).replace(is_reported=True)
     return Known(found, _in_order(changes))
 
 

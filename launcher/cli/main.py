@@ -15,6 +15,7 @@ from launcher.cli.about.command_group import CommandGroup
 from launcher.cli.about.completion import completion
 from launcher.cli.about.version import print_version
 from launcher.cli.cluster.fleet import fleet
+from launcher.cli.cluster.index import index
 from launcher.cli.cluster.ps import ps
 from launcher.cli.cluster.usage import usage
 from launcher.cli.explain import explain
@@ -354,6 +355,6 @@ for command in (
         stop,
         sweep,
     ),
-    *(targets, track, usage, verify, watch),
+    *(index, targets, track, usage, verify, watch),
 ):
     commands.add_command(command)

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 from exporter.contract.records import JsonValue
 from exporter.slurm.accounting import Attempt, Figures, gpu_counts, tres
+from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.states import ENDS, array_of, task_ids
 from launcher.fleet.columns import render_table
 from launcher.fleet.own_runs import RunProgress
 from launcher.fleet.pending import advice_lines
-from launcher.fleet.prices import Prices
 from launcher.registry.entries import LOCAL_PREFIX
 from launcher.rundir.job_ids import task_ranges
 from launcher.watch.text import printable_line

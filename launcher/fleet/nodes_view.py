@@ -8,11 +8,11 @@ from typing import NamedTuple
 from exporter.contract.records import JsonValue
 from exporter.gpus.analysis.node_health import HEALTHS
 from exporter.slurm.nodes import NodeRow
+from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow
 from launcher.errors import SlurmError
 from launcher.fleet.columns import render_table
 from launcher.fleet.own_runs import NodeHealth, RunProgress
-from launcher.fleet.prices import Prices
 from launcher.steps.hostlist import parse_hostlist
 from launcher.watch.text import printable_line, size_text
 from launcher.words import count_text, duration_text

@@ -6,9 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.contract.records import JsonValue
+from exporter.slurm.prices import HOUR_S, Prices
 from exporter.slurm.usage import Usage, UsageRow, sum_usage
 from launcher.fleet.columns import render_table
-from launcher.fleet.prices import HOUR_S, Prices
 from launcher.watch.text import printable_line
 
 GROUPS = ("user", "account", "partition", "name")

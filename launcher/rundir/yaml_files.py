@@ -5,7 +5,7 @@ from pathlib import Path
 
 import yaml
 
-from exporter.contract.bounded_yaml import MOST_BYTES, BoundedLoader, yaml_problem
+from exporter.contract.bounded_yaml import MOST_BYTES, parse_yaml
 from launcher.errors import ConfigError
 
 _BREAKS = re.compile("[\x85\u2028\u2029]")  # line breaks that PyYAML writes as they are and reads as spaces
@@ -28,9 +28,9 @@ def read_yaml_text(path: Path) -> str:
 def load_yaml(text: str, source: str) -> object:
     """Value of a YAML text. Raises ConfigError if it is not YAML, or beyond a limit."""
     try:
-        return yaml.load(text, Loader=BoundedLoader)  # noqa: S506 - based on SafeLoader
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
-        raise ConfigError(source, [yaml_problem(error, text)]) from error
+        return parse_yaml(text)
+    except ValueError as error:
+        raise ConfigError(source, [str(error)]) from error
 
 
 def dump_yaml(value: object) -> str:

@@ -15,7 +15,7 @@ import yaml
 
 from exporter import cli as exporter_cli
 from exporter.collecting.families import Family
-from exporter.hub.series import FAMILIES as HUB_FAMILIES
+from exporter.hub.page.series import FAMILIES as HUB_FAMILIES
 from exporter.launch.checks import LEVELS
 from exporter.logs.packs_reader import read_packs
 from exporter.workers.exit_reason import REASONS
@@ -157,6 +157,7 @@ These are the JSON Schemas (draft 2020-12) of what gpujob prints and writes for 
 
 """
 ARGUMENTS = {
+    "[LOGS_DIR...]": "directories with run directories, for `--rebuild`",
     "[JOB.YAML | -- COMMAND...]": "job file (`-` is standard input), or the command of the workers, word by word",
     "[JOB]": "id, beginning of a local id, name or directory of a job or sweep; by default the newest",
     "[JOB]...": "ids, tasks of arrays, names or directories; by default all your jobs in Slurm's queue",

@@ -1,6 +1,7 @@
 """The hub on a real Slurm, with jobs that gpujob has not launched."""
 
 import json
+import re
 import shutil
 import signal
 import time
@@ -99,7 +100,11 @@ def test_every_change_is_told_once_although_the_hub_is_killed(jobs: JobSpace) ->
         times = [change["time"] for change in changes if change["job_id"] == job_id]
         assert times == ([float(end)] if job_id == waiting else [float(start), float(end)])
         assert job_id == waiting or job["figures"]["exit_code"] == code
+    cluster.wait_for(lambda: "gpujob_hub_clock_offset_seconds" in hub.get("/metrics"), 60, "the load of the controller")
+    assert hub.json("/api/v1/jobs")["problems"] == []
     page = hub.get("/metrics")
+    for command in ("squeue", "sacct", "sinfo"):
+        assert re.search(rf'gpujob_hub_unparsed_lines_total{{[^}}]*command="{command}"}} 0\n', page)
     gpu_seconds = found[good]["ended"] - found[good]["started"]
     samples = dict(line.rpartition(" ")[::2] for line in page.splitlines() if not line.startswith("#"))
     place = f'user="{jobs.user}",partition="gpu"'

@@ -29,6 +29,7 @@ from exporter.files.checkpoints.layouts_reader import parse_array, parse_distcp_
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.formats import check_file
 from exporter.files.formats.source import open_source
+from exporter.hub.registry_reader import parse_outcome
 from exporter.logs.errors.last_error import last_error
 from exporter.logs.lexicon_reader import build_lexicon
 from exporter.logs.packs import PackError, parse_pack
@@ -38,7 +39,7 @@ from exporter.logs.redact import redact, redact_all
 from exporter.machine.kernel_log import parse_event, parse_line
 from exporter.progress.progress_file import parse_updates
 from exporter.sidecar.figures_collector import FigureOfMeritError, parse_figure_of_merit
-from exporter.slurm.accounting import parse_accounting
+from exporter.slurm.accounting import parse_accounting, parse_history
 from exporter.slurm.queue import GarbledAnswerError, parse_queue
 from exporter.web.config import parse_web_config
 from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
@@ -137,6 +138,7 @@ SLURM_SAMPLES = Path(__file__).parents[1] / "exporter" / "slurm" / "samples"
 SCONTROL = "JobId=2 JobState=RUNNING PreemptTime=2026-11-21T12:02:53 PreemptEligibleTime=None EndTime=Unknown\n"
 DISTRIBUTED = text_of({"instances": [{"endpoint": "generate", "component": "prefill"}], "stats": {"prefill_count": 1}})
 
+ENDED = "gpu|lab|normal|1|n1|7|ada|COMPLETED|0:0|100|110|150|40|5|2|00:01|cpu=2,energy=9||job\n"
 PARSERS = {
     "log": Parser(in_file(lambda path: scan_log(str(path), build_lexicon()), "a.log"), damaged([*LOGS, ERROR_LOG])),
     "last error": Parser(lambda text: last_error(text, read_error_patterns()), damaged([*LOGS, ERROR_LOG])),
@@ -217,6 +219,12 @@ PARSERS = {
         parse_queue, damaged_text([(SLURM_SAMPLES / "squeue.24.11.5.txt").read_text()]), (GarbledAnswerError,)
     ),
     "sacct": Parser(parse_accounting, damaged_text([(SLURM_SAMPLES / "sacct.24.11.5.txt").read_text()])),
+    "sacct for the hub": Parser(parse_history, damaged_text([ENDED])),
+    "report for the hub": Parser(
+        lambda text: parse_outcome(text, "7"),
+        damaged_text([text_of({"job_id": "7", "state": "FAILED", "exit_status": 1, "gpus": {"count": 2}}).decode()]),
+        (ValueError, RecursionError),
+    ),
     "gpu_metrics.csv": Parser(lambda text: parse_gpu_metrics(*text.partition("\n")[::2]), damaged_text([GPU_METRICS])),
     "sinfo": Parser(
         parse_partitions, damaged_text(["gpu*|up|1-00:00:00|4|gpu:a100:8(S:0-1)\ncpu|down|infinite|2|(null)\n"])

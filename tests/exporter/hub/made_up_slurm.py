@@ -1,9 +1,11 @@
 """A Slurm for tests of the hub: its queue and accounting are what the test says."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
+from exporter.slurm.diagnostics import Diagnostics, RpcUse
+from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow, Sight
 
 GPU_TRES = "cpu=4,mem=600M,node=1,gres/gpu=4"
@@ -27,11 +29,17 @@ class MadeUpSlurm(SlurmReader):
     def __init__(self) -> None:
         super().__init__(None, None, {})
         self.rows: Sequence[QueueRow] | None = ()
+        self.has_accounting = True
+        self.controller_time: Callable[[], float] = lambda: 0.0
+        self.asked_for_load = 0
+        self.missed: Sequence[QueueRow] = ()  # jobs that only accounting knows
+        self.asked_for_missed: list[float] = []
         self.attempts: Sequence[Attempt] | None = ()
         self.asked: list[tuple[str, ...]] = []  # questions to accounting
         self.polls = 0
         self.facts: ClusterFacts | None = ClusterFacts("c1", False)
         self.facts_asked = 0
+        self.node_rows: Sequence[NodeRow] = ()
 
     def cluster_facts(self) -> ClusterFacts:
         self.facts_asked += 1
@@ -44,6 +52,19 @@ class MadeUpSlurm(SlurmReader):
         if self.rows is None:
             raise SlurmUnansweredError("squeue", "exited with 1: Socket timed out")
         return tuple(self.rows)
+
+    def ended_since(self, since: float) -> tuple[QueueRow, ...]:
+        self.asked_for_missed.append(since)
+        if not self.has_accounting:
+            raise SlurmUnansweredError("sacct", "exited with 1: Slurm accounting storage is disabled")
+        return tuple(self.missed)
+
+    def diagnostics(self) -> Diagnostics:
+        self.asked_for_load += 1
+        return Diagnostics(self.controller_time(), 1, 0, 0, RpcUse(9, 0.1), RpcUse(1, 0.0))
+
+    def nodes(self) -> tuple[NodeRow, ...]:
+        return tuple(self.node_rows)
 
     def accounting(self, job_ids: Sequence[str], since: float) -> tuple[Attempt, ...]:
         self.asked.append(tuple(job_ids))

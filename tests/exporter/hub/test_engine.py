@@ -8,19 +8,22 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from exporter.hub.counters import ENDED, GPU_S, GPU_S_OF_RUNS, STARTED, CounterKey
+from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
-from exporter.hub.jobs import Run
+from exporter.hub.jobs import Outcome, Run
 from exporter.hub.look import AFTER_END_S
 from exporter.hub.store import Store
 from exporter.slurm.accounting import Step
 from exporter.slurm.commands_reader import ClusterFacts
-from exporter.slurm.tracking import GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
+from exporter.slurm.nodes import parse_nodes
+from exporter.slurm.prices import Prices
+from exporter.slurm.tracking import CONFIRMED_WITHIN_S, GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
 from tests.exporter.hub.made_up_slurm import MadeUpSlurm, attempt, queue_row, states
 from tests.exporter.slurm.test_tracking import Life, lives
 from tests.support.exporter import FakeClock
 
 START = 1000.0
+PRICES = Prices("EUR", {"h100": 3600.0})  # a second of a GPU costs 1
 
 
 class Hub:
@@ -30,6 +33,7 @@ class Hub:
         self.clock, self.slurm, self.path = clock or FakeClock(START), MadeUpSlurm(), folder / "hub.sqlite"
         self.whole_cluster = whole_cluster
         self.runs: list[Run] = []
+        self.slurm.controller_time = lambda: float(int(self.clock.now))
         self.store: Store | None = None
         self.restart()
 
@@ -38,7 +42,9 @@ class Hub:
             self.store.close()
         self.store = Store(self.path)
         settings = Settings(self.whole_cluster, None, 60.0, 100)
-        self.engine = Engine(self.slurm, self.store, settings, self.clock, runs=lambda: self.runs, chance=lambda: 0.0)
+        self.engine = Engine(
+            self.slurm, self.store, settings, self.clock, runs=lambda: self.runs, prices=PRICES, chance=lambda: 0.0
+        )
 
     def steps(self, seconds: float, each_s: float = 5.0) -> None:
         """Let time pass."""
@@ -137,6 +143,123 @@ def test_an_ended_job_that_slurm_lists_for_days_is_told_once(hub: Hub) -> None:
     assert [job.tracked.state for job in hub.store.jobs_by_id(["7"])] == ["CANCELLED"]
 
 
+def test_cost_adds_up_over_attempts_and_restarts_and_idle_time_counts_once(hub: Hub) -> None:
+    resources, place = "cpu=4,gres/gpu=2,gres/gpu:h100=2,energy=900", ("ada", "gpu")
+    hub.slurm.node_rows = parse_nodes("n1|mixed|gpu*|gpu:4|gpu:2|4/0/0/4|1000|none|\n")
+    hub.steps(5)
+    first = queue_row("7", "RUNNING", 1001.0, started=1010.0)._replace(resources=resources)
+    hub.slurm.rows = [first]
+    hub.steps(60)
+    second = queue_row("7", "RUNNING", 1080.0, restarts=1, started=1100.0)._replace(resources=resources)
+    hub.slurm.rows = [second]
+    hub.steps(60)
+    hub.restart()
+    price = (
+        'gpujob_job_price_per_hour{cluster="c1",job_id="7",job_name="job",user="ada",partition="gpu",currency="EUR"}'
+    )
+    assert f"{price} 7200\n" in hub.page()
+    ended = second.sight._replace(state="COMPLETED", ended=1150.0)
+    hub.slurm.rows = [second._replace(sight=ended)]
+    hub.slurm.attempts = [
+        attempt("7", "REQUEUED", 1001.0, 1010.0, 1080.0),
+        attempt("7", "COMPLETED", 1080.0, 1100.0, 1150.0)._replace(energy_j=900.0),
+    ]
+    found = Outcome(attempt=1, state="COMPLETED", exit_status=0, seen_s=90.0, idle_s=9.0, energy_j=70.0)
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=found)]
+    hub.steps(600)
+    hub.runs = []
+    hub.restart()
+    hub.steps(120)
+    counters = hub.counters()
+    ran_s = (1080 - 1010) + (1150 - 1100)
+    assert counters[CounterKey(COST, *place, "EUR")] == counters[CounterKey(GPU_S, *place)] == ran_s * 2
+    assert f"gpujob_job_cost{price.removeprefix('gpujob_job_price_per_hour')} {ran_s * 2}\n" in hub.page()
+    assert counters[CounterKey(IDLE_S, *place)] == 9.0
+    energies = {key.state: value for key, value in counters.items() if key.name == ENERGY_J}
+    assert energies == {"gpu": 70.0, "slurm": 900.0}
+
+
+def outcome(state: str, start: float, end: float, **more: int) -> Outcome:
+    return Outcome(state=state, exit_status=0, start=start, end=end, **more)
+
+
+@pytest.mark.parametrize(("later", "told"), [("COMPLETED", []), ("FAILED", [("7", "COMPLETED", "FAILED")])])
+def test_the_report_of_a_run_tells_its_end_before_slurm_does(hub: Hub, later: str, told: list[object]) -> None:
+    row = queue_row("7", "RUNNING", 1001.0, started=1002.0)
+    hub.slurm.rows, hub.runs = [row], [Run("7", "ada", "/runs/7", 1001.0)]
+    hub.steps(5)
+    assert hub.engine.live_run_dirs() == {"/runs/7"}
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=outcome("COMPLETED", 1002.0, 1008.0))]
+    hub.steps(5)
+    assert hub.told() == [("7", "RUNNING", "COMPLETED")]
+    hub.steps(90)  # Slurm still ends the job
+    hub.slurm.rows = [row._replace(sight=row.sight._replace(state=later, ended=1010.0))]
+    hub.steps(60)
+    assert hub.told() == [("7", "RUNNING", "COMPLETED"), *told]
+    assert hub.engine.view.jobs["7"].tracked.ended == 1010.0
+    assert hub.engine.live_run_dirs() == frozenset()
+
+
+def test_a_report_that_slurm_contradicts_for_minutes_is_no_end(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row("7", "RUNNING", 1001.0, started=1002.0)]
+    hub.steps(5)
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=outcome("COMPLETED", 1002.0, 1007.0))]
+    hub.steps(5)
+    assert hub.told()[-1] == ("7", "RUNNING", "COMPLETED")
+    hub.steps(CONFIRMED_WITHIN_S + 60)
+    assert hub.told()[-1] == ("7", "COMPLETED", "RUNNING")
+
+
+def test_an_earlier_attempt_or_an_end_that_slurm_words_otherwise_is_awaited(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row(job_id, "RUNNING", 1001.0, started=1002.0) for job_id in ("7", "8")]
+    hub.steps(5)
+    hub.runs = [
+        Run("7", "ada", "/runs/7", 1001.0, outcome=outcome("COMPLETED", 1002.0, 1007.0, attempt=1)),
+        Run("8", "ada", "/runs/8", 1001.0, outcome=outcome("TIMEOUT", 1002.0, 1007.0)),
+    ]
+    hub.steps(60)
+    assert hub.told() == []
+
+
+def test_a_job_that_comes_and_goes_between_two_polls_is_found_in_accounting(hub: Hub) -> None:
+    hub.steps(400)
+    assert not hub.slurm.asked_for_missed  # not before the controller has said that it forgets
+    hub.restart()
+    hub.slurm.facts = ClusterFacts("c1", False, 2.0)
+    hub.steps(120)
+    begun = hub.clock.now
+    hub.slurm.missed = [
+        queue_row("7", "FAILED", begun + 1, started=begun + 2, ended=begun + 3),
+        queue_row("6", "COMPLETED", 100.0, started=110.0, ended=120.0),  # before this hub
+    ]
+    hub.steps(600)
+    hub.restart()
+    hub.steps(600)
+    assert hub.told() == [("7", "PENDING", "RUNNING"), ("7", "RUNNING", "FAILED")]
+    times = hub.slurm.asked_for_missed
+    assert 3 <= len(times) <= 6
+    assert times == sorted(times)
+    hub.slurm.facts = ClusterFacts("c1", False, 300.0)
+    hub.restart()
+    hub.steps(600)
+    assert hub.slurm.asked_for_missed == times
+
+
+def test_without_accounting_such_a_job_is_found_in_its_run_directory(hub: Hub) -> None:
+    hub.slurm.facts, hub.slurm.has_accounting = ClusterFacts("c1", False, 2.0), False
+    hub.steps(10)
+    hub.runs = [
+        Run("7", "ada", "/runs/7", 1020.0, outcome=outcome("TIMEOUT", 1021.0, 1030.0, count=2), name="train"),
+        Run("6", "ada", "/runs/6", 10.0, outcome=outcome("COMPLETED", 11.0, 12.0)),  # before this hub
+    ]
+    hub.steps(60)
+    hub.restart()
+    hub.steps(60)
+    assert hub.told() == [("7", "PENDING", "RUNNING"), ("7", "RUNNING", "TIMEOUT")]
+    job = hub.engine.view.jobs["7"]
+    assert (job.tracked.name, job.gpus, job.tracked.run_dir) == ("train", 2.0, "/runs/7")
+
+
 def test_a_later_job_with_the_same_id_is_another_job(hub: Hub) -> None:
     hub.slurm.rows = [queue_row("7", "RUNNING", 1001.0, started=1002.0)]
     hub.steps(5)
@@ -156,6 +279,25 @@ def test_accounting_of_another_user_under_the_same_id_is_not_believed(hub: Hub) 
     assert hub.told() == []
     hub.steps(GIVEN_UP_AFTER_S * 2, 60.0)
     assert hub.told() == [("7", "RUNNING", "UNKNOWN")]  # and no end was invented
+
+
+def test_a_clock_that_is_off_is_a_problem_and_slurm_is_asked_less_than_twice_a_minute(
+    hub: Hub, caplog: pytest.LogCaptureFixture
+) -> None:
+    hub.steps(600)
+    assert hub.engine.problems == []
+    assert abs(hub.engine.clock_offset_s or 9.0) <= 0.5
+    hub.slurm.controller_time = lambda: hub.clock.now - 90.0
+    hub.steps(3000)
+    problem = "the clock of this machine is 90 s ahead of that of Slurm's controller"
+    assert hub.engine.problems == [problem]
+    asked = {command: use.answers + use.failures for command, use in hub.engine.commands.items()}
+    assert sum(asked.values()) <= 1.5 * 60 + 3  # all of them at the start
+    hub.slurm.controller_time = lambda: hub.clock.now
+    hub.steps(600)
+    assert hub.engine.problems == []
+    messages = [record.getMessage() for record in caplog.records]
+    assert messages == [problem, "this machine and the controller of Slurm agree on the time again"]
 
 
 def test_no_answer_says_nothing_about_a_job(hub: Hub) -> None:

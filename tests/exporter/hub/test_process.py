@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from exporter.contract import run_files
-from exporter.hub.series import FAMILIES
+from exporter.hub.page.series import FAMILIES
 from tests.support.exporter import SOON_S, until
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import ROOT
@@ -58,7 +58,12 @@ class HubProcess:
         except OSError:
             return False
 
-    def get(self, path: str, **headers: str) -> tuple[int, str]:
+    def get(self, path: str, headers: Mapping[str, str] = {}) -> tuple[int, str]:
+        head, body = self.whole(path, headers)
+        return int(head.split()[1]), body
+
+    def whole(self, path: str, headers: Mapping[str, str] = {}) -> tuple[str, str]:
+        """Head and body of an answer."""
         with socket.socket(socket.AF_UNIX) as client:
             client.settimeout(SOON_S * 2)
             client.connect(str(self.socket))
@@ -66,7 +71,7 @@ class HubProcess:
             client.sendall(f"GET {path} HTTP/1.1\r\nHost: hub\r\nConnection: close\r\n{rest}\r\n".encode())
             answer = b"".join(iter(lambda: client.recv(65536), b""))
         head, _, body = answer.partition(b"\r\n\r\n")
-        return int(head.split()[1]), body.decode()
+        return head.decode(), body.decode()
 
     def json(self, path: str) -> Any:
         return json.loads(self.get(path)[1])
@@ -125,6 +130,26 @@ def test_a_second_hub_names_the_first_one(slurm: FakeSlurm, hub: HubProcess) -> 
     assert hub.json("/api/v1/jobs")["jobs"]
 
 
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("prices: 3", "prices: 3 has no price for each type of GPU; write as in prices: {currency: EUR"),
+        ("prices: {gpu_hour: {h100: -1}}", "has no price for each type of GPU"),
+        ("prices: {", "not YAML"),
+        (None, "cannot be read: No such file or directory"),
+    ],
+)
+def test_wrong_prices_stop_the_hub_at_its_start(
+    slurm: FakeSlurm, tmp_path: Path, text: str | None, problem: str
+) -> None:
+    path = tmp_path / "site.yaml"
+    if text is not None:
+        path.write_text(text)
+    hub = HubProcess(slurm, "--cluster-file", str(path))
+    log = hub.process.communicate(timeout=SOON_S)[1]
+    assert (hub.process.returncode, f"{path}: " in log, problem in log) == (2, True, True), log
+
+
 def test_promtool_accepts_the_page(hub: HubProcess) -> None:
     if shutil.which("promtool") is None:
         pytest.skip("promtool is not installed")
@@ -158,6 +183,8 @@ def test_slurm_that_does_not_answer_leaves_the_last_states(slurm: FakeSlurm, hub
         ("/api/v1/jobs?since=yesterday", 400, "neither seconds since 1970 nor an age such as 90m, 12h or 7d"),
         ("/api/v1/jobs?name=x", 400, "name: unknown; known are user, state, since and limit"),
         ("/api/v1/changes?after=-1", 400, "after: '-1' is no whole number"),
+        ("/api/v1/usage?by=state", 400, "by: 'state' is unknown; known are user, account, partition and name"),
+        ("/api/v1/usage?state=FAILED", 400, "state: unknown; known are by, since and user"),
         ("/api/v1/jobs/99", 404, "no job '99' is known"),
         ("/targets?kind=all", 400, "kind: 'all' is neither sidecar nor engine"),
         ("/api/v1/nothing", 404, ""),
@@ -167,6 +194,43 @@ def test_a_wrong_question_has_an_answer_that_helps(hub: HubProcess, path: str, s
     found = hub.get(path)
     assert found[0] == status
     assert problem in found[1]
+
+
+def test_runs_nodes_and_usage_are_answered_and_not_sent_twice(slurm: FakeSlurm, tmp_path: Path) -> None:
+    (tmp_path / "site.yaml").write_text("prices: {currency: EUR, gpu_hour: {default: 3600}}")
+    ended = COMPLETED.replace("7|", "6|", 1).replace("|7|", "|6|")
+    tasks = line("8_1", "FAILED", f"{SUBMITTED + 20:.0f}") + line("8_[2-3]", "PENDING")
+    slurm.say("squeue", "out", RUNNING + ended + tasks)
+    slurm.say("sinfo", "out", "n1|mixed|gpu*|gpu:h100:8|gpu:h100:6|4/0/0/4|1000|none|\noops\n")
+    hub = HubProcess(slurm, "--interval", "3600", "--cluster-file", str(tmp_path / "site.yaml")).ready()
+    runs = {run["job_id"]: run for run in hub.json("/api/v1/runs")["runs"]}
+    assert runs.keys() == {"6", "7", "8"}
+    assert (runs["8"]["status"], runs["8"]["states"]) == ("PENDING", {"FAILED": 1, "PENDING": 2})
+    assert runs["6"]["cost"] == {"amount": 40.0, "currency": "EUR", "source": "list price"}
+    (node,) = until(lambda: hub.json("/api/v1/fleet").get("instances"), "the nodes")
+    assert (node["instance"], node["gpus"], node["gpus_used"]) == ("n1", [{"name": "h100", "count": 8}], 6)
+    assert node["price_per_hour"]["amount"] == 8 * 3600
+    (group,) = hub.json("/api/v1/usage?since=0&by=partition")["groups"]
+    assert (group["partition"], group["jobs"], group["gpu_seconds"]) == ("gpu", 3, 2 * 4 * 10)
+    assert 'gpujob_hub_unparsed_lines_total{cluster="c1",command="sinfo"} 1\n' in hub.get("/metrics")[1]
+    for path in ("/api/v1/jobs", "/api/v1/runs", "/api/v1/fleet", "/api/v1/usage?since=0"):
+        head, _ = hub.whole(path)
+        tag = head.lower().partition("etag: ")[2].partition("\r")[0]
+        assert hub.get(path, {"If-None-Match": f'"old", {tag}'}) == (304, "")
+        assert hub.get(path + ("&" if "?" in path else "?") + "user=root", {"If-None-Match": tag})[0] != 304
+    hub.end()
+
+
+def test_the_index_of_a_running_hub_is_told_by_the_hub(slurm: FakeSlurm, hub: HubProcess) -> None:
+    environment = {**slurm.environment(XDG_RUNTIME_DIR=""), "PYTHONPATH": str(ROOT)}
+    ask = [sys.executable, "-m", "launcher", "index"]
+    shown = subprocess.run([*ask, "--json"], env=environment, capture_output=True, text=True, timeout=SOON_S)
+    body = json.loads(shown.stdout)
+    assert (body["index"]["jobs"], body["index"]["changes"]) == (1, 1)
+    assert body["index"]["hub"].startswith(f"process {hub.process.pid} on ")
+    refused = subprocess.run([*ask, "--rebuild"], env=environment, capture_output=True, text=True, timeout=SOON_S)
+    assert refused.returncode == 2
+    assert f"a hub has the index: process {hub.process.pid} on " in refused.stderr
 
 
 def test_targets_are_those_of_the_runs_word_for_word(slurm: FakeSlurm, tmp_path: Path) -> None:

@@ -3,14 +3,20 @@
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from exporter.collecting.families import Family, Samples
-from exporter.hub.counters import GPU_S, STARTED, WAIT_S, CounterKey
-from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
-from exporter.hub.series import FAMILIES, CommandUse, SelfFacts, render_jobs, render_self, shown_jobs
+from exporter.hub.counters import COST, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey
+from exporter.hub.jobs import SHOWN_AFTER_END_S, Job, Outcome
+from exporter.hub.page.job_page import JobPage
+from exporter.hub.page.series import FAMILIES, CommandUse, SelfFacts, render_controller, render_nodes, render_self
 from exporter.slurm.accounting import Figures
+from exporter.slurm.diagnostics import Diagnostics, RpcUse
+from exporter.slurm.nodes import parse_nodes
+from exporter.slurm.prices import Price, Prices
 from exporter.slurm.states import ENDS
-from exporter.slurm.tracking import TrackedJob
+from exporter.slurm.tracking import UNKNOWN, TrackedJob
 
 NOW = 10_000.0
 FIGURES = Figures(
@@ -27,17 +33,34 @@ def make_job(job_id: str, state: str, **known: Any) -> Job:
 RUNNING = make_job("7", "RUNNING", **TIMES)._replace(is_monitored=True)
 PENDING = make_job("8", "PENDING", submitted=100.0, reason="Priority")._replace(expected_start=11_000.0)
 FAILED = make_job("9", "FAILED", **TIMES, ended=NOW - 60.0, figures=FIGURES)
-COUNTERS = {CounterKey(name, "ada", "gpu"): 1.0 for name in (STARTED, WAIT_S, GPU_S)}
+REPORTED = make_job("11", "COMPLETED", **TIMES, ended=NOW - 60.0, figures=FIGURES.replace(energy_j=700.0))._replace(
+    price=Price(3.6, "EUR"),
+    outcome=Outcome(
+        state="COMPLETED", exit_status=0, seen_s=80.0, idle_s=8.0, energy_j=500.0, items_processed=4, items_expected=5
+    ),
+)
+NODE_ROWS = parse_nodes("n1|mixed|gpu*|gpu:h100:8|gpu:h100:6|4/0/0/4|1000|none|\n")
+COUNTERS = {CounterKey(name, "ada", "gpu"): 1.0 for name in (STARTED, WAIT_S, GPU_S, IDLE_S)} | {
+    CounterKey(COST, "ada", "gpu", "EUR"): 2.5,
+    CounterKey(ENERGY_J, "ada", "gpu", "slurm"): 3.5,
+}
 
 
 def page(*jobs: Job) -> dict[str, str]:
     """Values of the samples by series, without the labels that all have."""
+    text = "".join(JobPage("c1", whole_cluster=False, most=100).parts(by_key(*jobs), COUNTERS, NOW))
     out = Samples({})
-    render_jobs(jobs, jobs, 0, COUNTERS, NOW, out)
     use = CommandUse(3, 1, 0.5, NOW)
-    render_self(SelfFacts({"squeue": use}, 60.0, 4096, True, {("/metrics", 200): 2}), out)
-    lines = [line.rpartition(" ") for line in out.page().splitlines() if not line.startswith("#")]
-    return {name: value for name, _, value in lines}
+    render_self(SelfFacts({"squeue": use}, {}, 60.0, 4096, True, {("/metrics", 200): 2}, {"/home": True}), out)
+    render_controller(Diagnostics(NOW, 1, 2, 3, RpcUse(4, 0.5), RpcUse(1, 0.1)), 90.0, out)
+    render_nodes(NODE_ROWS, Prices("EUR", {"h100": 2.5}), out)
+    text = text.replace('cluster="c1"', "").replace("{,", "{") + out.page()
+    lines = [line.rpartition(" ") for line in text.splitlines() if not line.startswith("#")]
+    return {name.removesuffix("{}"): value for name, _, value in lines}
+
+
+def by_key(*jobs: Job) -> dict[str, Job]:
+    return {job.key: job for job in jobs}
 
 
 def of_job(samples: dict[str, str], job_id: str) -> dict[str, str]:
@@ -47,14 +70,16 @@ def of_job(samples: dict[str, str], job_id: str) -> dict[str, str]:
 
 
 def test_every_family_is_on_the_page_of_some_jobs() -> None:
-    names = {name.partition("{")[0] for name in page(RUNNING, PENDING, FAILED)}
+    running = RUNNING._replace(price=Price(3.6, "EUR"))
+    names = {name.partition("{")[0] for name in page(running, PENDING, FAILED, REPORTED)}
     assert names == {family.full_name for family in FAMILIES}
 
 
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_has_a_good_name_and_help(family: Family) -> None:
     name, text = family.full_name, family.help
-    assert name.startswith(("gpujob_job_", "gpujob_jobs", "gpujob_hub_", "gpujob_queue_wait_", "gpujob_gpu_seconds_"))
+    subjects = ("job_", "node_", "jobs", "hub_", "queue_wait_", "gpu_", "energy_", "cost_")
+    assert name.startswith(tuple(f"gpujob_{subject}" for subject in subjects))
     assert text[0].isupper() or text[0].isdigit()
     assert text.endswith(".")
 
@@ -70,6 +95,24 @@ def test_an_ended_job_has_its_figures() -> None:
         "gpus": "2",
     }
     assert 'state,state="FAILED"' in found
+
+
+def test_cost_energy_and_idle_time_have_their_source() -> None:
+    found = of_job(page(REPORTED), "11")
+    assert {name: value for name, value in found.items() if name.startswith(("cost", "energy", "gpu_", "items"))} == {
+        'cost,currency="EUR"': "0.05",
+        'energy_joules,source="gpu"': "500",
+        "gpu_seconds": "100",
+        "gpu_idle_seconds": "8",
+        "gpu_seen_ratio": "0.8",
+        "items_processed": "4",
+        "items_expected": "5",
+    }
+    alone = of_job(page(REPORTED._replace(has_nodes_alone=True)), "11")
+    assert alone['energy_joules,source="slurm"'] == "700"
+    totals = page(REPORTED)
+    assert totals['gpujob_cost_total{user="ada",partition="gpu",currency="EUR"}'] == "2.5"
+    assert totals['gpujob_energy_joules_total{user="ada",partition="gpu",source="slurm"}'] == "3.5"
 
 
 def test_what_is_unknown_has_no_series() -> None:
@@ -88,7 +131,29 @@ def test_sums_have_every_task_and_every_end_from_the_start() -> None:
 
 def test_series_of_a_job_go_30_minutes_after_its_end_and_the_youngest_have_them() -> None:
     old = make_job("6", "FAILED", **TIMES, ended=NOW - SHOWN_AFTER_END_S)
-    shown, more = shown_jobs([old, FAILED, PENDING], NOW, whole_cluster=False, most=1)
-    assert ([job.key for job in shown], more) == (["9"], 1)
     young = make_job("10", "RUNNING", submitted=300.0)
-    assert shown_jobs([FAILED, young], NOW, whole_cluster=False, most=1) == ([young], 1)
+    kept = JobPage("c1", whole_cluster=False, most=1)
+    for jobs, shown in ([old, FAILED, PENDING], '"9"'), ([FAILED, young], '"10"'), ([FAILED], '"9"'), ([old], None):
+        text = "".join(kept.parts(by_key(*jobs), {}, NOW))
+        found = {part.partition(",")[0] for part in text.split("job_id=")[1:]}
+        assert found == ({shown} if shown else set())
+        more = max(0, sum(job is not old for job in jobs) - 1)
+        assert f'gpujob_hub_jobs{{cluster="c1",kind="not_shown"}} {more}\n' in text
+
+
+STATES = ("PENDING", "RUNNING", "FAILED", UNKNOWN)
+
+
+@given(st.lists(st.dictionaries(st.sampled_from("123"), st.tuples(st.sampled_from(STATES), st.booleans()))))
+def test_a_kept_page_is_the_one_that_would_be_made_anew(polls: list[dict[str, tuple[str, bool]]]) -> None:
+    kept, jobs = JobPage("c1", whole_cluster=False, most=2), dict[str, Job]()
+    for number, poll in enumerate(polls):
+        now = NOW + number * SHOWN_AFTER_END_S / 3
+        made = {
+            key: make_job(key, state, **TIMES, ended=now if state in ENDS else None, figures=FIGURES if known else None)
+            for key, (state, known) in poll.items()
+        }
+        jobs = {key: jobs[key] if jobs.get(key) == job else job for key, job in made.items()}
+        anew = JobPage("c1", whole_cluster=False, most=2)
+        texts = ["".join(each.parts(jobs, COUNTERS, now)).splitlines() for each in (kept, anew)]
+        assert sorted(texts[0]) == sorted(texts[1])

@@ -8,8 +8,19 @@ import pytest
 
 from exporter.hub.counters import CounterKey
 from exporter.hub.jobs import Job
-from exporter.hub.store import CHANGES_KEPT_S, JOBS_KEPT_S, PRUNED_EACH_S, Batch, Store, ToldChange, name_of
+from exporter.hub.store import (
+    _FIGURES,
+    CHANGES_KEPT_S,
+    JOBS_KEPT_S,
+    PRUNED_EACH_S,
+    Batch,
+    Store,
+    Sums,
+    ToldChange,
+    name_of,
+)
 from exporter.slurm.accounting import Figures
+from exporter.slurm.prices import Price
 from exporter.slurm.tracking import Event, TrackedJob
 
 NAMES = ("a space", 'a"quote', "a\nnewline", "\udcff", "a|b", "Übung 日本", "")
@@ -64,6 +75,31 @@ def test_a_file_that_cannot_be_read_is_put_aside(tmp_path: Path, damage: str) ->
     assert aside.read_bytes() == found
     again.save(batch(1, job("7")))
     assert [each.key for each in again.jobs_by_id(["7"])] == ["7"]
+    again.close()
+
+
+def test_sums_are_over_ended_jobs_and_a_file_of_version_1_has_them_too(tmp_path: Path) -> None:
+    def ended(job_id: str, user: str, at: float, price: Price | None) -> Job:
+        tracked = TrackedJob(job_id=job_id, name="\udcff", state="FAILED", started=10.0, ended=at)
+        return Job(tracked, 1.0, user, "gpu", "lab", resources="gres/gpu=2", price=price)
+
+    path, eur = tmp_path / "hub.sqlite", Price(3600.0, "EUR")
+    jobs = [ended("1", "ada", 20.0, eur), ended("2", "ada", 30.0, eur), ended("3", "eve", 30.0, None), job("4")]
+    store = Store(path)
+    store.save(Batch(40.0, jobs))
+    assert store.sums_since(25.0, "user", None) == [
+        Sums("ada", "EUR", 1, 40.0, None, None, None, 20.0),
+        Sums("eve", None, 1, 40.0, None, None, None, None),
+    ]
+    store.close()
+    with sqlite3.connect(path) as file:
+        file.executescript("DROP INDEX jobs_ended; DROP INDEX jobs_of_user; PRAGMA user_version = 1;")
+        for name in _FIGURES:
+            file.execute(f"ALTER TABLE jobs DROP COLUMN {name}")
+    file.close()
+    again = Store(path)
+    assert (again.problem, again.facts()[1:]) == (None, (4, 0, 0, 20.0))
+    assert again.sums_since(0.0, "account", "ada") == [Sums("lab", "EUR", 2, 60.0, None, None, None, 30.0)]
     again.close()
 
 

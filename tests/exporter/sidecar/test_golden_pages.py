@@ -39,7 +39,7 @@ from exporter.gpus.analysis.xid import KNOWN_XIDS
 from exporter.gpus.collectors.gpus_collector import GpusSnapshot
 from exporter.gpus.collectors.workers_collector import GpuWorkersSnapshot
 from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriver, GpuEntry, GpuProcess, GpuState, XidCount
-from exporter.hub.series import FAMILIES as HUB_FAMILIES
+from exporter.hub.page.series import FAMILIES as HUB_FAMILIES
 from exporter.launch.readiness_reader import PublishedReadiness
 from exporter.machine.process_tree import ProcessTreeSample
 from exporter.progress.collector import LogsSnapshot

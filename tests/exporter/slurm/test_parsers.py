@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from exporter.slurm.accounting import Attempt, parse_accounting
-from exporter.slurm.queue import GarbledAnswerError, QueueRow, parse_queue
+from exporter.slurm.accounting import Attempt, parse_accounting, parse_history
+from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow, Sight, parse_queue
 from exporter.slurm.states import array_of, base_state, is_part_of, parse_duration, task_ids
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -100,6 +100,13 @@ def test_one_damaged_line_in_hundreds_is_left_out() -> None:
     assert len(parse_queue("oops\n" + row() * 200)) == 200
 
 
+def test_a_line_that_is_the_same_gives_the_same_row() -> None:
+    parser = QueueParser()
+    (first, _), (again, other) = parser.parse(row() + row("2")), parser.parse(row() + row("2", "PENDING"))
+    assert again is first
+    assert other.sight.state == "PENDING"
+
+
 def test_what_waits_for_a_job_that_can_never_start_can_never_start() -> None:
     def waiting(job_id: str, reason: str, dependency: str) -> str:
         return row(job_id, "PENDING").replace("|None|", f"|{reason}|", 1).replace("|(null)|", f"|{dependency}|", 1)
@@ -114,6 +121,23 @@ def test_what_waits_for_a_job_that_can_never_start_can_never_start() -> None:
     )
     never = [entry.job_id for entry in parse_queue(text) if entry.sight.reason == "DependencyNeverSatisfied"]
     assert never == ["4", "3", "2_[0-3]"]
+
+
+@pytest.mark.parametrize(("of_job", "of_step", "known"), [(0, 700, 700.0), (2**64 - 2, 0, None), (900, 700, 900.0)])
+def test_energy_is_that_of_the_largest_step_where_slurm_knows_it(
+    of_job: int, of_step: int, known: float | None
+) -> None:
+    line = "{id}|ada|COMPLETED|0:0|100|110|150|40|5|2|00:01|cpu=2,energy={energy}||job\n"
+    (found,) = parse_accounting(line.format(id="7", energy=of_job) + line.format(id="7.batch", energy=of_step))
+    assert found.figures().energy_j == known
+
+
+def test_ended_jobs_of_accounting_are_rows_like_those_of_the_queue() -> None:
+    text = "gpu|lab|normal|2|n[1-2]|7|ada|TIMEOUT|0:0|100|110|150|40|5|2|00:01|cpu=2,gres/gpu=4||a|b\n"
+    ((row, _),) = parse_history("oops\n" + text)
+    assert (row.job_id, row.user, row.partition, row.nodes, row.node_count) == ("7", "ada", "gpu", "n[1-2]", 2)
+    assert (row.name, row.resources) == ("a|b", "cpu=2,gres/gpu=4")
+    assert row.sight == Sight("TIMEOUT", 100.0, 110.0, 150.0, limit_s=300.0)
 
 
 def test_figures_are_those_of_seff() -> None:

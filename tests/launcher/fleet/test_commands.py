@@ -1,6 +1,8 @@
 """`gpujob fleet`, `usage` and `metrics` themselves, with fake Slurm commands."""
 
 import json
+import os
+import pwd
 import time
 from pathlib import Path
 
@@ -39,6 +41,39 @@ def test_fleet_asks_once_and_knows_the_health_that_sidecars_reported(
     body = json.loads(gpujob("fleet", "--json", "--partition", "gpu")[1])
     assert [node["jobs"] for node in body["instances"]] == [["7"], []]
     assert [call["command"] for call in slurm.calls()] == ["sinfo", "squeue"]
+
+
+HISTORY = "gpu|lab|normal|1|n1|{id}|ada|{state}|0:0|{at}|{at}|{end}|20|5|4|00:08|cpu=4,mem=1G,gres/gpu=2||train\n"
+
+
+def test_index_is_rebuilt_from_accounting_and_run_directories(
+    slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no hub has run yet" in gpujob("index")[1]
+    now = int(time.time()) - 1000
+    for job_id in ("7", "8"):
+        run_dir = tmp_path / "logs" / f"{job_id}_train"
+        run_dir.mkdir(parents=True)
+        submission = {"job_id": job_id, "job_name": "train", "submitted": now - 1.0}
+        (run_dir / f"{job_id}.json").write_text(json.dumps(submission))
+        report = {"job_id": job_id, "state": "INCOMPLETE", "exit_status": 8, "start": now, "end": now + 20}
+        (run_dir / "report.json").write_text(json.dumps(report))
+    (tmp_path / "logs" / "other").mkdir()
+    user = pwd.getpwuid(os.geteuid()).pw_name
+    slurm.say("sacct", "out", HISTORY.format(id=7, state="COMPLETED", at=now, end=now + 20).replace("ada", user))
+    monkeypatch.setenv("USER", user)
+    monkeypatch.setenv("LOGNAME", user)
+    status, out, err = gpujob("index", "--rebuild", "--since", "40d", "logs")
+    assert (status, err) == (0, "")
+    lines = out.splitlines()
+    assert lines[0] == "added 2 jobs: 1 in accounting, 1 only in run directories"
+    assert lines[2].startswith("2 jobs, 2 of them launched by gpujob, since ")
+    assert lines[3:] == ["0 changes of states", "no hub runs"]
+    windows = [call["argv"][call["argv"].index("-S") + 1] for call in slurm.calls("sacct")]
+    assert len(windows) == 2  # of 30 days each
+    assert gpujob("index", "--rebuild", "logs")[1].startswith("added 0 jobs")
+    body = json.loads(gpujob("index", "--json")[1])
+    assert (body["index"]["jobs"], body["index"]["hub"], body["rebuilt"]) == (2, None, None)
 
 
 def test_fleet_without_an_answer(slurm: FakeSlurm, gpujob: Gpujob) -> None:

@@ -8,6 +8,7 @@ import pytest
 
 from exporter.contract.status import EtaEstimate
 from exporter.slurm.accounting import Figures, parse_accounting
+from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow, Sight, parse_queue
 from launcher.cli.cluster.ps import SORT_NAMES
 from launcher.fleet.jobs_view import (
@@ -21,7 +22,6 @@ from launcher.fleet.jobs_view import (
     shown_rows,
 )
 from launcher.fleet.own_runs import RunProgress
-from launcher.fleet.prices import Prices
 from tests.launcher.conftest import Golden
 
 SAMPLES = Path(__file__).parents[2] / "exporter" / "slurm" / "samples"

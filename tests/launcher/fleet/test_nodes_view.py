@@ -6,10 +6,10 @@ import pytest
 
 from exporter.contract.status import HealthReason
 from exporter.slurm.nodes import parse_nodes
+from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow, Sight
 from launcher.fleet.nodes_view import Node, known_nodes, nodes_json, render_nodes
 from launcher.fleet.own_runs import NodeHealth, RunProgress
-from launcher.fleet.prices import Prices
 from tests.launcher.conftest import Golden
 
 NOW = 1795395600.0

@@ -4,8 +4,9 @@ from pathlib import Path
 
 import pytest
 
+from exporter.slurm.prices import Prices
 from launcher.errors import ConfigError
-from launcher.fleet.prices import Prices, read_prices
+from launcher.fleet.prices import read_prices
 
 PRICES = Prices("EUR", {"h100": 2.4, "default": 1.8})
 

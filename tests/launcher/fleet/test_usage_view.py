@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
+from exporter.slurm.prices import Prices
 from exporter.slurm.usage import parse_usage
-from launcher.fleet.prices import Prices
 from launcher.fleet.usage_view import NO_GPUS, render_usage, usage_csv, usage_json, usage_table
 from tests.launcher.conftest import Golden
 

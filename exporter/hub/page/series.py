@@ -1,17 +1,18 @@
 """Series of the hub: every job by itself, sums of all, and the hub's own health."""
 
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import safe_label
-from exporter.hub.counters import ENDED, GPU_S, STARTED, WAIT_S, CounterKey, Counters
-from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
-from exporter.hub.look import end_of, wants_figures
+from exporter.hub.costs import cost, energies, gpu_seconds, idle_s, seen_ratio
+from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey, Counters
+from exporter.hub.jobs import Job
 from exporter.slurm.accounting import tres
+from exporter.slurm.diagnostics import Diagnostics
+from exporter.slurm.nodes import NodeRow
+from exporter.slurm.prices import Prices
 from exporter.slurm.states import ENDS, array_of
-from exporter.slurm.tracking import UNKNOWN
 
 JOB = ("job_id", "job_name", "user", "partition")
 PLACE = ("user", "partition")
@@ -31,6 +32,10 @@ END = Family("job_end_timestamp_seconds", "When the job ended.", JOB)
 EXPECTED_START = Family("job_expected_start_timestamp_seconds", "When Slurm expects a waiting job to start.", JOB)
 LIMIT = Family("job_limit_timestamp_seconds", "When a running job reaches its time limit.", JOB)
 GPUS = Family("job_gpus", "GPUs of the job; of a waiting one those that it asks for.", JOB)
+NODE_STATE = Family("node_state", "1 for the state of a node with GPUs.", ("node", "partition", "state"))
+NODE_GPUS = Family("node_gpus", "GPUs of the node.", ("node", "partition"))
+NODE_GPUS_USED = Family("node_gpus_allocated", "GPUs of the node that jobs have.", ("node", "partition"))
+NODE_PRICE = Family("node_price_per_hour", "List price of the node's GPUs.", ("node", "partition", "currency"))
 NODES = Family("job_nodes", "Nodes of the job; of a waiting one those that it asks for.", JOB)
 CPUS = Family("job_cpus", "CPUs of the job; of a waiting one those that it asks for.", JOB)
 MEMORY = Family("job_memory_bytes", "Memory of the job; of a waiting one what it asks for.", JOB)
@@ -38,7 +43,18 @@ EXIT_CODE = Family("job_exit_code", "Exit code of the ended job, from accounting
 CPU_RATIO = Family("job_cpu_efficiency_ratio", "CPU time of the ended job over its CPUs times elapsed time.", JOB)
 MEMORY_RATIO = Family("job_memory_efficiency_ratio", "Memory of the ended job's largest step over the request.", JOB)
 LIMIT_RATIO = Family("job_time_limit_used_ratio", "Elapsed time of the ended job over its time limit.", JOB)
-JOB_GPU_SECONDS = Family("job_gpu_seconds", "GPU seconds of the last attempt of the ended job.", JOB)
+JOB_GPU_SECONDS = Family("job_gpu_seconds", "GPU seconds of the ended job, over its attempts.", JOB)
+JOB_IDLE = Family("job_gpu_idle_seconds", "GPU seconds in which sidecars saw an idle GPU, of the last attempt.", JOB)
+JOB_SEEN = Family("job_gpu_seen_ratio", "Share of the last attempt's GPU time that sidecars saw.", JOB)
+JOB_ENERGY = Family(
+    "job_energy_joules",
+    "Energy of the last attempt: by the counters of its GPUs (gpu), or of its whole nodes by Slurm (slurm).",
+    (*JOB, "source"),
+)
+JOB_COST = Family("job_cost", "List price of the ended job, over its attempts.", (*JOB, "currency"))
+PRICE = Family("job_price_per_hour", "List price of the GPUs of the running job.", (*JOB, "currency"))
+ITEMS = Family("job_items_processed", "Items of the ended job, from its report.", JOB)
+ITEMS_EXPECTED = Family("job_items_expected", "Items that the ended job should have, from its report.", JOB)
 JOBS = Family("jobs", "Jobs that Slurm lists or that ended within 30 minutes.", (*PLACE, "state"))
 PENDING = Family("jobs_pending", "Waiting jobs by the reason why they wait.", ("partition", "reason"))
 JOBS_ENDED = Family("jobs_ended_total", "Ends of jobs.", (*PLACE, "state"), "counter")
@@ -47,20 +63,53 @@ WAITED = Family(
     "queue_wait_seconds_total", "Time that started jobs had waited since their submission.", PLACE, "counter"
 )
 GPU_SECONDS = Family("gpu_seconds_total", "Allocated GPUs times seconds.", PLACE, "counter")
+IDLE = Family("gpu_idle_seconds_total", "GPU seconds in which sidecars saw an idle GPU.", PLACE, "counter")
+ENERGY = Family("energy_joules_total", "Energy of ended attempts, as of a job.", (*PLACE, "source"), "counter")
+COST_TOTAL = Family("cost_total", "List price of allocated GPUs.", (*PLACE, "currency"), "counter")
 HUB_COMMANDS = Family("hub_commands_total", "Commands of Slurm that the hub ran.", ("command", "outcome"), "counter")
 HUB_SECONDS = Family("hub_command_seconds_total", "Time that commands of Slurm took.", ("command",), "counter")
 HUB_SUCCESS = Family("hub_last_success_timestamp_seconds", "When a command of Slurm last answered.", ("command",))
 HUB_INTERVAL = Family("hub_poll_interval_seconds", "Present interval between two questions for the queue.")
 HUB_LAG = Family("hub_accounting_lag_seconds", "How long the oldest ended job has waited for its figures.")
+HUB_UNPARSED = Family(
+    "hub_unparsed_lines_total", "Lines of Slurm's answers that could not be parsed.", ("command",), "counter"
+)
 HUB_JOBS = Family("hub_jobs", "Jobs that the hub follows.", ("kind",))
 HUB_STORE = Family("hub_store_bytes", "Size of the hub's file.")
 HUB_STORE_WORKS = Family("hub_store_works", "Whether the hub's file can be written.")
+HUB_CLOCK = Family("hub_clock_offset_seconds", "Clock of Slurm's controller less that of this machine.")
+HUB_ACCOUNTING = Family("hub_accounting_queue", "Records that the controller has not yet sent to the accounting.")
+HUB_AGENTS = Family("hub_controller_agent_queue", "Messages that the controller has not yet sent to nodes.")
+HUB_THREADS = Family("hub_controller_threads", "Threads of the controller that answer requests.")
+HUB_RPCS = Family(
+    "hub_controller_rpcs_total",
+    "Requests that the controller answered: all, or the hub's user's.",
+    ("who",),
+    "counter",
+)
+HUB_RPC_SECONDS = Family("hub_controller_rpc_seconds_total", "Time that those requests took.", ("who",), "counter")
+HUB_MOUNTS = Family("hub_mount_responding", "Whether a mount with run directories answers.", ("mount",))
 HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler", "code"), "counter")
 FAMILIES = (
     *(INFO, STATE, REASON, MONITORED, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
-    *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
-    *(GPU_SECONDS, HUB_COMMANDS, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
-    *(HUB_STORE_WORKS, HUB_REQUESTS),
+    *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOB_IDLE, JOB_SEEN, JOB_ENERGY, JOB_COST, PRICE, ITEMS),
+    *(ITEMS_EXPECTED, IDLE, ENERGY, COST_TOTAL, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
+    *(GPU_SECONDS, HUB_COMMANDS, HUB_UNPARSED, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
+    *(
+        HUB_STORE_WORKS,
+        HUB_MOUNTS,
+        HUB_CLOCK,
+        HUB_ACCOUNTING,
+        HUB_AGENTS,
+        HUB_THREADS,
+        HUB_RPCS,
+        HUB_RPC_SECONDS,
+        HUB_REQUESTS,
+        NODE_STATE,
+        NODE_GPUS,
+        NODE_GPUS_USED,
+        NODE_PRICE,
+    ),
 )
 
 
@@ -77,56 +126,32 @@ class SelfFacts(NamedTuple):
     """What the hub tells of itself."""
 
     commands: Mapping[str, CommandUse]
+    unparsed: Mapping[str, int]  # lines by command
     interval_s: float
     store_bytes: int | None
     store_works: bool
     requests: Mapping[tuple[str, int], int]  # by handler and status
+    mounts: Mapping[str, bool]  # with run directories, and whether they answer
 
 
-def shown_jobs(jobs: Iterable[Job], now: float, *, whole_cluster: bool, most: int) -> tuple[list[Job], int]:
-    """Jobs with series of their own, and how many more would have them.
-
-    In a cluster those without GPUs that gpujob did not launch, and those that wait, are only in the sums. If there are
-    too many, the youngest are shown.
-    """
-    wanted = [
-        job
-        for job in jobs
-        if not (job.tracked.is_over and now - end_of(job.tracked) >= SHOWN_AFTER_END_S)
-        and (not whole_cluster or job.tracked.run_dir or (job.gpus and job.tracked.state != "PENDING"))
-    ]
-    wanted.sort(key=lambda job: job.tracked.submitted or 0.0, reverse=True)
-    return wanted[:most], max(0, len(wanted) - most)
+_OF_PLACE = {WAIT_S: WAITED, GPU_S: GPU_SECONDS, IDLE_S: IDLE, ENERGY_J: ENERGY, COST: COST_TOTAL}
 
 
-def render_jobs(
-    jobs: Sequence[Job], shown: Sequence[Job], not_shown: int, counters: Counters, now: float, out: Samples
-) -> None:
-    """Add the series of the jobs, of their sums, and the counters."""
-    for job in shown:
-        _render_job(job, out)
-    _render_sums(jobs, now, out)
-    for (name, user, partition, _), value in counters.items():
+def render_counters(counters: Counters, out: Samples) -> None:
+    """Add the counters of users and partitions."""
+    for (name, user, partition, kind), value in counters.items():
         place = {"user": user, "partition": partition}
         if name == STARTED:
             out.add(JOBS_STARTED, value, **place)
             for end in sorted(ENDS):
                 out.add(JOBS_ENDED, counters.get(CounterKey(ENDED, user, partition, end), 0.0), **place, state=end)
-        elif name in (WAIT_S, GPU_S):
-            out.add(WAITED if name == WAIT_S else GPU_SECONDS, value, **place)
-    unsettled = [job.tracked for job in jobs if wants_figures(job.tracked)]
-    kinds = {
-        "tracked": sum(not job.tracked.is_over for job in jobs),
-        "waiting_for_accounting": len(unsettled),
-        "unknown": sum(job.tracked.state == UNKNOWN for job in jobs),
-        "not_shown": not_shown,
-    }
-    for kind, number in kinds.items():
-        out.add(HUB_JOBS, number, kind=kind)
-    out.add(HUB_LAG, max((now - end_of(job) for job in unsettled), default=0.0))
+        elif name in _OF_PLACE:
+            family = _OF_PLACE[name]
+            out.add(family, value, **place, **dict.fromkeys(family.labels[len(PLACE) :], kind))
 
 
-def _render_job(job: Job, out: Samples) -> None:
+def render_job(job: Job, out: Samples) -> None:
+    """Add the series of one job."""
     tracked, figures = job.tracked, job.tracked.figures
     row = out.row(
         job_id=safe_label(array_of(tracked.job_id) if job.key != tracked.job_id else tracked.job_id),
@@ -159,6 +184,17 @@ def _render_job(job: Job, out: Samples) -> None:
     row.add(NODES, job.node_count or None)
     row.add(CPUS, tres(job.resources, "cpu"))
     row.add(MEMORY, tres(job.resources, "mem"))
+    if job.price is not None and tracked.state == "RUNNING":
+        row.add(PRICE, job.price.per_hour, currency=job.price.currency)
+    if not tracked.is_over:
+        return
+    for source, energy in energies(job).items():
+        row.add(JOB_ENERGY, energy, source=source)
+    row.add(JOB_IDLE, idle_s(job))
+    row.add(JOB_SEEN, seen_ratio(job))
+    if job.outcome is not None:
+        row.add(ITEMS, job.outcome.items_processed)
+        row.add(ITEMS_EXPECTED, job.outcome.items_expected)
     if figures is None:
         return
     code = (figures.exit_code or "").partition(":")[0]
@@ -166,25 +202,56 @@ def _render_job(job: Job, out: Samples) -> None:
     row.add(CPU_RATIO, figures.cpu_ratio)
     row.add(MEMORY_RATIO, _ratio(figures.memory_bytes, figures.memory_requested_bytes))
     row.add(LIMIT_RATIO, _ratio(figures.elapsed_s, figures.limit_s))
-    if figures.elapsed_s is not None and job.gpus is not None:
-        row.add(JOB_GPU_SECONDS, figures.elapsed_s * job.gpus)
+    row.add(JOB_GPU_SECONDS, gpu_seconds(job, 0.0))
+    if job.price is not None:
+        row.add(JOB_COST, cost(job, 0.0), currency=job.price.currency)
 
 
-def _render_sums(jobs: Iterable[Job], now: float, out: Samples) -> None:
-    states, reasons = Counter[tuple[str, str, str]](), Counter[tuple[str, str]]()
-    for job in jobs:
-        tracked = job.tracked
-        if tracked.is_over and now - end_of(tracked) >= SHOWN_AFTER_END_S:
-            continue
-        for partition in job.partition.split(","):  # it waits for one of them
-            place = safe_label(partition)
-            states[safe_label(job.user), place, safe_label(tracked.state)] += job.tasks
-            if tracked.state == "PENDING":
-                reasons[place, _head(tracked.reason or "None")] += job.tasks
-    for (user, partition, state), number in states.items():
-        out.add(JOBS, number, user=user, partition=partition, state=state)
-    for (partition, reason), number in reasons.items():
-        out.add(PENDING, number, partition=partition, reason=reason)
+class Sum(NamedTuple):
+    """One sum over jobs."""
+
+    family: Family
+    labels: tuple[str, ...]
+
+
+def sums_of(job: Job) -> list[Sum]:
+    """The sums to which the tasks of a job belong."""
+    tracked, user, found = job.tracked, safe_label(job.user), list[Sum]()
+    for partition in job.partition.split(","):  # it waits for one of them
+        place = safe_label(partition)
+        found.append(Sum(JOBS, (user, place, safe_label(tracked.state))))
+        if tracked.state == "PENDING":
+            found.append(Sum(PENDING, (place, _head(tracked.reason or "None"))))
+    return found
+
+
+def render_sums(sums: Mapping[Sum, int], out: Samples) -> None:
+    """Add the sums over jobs."""
+    for (family, labels), number in sums.items():
+        out.add(family, number, **dict(zip(family.labels, labels, strict=True)))
+
+
+def render_nodes(nodes: Iterable[NodeRow], prices: Prices | None, out: Samples) -> None:
+    """Add the series of the nodes that have GPUs."""
+    for row in nodes:
+        if row.gpus:
+            place = {"node": safe_label(row.node), "partition": safe_label(row.partition)}
+            out.add(NODE_STATE, 1, **place, state=safe_label(row.state if row.responds else "not_responding"))
+            out.add(NODE_GPUS, sum(row.gpus.values()), **place)
+            out.add(NODE_GPUS_USED, row.gpus_used, **place)
+            if prices is not None:
+                out.add(NODE_PRICE, prices.of_gpus(row.gpus), **place, currency=prices.currency)
+
+
+def render_controller(found: Diagnostics, offset_s: float | None, out: Samples) -> None:
+    """Add the load and the clock of Slurm's controller."""
+    out.add(HUB_CLOCK, offset_s)
+    out.add(HUB_ACCOUNTING, found.accounting_queue)
+    out.add(HUB_AGENTS, found.agent_queue)
+    out.add(HUB_THREADS, found.threads)
+    for who, use in (("all", found.rpcs), ("own", found.own_rpcs)):
+        out.add(HUB_RPCS, use.calls, who=who)
+        out.add(HUB_RPC_SECONDS, use.seconds, who=who)
 
 
 def render_self(facts: SelfFacts, out: Samples) -> None:
@@ -192,11 +259,14 @@ def render_self(facts: SelfFacts, out: Samples) -> None:
     for command, use in facts.commands.items():
         out.add(HUB_COMMANDS, use.answers, command=command, outcome="answer")
         out.add(HUB_COMMANDS, use.failures, command=command, outcome="failure")
+        out.add(HUB_UNPARSED, facts.unparsed.get(command, 0), command=command)
         out.add(HUB_SECONDS, use.seconds, command=command)
         out.add(HUB_SUCCESS, use.last_success, command=command)
     out.add(HUB_INTERVAL, facts.interval_s)
     out.add(HUB_STORE, facts.store_bytes)
     out.add(HUB_STORE_WORKS, facts.store_works)
+    for mount, responds in facts.mounts.items():
+        out.add(HUB_MOUNTS, responds, mount=mount)
     for (handler, code), number in facts.requests.items():
         out.add(HUB_REQUESTS, number, handler=handler, code=code)
 

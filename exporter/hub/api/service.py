@@ -1,7 +1,9 @@
 """HTTP of the hub: series, scrape targets, jobs, and changes as they come."""
 
 import asyncio
+import json
 import pwd
+import re
 import signal
 import socket
 import time
@@ -13,11 +15,13 @@ from typing import Any, NamedTuple
 from exporter import __version__
 from exporter.collecting.families import TEXT_TYPE, Samples
 from exporter.contract.records import JsonValue
-from exporter.hub import answers
-from exporter.hub.answers import Head, WrongQueryError
-from exporter.hub.doors import LocalEntrance, peer_uid
+from exporter.hub.api import answers
+from exporter.hub.api.answers import Head, WrongQueryError
+from exporter.hub.api.doors import LocalEntrance, peer_uid
 from exporter.hub.engine import Engine
-from exporter.hub.series import SelfFacts, render_self
+from exporter.hub.jobs import Job
+from exporter.hub.page.series import SelfFacts, render_controller, render_nodes, render_self
+from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.store import Store
 from exporter.web import limits, negotiation
 from exporter.web.access import Access, Needs
@@ -51,16 +55,16 @@ class HubService:
         self,
         engine: Engine,
         store: Store,
-        targets: Callable[[str], list[JsonValue] | None],
+        registry: RegistryReader,
         *,
         own_uid: int,
         whole_cluster: bool,
     ) -> None:
-        """``targets`` gives the scrape targets of a kind; None while they are not known."""
-        self._engine, self._store, self._groups = engine, store, targets
+        self._engine, self._store, self._registry = engine, store, registry
         self._own_uid, self._whole_cluster = own_uid, whole_cluster
         self._requests = Counter[tuple[str, int]]()
         self._changed = asyncio.Event()
+        self._born = f"{time.time_ns():x}"  # an earlier process has had the same numbers
         self._polls = 0
         self._ends = False
 
@@ -82,23 +86,29 @@ class HubService:
 
     def application(self, access: Access | None) -> web.Application:
         """The application for TCP with its access rules, or without any for the socket."""
-        routes = {
-            "/metrics": self._metrics,
-            "/targets": self._targets,
-            "/api/v1/jobs": self._jobs,
-            "/api/v1/jobs/{job_id}": self._job,
-            "/api/v1/changes": self._changes,
-            "/-/healthy": self._healthy,
-            "/-/ready": self._ready,
-            "/": self._landing,
-        }
-        application = limits.make_application([web.get(path, handler) for path, handler in routes.items()])
+        application = limits.make_application([web.get(path, handler) for path, handler in self._routes().items()])
         application.middlewares.append(self._count)
         if access is None:
             application.middlewares.append(self._identify)
         else:
             access.protect(application)
         return application
+
+    def _routes(self) -> dict[str, Handler]:
+        return {
+            "/metrics": self._metrics,
+            "/targets": self._targets,
+            "/api/v1/jobs": self._tagged(self._jobs),
+            "/api/v1/jobs/{job_id}": self._job,
+            "/api/v1/runs": self._tagged(self._runs),
+            "/api/v1/fleet": self._tagged(self._fleet),
+            "/api/v1/usage": self._tagged(self._usage),
+            "/api/v1/changes": self._changes,
+            "/api/v1/index": self._index,
+            "/-/healthy": self._healthy,
+            "/-/ready": self._ready,
+            "/": self._landing,
+        }
 
     @web.middleware
     async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -122,14 +132,20 @@ class HubService:
         return await handler(request)
 
     def _head(self) -> Head:
-        return Head(time.time(), self._engine.view.as_of, self._engine.problems)
+        return Head(time.time(), self._engine.view.as_of, [*self._engine.problems, *self._registry.problems])
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._require_everything(request)
         out = Samples({"cluster": self._engine.label})
         size, works = self._store.size_bytes(), self._store.problem is None
-        facts = SelfFacts(self._engine.commands, self._engine.interval_s, size, works, self._requests)
+        engine, mounts = self._engine, self._registry.mounts()
+        commands, unparsed, interval_s = engine.commands, engine.unparsed, engine.interval_s
+        facts = SelfFacts(commands, unparsed, interval_s, size, works, self._requests, mounts)
         render_self(facts, out)
+        if engine.controller is not None:
+            render_controller(engine.controller, engine.clock_offset_s, out)
+        if self._whole_cluster:
+            render_nodes(engine.nodes or (), engine.prices, out)
         own = out.page().encode("utf-8")
         headers = {"Content-Type": TEXT_TYPE, "Vary": "Accept-Encoding"}
         jobs = self._engine.view.page
@@ -153,38 +169,92 @@ class HubService:
         kind = request.query.get("kind", "sidecar")
         if kind not in ("sidecar", "engine"):
             return _wrong(WrongQueryError(f"kind: {kind[:40]!r} is neither sidecar nor engine"))
-        groups = self._groups(kind)
+        groups = self._registry.targets(kind)
         if groups is None:  # Prometheus then keeps the targets that it has
             return web.Response(status=503, text="Not ready: the jobs of gpujob have not been read.\n")
         return web.json_response(groups)
 
+    def _tagged(self, handler: Handler) -> Handler:
+        """The handler with an entity tag, which changes with each answer of Slurm: a client gets nothing twice."""
+
+        async def answer(request: web.Request) -> web.StreamResponse:
+            what = f"{request.path_qs} {self._viewer(request).user} {self._head().problems}"
+            tag = f'"{self._born}-{self._engine.view.number}-{zlib.crc32(what.encode("utf-8", "replace")):x}"'
+            if tag in re.findall(r'"[^"]*"', request.headers.get("If-None-Match", "")):
+                return web.Response(status=304, headers={"ETag": tag})
+            response = await handler(request)
+            if response.status == 200:
+                response.headers["ETag"] = tag
+            return response
+
+        return answer
+
+    def _user(self, request: web.Request, wanted: str | None) -> str | None:
+        """Whose jobs are wanted and may be seen; None for those of all users. Raises HTTPForbidden."""
+        own = self._viewer(request).user
+        if own is not None and wanted not in (None, own):
+            text = json.dumps({"error": "Slurm hides the jobs of other users from you"})
+            raise web.HTTPForbidden(text=text, content_type="application/json")
+        return own or wanted
+
+    async def _usage(self, request: web.Request) -> web.Response:
+        """What jobs took that ended since a time, or run now."""
+        try:
+            query = answers.parse_usage_query(request.query, time.time())
+        except WrongQueryError as error:
+            return _wrong(error)
+        user, view = self._user(request, query.user), self._engine.view
+        sums = await asyncio.to_thread(self._store.sums_since, query.since, query.by, user)
+        running = [job for job in view.jobs.values() if job.tracked.state == "RUNNING" and user in (None, job.user)]
+        groups = answers.usage_json(sums, running, query.by, view.as_of or 0.0)
+        return web.json_response(self._head().with_body(by=query.by, since=query.since, groups=groups))
+
+    async def _fleet(self, request: web.Request) -> web.Response:
+        nodes = self._engine.nodes
+        if nodes is None:
+            return web.json_response(self._head().with_body(error="the nodes have not been read"), status=503)
+        return web.json_response(
+            self._head()
+            ._replace(as_of=self._engine.commands["sinfo"].last_success)
+            .with_body("sinfo", instances=answers.fleet_json(nodes, self._engine.prices))
+        )
+
+    async def _runs(self, request: web.Request) -> web.Response:
+        return await self._answer_jobs(request, "runs", answers.runs_json)
+
     async def _jobs(self, request: web.Request) -> web.Response:
-        viewer = self._viewer(request)
+        return await self._answer_jobs(request, "jobs", lambda jobs, now: [answers.job_json(job, now) for job in jobs])
+
+    async def _answer_jobs(
+        self, request: web.Request, name: str, to_json: Callable[[list[Job], float], list[JsonValue]]
+    ) -> web.Response:
         try:
             query = answers.parse_query(request.query, time.time())
         except WrongQueryError as error:
             return _wrong(error)
-        if viewer.user is not None:
-            if query.user not in (None, viewer.user):
-                return web.json_response({"error": "Slurm hides the jobs of other users from you"}, status=403)
-            query = query._replace(user=viewer.user)
+        query = query._replace(user=self._user(request, query.user))
         found = answers.matching(self._engine.view.jobs.values(), query)
         if query.since is not None:
             since, most = query.since, query.limit + 1
             found = await asyncio.to_thread(self._store.jobs_since, since, query.user, query.state, most)
-        jobs = [answers.job_json(job) for job in found[: query.limit]]
-        body = self._head().with_body(jobs=list[JsonValue](jobs), is_all=len(found) <= query.limit)
-        return web.json_response(body)
+        entries = to_json(found[: query.limit], self._engine.view.as_of or 0.0)
+        return web.json_response(self._head().with_body(is_all=len(found) <= query.limit) | {name: entries})
 
     async def _job(self, request: web.Request) -> web.Response:
         job_id, viewer = request.match_info["job_id"], self._viewer(request)
         found = answers.parts_of(self._engine.view.jobs, job_id)
         if not found:
             found = await asyncio.to_thread(self._store.jobs_by_id, [job_id])
-        jobs = [answers.job_json(job) for job in found if viewer.sees(job.user)]
+        jobs = [answers.job_json(job, self._engine.view.as_of or 0.0) for job in found if viewer.sees(job.user)]
         if not jobs:
             return web.json_response(self._head().with_body(error=f"no job {job_id[:40]!r} is known"), status=404)
         return web.json_response(self._head().with_body(jobs=list[JsonValue](jobs)))
+
+    async def _index(self, request: web.Request) -> web.Response:
+        """What is in the hub's file."""
+        self._require_everything(request)
+        facts = await asyncio.to_thread(self._store.facts)
+        return web.json_response(self._head().with_body(**facts._asdict()))
 
     async def _changes(self, request: web.Request) -> web.Response:
         """Changes with higher numbers than ``after``; waits for one at most ``POLL_S``."""
@@ -224,7 +294,7 @@ class HubService:
         return web.Response(status=503, text="Not ready: Slurm's queue has not been read.\n")
 
     async def _landing(self, request: web.Request) -> web.Response:
-        paths = ("/metrics", "/targets", "/api/v1/jobs", "/api/v1/changes", "/-/healthy", "/-/ready")
+        paths = [path for path in self._routes() if path != "/"]
         return web.Response(text="\n".join((f"gpujob hub {__version__}", *paths, "")))
 
     async def run(self, local: LocalEntrance, doors: Sequence[Door], access: Access | None) -> None:

@@ -1,0 +1,1 @@
+"""HTTP of the hub: entrances, handlers and JSON."""

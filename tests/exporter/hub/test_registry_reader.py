@@ -1,0 +1,126 @@
+"""Entries of jobs and their run directories, also on mounts that hang."""
+
+import json
+import logging
+import os
+import threading
+import time
+from pathlib import Path
+
+import pytest
+
+from exporter.contract import run_files
+from exporter.hub import mount_reader
+from exporter.hub.registry_reader import QUIET_EACH_S, RegistryReader, parse_outcome
+from exporter.machine.mounts import MountPoint
+
+REPORT = {
+    "schema": 1,
+    "job_id": "7",
+    "state": "FAILED",
+    "exit_status": 1,
+    "end": 30.0,
+    "workers": [{"rank": 0}],
+    "gpus": {"count": 2, "seen_s": 80.0, "idle_s": 8.0, "energy_j": 5.0, "nodes": []},
+}
+
+
+def register(folder: Path, run_dir: Path, job_id: str = "7") -> None:
+    folder.mkdir(exist_ok=True)
+    run_dir.mkdir(parents=True)
+    entry = {"schema": 1, "job_id": job_id, "job_name": "train", "run_dir": str(run_dir), "submitted": 10.0}
+    run_files.write_json(folder / f"{job_id}-12345678.json", entry)
+
+
+def report(run_dir: Path, **over: object) -> None:
+    run_files.write_json(run_dir / run_files.REPORT_FILE, {**REPORT, **over})
+
+
+def test_the_end_of_a_run_is_read_once_it_is_reported(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    register(tmp_path / "entries", run_dir)
+    registry = RegistryReader([tmp_path / "entries"], only_own=True)
+    registry.live = lambda: (str(run_dir),)
+    registry.read()
+    before = registry.runs()
+    assert [(run.job_id, run.name, run.outcome) for run in before] == [("7", "train", None)]
+    registry.read()
+    assert registry.runs() is before  # nothing has changed
+    report(run_dir)
+    registry.read()
+    (run,) = registry.runs()
+    assert run.outcome is not None
+    assert (run.outcome.state, run.outcome.end, run.outcome.count, run.outcome.idle_s) == ("FAILED", 30.0, 2, 8.0)
+    assert not run.outcome.unknown_keys  # of which a report has megabytes
+
+
+def test_a_directory_that_nobody_follows_is_read_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    register(tmp_path / "entries", tmp_path / "run")
+    registry = RegistryReader([tmp_path / "entries"], only_own=True)
+    registry.read()
+    report(tmp_path / "run")
+    registry.read()
+    assert registry.runs()[0].outcome is None
+    later = time.monotonic() + QUIET_EACH_S
+    monkeypatch.setattr(time, "monotonic", lambda: later)
+    registry.read()
+    assert registry.runs()[0].outcome is not None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_a_report_of_another_owner_is_not_believed(tmp_path: Path) -> None:
+    register(tmp_path / "entries", tmp_path / "run")
+    report(tmp_path / "run")
+    os.chown(tmp_path / "run" / run_files.REPORT_FILE, 65534, -1)
+    registry = RegistryReader([tmp_path / "entries"], only_own=True)
+    registry.read()
+    assert registry.runs()[0].outcome is None
+
+
+@pytest.mark.parametrize("over", [{"requeued": True}, {"job_id": "8"}])
+def test_a_report_that_is_not_the_end_of_this_job_says_nothing(over: dict[str, object]) -> None:
+    assert parse_outcome(json.dumps({**REPORT, **over}), "7") is None
+
+
+def test_a_mount_that_hangs_costs_its_own_runs_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    good, bad, answers = tmp_path / "good" / "run", tmp_path / "bad" / "run", threading.Event()
+    register(tmp_path / "entries", good)
+    register(tmp_path / "entries", bad, "8")
+    mounts = [MountPoint(str(tmp_path / name), "nfs4", "server:/") for name in ("good", "bad")]
+    registry = RegistryReader([tmp_path / "entries"], only_own=True, mounts=lambda: mounts)
+    registry.live = lambda: (str(good), str(bad))
+    registry.read()
+    stat = os.stat
+
+    def hang(path: str | Path, **how: object) -> os.stat_result:
+        if str(path) == str(bad):
+            answers.wait()
+        return stat(path, **how)  # type: ignore[arg-type] # as it was called
+
+    monkeypatch.setattr(os, "stat", hang)
+    monkeypatch.setattr(mount_reader, "PATIENCE_S", 0.5)
+    report(good)
+    report(bad, job_id="8")
+    begun = time.monotonic()
+    registry.read()
+    took_s = time.monotonic() - begun
+    assert took_s < mount_reader.WAIT_S + 1
+    with caplog.at_level(logging.WARNING):
+        for _ in range(3):
+            registry.read()
+    assert time.monotonic() - begun - took_s < 1.0  # it is asked nothing more
+    assert {run.job_id: run.outcome is not None for run in registry.runs()} == {"7": True, "8": False}
+    assert registry.mounts() == {"/": True, str(mounts[0].point): True, str(mounts[1].point): False}
+    problem = f"{mounts[1].point} does not answer: run directories on it are not read"
+    assert registry.problems == (problem,)
+    assert [record.getMessage() for record in caplog.records] == [problem]
+    answers.set()
+    end = time.monotonic() + 10
+    while registry.runs()[1].outcome is None and time.monotonic() < end:
+        registry.read()
+        time.sleep(0.02)
+    assert all(run.outcome is not None for run in registry.runs())
+    assert all(registry.mounts().values())
+    assert caplog.records[-1].getMessage() == f"{mounts[1].point} answers again"
