@@ -5,7 +5,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from exporter.contract.records import JsonValue, to_json
+from exporter.contract.records import NOTHING, JsonObject, JsonValue, to_json
 from exporter.hub.jobs import Job
 from exporter.hub.store import ToldChange
 from exporter.slurm.accounting import tres
@@ -25,6 +25,7 @@ class Head(NamedTuple):
     now: float
     as_of: float | None  # when Slurm's queue was last read
     problems: Sequence[str]
+    scope: JsonObject = NOTHING  # whose jobs, and how often Slurm is asked
 
     def with_body(self, **body: JsonValue) -> dict[str, JsonValue]:
         return {
@@ -33,6 +34,7 @@ class Head(NamedTuple):
             "as_of": self.as_of,
             "source": "squeue",
             "problems": list(self.problems),
+            "scope": dict(self.scope),
             **body,
         }
 
@@ -130,6 +132,7 @@ def job_json(job: Job) -> dict[str, JsonValue]:
         "dependency": job.dependency or None,
         "run_dir": tracked.run_dir,
         "log": tracked.log,
+        "is_listed": job.is_listed,
         "is_over": tracked.is_over,
         "is_never": tracked.is_never,
         "figures": to_json(tracked.figures),

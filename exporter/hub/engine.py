@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from exporter.collecting.families import Samples
 from exporter.contract.clock import Clock
+from exporter.contract.records import JsonObject
 from exporter.hub.answers import change_json
 from exporter.hub.counters import Counters, count
 from exporter.hub.jobs import Job, Observation, Run, forget, split_rows, take_accounting, take_queue, with_runs
@@ -83,6 +84,17 @@ class Engine:
     @property
     def interval_s(self) -> float:
         return self._pace["squeue"].interval_s
+
+    @property
+    def scope(self) -> JsonObject:
+        """Whose jobs these are, and how often Slurm is asked about them."""
+        slurm = self._slurm
+        return {
+            "cluster": self.label,
+            "user": slurm.user,
+            "partitions": list(slurm.partitions),
+            "interval_s": self._settings.interval_s,
+        }
 
     @property
     def problems(self) -> list[str]:

@@ -13,8 +13,8 @@ from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
-from exporter.contract.user_state import user_state_folder
-from exporter.hub.doors import SOCKET_NAME, open_local, socket_path
+from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, user_state_folder
+from exporter.hub.doors import open_local
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.service import NEEDS, HubService
@@ -90,7 +90,7 @@ def _state_dir(options: Options, environ: Mapping[str, str]) -> Path:
     own = user_state_folder(environ)
     if options.state_dir is None and own is None:
         raise ExporterError("HOME is not set, so there is no place for the hub's file; give --state-dir")
-    folder = (options.state_dir or Path(str(own), "hub")).absolute()
+    folder = (options.state_dir or Path(str(own), HUB_FOLDER)).absolute()
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -130,8 +130,8 @@ async def _serve(
 ) -> None:
     is_whole = options.user is None
     service = HubService(engine, store, registry.targets, own_uid=os.geteuid(), whole_cluster=is_whole)
-    name = SOCKET_NAME if options.name == "hub-user" else f"{options.name}.sock"
-    path = socket_path(environ, folder, name)
+    name = HUB_SOCKET if options.name == "hub-user" else f"{options.name}.sock"
+    path = Path(hub_socket(environ, str(folder), name))
     local = open_local(path, service.admits, for_all=is_whole)
     access = _access(folder, web_file) if doors else None
     if web_file is not None:

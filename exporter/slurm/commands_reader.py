@@ -113,7 +113,7 @@ class SlurmReader:
         self, user: str | None, cluster: str | None, environ: Mapping[str, str], partitions: Sequence[str] = ()
     ) -> None:
         """``user`` is None for all users. ``partitions`` are those of the queue; without any it is all of them."""
-        self.user = user
+        self.user, self.cluster, self.partitions = user, cluster, partitions
         self._of_user = ["-u", user] if user is not None else []
         self._in = ["-p", ",".join(partitions)] if partitions else []
         self._on = [f"--clusters={cluster}"] if cluster else []

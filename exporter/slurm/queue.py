@@ -10,6 +10,7 @@ from exporter.slurm.states import (
     NEVER,
     array_of,
     base_state,
+    is_part_of,
     known_limit,
     parse_duration,
     parse_moment,
@@ -109,6 +110,16 @@ def with_never(rows: Iterable[QueueRow]) -> tuple[QueueRow, ...]:
             found[index] = found[index]._replace(sight=found[index].sight._replace(reason=NEVER))
         never = {array_of(found[index].job_id) for index in more}
     return tuple(found)
+
+
+def part_rows(rows: Iterable[QueueRow], job_id: str) -> list[QueueRow]:
+    """Rows of a job, of the tasks of an array, or of the tasks that wait together with this one."""
+    array = array_of(job_id)
+    return [
+        row
+        for row in rows
+        if array_of(row.job_id) == array and (is_part_of(row.job_id, job_id) or job_id in task_ids(row.job_id))
+    ]
 
 
 def _waits_for(row: QueueRow, job_ids: Collection[str]) -> bool:

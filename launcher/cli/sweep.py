@@ -12,7 +12,7 @@ import click
 
 from launcher.cli.job_source import warn
 from launcher.cli.jobs.sweep_states import show_states
-from launcher.cli.parts import INTERRUPTED, JSON, come_back_lines, print_json
+from launcher.cli.parts import HUB, INTERRUPTED, JSON, come_back_lines, print_json
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
 if TYPE_CHECKING:
@@ -344,6 +344,7 @@ def _report_nothing_to_resume(
 @click.argument("sweep", metavar="SWEEP")
 @click.option("--resume", "again", is_flag=True, help="Run the missing and incomplete points again.")
 @click.option("--sort", metavar="NAME", help="Order by the last value of this name in the logs, such as loss.")
+@HUB
 @JSON
 def sweep(sweep: str, again: bool, sort: str | None, as_json: bool) -> None:
     """Show the states of the points of a sweep. SWEEP is its directory or its job id.

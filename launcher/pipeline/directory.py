@@ -1,6 +1,5 @@
 """The directory of a pipeline: its record, and the states of its jobs."""
 
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
@@ -8,12 +7,12 @@ from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, Record, RecordError
 from exporter.contract.report import Report
-from exporter.slurm.commands_reader import SlurmReader
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.states import NEVER
 from launcher.errors import LauncherError, os_errors
 from launcher.report.state import EXIT_STATUS, UNFINISHED
-from launcher.rundir.rundir import PIPELINE_FILE
+from launcher.rundir.rundir import PIPELINE_FILE, user_name
+from launcher.steps.slurm_queue import read_unfinished
 from launcher.sweep.directory import cause_text, read_last_report
 from launcher.watch.view import JobClient
 
@@ -81,12 +80,14 @@ def read_record(directory: Path) -> PipelineRecord:
 
 
 def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
-    """The states of all jobs. Slurm is asked once, unless all have ended. Raises SlurmUnansweredError."""
+    """The states of all jobs, by the known queue unless all have ended. Raises SlurmUnansweredError."""
     reports = {part.name: read_last_report(Path(part.run_dir)) for part in record.parts}
     rows: dict[str, QueueRow] = {}
     if any(report is None or report.requeued for report in reports.values()):
-        slurm = SlurmReader(None, record.cluster, os.environ)
-        rows = {row.job_id: row for row in slurm.queue_of([part.job_id for part in record.parts])}
+        user, submitted = record.submission.get("user"), record.submission.get("submitted")
+        ends = [report.end or 0.0 for report in reports.values() if report is not None]
+        since = max((submitted if isinstance(submitted, float) else 0.0, *ends))  # each end may start the next job
+        rows = {row.job_id: row for row in read_unfinished(str(user or user_name()), record.cluster, since)}
     found: dict[str, PartState] = {}
     for part in record.parts:
         found[part.name] = _part_state(part, reports[part.name], rows.get(part.job_id), found)

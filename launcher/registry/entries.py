@@ -64,6 +64,15 @@ def read_own_entries(environ: Mapping[str, str], matches: Callable[[str], bool] 
     return [] if folder is None else _read_entries(folder, matches, lambda owner, _: owner == os.geteuid())
 
 
+def last_registered(environ: Mapping[str, str]) -> float:
+    """When this user last submitted or ran a job, epoch seconds; 0 if it is not known."""
+    folder = _own_folder(environ)
+    try:
+        return 0.0 if folder is None else folder.stat().st_mtime
+    except OSError:
+        return 0.0
+
+
 def read_site_entries(environ: Mapping[str, str], workdir: Path, matches: Callable[[str], bool]) -> list[JobEntry]:
     """Entries of all users whose job id ``matches``; believed only about run directories of their owner."""
     folder = _site_folder(environ, workdir)

@@ -39,6 +39,7 @@ from exporter.machine.kernel_log import parse_event, parse_line
 from exporter.progress.progress_file import parse_updates
 from exporter.sidecar.figures_collector import FigureOfMeritError, parse_figure_of_merit
 from exporter.slurm.accounting import parse_accounting
+from exporter.slurm.hub_reader import HubAnswer
 from exporter.slurm.queue import GarbledAnswerError, parse_queue
 from exporter.web.config import parse_web_config
 from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
@@ -215,6 +216,13 @@ PARSERS = {
     },
     "squeue": Parser(
         parse_queue, damaged_text([(SLURM_SAMPLES / "squeue.24.11.5.txt").read_text()]), (GarbledAnswerError,)
+    ),
+    "jobs of a hub": Parser(
+        lambda body: HubAnswer.from_json(json.loads(body)).rows(),
+        damaged(
+            [b'{"scope": {"cluster": "c", "interval_s": 60}, "jobs": [{"job_id": "7", "job_name": "", "state": "S"}]}']
+        ),
+        (ValueError, RecursionError),
     ),
     "sacct": Parser(parse_accounting, damaged_text([(SLURM_SAMPLES / "sacct.24.11.5.txt").read_text()])),
     "gpu_metrics.csv": Parser(lambda text: parse_gpu_metrics(*text.partition("\n")[::2]), damaged_text([GPU_METRICS])),

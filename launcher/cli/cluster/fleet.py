@@ -9,12 +9,14 @@ import click
 
 from launcher.cli.cluster.queue_options import VERBOSE, WATCH, repeat, require_command, show_age, terminal_width
 from launcher.cli.job_source import warn
+from launcher.cli.parts import HUB
 
 
 @click.command(epilog="example: gpujob fleet -v --partition gpu")
 @VERBOSE
 @WATCH
 @click.option("--partition", metavar="NAMES", help="Only nodes of these partitions, with commas.")
+@HUB
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> None:
     """List the nodes of the cluster by partition: GPUs, use and state.
@@ -40,9 +42,11 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
 
     def show() -> tuple[Mapping[str, object], list[str]]:
         look, queue = read_nodes_look(slurm, os.environ), None
-        show_age(look.as_of, look.problem)
+        show_age(look)
         try:
-            queue = read_queue_look(slurm, os.environ).rows
+            jobs = read_queue_look(slurm, os.environ)
+            show_age(jobs, "jobs ")
+            queue = jobs.rows
         except SlurmUnansweredError as error:
             warn(f"{error}; the jobs of the nodes are unknown")
         now = time.time()

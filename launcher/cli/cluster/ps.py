@@ -8,9 +8,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.cluster.queue_options import WATCH, repeat, require_command, show_age, since_option, terminal_width
+from launcher.cli.cluster.queue_options import (
+    WATCH,
+    repeat,
+    require_command,
+    show_age,
+    since_option,
+    terminal_width,
+)
 from launcher.cli.job_source import warn
-from launcher.cli.parts import fail
+from launcher.cli.parts import HUB, fail
 
 if TYPE_CHECKING:
     from exporter.slurm.accounting import Figures
@@ -31,6 +38,7 @@ SORT_NAMES = ("submitted", "started", "name", "job", "state", "gpus")
 @click.option("--state", "states", metavar="STATES", help="Only jobs in these states, as in RUNNING,FAILED.")
 @click.option("--sort", type=click.Choice(SORT_NAMES), default=SORT_NAMES[0], show_default=True, help="Their order.")
 @click.option("-n", "--number", type=click.IntRange(1), help="At most this many lines.")
+@HUB
 @click.option("--json", "as_json", is_flag=True, help="JSON: runs with their jobs. An array is one run.")
 def ps(
     ended_too: bool,
@@ -47,8 +55,9 @@ def ps(
 ) -> None:
     """List your jobs: those that have not ended, or the last one that did.
 
-    Slurm is asked at most every 30 seconds, whatever the number of commands. It lists ended jobs for some minutes.
-    GPUs, CPUs and memory of a waiting job are what it asks for. Tasks of an array are one line.
+    A running hub has the jobs; without one Slurm is asked at most every 40 seconds, whatever the number of commands,
+    and after each submission. Ended jobs are listed for some minutes. GPUs, CPUs and memory of a waiting job are what
+    it asks for. Tasks of an array are one line.
 
     Progress and ETA are of running jobs that gpujob launched; jobs of `gpujob run` are listed too. COST is the list
     price of the cluster file. If Slurm does not answer, the last known state is shown with its age. The exit status
@@ -59,6 +68,7 @@ def ps(
     from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_arrays, jobs_json, render_jobs, shown_rows
     from launcher.fleet.own_runs import read_local_jobs, read_progress
     from launcher.fleet.prices import read_prices
+    from launcher.registry.entries import last_registered
     from launcher.rundir.rundir import user_name
 
     if user and all_users:
@@ -75,14 +85,15 @@ def ps(
             require_command("squeue")
         look, has_slurm = QueueLook(cluster="", tried=time.time()), True
         try:
-            look = read_queue_look(slurm, os.environ)
+            since_last = min(last_registered(os.environ), time.time()) if shows_mine else 0.0
+            look = read_queue_look(slurm, os.environ, since=since_last)
         except SlurmUnansweredError as error:
             if not local:
                 raise
             has_slurm = False
             if not error.is_local:  # a machine without Slurm has only jobs of its own
                 warn(str(error))
-        show_age(look.as_of, look.problem)
+        show_age(look)
         now = time.time()
         figures, source = dict[str, "Figures"](), "queue"
         rows = [*look.rows, *local]
@@ -106,8 +117,8 @@ def ps(
             prices=prices,
             width=terminal_width(),
         )
-        body = jobs_json(jobs[:number], now, prices)
-        return {**body, "as_of": look.as_of, "problem": look.problem, "ended_from": source}, lines
+        origin = {"as_of": look.as_of, "problem": look.problem, "source": look.source, "ended_from": source}
+        return {**jobs_json(jobs[:number], now, prices), **origin}, lines
 
     repeat(show, watch=watch, as_json=as_json)
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.cluster.queue_options import WATCH, repeat
-from launcher.cli.parts import JOB, open_job
+from launcher.cli.parts import HUB, JOB, open_job
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -24,6 +24,7 @@ _SLURM_ID = re.compile(r"\d+(?:_\d+|\+\d+)?")
 @JOB
 @WATCH
 @click.option("--user", metavar="USER", help="Owner of a job that gpujob did not launch; by default you.")
+@HUB
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def metrics(job: str | None, watch: bool, user: str | None, as_json: bool) -> None:
     """Show the CPU, memory and GPUs of a job, running or ended, with one line for each GPU.
@@ -74,13 +75,16 @@ def _read_run(client: "JobClient") -> "JobMetrics":
 def _ask_slurm(job_id: str, user: str) -> "JobMetrics":
     """What Slurm knows of a job. Raises LauncherError if it does not know it."""
     from exporter.slurm.commands_reader import SlurmReader
-    from exporter.slurm.states import array_of
+    from exporter.slurm.queue import part_rows
+    from exporter.slurm.shared_look_reader import read_queue_look
+    from exporter.slurm.states import ENDS, array_of
     from launcher.cli.cluster.queue_options import require_command
     from launcher.fleet.metrics_view import ended_metrics, running_metrics
 
     require_command("squeue")
     slurm = SlurmReader(user, None, os.environ)
-    running = [row for row in slurm.queue_of([job_id]) if row.sight.started is not None]
+    known = part_rows(read_queue_look(slurm, os.environ).rows, job_id)
+    running = [row for row in known if row.sight.started is not None and row.sight.state not in ENDS]
     if len(running) == 1:
         return running_metrics(running[0], slurm.running_use(job_id), time.time())
     if running:

@@ -11,6 +11,7 @@ import pytest
 from exporter.slurm.accounting import Attempt, Step
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.shared_look_reader import QueueLook
 from exporter.slurm.tracking import TrackedJob
 from launcher.track.follow import Follower, read_cause
 from launcher.track.run_log import all_complete
@@ -92,6 +93,7 @@ class Run:
 
         follower = Follower(
             self.slurm,
+            lambda since: QueueLook(cluster="", as_of=self.slurm.now, tried=since, rows=self.slurm.queue()),
             read_state(self.file, (), "ada"),
             start,
             self.file,
