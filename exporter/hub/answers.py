@@ -32,7 +32,7 @@ class Head(NamedTuple):
             "schema": SCHEMA,
             "time": self.now,
             "as_of": self.as_of,
-            "source": "squeue",
+            "source": self.scope.get("source", "squeue"),
             "problems": list(self.problems),
             "scope": dict(self.scope),
             **body,

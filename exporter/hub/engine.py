@@ -94,6 +94,7 @@ class Engine:
             "user": slurm.user,
             "partitions": list(slurm.partitions),
             "interval_s": self._settings.interval_s,
+            "source": slurm.source,
         }
 
     @property

@@ -20,7 +20,7 @@ from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.service import NEEDS, HubService
 from exporter.hub.store import Store
 from exporter.machine.threads import limit_reserved_memory, name_thread
-from exporter.slurm.commands_reader import SlurmReader
+from exporter.slurm.rest_reader import slurm_reader
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address
 
@@ -70,7 +70,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     web_file = None if options.web_config is None else _load_web_config(options.web_config)
     doors = _open_doors(options, web_file)
     store, clock = Store(folder / f"{options.name}.sqlite"), SystemClock()
-    slurm = SlurmReader(options.user, options.cluster, environ, options.partitions)
+    slurm = slurm_reader(options.user, options.cluster, environ, options.partitions)
     is_whole = options.user is None
     registry = RegistryReader(_registry_folders(options, environ), only_own=not is_whole)
     settings = Settings(is_whole, options.cluster, options.interval_s, options.most_jobs)

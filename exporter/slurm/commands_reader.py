@@ -109,6 +109,8 @@ class SlurmReader:
     Without a user, queue and accounting are of everybody, as far as Slurm shows them.
     """
 
+    source = "squeue"  # of the queue
+
     def __init__(
         self, user: str | None, cluster: str | None, environ: Mapping[str, str], partitions: Sequence[str] = ()
     ) -> None:

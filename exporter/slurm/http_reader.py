@@ -18,6 +18,10 @@ FORMS = "unix:/run/user/1000/gpujob/hub.sock, http://localhost:9420 or https://H
 class NoAnswerError(ExporterError):
     """A service that is not there, or whose answer is no JSON object."""
 
+    def __init__(self, problem: str, status: int | None = None) -> None:
+        self.status = status  # of HTTP
+        super().__init__(problem)
+
 
 def check_address(text: str) -> None:
     """Raise ValueError, with what would be right, unless this is the address of a service."""
@@ -48,7 +52,7 @@ def read_json(address: str, path: str, deadline_s: float, headers: Mapping[str, 
         finally:
             connection.close()
         if response.status != OK:
-            raise NoAnswerError(f"{address} answers with status {response.status}")
+            raise NoAnswerError(f"{address} answers with status {response.status}", response.status)
         body = json.loads(text)
     except (OSError, HTTPException, ValueError, RecursionError) as error:
         words = getattr(error, "strerror", None) or str(error) or type(error).__name__

@@ -15,6 +15,7 @@ from exporter.slurm.states import (
     parse_duration,
     parse_moment,
     task_ids,
+    waits_with,
 )
 
 # the last two are the user's text and may contain `|`
@@ -85,7 +86,7 @@ def parse_queue(text: str) -> tuple[QueueRow, ...]:
             rows[-1] += f"\n{line}"
         else:
             garbled += bool(line)
-    found = [_parse_row(row) for row in rows]
+    found = [parse_row(row) for row in rows]
     lines, garbled = len(rows) + garbled, found.count(None) + garbled
     if garbled > MOST_GARBLED * lines:
         raise GarbledAnswerError(f"{garbled} of its {lines} lines cannot be parsed")
@@ -114,12 +115,7 @@ def with_never(rows: Iterable[QueueRow]) -> tuple[QueueRow, ...]:
 
 def part_rows(rows: Iterable[QueueRow], job_id: str) -> list[QueueRow]:
     """Rows of a job, of the tasks of an array, or of the tasks that wait together with this one."""
-    array = array_of(job_id)
-    return [
-        row
-        for row in rows
-        if array_of(row.job_id) == array and (is_part_of(row.job_id, job_id) or job_id in task_ids(row.job_id))
-    ]
+    return [row for row in rows if is_part_of(row.job_id, job_id) or waits_with(row.job_id, job_id)]
 
 
 def _waits_for(row: QueueRow, job_ids: Collection[str]) -> bool:
@@ -127,7 +123,8 @@ def _waits_for(row: QueueRow, job_ids: Collection[str]) -> bool:
     return "?" not in row.dependency and any(job_id in job_ids for job_id in _DEPENDENCY.findall(row.dependency))
 
 
-def _parse_row(text: str) -> QueueRow | None:
+def parse_row(text: str) -> QueueRow | None:
+    """Parse one job, whose name may have several lines; None if it is none."""
     *first, user, account, qos, node_count, dependency, output, name = text.split("|", len(FIELDS) - 1)
     job_id, word, reason, submit, start, end, limit, restarts, nodes, partition, tres, raw_id = first
     try:

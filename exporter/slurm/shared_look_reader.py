@@ -40,7 +40,7 @@ class Look(Record):
     as_of: float | None = None  # epoch seconds of the answer; None if there was never one
     tried: float  # when Slurm was last asked
     problem: str | None = None  # why it did not answer then
-    source: str = "squeue"  # who asked Slurm: this user's commands, or the address of a hub
+    source: str = "squeue"  # or slurmrestd, or the address of a hub
     hub_problem: str | None = None  # why the hub that the user has named was not asked
 
 
@@ -71,9 +71,9 @@ def read_queue_look(
         look = hub_look(found.address, found.answer, clock())
         if look is not None and (look.as_of or 0.0) >= since:
             return look
-    name = f"queue-{slurm.user or 'all'}-{slurm.cluster or ''}"
+    name = f"{slurm.source}-{slurm.user or 'all'}-{slurm.cluster or ''}"
     look = _read_look(QueueLook, name, slurm.queue, environ, clock, since)
-    return look if found is None else look.replace(hub_problem=found.problem)
+    return look.replace(source=slurm.source, hub_problem=None if found is None else found.problem)
 
 
 def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
@@ -81,7 +81,11 @@ def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
     if answer.as_of is None:
         return None
     is_late = now - answer.as_of > answer.scope.interval_s + HUB_LATE_S
-    problem = next((each for each in answer.problems if each.startswith("squeue ")), None) if is_late else None
+    problem = (
+        next((each for each in answer.problems if each.startswith(("squeue ", "slurmrestd "))), None)
+        if is_late
+        else None
+    )
     if is_late and problem is None:
         return None
     cluster, as_of = answer.scope.cluster, answer.as_of

@@ -68,6 +68,22 @@ HUB = click.option(
 )
 
 
+def _choose_source(_context: click.Context, _option: click.Parameter, source: str | None) -> None:
+    from exporter.slurm.rest_reader import SOURCE as VARIABLE
+
+    if source is not None:
+        os.environ[VARIABLE] = source
+
+
+SOURCE = click.option(
+    "--source",
+    type=click.Choice(("auto", "commands", "rest")),
+    expose_value=False,
+    callback=_choose_source,
+    help="Who has the queue: squeue, or slurmrestd at GPUJOB_SLURMRESTD; auto takes squeue if it is there.",
+)
+
+
 def fail(message: str) -> NoReturn:
     click.echo(f"gpujob: {message}", err=True)
     sys.exit(USAGE)

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import NamedTuple
 
 from exporter.contract import run_files
-from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, part_rows
+from exporter.slurm.rest_reader import slurm_reader
 from exporter.slurm.shared_look_reader import read_queue_look
 from exporter.slurm.states import ENDS
 from launcher.rundir.job_ids import job_id_of
@@ -31,7 +32,7 @@ def read_unfinished(user: str, cluster: str | None, since: float) -> tuple[Queue
     """
     now = time.time()
     since = min(since, now) if since < now + MOST_AHEAD_S else 0.0
-    look = read_queue_look(SlurmReader(user, cluster, os.environ), os.environ, since=since)
+    look = read_queue_look(slurm_reader(user, cluster, os.environ), os.environ, since=since)
     if look.problem is not None or look.as_of is None or look.as_of < since:
         command, _, problem = (look.problem or "squeue has not been asked since then").partition(" ")
         raise SlurmUnansweredError(command, problem)

@@ -94,7 +94,7 @@ class Follower:
             rows, as_of = look.rows, look.as_of or now
             state = self.state or self._save(self._start(rows))  # before the first report, if it cannot be written
         except SlurmUnansweredError as error:
-            if self.state is None and error.finds_no_cluster:
+            if self.state is None and error.is_local:
                 raise
             self._poll_at = self._note_failure(error)
             return

@@ -39,8 +39,10 @@ from exporter.machine.kernel_log import parse_event, parse_line
 from exporter.progress.progress_file import parse_updates
 from exporter.sidecar.figures_collector import FigureOfMeritError, parse_figure_of_merit
 from exporter.slurm.accounting import parse_accounting
+from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.hub_reader import HubAnswer
 from exporter.slurm.queue import GarbledAnswerError, parse_queue
+from exporter.slurm.rest_reader import parse_rest_jobs
 from exporter.web.config import parse_web_config
 from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
 from launcher.check.inputs import PARSERS as INPUT_PARSERS
@@ -223,6 +225,11 @@ PARSERS = {
             [b'{"scope": {"cluster": "c", "interval_s": 60}, "jobs": [{"job_id": "7", "job_name": "", "state": "S"}]}']
         ),
         (ValueError, RecursionError),
+    ),
+    "jobs of slurmrestd": Parser(
+        lambda body: parse_rest_jobs(json.loads(body) if body.startswith(b"{") else {}),
+        damaged([(SLURM_SAMPLES / f"rest.{version}.json").read_bytes() for version in ("22.05.8", "26.05.5")]),
+        (ValueError, RecursionError, SlurmUnansweredError),
     ),
     "sacct": Parser(parse_accounting, damaged_text([(SLURM_SAMPLES / "sacct.24.11.5.txt").read_text()])),
     "gpu_metrics.csv": Parser(lambda text: parse_gpu_metrics(*text.partition("\n")[::2]), damaged_text([GPU_METRICS])),

@@ -28,7 +28,8 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     not run them. If Slurm does not answer, the last known state is shown with its age; 9 is the exit status if
     nothing is known.
     """
-    from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+    from exporter.slurm.commands_reader import SlurmUnansweredError
+    from exporter.slurm.rest_reader import slurm_reader
     from exporter.slurm.shared_look_reader import read_nodes_look, read_queue_look
     from launcher.fleet.nodes_view import known_nodes, nodes_json, render_nodes
     from launcher.fleet.own_runs import read_progress
@@ -36,7 +37,7 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     from launcher.rundir.rundir import user_name
 
     require_command("sinfo")
-    slurm, me = SlurmReader(None, None, os.environ), user_name()
+    slurm, me = slurm_reader(None, None, os.environ), user_name()
     wanted = frozenset((partition or "").split(",")) if partition else None
     prices = read_prices(os.environ, Path.cwd())
 

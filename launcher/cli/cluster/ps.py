@@ -11,13 +11,12 @@ import click
 from launcher.cli.cluster.queue_options import (
     WATCH,
     repeat,
-    require_command,
     show_age,
     since_option,
     terminal_width,
 )
 from launcher.cli.job_source import warn
-from launcher.cli.parts import HUB, fail
+from launcher.cli.parts import HUB, SOURCE, fail
 
 if TYPE_CHECKING:
     from exporter.slurm.accounting import Figures
@@ -39,6 +38,7 @@ SORT_NAMES = ("submitted", "started", "name", "job", "state", "gpus")
 @click.option("--sort", type=click.Choice(SORT_NAMES), default=SORT_NAMES[0], show_default=True, help="Their order.")
 @click.option("-n", "--number", type=click.IntRange(1), help="At most this many lines.")
 @HUB
+@SOURCE
 @click.option("--json", "as_json", is_flag=True, help="JSON: runs with their jobs. An array is one run.")
 def ps(
     ended_too: bool,
@@ -63,7 +63,8 @@ def ps(
     price of the cluster file. If Slurm does not answer, the last known state is shown with its age. The exit status
     is then 0, or 9 if nothing is known.
     """
-    from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+    from exporter.slurm.commands_reader import SlurmUnansweredError
+    from exporter.slurm.rest_reader import slurm_reader
     from exporter.slurm.shared_look_reader import QueueLook, read_queue_look
     from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_arrays, jobs_json, render_jobs, shown_rows
     from launcher.fleet.own_runs import read_local_jobs, read_progress
@@ -74,15 +75,13 @@ def ps(
     if user and all_users:
         fail("--user and --all-users exclude each other; leave one of them out")
     me = user_name()
-    slurm = SlurmReader(None if all_users else user or me, None, os.environ)
+    slurm = slurm_reader(None if all_users else user or me, None, os.environ)
     filters = Filters(_words(partition), frozenset(word.upper() for word in _words(states)), since)
     prices = read_prices(os.environ, Path.cwd())
     shows_mine = all_users or user in (None, me)
 
     def show() -> tuple[Mapping[str, object], list[str]]:
         local = read_local_jobs(os.environ) if shows_mine else []
-        if not local:
-            require_command("squeue")
         look, has_slurm = QueueLook(cluster="", tried=time.time()), True
         try:
             since_last = min(last_registered(os.environ), time.time()) if shows_mine else 0.0

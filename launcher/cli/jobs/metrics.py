@@ -74,15 +74,13 @@ def _read_run(client: "JobClient") -> "JobMetrics":
 
 def _ask_slurm(job_id: str, user: str) -> "JobMetrics":
     """What Slurm knows of a job. Raises LauncherError if it does not know it."""
-    from exporter.slurm.commands_reader import SlurmReader
     from exporter.slurm.queue import part_rows
+    from exporter.slurm.rest_reader import slurm_reader
     from exporter.slurm.shared_look_reader import read_queue_look
     from exporter.slurm.states import ENDS, array_of
-    from launcher.cli.cluster.queue_options import require_command
     from launcher.fleet.metrics_view import ended_metrics, running_metrics
 
-    require_command("squeue")
-    slurm = SlurmReader(user, None, os.environ)
+    slurm = slurm_reader(user, None, os.environ)
     known = part_rows(read_queue_look(slurm, os.environ).rows, job_id)
     running = [row for row in known if row.sight.started is not None and row.sight.state not in ENDS]
     if len(running) == 1:

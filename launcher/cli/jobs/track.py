@@ -1,7 +1,6 @@
 """The command `gpujob track`: follow any jobs of Slurm to their ends."""
 
 import os
-import shutil
 import sys
 import time
 from contextlib import ExitStack
@@ -11,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.job_source import warn
-from launcher.cli.parts import HUB, fail, print_json
+from launcher.cli.parts import HUB, SOURCE, print_json
 
 if TYPE_CHECKING:
     from exporter.slurm.queue import QueueRow
@@ -45,6 +44,7 @@ LEAST_INTERVAL_S, ADVISED_INTERVAL_S, MOST_INTERVAL_S = 10.0, 60.0, 3600.0
     "--gpu-every", type=click.IntRange(1), default=5, show_default=True, help="Polls between two reports of GPU use."
 )
 @HUB
+@SOURCE
 @click.option(
     "--json", "as_json", is_flag=True, help="The states as one JSON object at the end; the log on standard error."
 )
@@ -69,7 +69,7 @@ def track(
     command then goes on where it was.
     """
     from exporter.contract.file_locks import FileLockedError, lock_file
-    from exporter.slurm.commands_reader import SlurmReader
+    from exporter.slurm.rest_reader import slurm_reader
     from exporter.slurm.shared_look_reader import read_queue_look
     from launcher.errors import LauncherError, os_errors
     from launcher.report.state import EXIT_STATUS
@@ -80,12 +80,10 @@ def track(
 
     user = user or user_name()
     selection = select(jobs, os.environ, Path.cwd())
-    if shutil.which("squeue") is None:
-        fail("squeue is not on PATH; load the Slurm module")
     if interval < ADVISED_INTERVAL_S:
         warn(f"--interval {interval:g}: each poll costs Slurm's controller; {ADVISED_INTERVAL_S:g} s suit most jobs")
     path, lock = find_state_files((user, selection.cluster, *jobs), state_file, os.environ)
-    slurm = SlurmReader(user, selection.cluster, os.environ)
+    slurm = slurm_reader(user, selection.cluster, os.environ)
 
     def read_queue(since: float) -> "QueueLook":
         return read_queue_look(slurm, os.environ, since=since)
