@@ -10,6 +10,7 @@ from launcher.pipeline.directory import PipelinePart, PipelineRecord, write_reco
 from launcher.pipeline.plan import PlannedPart, PlannedPipeline
 from launcher.plan.plan import DEFAULT_KILL_WAIT_S, safe_file_word
 from launcher.planner.planner import adapt_plan
+from launcher.registry.entries import PIPELINE_PREFIX
 from launcher.rundir import rundir
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import render_sbatch
@@ -50,7 +51,7 @@ def submit_pipeline(pipeline: PlannedPipeline) -> tuple[Path, PipelineRecord]:
 
 def pipeline_id(first_job_id: str) -> str:
     """Its id in the index of jobs."""
-    return f"pipeline-{first_job_id}"
+    return f"{PIPELINE_PREFIX}{first_job_id}"
 
 
 def _submit_part(

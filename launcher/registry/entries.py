@@ -18,6 +18,7 @@ from launcher.errors import LauncherError
 from launcher.rundir.cluster_file import find_registry_dir
 
 LOCAL_PREFIX = "local-"  # of ids of jobs without Slurm
+PIPELINE_PREFIX = "pipeline-"  # of ids of pipelines, before that of their first job
 MOST_ENTRIES = 500  # jobs of one user in one directory; the oldest make room
 MOST_BYTES = 16 * 1024  # of an entry: two paths and a few names
 _HASH_LENGTH = 8
