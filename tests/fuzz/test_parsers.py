@@ -48,6 +48,7 @@ from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_
 from launcher.check.inputs import PARSERS as INPUT_PARSERS
 from launcher.check.site_facts import parse_partitions
 from launcher.errors import ConfigError, LauncherError, SlurmError
+from launcher.fleet.chart import make_chart, parse_samples, render_chart
 from launcher.jobfile.jobfile import parse_cluster, parse_job
 from launcher.jobfile.monitor_config import load_monitor_config
 from launcher.run.before.readiness import parse_dynamo, parse_models, parse_sglang
@@ -232,6 +233,10 @@ PARSERS = {
         (ValueError, RecursionError, SlurmUnansweredError),
     ),
     "sacct": Parser(parse_accounting, damaged_text([(SLURM_SAMPLES / "sacct.24.11.5.txt").read_text()])),
+    "history of GPUs": Parser(
+        lambda text: render_chart(make_chart(found), 0.0) if (found := parse_samples(text)) else None,
+        damaged_text(["2025-11-24T16:00:00Z,n1,0,50,40.00,80.00,300.0,50\n2025-11-24T16:00:01Z,n1,1,,40.00,80.00,,\n"]),
+    ),
     "gpu_metrics.csv": Parser(lambda text: parse_gpu_metrics(*text.partition("\n")[::2]), damaged_text([GPU_METRICS])),
     "sinfo": Parser(
         parse_partitions, damaged_text(["gpu*|up|1-00:00:00|4|gpu:a100:8(S:0-1)\ncpu|down|infinite|2|(null)\n"])
