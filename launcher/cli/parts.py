@@ -48,12 +48,11 @@ def _choose_hub(_context: click.Context, _option: click.Parameter, address: str 
     from exporter.slurm.http_reader import check_address
     from exporter.slurm.hub_reader import NO_HUB, VARIABLE
 
-    if address is not None:
-        os.environ[VARIABLE] = address
-    if named := os.environ.get(VARIABLE):
+    if named := os.environ.get(VARIABLE) if address is None else address:
         try:
             if named != NO_HUB:
                 check_address(named)
+            os.environ[VARIABLE] = named
         except ValueError as error:
             where = f"{VARIABLE}: " if address is None else ""
             raise click.BadParameter(f"{where}{error}, or {NO_HUB} to ask Slurm") from error

@@ -105,7 +105,7 @@ def _read_run(output: str, now: float) -> RunProgress | None:
 
 
 def read_pipelines(environ: Mapping[str, str]) -> dict[str, Pipeline]:
-    """The pipelines of this user on the cluster of this machine, by the ids of their jobs."""
+    """The pipelines of this user on the cluster of this machine, by the ids of their jobs and arrays."""
     entries = read_own_entries(environ, lambda run_id: run_id.startswith(PIPELINE_PREFIX))
     if not entries:
         return {}
@@ -114,7 +114,8 @@ def read_pipelines(environ: Mapping[str, str]) -> dict[str, Pipeline]:
     found: dict[str, Pipeline] = {}
     for entry, record in read_within(entries, lambda entry: read_record(Path(entry.run_dir))):
         for part in record.parts if record.cluster is None else ():
-            found.setdefault(part.job_id, Pipeline(entry.job_id, record.name))  # an id may be that of an older job too
+            for job_id in part.job_ids:
+                found.setdefault(job_id, Pipeline(entry.job_id, record.name))  # an id may be that of an older job too
     return found
 
 

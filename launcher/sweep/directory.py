@@ -131,6 +131,12 @@ def read_point_states(
     return tuple(_point_outcome(sweep_dir, record, point, reports[point.index], queue) for point in record.points)
 
 
+def has_reports(sweep_dir: Path, record: SweepRecord) -> bool:
+    """Whether every point has ended by its report, so that Slurm's queue says nothing more."""
+    reports = (read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points)
+    return all(report is not None and not report.requeued for report in reports)
+
+
 def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, str] | None:
     """States in the queue by task id (``4459_3``), out of a hub or the shared answer; None if it is not known.
 

@@ -70,8 +70,14 @@ def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> S
 def runs_of(directory: Path) -> tuple[dict[str, OwnRun], str | None]:
     """Jobs of a run directory, sweep or pipeline by id, and their cluster."""
     if is_pipeline(directory):
-        pipeline = read_pipeline(directory)
-        return {part.job_id: OwnRun(part.name, Path(part.run_dir)) for part in pipeline.parts}, pipeline.cluster
+        pipeline, found = read_pipeline(directory), dict[str, OwnRun]()
+        for part in pipeline.parts:
+            if part.arrays:
+                points, _ = runs_of(Path(part.run_dir))
+                found |= {job_id: OwnRun(f"{part.name}/{run.name}", run.run_dir) for job_id, run in points.items()}
+            else:
+                found[part.job_id] = OwnRun(part.name, Path(part.run_dir))
+        return found, pipeline.cluster
     if is_sweep(directory):
         record = read_record(directory)
         if record.local:

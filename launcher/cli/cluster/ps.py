@@ -69,6 +69,7 @@ def ps(
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from exporter.slurm.rest_reader import slurm_reader
     from exporter.slurm.shared_look_reader import QueueLook, read_queue_look
+    from exporter.slurm.states import array_of
     from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_runs, jobs_json, render_jobs, rows_of_run, shown_jobs
     from launcher.fleet.own_runs import read_local_jobs, read_pipelines, read_progress
     from launcher.fleet.prices import read_prices
@@ -106,10 +107,10 @@ def ps(
             names, reported = _read_run(name, rows)
             rows = [*rows_of_run(rows, names), *reported]
         pipelines = read_pipelines(os.environ) if shows_mine else {}
+        known = [Job(row, None, figures.get(row.job_id)) for row in rows if filters.fits(row)]
         known = [
-            Job(row, None, figures.get(row.job_id), pipeline=pipelines.get(row.job_id) if row.user == me else None)
-            for row in rows
-            if filters.fits(row)
+            job._replace(pipeline=pipelines.get(array_of(job.row.job_id))) if job.row.user == me else job
+            for job in known
         ]
         ended_too_now = ended_too or name is not None or since is not None or bool(filters.states)
         jobs = shown_jobs(known, ended_too=ended_too_now)

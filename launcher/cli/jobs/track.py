@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.cluster.queue_options import require_command
 from launcher.cli.job_source import warn
 from launcher.cli.parts import HUB, SOURCE, print_json
 
@@ -69,6 +70,7 @@ def track(
     command then goes on where it was.
     """
     from exporter.contract.file_locks import FileLockedError, lock_file
+    from exporter.slurm.hub_reader import NO_HUB, VARIABLE
     from exporter.slurm.rest_reader import slurm_reader
     from exporter.slurm.shared_look_reader import read_queue_look
     from launcher.errors import LauncherError, os_errors
@@ -80,10 +82,12 @@ def track(
 
     user = user or user_name()
     selection = select(jobs, os.environ, Path.cwd())
+    slurm = slurm_reader(user, selection.cluster, os.environ)
+    if slurm.source == "squeue" and os.environ.get(VARIABLE, NO_HUB) == NO_HUB:
+        require_command("squeue")
     if interval < ADVISED_INTERVAL_S:
         warn(f"--interval {interval:g}: each poll costs Slurm's controller; {ADVISED_INTERVAL_S:g} s suit most jobs")
     path, lock = find_state_files((user, selection.cluster, *jobs), state_file, os.environ)
-    slurm = slurm_reader(user, selection.cluster, os.environ)
 
     def read_queue(since: float) -> "QueueLook":
         return read_queue_look(slurm, os.environ, since=since)
