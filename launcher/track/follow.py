@@ -28,6 +28,7 @@ from launcher.track.gpu_use import read_gpu_use
 from launcher.track.state import TrackState, count_states, exit_status_of
 
 MOST_WAIT_S = 300.0  # between two polls while Slurm does not answer: each failure doubles the interval
+HUB_INTERVAL_S = 60.0  # of a hub with its usual options
 ALERT_AFTER = 3  # failures in a row
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 
@@ -57,6 +58,8 @@ class Follower:
         self._clock, self._sleep = clock, sleep
         self.state = state  # None before the first answer of Slurm
         self._failures = Counter[str]()
+        # who polls more often than hubs do wants answers of its own
+        self._most_age_s = interval_s / 2 if interval_s < HUB_INTERVAL_S else 2 * interval_s
         self._known_at: float | None = None
         self._as_of = 0.0 if state is None else state.updated  # an older answer would undo changes
         self._has_accounting = True
@@ -87,7 +90,7 @@ class Follower:
     def _poll(self, now: float) -> None:
         self._poll_at = now + self._interval_s
         try:
-            look = self._read_queue(now if self.state is None else now - 2 * self._interval_s)
+            look = self._read_queue(now if self.state is None else now - self._most_age_s)
             if look.problem is not None:
                 command, _, problem = look.problem.partition(" ")
                 raise SlurmUnansweredError(command, problem)
