@@ -134,6 +134,7 @@ def _add_hub(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     add("--scope", choices=("user", "cluster"), default="user", help="whose jobs: your own or all (default: user)")
     add("--partition", action="append", metavar="NAME", help="follow jobs of this partition only; may be repeated")
     add("--cluster", metavar="NAME", help="cluster of Slurm (default: that of this machine)")
+    add("--source", choices=("auto", "commands", "rest"), help="who has the queue; rest is slurmrestd (default: auto)")
     add("--interval", type=_interval, metavar="S", help="seconds between two questions for the queue (default: 60)")
     add(
         "--jobs-at-most",
@@ -180,6 +181,7 @@ def _interval(text: str) -> float:
 def _run_hub(arguments: argparse.Namespace) -> None:
     from exporter.hub.look import INTERVAL_S
     from exporter.hub.process import Options, run_hub  # aiohttp and SQLite are needed by this command alone
+    from exporter.slurm.rest_reader import SOURCE
 
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogLimit())
@@ -195,7 +197,8 @@ def _run_hub(arguments: argparse.Namespace) -> None:
         web_config=arguments.web_config,
         cluster_file=arguments.cluster_file,
     )
-    run_hub(options, os.environ)
+    chosen = {} if arguments.source is None else {SOURCE: arguments.source}
+    run_hub(options, {**os.environ, **chosen})
 
 
 def _add_attach_flags(parser: argparse.ArgumentParser) -> None:

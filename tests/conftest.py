@@ -30,6 +30,9 @@ os.environ["GPUJOB_HISTORY_DIR"] = ""
 # Likewise its place in the index of jobs, and its locks of outputs.
 _STATE = tempfile.TemporaryDirectory(prefix="gpujob-tests-")
 os.environ["XDG_STATE_HOME"] = _STATE.name
+# Nor do its tests see the queue of earlier ones, or a hub of this machine.
+os.environ["XDG_CACHE_HOME"] = f"{_STATE.name}/cache"
+os.environ["GPUJOB_HUB"] = "none"
 
 # `python3` in jobs and fake commands is this interpreter: a shim of a version manager would start a shell each time.
 os.environ["PATH"] = os.pathsep.join((str(Path(sys.executable).parent), os.environ["PATH"]))

@@ -4,12 +4,23 @@ the index of jobs, and answers of Slurm that may be lost."""
 import os
 from collections.abc import Mapping
 
+HUB_SOCKET = "hub.sock"  # of the hub of one user, for the cluster of its machine
+HUB_FOLDER = "hub"  # of its file, in the state folder
+
 
 def user_state_folder(environ: Mapping[str, str]) -> str | None:
     """The folder (XDG Base Directory); None if there is no place for one."""
     if os.path.isabs(environ.get("XDG_STATE_HOME", "")):  # others are to be ignored (XDG Base Directory)
         return f"{environ['XDG_STATE_HOME']}/gpujob"
     return f"{environ['HOME']}/.local/state/gpujob" if os.path.isabs(environ.get("HOME", "")) else None
+
+
+def hub_socket(environ: Mapping[str, str], state_dir: str, name: str = HUB_SOCKET) -> str:
+    """Where a hub listens for users of its machine: in the folder that the login made, else beside the hub's file."""
+    runtime = environ.get("XDG_RUNTIME_DIR", "")
+    if os.path.isabs(runtime) and os.path.isdir(runtime):
+        return f"{runtime}/gpujob/{name}"
+    return f"{state_dir}/{name}"
 
 
 def user_cache_folder(environ: Mapping[str, str]) -> str | None:

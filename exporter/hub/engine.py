@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.contract.clock import Clock
+from exporter.contract.records import JsonObject
 from exporter.hub.api.answers import change_json
 from exporter.hub.counters import Counters, count
 from exporter.hub.jobs import (
@@ -134,6 +135,18 @@ class Engine:
     def unparsed(self) -> Mapping[str, int]:
         """Lines that could not be parsed, by command."""
         return self._slurm.unparsed
+
+    @property
+    def scope(self) -> JsonObject:
+        """Whose jobs these are, and how often Slurm is asked about them."""
+        slurm = self._slurm
+        return {
+            "cluster": self.label,
+            "user": slurm.user,
+            "partitions": list(slurm.partitions),
+            "interval_s": self._settings.interval_s,
+            "source": slurm.source,
+        }
 
     @property
     def problems(self) -> list[str]:

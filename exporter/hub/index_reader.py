@@ -12,8 +12,7 @@ from typing import NamedTuple
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
-from exporter.contract.user_state import user_state_folder
-from exporter.hub.api.doors import SOCKET_NAME, socket_path
+from exporter.contract.user_state import hub_socket, user_state_folder
 from exporter.hub.jobs import Job, Run, rows_of_runs, take_missed, with_runs
 from exporter.hub.registry_reader import Entry, RegistryReader, read_run
 from exporter.hub.store import Batch, Store, StoreFacts
@@ -58,7 +57,7 @@ def read_index(path: Path, environ: Mapping[str, str]) -> IndexFacts | None:
     try:
         lock = lock_file(path.with_suffix(".lock"))
     except FileLockedError as error:
-        body = _ask_hub(socket_path(environ, path.parent, SOCKET_NAME), "/api/v1/index")
+        body = _ask_hub(Path(hub_socket(environ, str(path.parent))), "/api/v1/index")
         facts = {name: body.get(name) for name in StoreFacts._fields}
         return IndexFacts(str(path), StoreFacts(**facts), str(error))  # type: ignore[arg-type] # as the hub has written
     try:

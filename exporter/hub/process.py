@@ -13,15 +13,15 @@ from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
-from exporter.contract.user_state import user_state_folder
-from exporter.hub.api.doors import SOCKET_NAME, open_local, socket_path
+from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, user_state_folder
+from exporter.hub.api.doors import open_local
 from exporter.hub.api.service import NEEDS, HubService
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.site_reader import find_cluster_file, read_site
 from exporter.hub.store import Store
 from exporter.machine.threads import limit_reserved_memory, name_thread
-from exporter.slurm.commands_reader import SlurmReader
+from exporter.slurm.rest_reader import slurm_reader
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address
 
@@ -72,7 +72,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     web_file = None if options.web_config is None else _load_web_config(options.web_config)
     doors = _open_doors(options, web_file)
     store, clock = Store(folder / f"{options.name}.sqlite"), SystemClock()
-    slurm = SlurmReader(options.user, options.cluster, environ, options.partitions)
+    slurm = slurm_reader(options.user, options.cluster, environ, options.partitions)
     is_whole = options.user is None
     registry = RegistryReader(_registry_folders(options, environ), only_own=not is_whole)
     settings = Settings(is_whole, options.cluster, options.interval_s, options.most_jobs)
@@ -93,7 +93,7 @@ def _state_dir(options: Options, environ: Mapping[str, str]) -> Path:
     own = user_state_folder(environ)
     if options.state_dir is None and own is None:
         raise ExporterError("HOME is not set, so there is no place for the hub's file; give --state-dir")
-    folder = (options.state_dir or Path(str(own), "hub")).absolute()
+    folder = (options.state_dir or Path(str(own), HUB_FOLDER)).absolute()
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
     except OSError as error:
@@ -133,8 +133,8 @@ async def _serve(
 ) -> None:
     is_whole = options.user is None
     service = HubService(engine, store, registry, own_uid=os.geteuid(), whole_cluster=is_whole)
-    name = SOCKET_NAME if options.name == "hub-user" else f"{options.name}.sock"
-    path = socket_path(environ, folder, name)
+    name = HUB_SOCKET if options.name == "hub-user" else f"{options.name}.sock"
+    path = Path(hub_socket(environ, str(folder), name))
     local = open_local(path, service.admits, for_all=is_whole)
     access = _access(folder, web_file) if doors else None
     if web_file is not None:

@@ -112,11 +112,13 @@ class SlurmReader:
     Without a user, queue and accounting are of everybody, as far as Slurm shows them.
     """
 
+    source = "squeue"  # of the queue
+
     def __init__(
         self, user: str | None, cluster: str | None, environ: Mapping[str, str], partitions: Sequence[str] = ()
     ) -> None:
         """``user`` is None for all users. ``partitions`` are those of the queue; without any it is all of them."""
-        self.user = user
+        self.user, self.cluster, self.partitions = user, cluster, partitions
         self._of_user = ["-u", user] if user is not None else []
         self._in = ["-p", ",".join(partitions)] if partitions else []
         self._on = [f"--clusters={cluster}"] if cluster else []

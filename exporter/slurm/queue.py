@@ -10,10 +10,12 @@ from exporter.slurm.states import (
     NEVER,
     array_of,
     base_state,
+    is_part_of,
     known_limit,
     parse_duration,
     parse_moment,
     task_ids,
+    waits_with,
 )
 
 # the last two are the user's text and may contain `|`
@@ -96,7 +98,7 @@ class QueueParser:
                 rows[-1] += f"\n{line}"
             else:
                 garbled += bool(line)
-        found = [known.get(row) or _parse_row(row) for row in rows]
+        found = [known.get(row) or parse_row(row) for row in rows]
         lines, garbled = len(rows) + garbled, found.count(None) + garbled
         self.garbled += garbled
         if garbled > MOST_GARBLED * lines:
@@ -125,12 +127,18 @@ def with_never(rows: Iterable[QueueRow]) -> tuple[QueueRow, ...]:
     return tuple(found)
 
 
+def part_rows(rows: Iterable[QueueRow], job_id: str) -> list[QueueRow]:
+    """Rows of a job, of the tasks of an array, or of the tasks that wait together with this one."""
+    return [row for row in rows if is_part_of(row.job_id, job_id) or waits_with(row.job_id, job_id)]
+
+
 def _waits_for(row: QueueRow, job_ids: Collection[str]) -> bool:
     """Whether the row waits for one of these jobs, whatever else ends; not if any of several will do."""
     return "?" not in row.dependency and any(job_id in job_ids for job_id in _DEPENDENCY.findall(row.dependency))
 
 
-def _parse_row(text: str) -> QueueRow | None:
+def parse_row(text: str) -> QueueRow | None:
+    """Parse one job, whose name may have several lines; None if it is none."""
     *first, user, account, qos, node_count, dependency, output, name = text.split("|", len(FIELDS) - 1)
     job_id, word, reason, submit, start, end, limit, restarts, nodes, partition, tres, raw_id = first
     try:

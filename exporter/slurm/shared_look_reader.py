@@ -1,6 +1,6 @@
 """One answer of Slurm for all commands of a user, in a file of the user's cache folder.
 
-It is asked anew when it is older than 30 seconds. Fifty watchers therefore make two questions a minute.
+It is asked anew when it is older than 40 seconds: fifty watchers make three RPCs a minute. A hub costs even less.
 """
 
 import contextlib
@@ -17,10 +17,13 @@ from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.records import Record
 from exporter.contract.user_state import user_cache_folder
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
+from exporter.slurm.hub_reader import HubAnswer, read_hub
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
 
-LOOK_S = 30.0  # age at which Slurm is asked anew
+LOOK_S = 40.0  # age at which Slurm is asked anew: two RPCs each, so three a minute
+LEAST_S = 5.0  # between two questions, however many jobs have changed
+HUB_LATE_S = 20.0  # how late the answer of a hub may be after its interval, with its jitter and a slow controller
 RETRY_S = 0.1  # between two reads of the file while another process asks
 OWNER_ONLY = 0o600  # names of jobs may be private
 MOST_CONF_BYTES = 1 << 20  # of slurm.conf that is searched for the cluster's name
@@ -37,6 +40,8 @@ class Look(Record):
     as_of: float | None = None  # epoch seconds of the answer; None if there was never one
     tried: float  # when Slurm was last asked
     problem: str | None = None  # why it did not answer then
+    source: str = "squeue"  # or slurmrestd, or the address of a hub
+    hub_problem: str | None = None  # why the hub that the user has named was not asked
 
 
 class QueueLook(Look):
@@ -55,10 +60,36 @@ L = TypeVar("L", QueueLook, NodesLook)
 
 
 def read_queue_look(
-    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float] = time.time
+    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float] = time.time, since: float = 0.0
 ) -> QueueLook:
-    """The queue of the reader's user. Raises SlurmUnansweredError if nothing is known."""
-    return _read_look(QueueLook, f"queue-{slurm.user or 'all'}", slurm.queue, environ, clock)
+    """The queue of the reader's user, from a hub if one runs. Raises SlurmUnansweredError if nothing is known.
+
+    An answer before ``since`` is of no use: then Slurm is asked anew, unless that was done a moment ago.
+    """
+    found = read_hub(slurm, environ)
+    if found is not None and found.answer is not None:
+        look = hub_look(found.address, found.answer, clock())
+        if look is not None and (look.as_of or 0.0) >= since:
+            return look
+    name = f"{slurm.source}-{slurm.user or 'all'}-{slurm.cluster or ''}"
+    look = _read_look(QueueLook, name, slurm.queue, environ, clock, since)
+    return look.replace(source=slurm.source, hub_problem=None if found is None else found.problem)
+
+
+def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
+    """The queue as a hub knows it; None if its answer is old without a reason, for it may hang."""
+    if answer.as_of is None:
+        return None
+    is_late = now - answer.as_of > answer.scope.interval_s + HUB_LATE_S
+    problem = (
+        next((each for each in answer.problems if each.startswith(("squeue ", "slurmrestd "))), None)
+        if is_late
+        else None
+    )
+    if is_late and problem is None:
+        return None
+    cluster, as_of = answer.scope.cluster, answer.as_of
+    return QueueLook(cluster=cluster, as_of=as_of, tried=as_of, problem=problem, source=address, rows=answer.rows())
 
 
 def read_nodes_look(
@@ -74,6 +105,7 @@ def _read_look(
     ask: Callable[[], tuple[Any, ...]],
     environ: Mapping[str, str],
     clock: Callable[[], float],
+    since: float = 0.0,
 ) -> L:
     """The look in the file while it is fresh, else Slurm's answer, else the old look with the problem.
 
@@ -89,7 +121,7 @@ def _read_look(
     end = time.monotonic() + DEADLINE_S
     while True:
         known = kind.read_valid(path)
-        if known is not None and _is_fresh(known, clock()):
+        if known is not None and _is_fresh(known, clock(), since):
             return _usable(known)
         try:
             descriptor = lock_file(path.with_suffix(".lock"))
@@ -103,7 +135,7 @@ def _read_look(
             return _usable(_asked(kind, cluster, known, ask, clock))
     try:
         known = kind.read_valid(path)  # another process may have written it before the lock was ours
-        if known is None or not _is_fresh(known, clock()):
+        if known is None or not _is_fresh(known, clock(), since):
             known = _asked(kind, cluster, known, ask, clock)
             with contextlib.suppress(OSError):  # it is asked again by the next command
                 run_files.write_json(path, known.to_json(), durable=False, mode=OWNER_ONLY)
@@ -113,8 +145,9 @@ def _read_look(
             os.close(descriptor)
 
 
-def _is_fresh(look: Look, now: float) -> bool:
-    return 0.0 <= now - look.tried < LOOK_S  # a moment in the future was written by another clock
+def _is_fresh(look: Look, now: float, since: float) -> bool:
+    age_s = now - look.tried  # a moment in the future was written by another clock
+    return 0.0 <= age_s < (LOOK_S if look.tried >= since else LEAST_S)
 
 
 def _asked(

@@ -62,6 +62,11 @@ def is_part_of(job_id: str, wanted: str) -> bool:
     return job_id == wanted or job_id.startswith((f"{wanted}_", f"{wanted}+"))
 
 
+def waits_with(job_id: str, task: str) -> bool:
+    """Whether a task is among the tasks of an array that wait together."""
+    return job_id.endswith("]") and array_of(job_id) == array_of(task) and task in task_ids(job_id)
+
+
 def parse_duration(text: str) -> float | None:
     """Seconds of ``1-02:03:04``, ``5:00`` or ``00:10.481``; None for ``UNLIMITED`` and other words."""
     found = _DURATION.fullmatch(text)

@@ -43,6 +43,46 @@ RESUME = click.option(
 )
 
 
+def _choose_hub(_context: click.Context, _option: click.Parameter, address: str | None) -> None:
+    """Put the address where all readers of the queue look for it."""
+    from exporter.slurm.http_reader import check_address
+    from exporter.slurm.hub_reader import NO_HUB, VARIABLE
+
+    if named := os.environ.get(VARIABLE) if address is None else address:
+        try:
+            if named != NO_HUB:
+                check_address(named)
+            os.environ[VARIABLE] = named
+        except ValueError as error:
+            where = f"{VARIABLE}: " if address is None else ""
+            raise click.BadParameter(f"{where}{error}, or {NO_HUB} to ask Slurm") from error
+
+
+HUB = click.option(
+    "--hub",
+    metavar="ADDRESS",
+    expose_value=False,
+    callback=_choose_hub,
+    help="The hub that has Slurm's queue; by default yours on this machine. none asks Slurm.",
+)
+
+
+def _choose_source(_context: click.Context, _option: click.Parameter, source: str | None) -> None:
+    from exporter.slurm.rest_reader import SOURCE as VARIABLE
+
+    if source is not None:
+        os.environ[VARIABLE] = source
+
+
+SOURCE = click.option(
+    "--source",
+    type=click.Choice(("auto", "commands", "rest")),
+    expose_value=False,
+    callback=_choose_source,
+    help="Who has the queue: squeue, or slurmrestd at GPUJOB_SLURMRESTD; auto takes squeue if it is there.",
+)
+
+
 def fail(message: str) -> NoReturn:
     click.echo(f"gpujob: {message}", err=True)
     sys.exit(USAGE)

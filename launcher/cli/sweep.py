@@ -12,7 +12,7 @@ import click
 
 from launcher.cli.job_source import warn
 from launcher.cli.jobs.sweep_states import show_states
-from launcher.cli.parts import INTERRUPTED, JSON, come_back_lines, print_json
+from launcher.cli.parts import HUB, INTERRUPTED, JSON, come_back_lines, print_json
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def _require_same_points(planned: "PlannedSweep", record: "SweepRecord") -> None
         )
 
 
-def _show_warnings(planned: "PlannedSweep", *, quiet: bool) -> None:
+def show_warnings(planned: "PlannedSweep", *, quiet: bool) -> None:
     """Show the warnings found before the start. Raises ConfigError with the errors."""
     from launcher.sweep.plan import check_sweep
 
@@ -131,9 +131,9 @@ def submit_command(
     if resume is not None:
         resume_points(_find_sweep(resume), new=(planned, job_text), local=False, dependency=dependency, as_json=as_json)
         return
-    _show_warnings(planned, quiet=as_json)
+    show_warnings(planned, quiet=as_json)
     home, record = submit_sweep(_adapt_for_slurm(planned, dependency), job_text.encode())
-    _register(home, record)
+    register_sweep(home, record)
     ids = [array.job_id for array in record.arrays]
     if as_json:
         points = [
@@ -150,7 +150,7 @@ def submit_command(
     click.echo(f"Stop: gpujob stop {ids[0]}")
 
 
-def _register(sweep_dir: Path, record: "SweepRecord") -> None:
+def register_sweep(sweep_dir: Path, record: "SweepRecord") -> None:
     """Add a sweep to the index of jobs, under the id of each of its arrays."""
     from launcher.registry.entries import register_job
 
@@ -186,7 +186,7 @@ def run_command_for_sweep(
             raise LauncherError("--detach: not with --resume; leave one of them out")
         resume_points(_find_sweep(resume), new=(planned, job_text), local=True, as_json=as_json)
         return
-    _show_warnings(planned, quiet=as_json)
+    show_warnings(planned, quiet=as_json)
     gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
     home, record = begin_sweep(planned, job_text.encode())
     if detach and not _continue_in_background(home, str(record.submission["job_id"]), as_json=as_json):
@@ -288,14 +288,14 @@ def resume_points(
     if planned is None:
         planned = _replan_sweep(sweep_dir, record)
         _require_same_points(planned, record)
-    _show_warnings(planned, quiet=as_json)
+    show_warnings(planned, quiet=as_json)
     if record.local:
         if new is not None:
             keep_job_file(sweep_dir, new[1].encode())
         _run_points(planned, sweep_dir, record, indexes, as_json=as_json)
     after = arrays_in_queue(record, queue) if planned.sweep.max_parallel is not None else ()
     changed, arrays = resume_sweep(_adapt_for_slurm(planned, dependency), sweep_dir, record, indexes, after)
-    _register(sweep_dir, changed)
+    register_sweep(sweep_dir, changed)
     if new is not None:
         keep_job_file(sweep_dir, new[1].encode())
     ids = [array.job_id for array in arrays]
@@ -344,6 +344,7 @@ def _report_nothing_to_resume(
 @click.argument("sweep", metavar="SWEEP")
 @click.option("--resume", "again", is_flag=True, help="Run the missing and incomplete points again.")
 @click.option("--sort", metavar="NAME", help="Order by the last value of this name in the logs, such as loss.")
+@HUB
 @JSON
 def sweep(sweep: str, again: bool, sort: str | None, as_json: bool) -> None:
     """Show the states of the points of a sweep. SWEEP is its directory or its job id.

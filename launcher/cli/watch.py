@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import ASCII, INTERRUPTED, INTERVAL, JOB, NO_COLOR, open_target, print_json, print_report
+from launcher.cli.parts import ASCII, HUB, INTERRUPTED, INTERVAL, JOB, NO_COLOR, open_target, print_json, print_report
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -88,6 +88,7 @@ def _console(no_color: bool) -> "Console":
 @click.option("--interval", type=INTERVAL, default=2.0, show_default=True, help="Seconds between two refreshes.")
 @NO_COLOR
 @ASCII
+@HUB
 def watch(
     job: str | None, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool
 ) -> None:

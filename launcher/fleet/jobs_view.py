@@ -6,37 +6,45 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from exporter.contract.records import JsonValue
+from exporter.gpus.analysis.node_status import energy_text
 from exporter.slurm.accounting import Attempt, Figures, gpu_counts, tres
 from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.states import ENDS, array_of, task_ids
+from exporter.slurm.states import ENDS, array_of, is_part_of, task_ids, waits_with
 from launcher.fleet.columns import render_table
-from launcher.fleet.own_runs import RunProgress
+from launcher.fleet.own_runs import Pipeline, RunProgress
 from launcher.fleet.pending import advice_lines
 from launcher.registry.entries import LOCAL_PREFIX
 from launcher.rundir.job_ids import task_ranges
 from launcher.watch.text import printable_line
 from launcher.words import duration_text
 
-HEAD = ("NAME", "JOB", "BACKEND", "GPU", "STATUS", "PROGRESS", "ETA", "COST", "CPU%", "MEM%", "SUBMITTED")
+HEAD = ("NAME", "JOB", "BACKEND", "GPU", "STATUS", "PROGRESS", "ETA", "MARGIN", "COST", "CPU%", "MEM%", "SUBMITTED")
 MORE = (
-    *("USER", "PARTITION", "ACCOUNT", "QOS", "NODES", "ELAPSED", "LIMIT", "DEPENDENCY", "RESOURCES", "RUN_DIR"),
+    *("USER", "PARTITION", "ACCOUNT", "QOS", "NODES", "ELAPSED", "LIMIT", "IDLE", "ENERGY"),
+    *("DEPENDENCY", "RESOURCES", "RUN_DIR"),
 )  # with -v
-OPTIONAL = ("PROGRESS", "ETA", "COST", "CPU%", "MEM%")
-OPTIONAL_MORE = ("USER", "ACCOUNT", "QOS", "NODES", "DEPENDENCY", "RUN_DIR")
-LEFT_OUT = ("BACKEND", "MEM%", "CPU%", "SUBMITTED", "COST", "GPU", "PROGRESS", "ETA")  # in a narrow window
+OPTIONAL = ("PROGRESS", "ETA", "MARGIN", "COST", "CPU%", "MEM%")
+OPTIONAL_MORE = ("USER", "ACCOUNT", "QOS", "NODES", "IDLE", "ENERGY", "DEPENDENCY", "RUN_DIR")
+LEFT_OUT = ("BACKEND", "MEM%", "CPU%", "SUBMITTED", "COST", "GPU", "PROGRESS", "MARGIN", "ETA")  # in a narrow window
 MIB = 1024**2
 MOST_FORECAST_S = 90 * 86400.0  # of a start; Slurm forecasts a year behind a job without a time limit
 ENDED = (*ENDS, "INCOMPLETE", "UNKNOWN")  # the last two of jobs without Slurm
 
 
 class Job(NamedTuple):
-    """One job, array task, or several tasks of an array."""
+    """One job, array task, several tasks of an array, or a pipeline in one line."""
 
     row: QueueRow
-    run: RunProgress | None = None  # of a running job that gpujob launched
+    run: RunProgress | None = None  # of a job that gpujob launched
     figures: Figures | None = None  # of an ended job, by accounting
-    tasks: Mapping[str, int] = {}  # of an array in one line: how many are in each state
+    tasks: Mapping[str, int] = {}  # of an array or a pipeline in one line: how many are in each state
+    pipeline: Pipeline | None = None
+
+    @property
+    def run_id(self) -> str:
+        """The pipeline, array or heterogeneous job to which it belongs; any other job is one of its own."""
+        return self.pipeline.run_id if self.pipeline is not None else array_of(self.row.job_id)
 
     @property
     def state(self) -> str:
@@ -55,6 +63,24 @@ class Job(NamedTuple):
             return self.figures.elapsed_s
         sight = self.row.sight
         return None if sight.started is None else max(0.0, (sight.ended or now) - sight.started)
+
+    def margin_s(self, now: float) -> float | None:
+        """Time between the forecast end and the time limit; negative if the job will miss it."""
+        sight, eta = self.row.sight, self.run.eta if self.run is not None else None
+        if sight.started is None or sight.ended is not None or sight.limit_s is None:
+            return None
+        return None if eta is None or eta.seconds is None else sight.started + sight.limit_s - now - eta.seconds
+
+    @property
+    def gpu_idle_ratio(self) -> float | None:
+        """Share of the GPU time in which a sidecar looked, and the GPUs were idle."""
+        gpus = self.run.gpus if self.run is not None else None
+        return gpus.idle_s / gpus.seen_s if gpus is not None and gpus.seen_s and gpus.idle_s is not None else None
+
+    @property
+    def energy_j(self) -> float | None:
+        """Energy of its GPUs so far."""
+        return self.run.gpus.energy_j if self.run is not None and self.run.gpus is not None else None
 
     def cost(self, prices: Prices | None, now: float) -> float | None:
         """List price of its GPUs so far; None without a price or before its start."""
@@ -107,24 +133,49 @@ def ended_rows(attempts: Iterable[Attempt], queue: Iterable[QueueRow]) -> list[t
     return found
 
 
-def shown_rows(rows: Iterable[QueueRow], *, ended_too: bool) -> list[QueueRow]:
-    """The jobs that have not ended, with the ended tasks of their arrays, else the last one that ended.
+def shown_jobs(jobs: Iterable[Job], *, ended_too: bool) -> list[Job]:
+    """The jobs that have not ended, with the ended ones of their arrays and pipelines, else the last one that ended.
 
     The newest comes first.
     """
-    newest = sorted(rows, key=lambda row: row.sight.submitted or 0.0, reverse=True)
-    unfinished = {array_of(row.job_id) for row in newest if row.sight.state not in ENDED}
-    wanted = [row for row in newest if array_of(row.job_id) in unfinished]
-    last = sorted(newest, key=lambda row: row.sight.ended or 0.0)[-1:]
+    newest = sorted(jobs, key=lambda job: job.row.sight.submitted or 0.0, reverse=True)
+    unfinished = {job.run_id for job in newest if not job.has_ended}
+    wanted = [job for job in newest if job.run_id in unfinished]
+    last = sorted(newest, key=lambda job: job.row.sight.ended or 0.0)[-1:]
     return newest if ended_too else wanted or last
 
 
-def fold_arrays(jobs: Iterable[Job]) -> list[Job]:
-    """One line for the tasks of an array, with how many are in each state."""
+def rows_of_run(rows: Iterable[QueueRow], names: Mapping[str, str]) -> list[QueueRow]:
+    """Those of the jobs that are named by their ids, under these names."""
+    found = []
+    for row in rows:
+        waiting = [job_id for job_id in names if waits_with(row.job_id, job_id)]
+        if row.job_id in names:
+            found.append(row._replace(name=names[row.job_id]))
+        elif waiting or any(is_part_of(row.job_id, job_id) for job_id in names):
+            found.append(row)
+    return found
+
+
+def fold_runs(jobs: Iterable[Job]) -> list[Job]:
+    """One line for the tasks of an array or the jobs of a pipeline, with how many are in each state."""
     groups: dict[str, list[Job]] = {}
     for job in jobs:
-        groups.setdefault(array_of(job.row.job_id), []).append(job)
-    return [group[0] if len(group) == 1 else _together(name, group) for name, group in groups.items()]
+        groups.setdefault(job.run_id, []).append(job)
+    return [
+        _pipeline(group[0].pipeline, group)
+        if group[0].pipeline is not None
+        else group[0]
+        if len(group) == 1
+        else _together(name, group)
+        for name, group in groups.items()
+    ]
+
+
+def _pipeline(pipeline: Pipeline, jobs: Sequence[Job]) -> Job:
+    found = _together(pipeline.run_id, jobs)
+    row = found.row._replace(job_id=pipeline.run_id, name=pipeline.name, resources="", dependency="")
+    return found._replace(row=row)
 
 
 def _together(name: str, jobs: Sequence[Job]) -> Job:
@@ -165,6 +216,7 @@ def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[
         _state_text(job, now),
         _progress_text(run),
         "stalled" if run is not None and run.stalled else duration_text(run.eta.seconds if run and run.eta else None),
+        margin_text(job.margin_s(now)),
         "-" if prices is None else prices.text(job.cost(prices, now)),
         _percent(figures.cpu_ratio),
         _percent(memory / asked if memory is not None and asked else None),
@@ -174,12 +226,18 @@ def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[
         limit = "none" if sight.limit_s is None else duration_text(sight.limit_s)
         elapsed = "-" if job.tasks else duration_text(job.elapsed_s(now))
         cells += (row.user, row.partition or "-", row.account, row.qos, row.nodes, elapsed, limit)
+        cells += (_percent(job.gpu_idle_ratio), energy_text(job.energy_j))
         cells += (row.dependency, row.resources or "-", "" if run is None else run.run_dir)
     return tuple(printable_line(cell) or "-" for cell in cells)
 
 
 def _percent(ratio: float | None) -> str:
     return "-" if ratio is None else f"{100 * ratio:.0f}%"
+
+
+def margin_text(margin_s: float | None) -> str:
+    """``+9m 34s`` before the time limit, or ``-5m 00s`` behind it."""
+    return "-" if margin_s is None else f"{'-' if margin_s < 0 else '+'}{duration_text(abs(margin_s))}"
 
 
 def _state_text(job: Job, now: float) -> str:
@@ -214,10 +272,10 @@ def _gpu_text(job: Job) -> str:
 
 
 def jobs_json(jobs: Iterable[Job], now: float, prices: Prices | None = None) -> dict[str, JsonValue]:
-    """Runs with their jobs: an array is a run, and so is any other job."""
+    """Runs with their jobs: a pipeline or an array is a run, and so is any other job."""
     runs: dict[str, list[Job]] = {}
     for job in jobs:
-        runs.setdefault(array_of(job.row.job_id), []).append(job)
+        runs.setdefault(job.run_id, []).append(job)
     return {"schema": 1, "runs": [_run_json(run, now, prices) for run in runs.values()]}
 
 
@@ -226,7 +284,7 @@ def _run_json(jobs: Sequence[Job], now: float, prices: Prices | None) -> JsonVal
     running = next((state for state in states if state not in (*ENDED, "PENDING")), None)
     state = running or next((state for state in states if state == "PENDING"), states[0])
     return {
-        "run_name": jobs[0].row.name,
+        "run_name": jobs[0].row.name if jobs[0].pipeline is None else jobs[0].pipeline.name,
         "status": state.lower(),
         "submitted_at": _iso_text(jobs[0].row.sight.submitted),
         "jobs": [_job_json(job, now, prices) for job in jobs],
@@ -262,6 +320,9 @@ def _job_json(job: Job, now: float, prices: Prices | None) -> JsonValue:
         "ended_at": _iso_text(sight.ended),
         "progress": None if run is None else _progress_json(run),
         "eta_s": None if run is None or run.eta is None else run.eta.seconds,
+        "margin_s": job.margin_s(now),
+        "gpu_idle_ratio": job.gpu_idle_ratio,
+        "energy_j": job.energy_j,
         "run_dir": None if run is None else run.run_dir,
         "figures": None if job.figures is None else job.figures.to_json(),
         "cost": None if cost is None or prices is None else {"amount": round(cost, 4), "currency": prices.currency},

@@ -11,11 +11,13 @@ from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import read_manifest
 from exporter.contract.records import NOTHING
+from exporter.contract.report import GpuSums
 from exporter.contract.status import EtaEstimate, HealthReason
+from exporter.gpus.analysis.node_status import account_gpus
 from exporter.progress.work import job_work, unit_word
 from exporter.slurm.queue import QueueRow, Sight
 from launcher.errors import LauncherError
-from launcher.registry.entries import LOCAL_PREFIX, JobEntry, read_own_entries
+from launcher.registry.entries import LOCAL_PREFIX, PIPELINE_PREFIX, JobEntry, read_own_entries
 from launcher.rundir.job_records import OrchestratorRecord, read_report
 from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.watch.merge import job_eta, with_current_eta
@@ -35,8 +37,15 @@ class NodeHealth(NamedTuple):
     reasons: tuple[HealthReason, ...] = ()
 
 
+class Pipeline(NamedTuple):
+    """A pipeline to which a job belongs."""
+
+    run_id: str  # in the index of jobs
+    name: str
+
+
 class RunProgress(NamedTuple):
-    """How far a running job is."""
+    """How far a job is, or was at its end."""
 
     run_dir: str
     items: float | None = None
@@ -45,6 +54,7 @@ class RunProgress(NamedTuple):
     eta: EtaEstimate | None = None
     stalled: bool = False  # all its workers
     health: Mapping[str, NodeHealth] = NOTHING  # by node
+    gpus: GpuSums | None = None  # None without GPUs, or if a sidecar has not seen them
 
     @property
     def ratio(self) -> float | None:
@@ -61,7 +71,7 @@ def run_dir_of(output: str | None) -> Path | None:
 
 
 def read_progress(outputs: Mapping[str, str], now: float) -> dict[str, RunProgress]:
-    """Progress of running jobs by id, from the files of their standard output. Jobs of others have none."""
+    """Progress of jobs by id, from the files of their standard output. Jobs of others have none."""
     found = read_within(outputs.items(), lambda entry: _read_run(entry[1], now))
     return {job_id: run for (job_id, _), run in found if run is not None}
 
@@ -71,6 +81,9 @@ def _read_run(output: str, now: float) -> RunProgress | None:
     if run_dir is None:
         return None
     orchestrator = OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
+    report = read_report(run_dir)
+    if report is not None and (orchestrator is None or report.attempt == orchestrator.attempt):
+        return RunProgress(str(run_dir), report.items, report.items_expected, unit_word(report.unit), gpus=report.gpus)
     statuses = {} if orchestrator is None else read_statuses(run_dir, orchestrator.attempt)
     workers = [with_current_eta(worker, now) for worker in merge_workers(statuses).values()]
     work = job_work(workers)
@@ -87,7 +100,23 @@ def _read_run(output: str, now: float) -> RunProgress | None:
             for node, status in statuses.items()
             if status.gpus is not None and status.gpus.health is not None
         },
+        account_gpus(statuses),
     )
+
+
+def read_pipelines(environ: Mapping[str, str]) -> dict[str, Pipeline]:
+    """The pipelines of this user on the cluster of this machine, by the ids of their jobs and arrays."""
+    entries = read_own_entries(environ, lambda run_id: run_id.startswith(PIPELINE_PREFIX))
+    if not entries:
+        return {}
+    from launcher.pipeline.directory import read_record  # lazy: 100 ms, and few have pipelines
+
+    found: dict[str, Pipeline] = {}
+    for entry, record in read_within(entries, lambda entry: read_record(Path(entry.run_dir))):
+        for part in record.parts if record.cluster is None else ():
+            for job_id in part.job_ids:
+                found.setdefault(job_id, Pipeline(entry.job_id, record.name))  # an id may be that of an older job too
+    return found
 
 
 def read_local_jobs(environ: Mapping[str, str]) -> list[QueueRow]:
@@ -131,8 +160,12 @@ def _read_local(entry: JobEntry) -> QueueRow:
 def read_ended_runs(environ: Mapping[str, str], since: float) -> list[QueueRow]:
     """Jobs of this user that have ended since then, from their reports: for a cluster without accounting."""
     entries = [entry for entry in read_own_entries(environ) if not entry.job_id.startswith(LOCAL_PREFIX)]
-    found = [row for _, row in read_within(entries, _read_reported) if row is not None]
-    return [row for row in found if row.sight.ended is not None and row.sight.ended >= since]
+    return [row for row in read_reported(entries) if row.sight.ended is not None and row.sight.ended >= since]
+
+
+def read_reported(entries: Iterable[JobEntry]) -> list[QueueRow]:
+    """Those of these jobs that have ended, from their reports."""
+    return [row for _, row in read_within(entries, _read_reported) if row is not None]
 
 
 def _read_reported(entry: JobEntry) -> QueueRow | None:

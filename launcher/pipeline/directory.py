@@ -1,33 +1,40 @@
 """The directory of a pipeline: its record, and the states of its jobs."""
 
-import os
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import field
 from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, Record, RecordError
 from exporter.contract.report import Report
-from exporter.slurm.commands_reader import SlurmReader
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.states import NEVER
+from exporter.slurm.states import NEVER, array_of, task_ids
 from launcher.errors import LauncherError, os_errors
 from launcher.report.state import EXIT_STATUS, UNFINISHED
-from launcher.rundir.rundir import PIPELINE_FILE
-from launcher.sweep.directory import cause_text, read_last_report
+from launcher.rundir.rundir import PIPELINE_FILE, user_name
+from launcher.steps.slurm_queue import read_unfinished
+from launcher.sweep.directory import SweepRecord, cause_text, has_reports, read_last_report, read_point_states
+from launcher.sweep.directory import read_record as read_sweep
 from launcher.watch.view import JobClient
 
 NEVER_STATE = "NEVER"  # of a job that waits for what can no longer happen
 
 
 class PipelinePart(Record):
-    """A job of a pipeline."""
+    """A job or sweep of a pipeline."""
 
     name: str
     file: str
     job_id: str
     run_dir: str
     after: Mapping[str, str]  # condition by name of the job before
+    arrays: tuple[str, ...] = ()  # job ids of a sweep, whose directory ``run_dir`` then is
+
+    @property
+    def job_ids(self) -> tuple[str, ...]:
+        return self.arrays or (self.job_id,)
 
 
 class PipelineRecord(Record):
@@ -57,6 +64,8 @@ class PartState:
     needs: tuple[str, ...] = ()  # jobs because of which it can never start
     duration_s: float | None = None
     cause: str | None = None
+    points: Mapping[str, int] = field(default_factory=dict)  # of a sweep: how many are in each state
+    arrays: tuple[str, ...] = ()  # job ids of a sweep
 
     @property
     def has_ended(self) -> bool:
@@ -81,16 +90,50 @@ def read_record(directory: Path) -> PipelineRecord:
 
 
 def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
-    """The states of all jobs. Slurm is asked once, unless all have ended. Raises SlurmUnansweredError."""
-    reports = {part.name: read_last_report(Path(part.run_dir)) for part in record.parts}
-    rows: dict[str, QueueRow] = {}
-    if any(report is None or report.requeued for report in reports.values()):
-        slurm = SlurmReader(None, record.cluster, os.environ)
-        rows = {row.job_id: row for row in slurm.queue_of([part.job_id for part in record.parts])}
+    """The states of all jobs, by the known queue unless all have ended. Raises SlurmUnansweredError."""
+    reports = {part.name: read_last_report(Path(part.run_dir)) for part in record.parts if not part.arrays}
+    sweeps = {part.name: read_sweep(Path(part.run_dir)) for part in record.parts if part.arrays}
+    rows: tuple[QueueRow, ...] = ()
+    over = all(report is not None and not report.requeued for report in reports.values())
+    if not over or not all(has_reports(Path(part.run_dir), sweeps[part.name]) for part in record.parts if part.arrays):
+        user, submitted = record.submission.get("user"), record.submission.get("submitted")
+        ends = [report.end or 0.0 for report in reports.values() if report is not None]
+        since = max((submitted if isinstance(submitted, float) else 0.0, *ends))  # each end may start the next job
+        rows = read_unfinished(str(user or user_name()), record.cluster, since)
     found: dict[str, PartState] = {}
     for part in record.parts:
-        found[part.name] = _part_state(part, reports[part.name], rows.get(part.job_id), found)
+        own = [row for row in rows if array_of(row.job_id) in part.job_ids]
+        if part.arrays:
+            found[part.name] = _sweep_state(part, sweeps[part.name], own, found)
+        else:
+            found[part.name] = _part_state(part, reports[part.name], own[0] if own else None, found)
     return tuple(found.values())
+
+
+def _sweep_state(
+    part: PipelinePart, record: SweepRecord, rows: Sequence[QueueRow], before: Mapping[str, PartState]
+) -> PartState:
+    """The state of a sweep: that of its points if it is one, else the first one that matters."""
+    queue = {task: row.sight.state for row in rows for task in task_ids(row.job_id)}
+    states = [point.state for point in read_point_states(Path(part.run_dir), record, queue)]
+    never = {task for row in rows if row.sight.reason == NEVER for task in task_ids(row.job_id)}
+    reason = next((row.sight.reason for row in rows if row.sight.state == "PENDING"), None)
+    failed = next((state for state in states if state not in ("COMPLETED", *UNFINISHED)), None)
+    needs: tuple[str, ...] = ()
+    if never and never == queue.keys():
+        state, needs = NEVER_STATE, unmet_needs(part.after, before)
+    elif all(state == "PENDING" for state in states):
+        state = "PENDING"
+    elif any(state in UNFINISHED for state in states):
+        state = "RUNNING"
+    else:
+        state = failed or "COMPLETED"
+    counts = dict(Counter(states))
+    return PartState(
+        *(part.name, part.job_id, part.run_dir, state, part.after, reason if state == "PENDING" else None, needs),
+        points=counts,
+        arrays=part.arrays,
+    )
 
 
 def _part_state(
@@ -120,7 +163,9 @@ def _is_unmet(condition: str, state: PartState) -> bool:
         return False
     if state.state == NEVER_STATE:
         return True
-    return state.state != "COMPLETED" if condition == "ok" else state.state == "COMPLETED" and condition == "notok"
+    if condition in ("ok", "each"):
+        return state.state != "COMPLETED"
+    return condition == "notok" and state.state == "COMPLETED"
 
 
 def pipeline_exit_status(states: Sequence[PartState]) -> int:

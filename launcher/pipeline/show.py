@@ -18,7 +18,8 @@ def render_plan(pipeline: PlannedPipeline) -> list[str]:
     for part in pipeline.parts:
         plan = part.plan
         size = (str(plan.nodes), str(plan.nodes * plan.gpus_per_node), str(plan.slurm.time_limit or "-"))
-        rows.append((part.name, part.file, _after_text(part.after), *size))
+        file = part.file if part.points is None else f"{part.file} ({count_text(part.points, 'point')})"
+        rows.append((part.name, file, _after_text(part.after), *size))
     return align_columns(rows)
 
 
@@ -31,6 +32,7 @@ def plan_json(pipeline: PlannedPipeline) -> dict[str, JsonValue]:
             "after": dict(part.after),
             "nodes": part.plan.nodes,
             "gpus_per_node": part.plan.gpus_per_node,
+            "points": part.points,
         }
         for part in pipeline.parts
     ]
@@ -43,9 +45,12 @@ def render_states(record: PipelineRecord, states: Sequence[PartState]) -> list[s
     for state in states:
         cause = " ".join((state.cause or "").split())
         if state.state == NEVER_STATE:
-            cause = f"to cancel it: {' '.join(('scancel', *cluster_option(record.cluster), state.job_id))}"
+            ids = state.arrays or (state.job_id,)
+            cause = f"to cancel it: {' '.join(('scancel', *cluster_option(record.cluster), *ids))}"
         elif state.state == "PENDING":
             cause = state.reason or ""
+        elif state.points:
+            cause = ", ".join(f"{count} {word}" for word, count in sorted(state.points.items()))
         took = "" if state.duration_s is None else duration_text(state.duration_s)
         rows.append((state.name, state_text(state), _after_text(state.after), state.job_id, took, cause))
     counts = Counter(state.state for state in states)

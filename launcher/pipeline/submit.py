@@ -10,10 +10,12 @@ from launcher.pipeline.directory import PipelinePart, PipelineRecord, write_reco
 from launcher.pipeline.plan import PlannedPart, PlannedPipeline
 from launcher.plan.plan import DEFAULT_KILL_WAIT_S, safe_file_word
 from launcher.planner.planner import adapt_plan
+from launcher.registry.entries import PIPELINE_PREFIX
 from launcher.rundir import rundir
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import render_sbatch
-from launcher.sweep.submit import cancel_held
+from launcher.sweep.plan import PlannedSweep, adapt_sweep
+from launcher.sweep.submit import cancel_held, hold_sweep
 
 
 def submit_pipeline(pipeline: PlannedPipeline) -> tuple[Path, PipelineRecord]:
@@ -50,7 +52,7 @@ def submit_pipeline(pipeline: PlannedPipeline) -> tuple[Path, PipelineRecord]:
 
 def pipeline_id(first_job_id: str) -> str:
     """Its id in the index of jobs."""
-    return f"pipeline-{first_job_id}"
+    return f"{PIPELINE_PREFIX}{first_job_id}"
 
 
 def _submit_part(
@@ -60,23 +62,44 @@ def _submit_part(
     held: list[tuple[str, str | None]],
     made: list[Path],
 ) -> PipelinePart:
-    """Submit one job on hold, and append it to ``held`` and its directory to ``made``."""
-    plan = adapt_plan(planned.plan, kill_wait_s, planned.dependency({part.name: part.job_id for part in before}))
+    """Submit one job or sweep on hold, and append it to ``held`` and its directory to ``made``."""
+    dependency = planned.dependency({part.name: ":".join(part.job_ids) for part in before})
+    if isinstance(planned.planned, PlannedSweep):
+        return _submit_sweep(planned, adapt_sweep(planned.planned, kill_wait_s, dependency), held, made)
+    plan = adapt_plan(planned.plan, kill_wait_s, dependency)
     staging = rundir.stage_run_dir(plan, render_sbatch(plan))
     made.append(staging)
     with slurm_steps.deferred_interrupt():
         submitted = slurm_steps.submit_held(plan, staging / "sbatch_script.sh")
         held.append(submitted)
     job_id, cluster = submitted
-    if cluster != held[0][1]:
-        raise LauncherError(
-            f"job {planned.name!r} went to the cluster {cluster or 'of this machine'}, and the first one to "
-            f"{held[0][1] or 'that of this machine'}; jobs of several clusters cannot wait for each other"
-        )
+    _require_cluster(planned.name, cluster, held[0][1])
     made[-1] = rundir.finalize_run_dir(staging, plan, job_id, cluster)
     return PipelinePart(
         name=planned.name, file=planned.file, job_id=job_id, run_dir=str(made[-1]), after=dict(planned.after)
     )
+
+
+def _submit_sweep(
+    part: PlannedPart, planned: PlannedSweep, held: list[tuple[str, str | None]], made: list[Path]
+) -> PipelinePart:
+    home, record = hold_sweep(planned, part.text.encode())
+    held += [(array.job_id, array.cluster) for array in record.arrays]
+    made.append(home)
+    for array in record.arrays:
+        _require_cluster(part.name, array.cluster, held[0][1])
+    ids = tuple(array.job_id for array in record.arrays)
+    return PipelinePart(
+        name=part.name, file=part.file, job_id=ids[0], run_dir=str(home), after=dict(part.after), arrays=ids
+    )
+
+
+def _require_cluster(name: str, cluster: str | None, first: str | None) -> None:
+    if cluster != first:
+        raise LauncherError(
+            f"job {name!r} went to the cluster {cluster or 'of this machine'}, and the first one to "
+            f"{first or 'that of this machine'}; jobs of several clusters cannot wait for each other"
+        )
 
 
 def _make_directory(pipeline: PlannedPipeline) -> Path:

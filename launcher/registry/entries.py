@@ -18,6 +18,7 @@ from launcher.errors import LauncherError
 from launcher.rundir.cluster_file import find_registry_dir
 
 LOCAL_PREFIX = "local-"  # of ids of jobs without Slurm
+PIPELINE_PREFIX = "pipeline-"  # of ids of pipelines, before that of their first job
 MOST_ENTRIES = 500  # jobs of one user in one directory; the oldest make room
 MOST_BYTES = 16 * 1024  # of an entry: two paths and a few names
 _HASH_LENGTH = 8
@@ -62,6 +63,15 @@ def read_own_entries(environ: Mapping[str, str], matches: Callable[[str], bool] 
     """Entries of this user whose job id ``matches``, newest first. Damaged files are skipped."""
     folder = _own_folder(environ)
     return [] if folder is None else _read_entries(folder, matches, lambda owner, _: owner == os.geteuid())
+
+
+def last_registered(environ: Mapping[str, str]) -> float:
+    """When this user last submitted or ran a job, epoch seconds; 0 if it is not known."""
+    folder = _own_folder(environ)
+    try:
+        return 0.0 if folder is None else folder.stat().st_mtime
+    except OSError:
+        return 0.0
 
 
 def read_site_entries(environ: Mapping[str, str], workdir: Path, matches: Callable[[str], bool]) -> list[JobEntry]:

@@ -13,14 +13,15 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
 from exporter.contract.report import Report
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
-from exporter.slurm.states import task_ids
+from exporter.slurm.states import array_of, task_ids
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.report.workers import VALUES_SHOWN
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_report
-from launcher.rundir.rundir import SWEEP_FILE
+from launcher.rundir.rundir import SWEEP_FILE, user_name
+from launcher.steps.slurm_queue import read_unfinished
 from launcher.watch.view import JobClient
 from launcher.words import duration_text
 
@@ -118,19 +119,44 @@ def read_point_states(
 ) -> tuple[PointState, ...]:
     """The state of every point now.
 
-    Without a ``queue``, Slurm is queried once, and only if a point has not ended or may still be requeued.
+    Without a ``queue``, the known one is read, and only if a point has not ended or may still be requeued.
     """
     reports = {
         point.index: read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points
     }
     if queue is None:
         over = record.local or all(report is not None and not report.requeued for report in reports.values())
-        queue = {} if over else read_queue(record.arrays)
+        ends = [report.end or 0.0 for report in reports.values() if report is not None and report.requeued]
+        queue = {} if over else read_shared_queue(record, max(ends, default=0.0))
     return tuple(_point_outcome(sweep_dir, record, point, reports[point.index], queue) for point in record.points)
 
 
+def has_reports(sweep_dir: Path, record: SweepRecord) -> bool:
+    """Whether every point has ended by its report, so that Slurm's queue says nothing more."""
+    reports = (read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points)
+    return all(report is not None and not report.requeued for report in reports)
+
+
+def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, str] | None:
+    """States in the queue by task id (``4459_3``), out of a hub or the shared answer; None if it is not known.
+
+    An answer counts if it is not older than the last submission and the last end of a point that is requeued.
+    """
+    found: dict[str, str] = {}
+    wanted = {array.job_id for array in record.arrays}
+    since = max((last_end, *(array.submitted for array in record.arrays)))
+    for cluster in dict.fromkeys(array.cluster for array in record.arrays):
+        try:
+            rows = read_unfinished(str(record.submission.get("user") or user_name()), cluster, since)
+        except SlurmUnansweredError:
+            return None
+        own = (row for row in rows if array_of(row.job_id) in wanted)
+        found |= {task: row.sight.state for row in own for task in task_ids(row.job_id)}
+    return found
+
+
 def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
-    """States in the queue by task id (``4459_3``); None if squeue does not answer."""
+    """The same of right now, for commands that submit or cancel tasks; None if squeue does not answer."""
     found: dict[str, str] = {}
     for cluster in dict.fromkeys(array.cluster for array in arrays):
         try:

@@ -42,11 +42,26 @@ def check_array_size(planned: PlannedSweep) -> None:
 
 def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRecord]:
     """Submit every point in a new directory. Returns the directory and its record."""
+    home, record = hold_sweep(planned, job_text)
+    try:
+        for array in record.arrays:
+            slurm_steps.release_job(array.job_id, array.cluster)
+    except BaseException as error:
+        rundir.discard_run_dir(home)
+        cancel_held([(array.job_id, array.cluster) for array in record.arrays], error)
+        raise
+    return home, record
+
+
+def hold_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRecord]:
+    """Submit every point on hold in a new directory. Returns the directory and its record.
+
+    After an error nothing is left.
+    """
     held: list[_HeldArray] = []
     indexes = [one.point.index for one in planned.points]
     arrays = plan_arrays(planned, indexes)
     staging = make_sweep_dir(planned.logs_dir, job_text)
-    home = staging
     try:
         staged = stage_points(planned, indexes, staging)
         _submit(arrays, planned.logs_dir, planned.directory_name, staging, held)
@@ -56,13 +71,11 @@ def submit_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRec
         write_record(staging, record)
         final = planned.logs_dir / planned.directory_name.replace("{array_job_id}", held[0].array.job_id, 1)
         _rename(staging, final)
-        home = final
-        _release(held)
     except BaseException as error:
-        rundir.discard_run_dir(home)
+        rundir.discard_run_dir(staging)
         _cancel(held, error)
         raise
-    return home, record
+    return final, record
 
 
 def resume_sweep(

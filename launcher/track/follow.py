@@ -1,6 +1,7 @@
 """Follow jobs of Slurm until all have ended: one query of the queue at each poll, whatever the number of jobs."""
 
 import time
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -9,6 +10,7 @@ from exporter.contract.records import RecordError
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
+from exporter.slurm.shared_look_reader import QueueLook
 from exporter.slurm.states import array_of
 from exporter.slurm.tracking import (
     ACCOUNTING_LAG_S,
@@ -26,6 +28,7 @@ from launcher.track.gpu_use import read_gpu_use
 from launcher.track.state import TrackState, count_states, exit_status_of
 
 MOST_WAIT_S = 300.0  # between two polls while Slurm does not answer: each failure doubles the interval
+HUB_INTERVAL_S = 60.0  # of a hub with its usual options
 ALERT_AFTER = 3  # failures in a row
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 
@@ -36,6 +39,7 @@ class Follower:
     def __init__(
         self,
         slurm: SlurmReader,
+        read_queue: Callable[[float], QueueLook],
         state: TrackState | None,
         start: Callable[[tuple[QueueRow, ...]], TrackState],
         state_file: Path,
@@ -47,13 +51,17 @@ class Follower:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        self._slurm, self._start, self._state_file = slurm, start, state_file
+        """``read_queue`` gives an answer that is not older than a moment."""
+        self._slurm, self._read_queue, self._start, self._state_file = slurm, read_queue, start, state_file
         self._write, self._noun = write, noun
         self._interval_s, self._gpu_every = interval_s, gpu_every
         self._clock, self._sleep = clock, sleep
         self.state = state  # None before the first answer of Slurm
-        self._failures = {"squeue": 0, "sacct": 0}
+        self._failures = Counter[str]()
+        # who polls more often than hubs do wants answers of its own
+        self._most_age_s = interval_s / 2 if interval_s < HUB_INTERVAL_S else 2 * interval_s
         self._known_at: float | None = None
+        self._as_of = 0.0 if state is None else state.updated  # an older answer would undo changes
         self._has_accounting = True
         self._asked: dict[str, float] = {}  # when accounting was asked about an id
         self._poll_at = self._accounting_at = clock()
@@ -82,16 +90,21 @@ class Follower:
     def _poll(self, now: float) -> None:
         self._poll_at = now + self._interval_s
         try:
-            rows = self._slurm.queue()
+            look = self._read_queue(now if self.state is None else now - self._most_age_s)
+            if look.problem is not None:
+                command, _, problem = look.problem.partition(" ")
+                raise SlurmUnansweredError(command, problem)
+            rows, as_of = look.rows, look.as_of or now
             state = self.state or self._save(self._start(rows))  # before the first report, if it cannot be written
         except SlurmUnansweredError as error:
-            if self.state is None and error.finds_no_cluster:
+            if self.state is None and error.is_local:
                 raise
             self._poll_at = self._note_failure(error)
             return
         self._note_answer("squeue")
         self._known_at, polls = now, state.polls + 1
-        known = compare_queue(state.jobs, rows, now)
+        known = compare_queue(state.jobs, rows, now) if as_of >= self._as_of else Known(state.jobs)
+        self._as_of = max(as_of, self._as_of)
         with deferred_interrupt():  # what has been written is also in the state file
             self._write(run_log.status_check(now, known.jobs.values()))
             self._take(state.replace(polls=polls), known, now)

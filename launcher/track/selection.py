@@ -56,7 +56,7 @@ def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> S
             except ValueError as error:
                 raise LauncherError(f"{word}: {error}; write it as in 4459_[0-7]") from error
         elif word in own_names or "/" in word or (workdir / word).is_dir() or word.startswith(LOCAL_PREFIX):
-            found, cluster = _own_runs(find_job(word, environ, workdir).directory)
+            found, cluster = runs_of(find_job(word, environ, workdir).directory)
             own_runs |= found
             clusters.add(cluster)
             ids += found
@@ -67,11 +67,17 @@ def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> S
     return Selection(tuple(dict.fromkeys(ids)), tuple(names), own_runs, next(iter(clusters), None))
 
 
-def _own_runs(directory: Path) -> tuple[dict[str, OwnRun], str | None]:
+def runs_of(directory: Path) -> tuple[dict[str, OwnRun], str | None]:
     """Jobs of a run directory, sweep or pipeline by id, and their cluster."""
     if is_pipeline(directory):
-        pipeline = read_pipeline(directory)
-        return {part.job_id: OwnRun(part.name, Path(part.run_dir)) for part in pipeline.parts}, pipeline.cluster
+        pipeline, found = read_pipeline(directory), dict[str, OwnRun]()
+        for part in pipeline.parts:
+            if part.arrays:
+                points, _ = runs_of(Path(part.run_dir))
+                found |= {job_id: OwnRun(f"{part.name}/{run.name}", run.run_dir) for job_id, run in points.items()}
+            else:
+                found[part.job_id] = OwnRun(part.name, Path(part.run_dir))
+        return found, pipeline.cluster
     if is_sweep(directory):
         record = read_record(directory)
         if record.local:

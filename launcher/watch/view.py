@@ -219,9 +219,12 @@ class JobClient:
         """Discard the queue's answer when a new orchestrator has started, or the report was written: it is outdated."""
         record = orchestrator or OrchestratorRecord()
         stage = record.attempt, record.start, record.pid, report is not None
-        if stage != self._last_orchestrator_key:
-            self._last_orchestrator_key = stage
-            self._queue.invalidate()
+        if self._last_orchestrator_key is None:  # this process begins to watch
+            ended = (report.end or 0.0) if report is not None else 0.0
+            self._queue.require_since(max(record.start or 0.0, ended))
+        elif stage != self._last_orchestrator_key:
+            self._queue.require_since(time.time())
+        self._last_orchestrator_key = stage
 
     def _is_requeued(self, orchestrator: OrchestratorRecord, report: Report | None) -> bool:
         """Whether the attempt of this orchestrator is over and the job waits in the queue for the next one."""

@@ -96,3 +96,40 @@ def test_a_failure_in_the_middle_cancels_what_was_submitted(jobs: JobSpace) -> N
     assert "no job was submitted" in done.stderr
     jobs.cluster.wait_for(lambda: waiting(jobs) == before, 30, "the end of the first job")
     assert not list((jobs.directory / "logs").iterdir())
+
+
+def test_sweeps_follow_each_other_point_by_point(jobs: JobSpace) -> None:
+    job = {"slurm": {"partition": "gpu", "time_limit": "00:02:00"}, "monitoring": {"check_interval": 1, "linger": 0}}
+    commands = {"embed": "sleep {x}; exit $(({x} == 2 ? 3 : 0))", "eval": "sleep 1; true {x}"}
+    for name, command in commands.items():
+        spec = {
+            **job,
+            "name": name,
+            "workers": [{"command": ["sh", "-c", command]}],
+            "sweep": {"grid": {"x": [1, 2, 3]}},
+        }
+        (jobs.directory / f"{name}.yaml").write_text(yaml.safe_dump(spec))
+    (jobs.directory / "sum.yaml").write_text(yaml.safe_dump({**job, "name": "sum", "workers": [{"command": "true"}]}))
+    text = (
+        "name: r9\njobs:\n  embed: {file: embed.yaml}\n  eval: {file: eval.yaml, after: {embed: each}}\n"
+        "  sum: {file: sum.yaml, after: {embed: any}}\n  all: {file: sum.yaml, after: embed}\n"
+    )
+    (jobs.directory / "r9.yaml").write_text(text)
+    jobs.own(jobs.directory)
+    done = jobs.gpujob("pipeline", "r9.yaml", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    answer = json.loads(done.stdout)
+    ids = {part["name"]: part["job_id"] for part in answer["jobs"]}
+    watched = jobs.gpujob("watch", answer["pipeline_dir"])
+    assert watched.returncode == 1, watched.stdout + watched.stderr
+    shown = json.loads(jobs.gpujob("report", answer["pipeline_dir"], "--json").stdout)
+    states = {part["name"]: (part["state"], part["points"]) for part in shown["jobs"]}
+    assert states["embed"] == ("FAILED", {"COMPLETED": 2, "FAILED": 1})
+    assert states["eval"] == ("NEVER", {"COMPLETED": 2, "PENDING": 1})  # the point behind the failed one
+    assert (states["sum"][0], states["all"][0]) == ("COMPLETED", "NEVER")
+    assert set(waiting(jobs).values()) == {"DependencyNeverSatisfied"}
+    assert jobs.gpujob("stop", answer["pipeline_dir"]).stdout == "pipeline r9 is being stopped: eval, all\n"
+    left = {ids["eval"], ids["all"]}
+    jobs.cluster.wait_for(
+        lambda: not any(job_id.partition("_")[0] in left for job_id in waiting(jobs)), 30, "their end"
+    )

@@ -40,12 +40,16 @@ from exporter.machine.kernel_log import parse_event, parse_line
 from exporter.progress.progress_file import parse_updates
 from exporter.sidecar.figures_collector import FigureOfMeritError, parse_figure_of_merit
 from exporter.slurm.accounting import parse_accounting, parse_history
+from exporter.slurm.commands_reader import SlurmUnansweredError
+from exporter.slurm.hub_reader import HubAnswer
 from exporter.slurm.queue import GarbledAnswerError, parse_queue
+from exporter.slurm.rest_reader import parse_rest_jobs
 from exporter.web.config import parse_web_config
 from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
 from launcher.check.inputs import PARSERS as INPUT_PARSERS
 from launcher.check.site_facts import parse_partitions
 from launcher.errors import ConfigError, LauncherError, SlurmError
+from launcher.fleet.chart import make_chart, parse_samples, render_chart
 from launcher.jobfile.jobfile import parse_cluster, parse_job
 from launcher.jobfile.monitor_config import load_monitor_config
 from launcher.run.before.readiness import parse_dynamo, parse_models, parse_sglang
@@ -218,12 +222,28 @@ PARSERS = {
     "squeue": Parser(
         parse_queue, damaged_text([(SLURM_SAMPLES / "squeue.24.11.5.txt").read_text()]), (GarbledAnswerError,)
     ),
+    "jobs of a hub": Parser(
+        lambda body: HubAnswer.from_json(json.loads(body)).rows(),
+        damaged(
+            [b'{"scope": {"cluster": "c", "interval_s": 60}, "jobs": [{"job_id": "7", "job_name": "", "state": "S"}]}']
+        ),
+        (ValueError, RecursionError),
+    ),
+    "jobs of slurmrestd": Parser(
+        lambda body: parse_rest_jobs(json.loads(body) if body.startswith(b"{") else {}),
+        damaged([(SLURM_SAMPLES / f"rest.{version}.json").read_bytes() for version in ("22.05.8", "26.05.5")]),
+        (ValueError, RecursionError, SlurmUnansweredError),
+    ),
     "sacct": Parser(parse_accounting, damaged_text([(SLURM_SAMPLES / "sacct.24.11.5.txt").read_text()])),
     "sacct for the hub": Parser(parse_history, damaged_text([ENDED])),
     "report for the hub": Parser(
         lambda text: parse_outcome(text, "7"),
         damaged_text([text_of({"job_id": "7", "state": "FAILED", "exit_status": 1, "gpus": {"count": 2}}).decode()]),
         (ValueError, RecursionError),
+    ),
+    "history of GPUs": Parser(
+        lambda text: render_chart(make_chart(found), 0.0) if (found := parse_samples(text)) else None,
+        damaged_text(["2025-11-24T16:00:00Z,n1,0,50,40.00,80.00,300.0,50\n2025-11-24T16:00:01Z,n1,1,,40.00,80.00,,\n"]),
     ),
     "gpu_metrics.csv": Parser(lambda text: parse_gpu_metrics(*text.partition("\n")[::2]), damaged_text([GPU_METRICS])),
     "sinfo": Parser(

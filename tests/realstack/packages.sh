@@ -10,7 +10,7 @@ set -euo pipefail
 LOCK_WAIT=300          # seconds to wait for another apt-get or dpkg
 POLICY=/usr/sbin/policy-rc.d
 
-slurm=(slurmctld slurmd slurm-client slurmdbd munge mariadb-server iproute2 python3)
+slurm=(slurmctld slurmd slurm-client slurmdbd slurmrestd munge mariadb-server iproute2 python3)
 prometheus=(prometheus prometheus-alertmanager curl python3)
 nginx=(nginx-light)
 systemd=(systemd)  # its command that checks units

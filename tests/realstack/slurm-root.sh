@@ -11,7 +11,7 @@ set -euo pipefail
 
 if [ $# -ne 2 ]; then sed -n '2,/^set -euo/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2; fi
 suite=$1 dir=$(realpath -m "$2")
-packages=slurmctld,slurmd,slurmdbd,slurm-client,munge,mariadb-server,iproute2,procps,curl,nginx,python3,python3-venv
+packages=slurmctld,slurmd,slurmdbd,slurm-client,slurmrestd,munge,mariadb-server,iproute2,procps,curl,nginx,python3,python3-venv
 scripts=/usr/share/debootstrap/scripts
 export PATH=$PATH:/usr/sbin:/sbin
 

@@ -26,6 +26,7 @@ TESTS=(
     tests/endtoend/test_submission.py
     tests/endtoend/test_sweep.py
     tests/endtoend/test_queue_commands.py
+    tests/endtoend/test_rest_source.py
     tests/endtoend/test_pipeline.py
     tests/endtoend/test_accounting.py
     tests/endtoend/test_serving.py

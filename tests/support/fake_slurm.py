@@ -27,7 +27,13 @@ class FakeSlurm:
         return clean_environment(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", **own | over)
 
     def say(self, command: str, what: str, text: str | int) -> None:
-        """Set the ``out``, ``err``, ``status`` or ``sleep`` of a command."""
+        """Set the ``out``, ``err``, ``status`` or ``sleep`` of a command.
+
+        Another queue is seen at once: commands then have no earlier answer to share.
+        """
+        if (command, what) == ("squeue", "out"):
+            for path in self.folder.glob("cache/gpujob/*.json"):
+                path.unlink()
         (self.folder / f"{command}.{what}").write_text(str(text))
 
     def calls(self, command: str | None = None) -> list[dict[str, Any]]:

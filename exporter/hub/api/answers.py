@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
-from exporter.contract.records import JsonValue, to_json
+from exporter.contract.records import NOTHING, JsonObject, JsonValue, to_json
 from exporter.hub import costs
 from exporter.hub.jobs import Job
 from exporter.hub.store import GROUPS, Sums, ToldChange
@@ -29,14 +29,16 @@ class Head(NamedTuple):
     now: float
     as_of: float | None  # when Slurm's queue was last read
     problems: Sequence[str]
+    scope: JsonObject = NOTHING  # whose jobs, and how often Slurm is asked
 
-    def with_body(self, source: str = "squeue", **body: JsonValue) -> dict[str, JsonValue]:
+    def with_body(self, source: str | None = None, **body: JsonValue) -> dict[str, JsonValue]:
         return {
             "schema": SCHEMA,
             "time": self.now,
             "as_of": self.as_of,
-            "source": source,
+            "source": source or self.scope.get("source", "squeue"),
             "problems": list(self.problems),
+            "scope": dict(self.scope),
             **body,
         }
 
@@ -155,6 +157,7 @@ def job_json(job: Job, now: float) -> dict[str, JsonValue]:
         "dependency": job.dependency or None,
         "run_dir": tracked.run_dir,
         "log": tracked.log,
+        "is_listed": job.is_listed,
         "is_over": tracked.is_over,
         "is_never": tracked.is_never,
         "figures": to_json(tracked.figures),

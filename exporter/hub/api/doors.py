@@ -7,26 +7,17 @@ import socket
 import stat
 import struct
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from exporter.contract.errors import ExporterError
 from exporter.web.limits import KERNEL_QUEUE
 
-SOCKET_NAME = "hub.sock"
 MOST_PER_USER = 64  # open connections; each `gpujob ps -w` has one
 MOST_OPEN = 512  # of all users together
 MOST_PATH_BYTES = 107  # of a socket's path (unix(7))
 _CREDENTIALS = struct.Struct("3i")  # pid, uid, gid
-
-
-def socket_path(environ: Mapping[str, str], state_dir: Path, name: str = SOCKET_NAME) -> Path:
-    """Where the users' socket is: in the folder that the login made for this user, else beside the hub's file."""
-    runtime = environ.get("XDG_RUNTIME_DIR", "")
-    if os.path.isabs(runtime) and os.path.isdir(runtime):
-        return Path(runtime, "gpujob", name)
-    return state_dir / name
 
 
 def peer_uid(connection: Any) -> int:

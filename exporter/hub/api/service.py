@@ -132,7 +132,8 @@ class HubService:
         return await handler(request)
 
     def _head(self) -> Head:
-        return Head(time.time(), self._engine.view.as_of, [*self._engine.problems, *self._registry.problems])
+        problems = [*self._engine.problems, *self._registry.problems]
+        return Head(time.time(), self._engine.view.as_of, problems, self._engine.scope)
 
     async def _metrics(self, request: web.Request) -> web.Response:
         self._require_everything(request)

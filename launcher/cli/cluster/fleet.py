@@ -9,12 +9,14 @@ import click
 
 from launcher.cli.cluster.queue_options import VERBOSE, WATCH, repeat, require_command, show_age, terminal_width
 from launcher.cli.job_source import warn
+from launcher.cli.parts import HUB
 
 
 @click.command(epilog="example: gpujob fleet -v --partition gpu")
 @VERBOSE
 @WATCH
 @click.option("--partition", metavar="NAMES", help="Only nodes of these partitions, with commas.")
+@HUB
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> None:
     """List the nodes of the cluster by partition: GPUs, use and state.
@@ -26,7 +28,8 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     not run them. If Slurm does not answer, the last known state is shown with its age; 9 is the exit status if
     nothing is known.
     """
-    from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+    from exporter.slurm.commands_reader import SlurmUnansweredError
+    from exporter.slurm.rest_reader import slurm_reader
     from exporter.slurm.shared_look_reader import read_nodes_look, read_queue_look
     from launcher.fleet.nodes_view import known_nodes, nodes_json, render_nodes
     from launcher.fleet.own_runs import read_progress
@@ -34,15 +37,17 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     from launcher.rundir.rundir import user_name
 
     require_command("sinfo")
-    slurm, me = SlurmReader(None, None, os.environ), user_name()
+    slurm, me = slurm_reader(None, None, os.environ), user_name()
     wanted = frozenset((partition or "").split(",")) if partition else None
     prices = read_prices(os.environ, Path.cwd())
 
     def show() -> tuple[Mapping[str, object], list[str]]:
         look, queue = read_nodes_look(slurm, os.environ), None
-        show_age(look.as_of, look.problem)
+        show_age(look)
         try:
-            queue = read_queue_look(slurm, os.environ).rows
+            jobs = read_queue_look(slurm, os.environ)
+            show_age(jobs, "jobs ")
+            queue = jobs.rows
         except SlurmUnansweredError as error:
             warn(f"{error}; the jobs of the nodes are unknown")
         now = time.time()

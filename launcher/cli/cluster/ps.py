@@ -2,15 +2,21 @@
 
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.cluster.queue_options import WATCH, repeat, require_command, show_age, since_option, terminal_width
+from launcher.cli.cluster.queue_options import (
+    WATCH,
+    repeat,
+    show_age,
+    since_option,
+    terminal_width,
+)
 from launcher.cli.job_source import warn
-from launcher.cli.parts import fail
+from launcher.cli.parts import HUB, SOURCE, fail
 
 if TYPE_CHECKING:
     from exporter.slurm.accounting import Figures
@@ -31,6 +37,9 @@ SORT_NAMES = ("submitted", "started", "name", "job", "state", "gpus")
 @click.option("--state", "states", metavar="STATES", help="Only jobs in these states, as in RUNNING,FAILED.")
 @click.option("--sort", type=click.Choice(SORT_NAMES), default=SORT_NAMES[0], show_default=True, help="Their order.")
 @click.option("-n", "--number", type=click.IntRange(1), help="At most this many lines.")
+@click.option("--run", "name", metavar="NAME", help="Only the jobs of this pipeline or sweep of yours, a line each.")
+@HUB
+@SOURCE
 @click.option("--json", "as_json", is_flag=True, help="JSON: runs with their jobs. An array is one run.")
 def ps(
     ended_too: bool,
@@ -43,73 +52,107 @@ def ps(
     states: str | None,
     sort: str,
     number: int | None,
+    name: str | None,
     as_json: bool,
 ) -> None:
     """List your jobs: those that have not ended, or the last one that did.
 
-    Slurm is asked at most every 30 seconds, whatever the number of commands. It lists ended jobs for some minutes.
-    GPUs, CPUs and memory of a waiting job are what it asks for. Tasks of an array are one line.
+    A running hub has the jobs; without one Slurm is asked at most every 40 seconds, whatever the number of commands,
+    and after each submission. Ended jobs are listed for some minutes. GPUs, CPUs and memory of a waiting job are what
+    it asks for. Tasks of an array are one line, and so are the jobs of a pipeline; --run opens it.
 
-    Progress and ETA are of running jobs that gpujob launched; jobs of `gpujob run` are listed too. COST is the list
-    price of the cluster file. If Slurm does not answer, the last known state is shown with its age. The exit status
-    is then 0, or 9 if nothing is known.
+    Progress, ETA and MARGIN, the time between the forecast and the time limit, are of jobs that gpujob launched; jobs
+    of `gpujob run` are listed too. COST is the list price of the cluster file. IDLE with -v is the share of the GPU
+    time that sidecars saw, and ENERGY that of the GPUs. If Slurm does not answer, the last known state is shown with
+    its age. The exit status is then 0, or 9 if nothing is known.
     """
-    from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+    from exporter.slurm.commands_reader import SlurmUnansweredError
+    from exporter.slurm.rest_reader import slurm_reader
     from exporter.slurm.shared_look_reader import QueueLook, read_queue_look
-    from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_arrays, jobs_json, render_jobs, shown_rows
-    from launcher.fleet.own_runs import read_local_jobs, read_progress
+    from exporter.slurm.states import array_of
+    from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_runs, jobs_json, render_jobs, rows_of_run, shown_jobs
+    from launcher.fleet.own_runs import read_local_jobs, read_pipelines, read_progress
     from launcher.fleet.prices import read_prices
+    from launcher.registry.entries import last_registered
     from launcher.rundir.rundir import user_name
 
     if user and all_users:
         fail("--user and --all-users exclude each other; leave one of them out")
     me = user_name()
-    slurm = SlurmReader(None if all_users else user or me, None, os.environ)
+    slurm = slurm_reader(None if all_users else user or me, None, os.environ)
     filters = Filters(_words(partition), frozenset(word.upper() for word in _words(states)), since)
     prices = read_prices(os.environ, Path.cwd())
     shows_mine = all_users or user in (None, me)
 
     def show() -> tuple[Mapping[str, object], list[str]]:
         local = read_local_jobs(os.environ) if shows_mine else []
-        if not local:
-            require_command("squeue")
         look, has_slurm = QueueLook(cluster="", tried=time.time()), True
         try:
-            look = read_queue_look(slurm, os.environ)
+            since_last = min(last_registered(os.environ), time.time()) if shows_mine else 0.0
+            look = read_queue_look(slurm, os.environ, since=since_last)
         except SlurmUnansweredError as error:
             if not local:
                 raise
             has_slurm = False
             if not error.is_local:  # a machine without Slurm has only jobs of its own
                 warn(str(error))
-        show_age(look.as_of, look.problem)
+        show_age(look)
         now = time.time()
         figures, source = dict[str, "Figures"](), "queue"
         rows = [*look.rows, *local]
         if since is not None and has_slurm:
             more, figures, source = _read_ended(slurm, look.rows, since, mine=shows_mine and not all_users)
             rows += more
-        wanted = [row for row in rows if filters.fits(row)]
-        found = shown_rows(wanted, ended_too=ended_too or since is not None or bool(filters.states))
+        if name is not None:
+            names, reported = _read_run(name, rows)
+            rows = [*rows_of_run(rows, names), *reported]
+        pipelines = read_pipelines(os.environ) if shows_mine else {}
+        known = [Job(row, None, figures.get(row.job_id)) for row in rows if filters.fits(row)]
+        known = [
+            job._replace(pipeline=pipelines.get(array_of(job.row.job_id))) if job.row.user == me else job
+            for job in known
+        ]
+        ended_too_now = ended_too or name is not None or since is not None or bool(filters.states)
+        jobs = shown_jobs(known, ended_too=ended_too_now)
         own = {
-            row.job_id: row.output
-            for row in found
-            if row.output is not None and row.sight.state == "RUNNING" and row.user == me
+            job.row.job_id: job.row.output
+            for job in jobs
+            if job.row.output is not None and job.state != "PENDING" and job.row.user == me
         }
         runs = read_progress(own, now)
-        jobs = [Job(row, runs.get(row.job_id), figures.get(row.job_id)) for row in found]
+        jobs = [job._replace(run=runs.get(job.row.job_id)) for job in jobs]
         jobs.sort(key=SORTS[sort])
         lines = render_jobs(
-            (jobs if verbose else fold_arrays(jobs))[:number],
+            (jobs if verbose or name is not None else fold_runs(jobs))[:number],
             now,
             verbose=verbose,
             prices=prices,
             width=terminal_width(),
         )
-        body = jobs_json(jobs[:number], now, prices)
-        return {**body, "as_of": look.as_of, "problem": look.problem, "ended_from": source}, lines
+        origin = {"as_of": look.as_of, "problem": look.problem, "source": look.source, "ended_from": source}
+        return {**jobs_json(jobs[:number], now, prices), **origin}, lines
 
     repeat(show, watch=watch, as_json=as_json)
+
+
+def _read_run(name: str, rows: "Iterable[QueueRow]") -> "tuple[dict[str, str], list[QueueRow]]":
+    """Names of the jobs of a run by their ids, and the ended ones that Slurm no longer lists, from their reports."""
+    from exporter.slurm.states import task_ids
+    from launcher.fleet.own_runs import read_reported
+    from launcher.registry.entries import JobEntry
+    from launcher.registry.search import find_job
+    from launcher.rundir.rundir import user_name
+    from launcher.track.selection import runs_of
+
+    found, _ = runs_of(find_job(name, os.environ, Path.cwd()).directory)
+    listed = {task for row in rows for task in task_ids(row.job_id)}
+    entries = [
+        JobEntry(job_id=job_id, job_name=run.name, run_dir=str(run.run_dir), submitted=0.0, user=user_name())
+        for job_id, run in found.items()
+        if job_id not in listed
+    ]
+    ended = [row._replace(sight=row.sight._replace(submitted=None)) for row in read_reported(entries)]
+    return {job_id: run.name for job_id, run in found.items()}, ended
 
 
 def _words(text: str | None) -> frozenset[str]:

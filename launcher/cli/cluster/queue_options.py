@@ -6,11 +6,15 @@ import sys
 import time
 from collections.abc import Callable, Mapping
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
+from launcher.cli.job_source import warn
 from launcher.cli.parts import INTERRUPTED, fail, print_json
+
+if TYPE_CHECKING:
+    from exporter.slurm.shared_look_reader import Look
 
 F = TypeVar("F", bound=Callable[..., Any])
 WATCH_INTERVAL_S = 5.0  # the shared look asks Slurm less often
@@ -58,15 +62,18 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def show_age(as_of: float | None, problem: str | None) -> None:
-    """Print how old the shown state is, if Slurm does not answer."""
+def show_age(look: "Look", what: str = "") -> None:
+    """Print how old the shown state is, if Slurm does not answer, and that a hub which was named does not."""
     from launcher.watch.text import clock_time_text
     from launcher.words import duration_text
 
-    if problem is not None and as_of is not None:
-        command, _, reason = problem.partition(" ")
-        age = duration_text(max(0.0, time.time() - as_of))
-        click.echo(f"gpujob: as of {clock_time_text(as_of)} ({age} ago): {command} does not answer: {reason}", err=True)
+    if look.hub_problem is not None:
+        warn(f"{look.hub_problem}; Slurm is asked instead")
+    if look.problem is not None and look.as_of is not None:
+        command, _, reason = look.problem.partition(" ")
+        age = duration_text(max(0.0, time.time() - look.as_of))
+        moment = f"{what}as of {clock_time_text(look.as_of)}"
+        click.echo(f"gpujob: {moment} ({age} ago): {command} does not answer: {reason}", err=True)
 
 
 def repeat(show: Callable[[], tuple[Mapping[str, object], list[str]]], *, watch: bool, as_json: bool) -> None:

@@ -2,6 +2,7 @@
 
 import os
 import re
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.cluster.queue_options import WATCH, repeat
-from launcher.cli.parts import JOB, open_job
+from launcher.cli.parts import HUB, JOB, open_job
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
@@ -24,13 +25,17 @@ _SLURM_ID = re.compile(r"\d+(?:_\d+|\+\d+)?")
 @JOB
 @WATCH
 @click.option("--user", metavar="USER", help="Owner of a job that gpujob did not launch; by default you.")
+@click.option("--chart", is_flag=True, help="GPU use and memory of the last hour as bars, if the job keeps them.")
+@HUB
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
-def metrics(job: str | None, watch: bool, user: str | None, as_json: bool) -> None:
+def metrics(job: str | None, watch: bool, user: str | None, chart: bool, as_json: bool) -> None:
     """Show the CPU, memory and GPUs of a job, running or ended, with one line for each GPU.
 
     The values are those of the sidecars, else of the report, for jobs of gpujob; of other jobs those of sstat while
     they run and of accounting afterwards. The last line says which. 100% of CPU is one core. Slurm knows nothing about
     the use of GPUs.
+
+    --chart shows the last hour of each GPU, of jobs with `gpu_metrics: true` below `monitoring`.
     """
     from launcher.fleet.metrics_view import metrics_json, render_metrics
     from launcher.registry.search import find_job
@@ -45,11 +50,24 @@ def metrics(job: str | None, watch: bool, user: str | None, as_json: bool) -> No
     else:
         client = open_job(job)
 
+    if chart and client is None:
+        raise LauncherError(f"--chart: gpujob has not launched {job}, so there is no history of its GPUs; leave it out")
+
     def show() -> tuple[Mapping[str, object], list[str]]:
+        if chart and client is not None:
+            return _read_chart(client)
         found = _ask_slurm(str(job), user or user_name()) if client is None else _read_run(client)
         return metrics_json(found), render_metrics(found, time.time())
 
     repeat(show, watch=watch, as_json=as_json)
+
+
+def _read_chart(client: "JobClient") -> tuple[Mapping[str, object], list[str]]:
+    from launcher.fleet.chart import BLOCKS, PLAIN, chart_json, make_chart, read_samples, render_chart
+
+    found = make_chart(read_samples(client.manifest))
+    levels = BLOCKS if "utf" in (sys.stdout.encoding or "").lower() else PLAIN
+    return chart_json(found), render_chart(found, time.time(), levels)
 
 
 def _read_run(client: "JobClient") -> "JobMetrics":
@@ -73,14 +91,15 @@ def _read_run(client: "JobClient") -> "JobMetrics":
 
 def _ask_slurm(job_id: str, user: str) -> "JobMetrics":
     """What Slurm knows of a job. Raises LauncherError if it does not know it."""
-    from exporter.slurm.commands_reader import SlurmReader
-    from exporter.slurm.states import array_of
-    from launcher.cli.cluster.queue_options import require_command
+    from exporter.slurm.queue import part_rows
+    from exporter.slurm.rest_reader import slurm_reader
+    from exporter.slurm.shared_look_reader import read_queue_look
+    from exporter.slurm.states import ENDS, array_of
     from launcher.fleet.metrics_view import ended_metrics, running_metrics
 
-    require_command("squeue")
-    slurm = SlurmReader(user, None, os.environ)
-    running = [row for row in slurm.queue_of([job_id]) if row.sight.started is not None]
+    slurm = slurm_reader(user, None, os.environ)
+    known = part_rows(read_queue_look(slurm, os.environ).rows, job_id)
+    running = [row for row in known if row.sight.started is not None and row.sight.state not in ENDS]
     if len(running) == 1:
         return running_metrics(running[0], slurm.running_use(job_id), time.time())
     if running:

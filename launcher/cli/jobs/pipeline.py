@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from launcher.pipeline.directory import PartState, PipelineRecord
     from launcher.plan.plan import Plan
     from launcher.planner.planned_job import JobText
+    from launcher.sweep.plan import PlannedSweep
 
 QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queue by `watch`
 
@@ -23,16 +24,18 @@ QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queu
 @click.option("--dry-run", is_flag=True, help="Check all files and print the plan; submit nothing.")
 @JSON
 def pipeline(file: str, dry_run: bool, as_json: bool) -> None:
-    """Submit several jobs to Slurm that wait for each other. FILE names their job files.
+    """Submit several jobs and sweeps to Slurm that wait for each other. FILE names their job files.
 
     All files are checked first. The jobs are submitted on hold and released when all are in the queue; after an error
     none is left there.
     """
+    from launcher.cli.sweep import register_sweep
     from launcher.pipeline.plan import plan_pipeline
     from launcher.pipeline.show import plan_json, render_plan
     from launcher.pipeline.submit import submit_pipeline
     from launcher.planner.planned_job import read_job_text
     from launcher.registry.entries import register_job
+    from launcher.sweep.directory import read_record
 
     text = read_job_text(Path(file), file)
     show_files(text)
@@ -45,24 +48,34 @@ def pipeline(file: str, dry_run: bool, as_json: bool) -> None:
         return
     directory, record = submit_pipeline(planned)
     for part in record.parts:
-        register_run(Path(part.run_dir), part.job_id)
+        if part.arrays:
+            register_sweep(Path(part.run_dir), read_record(Path(part.run_dir)))
+        else:
+            register_run(Path(part.run_dir), part.job_id)
     register_job(directory, record.submission, os.environ, Path.cwd())  # last, so that it is the newest
     if as_json:
         jobs = [{"name": part.name, "job_id": part.job_id, "run_dir": part.run_dir} for part in record.parts]
         print_json({"schema": 1, "pipeline": record.name, "pipeline_dir": str(directory), "jobs": jobs})
         return
     for part in record.parts:
-        click.echo(f"Submitted batch job {part.job_id}: {part.name}")
+        kind = "array" if part.arrays else "batch"
+        click.echo(f"Submitted {kind} job {', '.join(part.job_ids)}: {part.name}")
     name = shlex.quote(str(directory))
     click.echo(f"Watch: gpujob watch {name}\nStop: gpujob stop {name}")
 
 
-def _check_part(job: "JobText", *, quiet: bool) -> "Plan":
+def _check_part(job: "JobText", *, quiet: bool) -> "Plan | PlannedSweep":
+    from launcher.cli.sweep import read_planned_sweep, show_warnings
     from launcher.rundir.cluster_file import require_trusted
+    from launcher.sweep.submit import check_array_size
 
     require_trusted(
         Path(job.source), "its commands would run as you, so read it and use a copy of your own", is_named=True
     )
+    if (sweep := read_planned_sweep(job, local=False)) is not None:
+        show_warnings(sweep, quiet=quiet)
+        check_array_size(sweep)
+        return sweep
     return checked_plan(job, local=False, quiet=quiet, names_file=True)
 
 
@@ -130,7 +143,9 @@ def stop_pipeline(directory: Path) -> None:
     record = read_record(directory)
     left = [state for state in read_part_states(record) if state.state in (*UNFINISHED, NEVER_STATE)]
     for state in reversed(left):
-        write_stop_request(Path(state.run_dir), user_name())
-        cancel_job(state.job_id, record.cluster)
+        if not state.arrays:
+            write_stop_request(Path(state.run_dir), user_name())
+        for job_id in state.arrays or (state.job_id,):
+            cancel_job(job_id, record.cluster)
     names = ", ".join(state.name for state in left)
     click.echo(f"pipeline {record.name} is being stopped: {names}" if left else f"pipeline {record.name} has ended")

@@ -1,7 +1,6 @@
 """The command `gpujob track`: follow any jobs of Slurm to their ends."""
 
 import os
-import shutil
 import sys
 import time
 from contextlib import ExitStack
@@ -10,11 +9,13 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.cluster.queue_options import require_command
 from launcher.cli.job_source import warn
-from launcher.cli.parts import fail, print_json
+from launcher.cli.parts import HUB, SOURCE, print_json
 
 if TYPE_CHECKING:
     from exporter.slurm.queue import QueueRow
+    from exporter.slurm.shared_look_reader import QueueLook
 
 LEAST_INTERVAL_S, ADVISED_INTERVAL_S, MOST_INTERVAL_S = 10.0, 60.0, 3600.0
 
@@ -43,6 +44,8 @@ LEAST_INTERVAL_S, ADVISED_INTERVAL_S, MOST_INTERVAL_S = 10.0, 60.0, 3600.0
 @click.option(
     "--gpu-every", type=click.IntRange(1), default=5, show_default=True, help="Polls between two reports of GPU use."
 )
+@HUB
+@SOURCE
 @click.option(
     "--json", "as_json", is_flag=True, help="The states as one JSON object at the end; the log on standard error."
 )
@@ -62,12 +65,14 @@ def track(
     JOB is an id, some tasks of an array as in 4459_[0-7], the name or directory of a job, sweep or pipeline of
     gpujob, or the name of jobs in the queue; by default all your jobs in the queue.
 
-    Slurm's queue is read once per poll, whatever the number of jobs. The exit status is 0 if all completed, else
-    that of the first one that ended in another way; 10 after Ctrl-C while jobs are left. The same command then goes on
-    where it was.
+    Slurm's queue is read once per poll, whatever the number of jobs, from a hub if one runs. The exit status is 0 if
+    all completed, else that of the first one that ended in another way; 10 after Ctrl-C while jobs are left. The same
+    command then goes on where it was.
     """
     from exporter.contract.file_locks import FileLockedError, lock_file
-    from exporter.slurm.commands_reader import SlurmReader
+    from exporter.slurm.hub_reader import NO_HUB, VARIABLE
+    from exporter.slurm.rest_reader import slurm_reader
+    from exporter.slurm.shared_look_reader import read_queue_look
     from launcher.errors import LauncherError, os_errors
     from launcher.report.state import EXIT_STATUS
     from launcher.rundir.rundir import user_name
@@ -77,12 +82,15 @@ def track(
 
     user = user or user_name()
     selection = select(jobs, os.environ, Path.cwd())
-    if shutil.which("squeue") is None:
-        fail("squeue is not on PATH; load the Slurm module")
+    slurm = slurm_reader(user, selection.cluster, os.environ)
+    if slurm.source == "squeue" and os.environ.get(VARIABLE, NO_HUB) == NO_HUB:
+        require_command("squeue")
     if interval < ADVISED_INTERVAL_S:
         warn(f"--interval {interval:g}: each poll costs Slurm's controller; {ADVISED_INTERVAL_S:g} s suit most jobs")
     path, lock = find_state_files((user, selection.cluster, *jobs), state_file, os.environ)
-    slurm = SlurmReader(user, selection.cluster, os.environ)
+
+    def read_queue(since: float) -> "QueueLook":
+        return read_queue_look(slurm, os.environ, since=since)
 
     def start(rows: "tuple[QueueRow, ...]") -> TrackState:
         found, now = read_selected(slurm, selection, name, rows), time.time()
@@ -106,7 +114,9 @@ def track(
                 out.write(f"{text}\n\n".encode("utf-8", "backslashreplace"))
                 out.flush()
 
-        follower = Follower(slurm, state, start, path, write, noun=noun, interval_s=interval, gpu_every=gpu_every)
+        follower = Follower(
+            *(slurm, read_queue, state, start, path, write), noun=noun, interval_s=interval, gpu_every=gpu_every
+        )
         try:
             state = state if state is not None and state.complete else follower.run()
         except KeyboardInterrupt:

@@ -7,7 +7,8 @@ from pydantic import BeforeValidator, Field
 from launcher.jobfile.value_types import FileModel
 from launcher.jobfile.yamlfile import parse_yaml_model
 
-Condition = Literal["ok", "any", "notok", "start"]  # how the job before has to end, or that it has started
+# how the job before has to end, or that it has started; `each` is of two sweeps, point by point
+Condition = Literal["ok", "any", "notok", "start", "each"]
 
 
 def _as_mapping(value: object) -> object:
@@ -17,7 +18,7 @@ def _as_mapping(value: object) -> object:
 
 
 class PartSpec(FileModel):
-    """A job of a pipeline: its job file, and the jobs that it waits for."""
+    """A job or sweep of a pipeline: its job file, and the jobs that it waits for."""
 
     file: str = Field(min_length=1)
     after: Annotated[dict[str, Condition], BeforeValidator(_as_mapping)] = {}

@@ -37,7 +37,7 @@ def look(environ: Mapping[str, str], now: float, user: str = "ada") -> QueueLook
     return read_queue_look(SlurmReader(user, None, environ), environ, lambda: now)
 
 
-def test_ended_jobs_too_are_asked_for_only_every_30_seconds(tmp_path: Path, environ: Mapping[str, str]) -> None:
+def test_ended_jobs_too_are_asked_for_only_every_40_seconds(tmp_path: Path, environ: Mapping[str, str]) -> None:
     answer(tmp_path, f"echo '{ROW}'")
     first = look(environ, 1000.0)
     assert (first.rows[0].job_id, first.as_of, first.problem) == ("7", 1000.0, None)
@@ -135,3 +135,11 @@ def test_looks_are_of_one_cluster(tmp_path: Path, environ: Mapping[str, str]) ->
     (tmp_path / "slurm.conf").write_text("# ClusterName=no\nclustername = hal\n")
     assert cluster_name(environ) == "hal"
     assert cluster_name({**environ, "SLURM_CLUSTERS": "sal"}) == "sal"
+
+
+def test_fifty_watchers_cost_the_controller_three_rpcs_a_minute(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    answer(tmp_path, f"echo '{ROW}'")
+    for second in range(600):
+        for watcher in range(second % 5, 50, 5):  # each reads every 5 seconds
+            look(environ, 1000.0 + second + watcher / 50)
+    assert calls(tmp_path) * 2 <= 3 * 10  # PARTITION_INFO and JOB_USER_INFO each time

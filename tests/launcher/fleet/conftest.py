@@ -25,6 +25,7 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
     for name, value in fake.environment().items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.setenv("GPUJOB_HUB", "none")
     monkeypatch.setenv("USER", "ada")
     monkeypatch.setenv("LOGNAME", "ada")
     own = tmp_path / "bin"

@@ -123,6 +123,7 @@ def test_usage_without_accounting(slurm: FakeSlurm, gpujob: Gpujob) -> None:
 
 
 def test_metrics_of_a_job_of_gpujob_are_those_of_its_sidecars(slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path) -> None:
+    slurm.say("squeue", "out", "7|RUNNING\n")
     run_dir = run_directory(tmp_path / "logs" / "7_job")
     status, out, err = gpujob("metrics", str(run_dir))
     assert (status, err) == (0, "")

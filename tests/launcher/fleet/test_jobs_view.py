@@ -1,11 +1,13 @@
 """The table and the JSON of `gpujob ps`, from the queue of a real Slurm."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from exporter.contract.report import GpuSums
 from exporter.contract.status import EtaEstimate
 from exporter.slurm.accounting import Figures, parse_accounting
 from exporter.slurm.prices import Prices
@@ -16,12 +18,13 @@ from launcher.fleet.jobs_view import (
     Filters,
     Job,
     ended_rows,
-    fold_arrays,
+    fold_runs,
     jobs_json,
     render_jobs,
-    shown_rows,
+    rows_of_run,
+    shown_jobs,
 )
-from launcher.fleet.own_runs import RunProgress
+from launcher.fleet.own_runs import Pipeline, RunProgress
 from tests.launcher.conftest import Golden
 
 SAMPLES = Path(__file__).parents[2] / "exporter" / "slurm" / "samples"
@@ -58,8 +61,8 @@ def array(*states: str) -> list[Job]:
 
 
 def test_the_table_is_that_of_the_golden_page(golden: Golden) -> None:
-    unfinished = render_jobs([Job(row) for row in shown_rows(ROWS, ended_too=False)], NOW, verbose=False)
-    rows = shown_rows([*ROWS, TRAIN], ended_too=True)
+    unfinished = render_jobs(shown_jobs(map(Job, ROWS), ended_too=False), NOW, verbose=False)
+    rows = [job.row for job in shown_jobs(map(Job, [*ROWS, TRAIN]), ended_too=True)]
     everything = render_jobs([Job(row) for row in rows], NOW, verbose=True)
     golden("launcher/ps.txt", "\n".join([*unfinished, "", *everything]) + "\n")
 
@@ -78,7 +81,7 @@ def test_narrow_windows_lose_whole_columns(golden: Golden, width: int) -> None:
     jobs = [
         Job(waiting),
         Job(TRAIN, TRAIN_RUN),
-        *fold_arrays(array("RUNNING", "RUNNING", "COMPLETED", "PENDING")),
+        *fold_runs(array("RUNNING", "RUNNING", "COMPLETED", "PENDING")),
         Job(local),
     ]
     table = render_jobs(jobs, later, verbose=False, prices=PRICES, width=width)
@@ -88,19 +91,19 @@ def test_narrow_windows_lose_whole_columns(golden: Golden, width: int) -> None:
 
 def test_without_an_unfinished_job_the_last_ended_one_is_shown() -> None:
     ended = [QueueRow(str(end), Sight("COMPLETED", 1.0, 2.0, end), "job", None) for end in (30.0, 50.0, 40.0)]
-    assert [row.job_id for row in shown_rows(ended, ended_too=False)] == ["50.0"]
-    assert shown_rows([], ended_too=False) == []
+    assert [job.row.job_id for job in shown_jobs(map(Job, ended), ended_too=False)] == ["50.0"]
+    assert shown_jobs([], ended_too=False) == []
 
 
 def test_tasks_of_an_array_are_one_line_with_counts() -> None:
     rows = [job.row for job in array("RUNNING", "COMPLETED", "PENDING")] + [TRAIN._replace(sight=Sight("COMPLETED"))]
-    found = shown_rows(rows, ended_too=False)  # with the ended task, not with the other ended job
-    (job,) = fold_arrays(map(Job, found))
+    found = shown_jobs(map(Job, rows), ended_too=False)  # with the ended task, not with the other ended job
+    (job,) = fold_runs(found)
     assert (job.row.job_id, dict(job.tasks)) == ("8_[0-2]", {"RUNNING": 1, "COMPLETED": 1, "PENDING": 1})
     (line, *_) = render_jobs([job], NOW, verbose=False)[1:]
     assert line.split(maxsplit=5)[:4] == ["arr", "8_[0-2]", "slurm", "h100:1"]
     assert " x3  1 COMPLETED, 1 PENDING (Priority), 1 RUNNING  " in line
-    (rest,) = fold_arrays([Job(TRAIN._replace(job_id="8_[1-3%2]"))])
+    (rest,) = fold_runs([Job(TRAIN._replace(job_id="8_[1-3%2]"))])
     assert (rest.row.job_id, rest.tasks) == ("8_[1-3%2]", {})
 
 
@@ -159,3 +162,35 @@ def test_a_start_that_nobody_can_forecast_is_not_shown(days: int, shown: bool) -
     """Behind a job without a time limit Slurm forecasts the start in a year."""
     waiting = TRAIN._replace(sight=Sight("PENDING", NOW, reason="Resources"), expected_start=NOW + days * 86400)
     assert ("start in" in render_jobs([Job(waiting)], NOW, verbose=False)[1]) == shown
+
+
+def test_a_pipeline_is_one_line_with_its_ended_jobs() -> None:
+    pipeline = Pipeline("pipeline-7", "r8")
+    states = {"7": "COMPLETED", "9": "RUNNING", "10": "PENDING"}
+    rows = [QueueRow(job_id, Sight(state, 1.0), f"job{job_id}", None) for job_id, state in states.items()]
+    other = Job(QueueRow("8", Sight("COMPLETED", 2.0, ended=3.0), "other", None))
+    jobs = shown_jobs([other, *(Job(row, pipeline=pipeline) for row in rows)], ended_too=False)
+    (job,) = fold_runs(jobs)
+    assert (job.row.name, job.row.job_id, job.tasks) == ("r8", "pipeline-7", dict.fromkeys(sorted(states.values()), 1))
+    assert render_jobs([job], NOW, verbose=False)[1].split()[:2] == ["r8", "pipeline-7"]
+    body: Any = jobs_json(jobs, NOW)
+    (run,) = body["runs"]
+    assert (run["run_name"], run["status"], len(run["jobs"])) == ("r8", "running", 3)
+
+
+def test_a_run_has_its_own_names_and_its_waiting_tasks() -> None:
+    rows = [QueueRow(job_id, Sight("PENDING"), "job", None) for job_id in ("7", "8_1", "8_[2-4]", "9", "70")]
+    found = rows_of_run(rows, {"7": "prep", "8_1": "a", "8_3": "b"})
+    assert [(row.job_id, row.name) for row in found] == [("7", "prep"), ("8_1", "a"), ("8_[2-4]", "job")]
+
+
+def test_margin_idle_time_and_energy_are_shown_where_they_are_known() -> None:
+    now = (TRAIN.sight.started or 0.0) + 3600
+    gpus = GpuSums(seen_s=400.0, idle_s=100.0, energy_j=7.2e6)
+    job = Job(TRAIN, TRAIN_RUN._replace(gpus=gpus))
+    head, line = render_jobs([job], now, verbose=True)[:2]
+    shown = dict(zip(re.split(r" {2,}", head), re.split(r" {2,}", line), strict=True))
+    assert (shown["MARGIN"], shown["IDLE"], shown["ENERGY"]) == ("-1h 04m", "25%", "2.0 kWh")
+    bare = Job(TRAIN, TRAIN_RUN._replace(gpus=GpuSums(), eta=None))
+    assert (bare.margin_s(now), bare.gpu_idle_ratio, bare.energy_j) == (None, None, None)
+    assert Job(TRAIN._replace(sight=TRAIN.sight._replace(limit_s=None)), TRAIN_RUN).margin_s(now) is None

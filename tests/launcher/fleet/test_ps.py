@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from exporter.contract import run_files
 from exporter.slurm import shared_look_reader
 from exporter.slurm.commands_reader import NO_CLUSTER
+from launcher.pipeline.directory import PipelineRecord, write_record
 from launcher.registry.entries import register_job
 from tests.launcher.fleet.conftest import Gpujob
 from tests.launcher.fleet.run_dirs import run_directory
@@ -22,10 +24,11 @@ RUNNING = (
 WAITING = "8|PENDING|Priority|101|N/A|N/A|5:00|0||cpu|cpu=4|8|ada|lab|normal|1|(null)|/dev/null|next|\n"
 ENDED = "9|FAILED|NonZeroExitCode|90|95|99|5:00|0|n1|gpu|cpu=4|9|ada|lab|normal|1|(null)|/dev/null|old|\n"
 ACCOUNTED = "5|ada|COMPLETED|0:0|50|60|160|100|5|4|00:01:40|cpu=4,gres/gpu=2,mem=1000M||early\n"
+REPORT = {"schema": 1, "job_id": "6", "job_name": "x", "exit_status": 0, "attempt": 0}  # keys that every report has
 GONE = "slurm_load_jobs error: Unable to contact slurm controller"
 
 
-COLUMNS = ["NAME", "JOB", "BACKEND", "GPU", "STATUS", "PROGRESS", "ETA", "COST", "SUBMITTED"]
+COLUMNS = ["NAME", "JOB", "BACKEND", "GPU", "STATUS", "PROGRESS", "ETA", "MARGIN", "COST", "SUBMITTED"]
 
 
 def queue(slurm: FakeSlurm, log: object = "/dev/null") -> None:
@@ -115,7 +118,7 @@ def test_a_running_job_of_gpujob_has_progress_and_eta(slurm: FakeSlurm, gpujob: 
     out = gpujob("ps")[1]
     assert out.splitlines()[0].split() == COLUMNS
     # the sidecar estimated 10 minutes a minute ago
-    assert re.search(r" 66\.7% 2/3 steps  (8m 5\ds|9m 00s)  EUR ", out.splitlines()[2])
+    assert re.search(r" 66\.7% 2/3 steps  (8m 5\ds|9m 00s)  -\d+d \d+h  EUR ", out.splitlines()[2])
     job = json.loads(gpujob("ps", "--json")[1])["runs"][1]["jobs"][0]
     assert (job["run_dir"], job["cost"]["currency"]) == (str(run_dir), "EUR")
     assert gpujob("ps", "--user", "bob")[0] == 0
@@ -176,3 +179,29 @@ def test_watch_repeats_what_is_known(
 def test_a_wrong_age_is_refused(slurm: FakeSlurm, gpujob: Gpujob, since: str) -> None:
     status, _, err = gpujob("ps", "--since", since)
     assert (status, "is neither an age such as 12h, 7d or 2w nor a date" in err) == (2, True)
+
+
+def test_a_pipeline_is_one_line_that_run_opens(slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path) -> None:
+    queue(slurm)
+    parts = [
+        {"name": name, "file": "x.yaml", "job_id": job_id, "run_dir": str(tmp_path / f"{job_id}_x"), "after": {}}
+        for name, job_id in (("prep", "6"), ("train", "7"), ("eval", "8"))
+    ]
+    directory = tmp_path / "pipeline_r8"
+    directory.mkdir()
+    submission = {"job_id": "pipeline-6", "job_name": "r8", "submitted": 100.0, "user": "ada"}
+    write_record(directory, PipelineRecord.from_json({"schema": 1, "submission": submission, "parts": parts}))
+    ended = run_directory(tmp_path / "6_x")
+    run_files.write_json(ended / "report.json", {**REPORT, "state": "COMPLETED"})
+    register_job(directory, submission, os.environ, tmp_path)
+    out = gpujob("ps")[1]
+    assert names(out) == ["r8"]
+    assert "pipeline-6" in out
+    assert "1 PENDING (Priority), 1 RUNNING" in out
+    assert sorted(names(gpujob("ps", "-v")[1])) == ["job", "next"]
+    status, out, err = gpujob("ps", "--run", "r8")
+    assert (status, err, names(out)) == (0, "", ["eval", "train", "prep"])
+    assert out.splitlines()[3].split()[:4] == ["prep", "6", "slurm", "-"]
+    (run,) = json.loads(gpujob("ps", "--json")[1])["runs"]
+    assert (run["run_name"], [job["job_id"] for job in run["jobs"]]) == ("r8", ["8", "7"])
+    assert gpujob("ps", "--run", "nothing")[0] == 2

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from exporter.contract import run_files
 from launcher.track.selection import select
@@ -205,3 +207,93 @@ def test_a_pipeline_is_known_by_its_directory_and_name(pipeline: Pipeline, monke
     unanswered = pipeline.command("watch", "r8", "--once")
     assert (unanswered.returncode, unanswered.stdout) == (2, "")
     assert unanswered.stderr.startswith("gpujob: squeue exited with 1: slurm_load_jobs error")
+
+
+def test_a_sweep_in_a_pipeline_is_held_recorded_shown_and_stopped_like_a_job(pipeline: Pipeline) -> None:
+    sweep = {**JOB, "name": "embed", "env": {"X": "{x}"}, "sweep": {"grid": {"x": [1, 2, 3]}}}
+    (pipeline.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    (pipeline.folder / "r8.yaml").write_text(
+        "name: r8\njobs:\n  prep: {file: job.yaml}\n  embed: {file: sweep.yaml, after: prep}\n"
+        "  eval: {file: sweep.yaml, after: {embed: each}}\n  sum: {file: job.yaml, after: eval}\n"
+    )
+    planned = pipeline.command("pipeline", "r8.yaml", "--dry-run").stdout.splitlines()
+    assert planned[2].split()[:5] == ["embed", "sweep.yaml", "(3", "points)", "prep"]
+    jobs = {job["name"]: job for job in pipeline.submit()["jobs"]}
+    calls = [call for call in pipeline.slurm.calls() if call["command"] in ("sbatch", "scontrol")]
+    scripts = [call["script"] for call in calls if call["command"] == "sbatch"]
+    found = [re.findall(r"^#SBATCH --(array|dependency)=(.*)$", script, re.MULTILINE) for script in scripts]
+    assert [sorted(options) for options in found] == [
+        [],
+        [("array", "0-2"), ("dependency", "afterok:1")],
+        [("array", "0-2"), ("dependency", "aftercorr:2")],
+        [("dependency", "afterok:3")],
+    ]
+    released = [call["argv"] for call in calls if call["argv"][:1] == ["release"]]
+    assert released == [["release", str(number)] for number in range(1, 5)]
+
+    end(jobs["prep"]["run_dir"], "1", "COMPLETED")
+    home = Path(jobs["embed"]["run_dir"])
+    points = sorted(path for path in home.iterdir() if path.name.startswith("2_"))
+    for path, state in zip(points, ("COMPLETED", "FAILED"), strict=False):
+        end(str(path), path.name[:3], state)
+    pipeline.queue(
+        ("2_2", "RUNNING", "None", "(null)"),
+        ("3_[0-2]", "PENDING", "Dependency", "aftercorr:2_*(unfulfilled)"),
+        ("4", "PENDING", "Dependency", "afterok:3_*(unfulfilled)"),
+    )
+    shown = pipeline.command("watch", "r8", "--once")
+    lines = [re.split(r" {2,}", line) for line in shown.stdout.splitlines()]
+    assert [line[:2] for line in lines[1:5]] == [
+        ["prep", "COMPLETED"],
+        ["embed", "RUNNING"],
+        ["eval", "PENDING"],
+        ["sum", "PENDING"],
+    ]
+    assert lines[2][-1] == "1 COMPLETED, 1 FAILED, 1 RUNNING"
+    end(str(points[2]), "2_2", "COMPLETED")
+    pipeline.queue(
+        ("3_1", "PENDING", "DependencyNeverSatisfied", "aftercorr:2_*(failed)"),
+        ("3_0", "RUNNING", "None", "(null)"),
+        ("3_2", "RUNNING", "None", "(null)"),
+        ("4", "PENDING", "Dependency", "afterok:3_*(unfulfilled)"),
+    )
+    body = json.loads(pipeline.command("report", "r8", "--json").stdout)
+    assert [job["state"] for job in body["jobs"]] == ["COMPLETED", "FAILED", "RUNNING", "NEVER"]
+    assert body["jobs"][1]["points"] == {"COMPLETED": 2, "FAILED": 1}
+    pipeline.queue(
+        ("3_1", "PENDING", "DependencyNeverSatisfied", "aftercorr:2_*(failed)"),
+        ("4", "PENDING", "DependencyNeverSatisfied", "afterok:3_*(failed)"),
+    )
+    for path in sorted(Path(jobs["eval"]["run_dir"]).iterdir()):
+        if path.name.startswith(("3_0", "3_2")):
+            end(str(path), path.name[:3], "COMPLETED")
+    done = pipeline.command("watch", "r8")
+    assert "never (needs embed)" in done.stdout
+    assert "to cancel it: scancel 3" in done.stdout
+    assert done.returncode == 1
+    assert pipeline.command("watch", "2", "--once").stdout.splitlines()[0].split()[0] == "point"
+    assert pipeline.command("stop", "r8").stdout == "pipeline r8 is being stopped: eval, sum\n"
+    assert [call["argv"] for call in pipeline.slurm.calls("scancel")] == [["4"], ["3"]]
+
+
+def test_a_sweep_that_is_refused_leaves_nothing_of_the_pipeline(pipeline: Pipeline) -> None:
+    sweep = {**JOB, "env": {"X": "{x}"}, "sweep": {"grid": {"x": [1, 2]}}}
+    (pipeline.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    text = "name: r8\njobs: {a: {file: sweep.yaml}, b: {file: job.yaml, after: a}, c: {file: sweep.yaml, after: b}}\n"
+    (pipeline.folder / "r8.yaml").write_text(text)
+    (pipeline.slurm.folder / "fails_at").write_text("3")
+    assert pipeline.command("pipeline", "r8.yaml").returncode == 2
+    assert [call["argv"] for call in pipeline.slurm.calls("scancel")] == [["2"], ["1"]]
+    assert pipeline.names_in_logs() == []
+
+
+def test_the_tasks_of_a_sweep_are_tracked_by_name(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:
+    sweep = {**JOB, "env": {"X": "{x}"}, "sweep": {"grid": {"x": [1, 2]}}}
+    (pipeline.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    text = "name: r8\njobs: {prep: {file: job.yaml}, embed: {file: sweep.yaml, after: prep}}\n"
+    (pipeline.folder / "r8.yaml").write_text(text)
+    pipeline.submit()
+    monkeypatch.setenv("XDG_STATE_HOME", pipeline.environment["XDG_STATE_HOME"])
+    found = select(["r8"], os.environ, pipeline.folder)
+    assert [run.name for run in found.own_runs.values()] == ["prep", "embed/part_x1", "embed/part_x2"]
+    assert found.ids == ("1", "2_0", "2_1")

@@ -4,10 +4,12 @@ from pathlib import Path
 
 import pytest
 
+from launcher.cli.sweep import read_planned_sweep
 from launcher.errors import ConfigErrors
 from launcher.pipeline.plan import PlannedPipeline, find_cycle, plan_pipeline, sorted_names
 from launcher.plan.plan import Plan
 from launcher.planner.planned_job import JobText, read_planned_job
+from launcher.sweep.plan import PlannedSweep
 
 JOB = "name: {name}\nworkers: [{{command: 'true'}}]\n"
 
@@ -20,8 +22,8 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def check(job: JobText) -> Plan:
-    return read_planned_job(job, local=False).plan
+def check(job: JobText) -> Plan | PlannedSweep:
+    return read_planned_sweep(job, local=False) or read_planned_job(job, local=False).plan
 
 
 def plan(folder: Path, jobs: str) -> PlannedPipeline:
@@ -53,7 +55,7 @@ def test_the_dependency_of_a_job_file_counts_too(folder: Path) -> None:
 
 def test_all_problems_of_all_files_are_reported_at_once(folder: Path) -> None:
     (folder / "bad.yaml").write_text("name: bad\nworkrs: []\n")
-    (folder / "points.yaml").write_text(JOB.format(name="s") + "sweep: {grid: {lr: [1]}}\n")
+    (folder / "points.yaml").write_text(JOB.format(name="s") + "sweep: {grid: {lr: []}}\n")
     jobs = (
         "  a: {file: bad.yaml, after: [b, a]}\n"
         "  b: {file: bad.yaml, after: {c: any}}\n"
@@ -69,7 +71,54 @@ def test_all_problems_of_all_files_are_reported_at_once(folder: Path) -> None:
         "jobs.b.after: b -> c -> b wait for each other; remove one of these",
     )
     assert [Path(error.source).name for error in files] == ["bad.yaml", "none.yaml", "points.yaml"]
-    assert files[2].problems == ("sweep: the job 'prep' of a pipeline cannot be a sweep; leave it out",)
+    assert "sweep.grid.lr" in files[2].problems[0]
+
+
+SWEEP = "sweep: {{grid: {{x: [{values}]}}}}\nenv: {{X: '{{x}}'}}\n"
+TWO_ARRAYS = "sweep: {grid: {slurm.time_limit: [1h, 2h]}}\n"
+
+
+def sweeps(folder: Path) -> None:
+    for name, values in (("two", "1, 2"), ("pair", "3, 4"), ("three", "1, 2, 3")):
+        (folder / f"{name}.yaml").write_text(JOB.format(name=name) + SWEEP.format(values=values))
+    (folder / "mixed.yaml").write_text(JOB.format(name="mixed") + TWO_ARRAYS)
+
+
+def test_a_sweep_is_a_part_and_all_its_arrays_are_waited_for(folder: Path) -> None:
+    sweeps(folder)
+    found = plan(
+        folder,
+        "  a: {file: mixed.yaml}\n  b: {file: two.yaml, after: {a: any}}\n  c: {file: pair.yaml, after: {b: each}}\n"
+        "  d: {file: prep.yaml, after: {a: ok, c: notok}}\n",
+    )
+    assert [part.points for part in found.parts] == [2, 2, 2, None]
+    ids = {"a": "1:2", "b": "3", "c": "4"}
+    assert [part.dependency(ids) for part in found.parts] == [
+        None,
+        "afterany:1:2",
+        "aftercorr:3",
+        "afterok:1:2,afternotok:4",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("after", "problem"),
+    [
+        ("{file: two.yaml, after: {prep: each}}", "not the job 'prep' and 2 points of 'last'; use ok or any"),
+        ("{file: prep.yaml, after: {two: each}}", "not 2 points of 'two' and the job 'last'; use ok or any"),
+        ("{file: three.yaml, after: {two: each}}", "not 2 points of 'two' and 3 points of 'last'; use ok or any"),
+        ("{file: mixed.yaml, after: {two: each}}", "each needs points with the same Slurm options within each sweep"),
+        ("{file: prep.yaml, after: {mixed: notok}}", "'mixed' is a sweep of several arrays"),
+    ],
+)
+def test_conditions_that_cannot_be_those_of_a_sweep(folder: Path, after: str, problem: str) -> None:
+    sweeps(folder)
+    jobs = "".join(f"  {name}: {{file: {name}.yaml}}\n" for name in ("prep", "two", "mixed"))
+    with pytest.raises(ConfigErrors) as raised:
+        plan(folder, f"{jobs}  last: {after}\n")
+    (found,) = raised.value.errors[0].problems
+    assert found.startswith("jobs.last.after: ")
+    assert problem in found
 
 
 @pytest.mark.parametrize(

@@ -105,7 +105,7 @@ def test_point_states_come_from_reports_and_the_queue(tmp_path: Path, slurm: Fak
     cause = "worker_w0 (rank 0) on cn01: app_error: exit status 3; log: two\nlines"
     assert (states[0].items, states[1].cause) == (1e6, cause)
     (call,) = slurm.calls()
-    assert call["argv"][:5] == ["--local", "-h", "-a", "-j", "4459"]
+    assert call["argv"][:6] == ["--local", "-h", "-a", "-t", "all", "-u"]  # as all commands ask
     assert points_to_resume(states) == (1, 4, 5, 6)
     assert sweep_exit_status(states) == 10
     assert sweep_exit_status(states[:2]) == 1

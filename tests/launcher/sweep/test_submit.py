@@ -290,7 +290,7 @@ def test_a_sweep_may_be_resumed_with_a_fixed_job_file(slurm: FakeSlurm, folder: 
 
 def test_a_single_point_can_be_stopped(slurm: FakeSlurm, folder: Path) -> None:
     submitted(slurm, folder)
-    slurm.say("squeue", "out", "PENDING\n")
+    slurm.say("squeue", "out", "4459_3|PENDING\n")
     done = command(slurm, folder, "stop", "4459_3")
     assert (done.returncode, done.stdout) == (0, "job 4459_3 is being stopped\n")
     assert [call["argv"] for call in slurm.calls("scancel")] == [["4459_3"]]

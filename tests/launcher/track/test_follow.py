@@ -11,6 +11,7 @@ import pytest
 from exporter.slurm.accounting import Attempt, Step
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.shared_look_reader import QueueLook
 from exporter.slurm.tracking import TrackedJob
 from launcher.track.follow import Follower, read_cause
 from launcher.track.run_log import all_complete
@@ -79,6 +80,11 @@ class Run:
     def __init__(self, slurm: ScriptedSlurm, folder: Path) -> None:
         self.slurm, self.file = slurm, folder / "run-r8-state.json"
         self.log: list[str] = []
+        self.asked: list[float] = []  # age of the oldest answer that will do
+
+    def look(self, since: float) -> QueueLook:
+        self.asked.append(self.slurm.now - since)
+        return QueueLook(cluster="", as_of=self.slurm.now, tried=since, rows=self.slurm.queue())
 
     def follow(self, until: str = "23:00:00") -> TrackState:
         def start(rows: Iterable[QueueRow]) -> TrackState:
@@ -92,6 +98,7 @@ class Run:
 
         follower = Follower(
             self.slurm,
+            self.look,
             read_state(self.file, (), "ada"),
             start,
             self.file,
@@ -150,6 +157,36 @@ def test_a_restart_goes_on_and_tells_nothing_twice(run: MakeRun) -> None:
     for kind in ("STATE_CHANGE", "COMPUTE_METRICS", "ALL_COMPLETE"):
         assert len(followed.entries(kind)) == len(whole.entries(kind)), kind
     assert sorted(followed.entries("STATE_CHANGE")) == sorted(whole.entries("STATE_CHANGE"))
+
+
+def test_an_older_answer_of_another_source_undoes_nothing(run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole, followed = run(FOUR), run(FOUR)
+    whole.follow()
+    whole.file.unlink()
+    first, look = followed.slurm.queue(), followed.look
+    polls = itertools.count()
+
+    def sometimes_old(since: float) -> QueueLook:
+        found = look(since)  # every third answer is that of a hub before the first poll
+        return found.replace(as_of=START - 1, rows=first) if next(polls) % 3 == 2 else found
+
+    monkeypatch.setattr(followed, "look", sometimes_old)
+    followed.follow()
+    assert sorted(followed.entries("STATE_CHANGE")) == sorted(whole.entries("STATE_CHANGE"))
+    assert set(followed.asked) == {0.0, 120.0}  # the first one is of now, later ones may be those of a hub
+
+
+def test_a_stale_answer_is_a_failure(run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed = run(FOUR)
+    look = followed.look
+    stale = "squeue did not answer in 30 s"
+    monkeypatch.setattr(
+        followed, "look", lambda since: look(since).replace(problem=stale if followed.slurm.now > START + 70 else None)
+    )
+    with pytest.raises(KeyboardInterrupt):
+        followed.follow("14:50:00")
+    assert followed.entries("QUERY_FAILED")
+    assert followed.entries("ALERT")
 
 
 def test_a_slurm_that_does_not_answer_ends_no_job(run: MakeRun) -> None:

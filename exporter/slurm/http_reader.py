@@ -1,0 +1,62 @@
+"""JSON of a service on this machine or another one: of a hub, or of slurmrestd."""
+
+import json
+import re
+import socket
+from collections.abc import Mapping
+
+from exporter.contract.errors import ExporterError
+from exporter.contract.records import NOTHING
+
+UNIX = "unix:"
+OK = 200
+MOST_BYTES = 256 << 20  # of an answer: 5,000 jobs of slurmrestd are 42 MB
+_URL = re.compile(r"(https?)://([^/?#@\s]+)(/[^?#\s]*)?")
+FORMS = "unix:/run/user/1000/gpujob/hub.sock, http://localhost:9420 or https://HOST:PORT"
+
+
+class NoAnswerError(ExporterError):
+    """A service that is not there, or whose answer is no JSON object."""
+
+    def __init__(self, problem: str, status: int | None = None) -> None:
+        self.status = status  # of HTTP
+        super().__init__(problem)
+
+
+def check_address(text: str) -> None:
+    """Raise ValueError, with what would be right, unless this is the address of a service."""
+    if not (text.startswith(f"{UNIX}/") or _URL.fullmatch(text)):
+        raise ValueError(f"{text!r} is no address; write it as in {FORMS}")
+
+
+def read_json(address: str, path: str, deadline_s: float, headers: Mapping[str, str] = NOTHING) -> Mapping[str, object]:
+    """Read the JSON at a path. ``deadline_s`` bounds each wait. Raises NoAnswerError."""
+    from http.client import HTTPConnection, HTTPException, HTTPSConnection  # lazy: 20 ms, and most have no service
+
+    try:
+        if address.startswith(UNIX):
+            connection, prefix = HTTPConnection("localhost", timeout=deadline_s), ""
+            connection.sock = socket.socket(socket.AF_UNIX)
+            connection.sock.settimeout(deadline_s)
+            connection.sock.connect(address.removeprefix(UNIX))
+        else:
+            found = _URL.fullmatch(address)
+            if found is None:
+                raise NoAnswerError(f"{address!r} is no address")
+            kind = HTTPSConnection if found[1] == "https" else HTTPConnection
+            connection, prefix = kind(found[2], timeout=deadline_s), (found[3] or "").rstrip("/")
+        try:
+            connection.request("GET", prefix + path, headers={"Accept": "application/json", **headers})
+            response = connection.getresponse()
+            text = response.read(MOST_BYTES)
+        finally:
+            connection.close()
+        if response.status != OK:
+            raise NoAnswerError(f"{address} answers with status {response.status}", response.status)
+        body = json.loads(text)
+    except (OSError, HTTPException, ValueError, RecursionError) as error:
+        words = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        raise NoAnswerError(f"{address} does not answer: {words}") from error
+    if not isinstance(body, dict):
+        raise NoAnswerError(f"{address} does not answer with a JSON object")
+    return body

@@ -1,0 +1,155 @@
+"""Slurm's queue as a running hub knows it: commands that ask a hub cost the controller nothing."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import NamedTuple
+from urllib.parse import quote
+
+from exporter.contract.records import Record, RecordError
+from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, user_state_folder
+from exporter.slurm.commands_reader import SlurmReader
+from exporter.slurm.http_reader import UNIX, NoAnswerError, check_address, read_json
+from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.states import ENDS
+
+VARIABLE = "GPUJOB_HUB"  # with the address of a hub, or NO_HUB; its token for TCP is in GPUJOB_HUB_TOKEN
+NO_HUB = "none"
+DEADLINE_S = 2.0  # a hub that is busy or stopped must not delay a command
+MOST_JOBS = 10_000  # in one answer of a hub
+
+
+class HubJob(Record):
+    """A job in the answer of a hub."""
+
+    job_id: str
+    job_name: str
+    user: str = ""
+    partition: str = ""
+    account: str | None = None
+    qos: str | None = None
+    state: str
+    reason: str | None = None
+    attempt: int = 1
+    submitted: float | None = None
+    started: float | None = None
+    ended: float | None = None
+    expected_start: float | None = None
+    limit_s: float | None = None
+    node_count: int | None = None
+    nodes: str | None = None
+    resources: str | None = None
+    dependency: str | None = None
+    log: str | None = None
+    is_listed: bool = True
+
+    def row(self) -> QueueRow:
+        """The row of squeue of which the hub has learned this."""
+        sight = Sight(
+            *(self.state, self.submitted, self.started, self.ended, self.attempt - 1, self.reason, self.limit_s)
+        )
+        return QueueRow(
+            *(self.job_id, sight, self.job_name, self.log, self.partition, self.resources or "", self.user),
+            *(self.account or "", self.qos or "", self.node_count or 0, self.nodes or "", self.dependency or ""),
+            expected_start=self.expected_start,
+        )
+
+
+class HubScope(Record):
+    """Whose jobs a hub has, and how often it asks Slurm."""
+
+    cluster: str
+    user: str | None = None  # None for everybody
+    partitions: tuple[str, ...] = ()  # all without any
+    interval_s: float
+
+
+class HubAnswer(Record):
+    """The answer of a hub about its jobs."""
+
+    SCHEMA = 1
+
+    as_of: float | None = None  # when it last read the queue
+    problems: tuple[str, ...] = ()
+    scope: HubScope
+    jobs: tuple[HubJob, ...] = ()
+    is_all: bool = True
+
+    def rows(self) -> tuple[QueueRow, ...]:
+        """Jobs in Slurm's queue, and those that ended in the last 30 minutes."""
+        return tuple(job.row() for job in self.jobs if job.is_listed or job.state in ENDS)
+
+
+class HubLook(NamedTuple):
+    """What was found of a hub."""
+
+    address: str
+    answer: HubAnswer | None
+    problem: str | None = None  # why a hub that was named has no answer
+
+
+def read_hub(slurm: SlurmReader, environ: Mapping[str, str]) -> HubLook | None:
+    """The answer of a hub that has all jobs that the reader would ask for.
+
+    None if none runs. One that the user has named and that does not answer has a problem instead.
+    """
+    named = environ.get(VARIABLE)
+    if named == NO_HUB:
+        return None
+    for address in (named,) if named else _own_addresses(slurm, environ):
+        try:
+            check_address(address)
+            answer = HubAnswer.from_json(_read(slurm, address, environ), address)
+        except (NoAnswerError, RecordError, ValueError) as error:
+            if named:
+                return HubLook(address, None, str(error))
+            continue
+        problem = _misfit(answer, slurm.user, _cluster(slurm, environ))
+        if problem is None:
+            return HubLook(address, answer)
+        if named:
+            return HubLook(address, None, f"{address} {problem}")
+    return None
+
+
+def _read(slurm: SlurmReader, address: str, environ: Mapping[str, str]) -> Mapping[str, object]:
+    token = environ.get(f"{VARIABLE}_TOKEN") if not address.startswith(UNIX) else None
+    headers = {"Authorization": f"Bearer {token}"} if token else {}
+    whose = f"&user={quote(slurm.user, safe='')}" if slurm.user is not None else ""
+    return read_json(address, f"/api/v1/jobs?limit={MOST_JOBS}{whose}", DEADLINE_S, headers)
+
+
+def _own_addresses(slurm: SlurmReader, environ: Mapping[str, str]) -> list[str]:
+    """Sockets of hubs of this user on this machine."""
+    state = user_state_folder(environ)
+    cluster = _cluster(slurm, environ)
+    names = [f"hub-user-{cluster}.sock", HUB_SOCKET] if cluster else [HUB_SOCKET]
+    paths = [hub_socket(environ, f"{state}/{HUB_FOLDER}", name) for name in names]
+    return [f"{UNIX}{path}" for path in paths if _is_own(Path(path))]
+
+
+def _cluster(slurm: SlurmReader, environ: Mapping[str, str]) -> str | None:
+    """The cluster that is asked for by its name."""
+    return slurm.cluster or environ.get("SLURM_CLUSTERS") or None
+
+
+def _is_own(path: Path) -> bool:
+    """Whether a socket is this user's: what others say is not believed."""
+    try:
+        return path.is_socket() and path.stat().st_uid == os.geteuid()
+    except OSError:
+        return False
+
+
+def _misfit(answer: HubAnswer, user: str | None, cluster: str | None) -> str | None:
+    """Why a hub cannot answer about a user's jobs on a cluster; None if it can."""
+    scope = answer.scope
+    if scope.user not in (None, user):
+        return f"has the jobs of {scope.user} only"
+    if scope.partitions:
+        return f"has the partitions {','.join(scope.partitions)} only"
+    if cluster not in (None, scope.cluster):
+        return f"is for the cluster {scope.cluster}"
+    if not answer.is_all:
+        return f"has more than {MOST_JOBS:,} such jobs"
+    return None

@@ -1,0 +1,155 @@
+"""Slurm's queue out of slurmrestd, as the same rows as those of squeue, and the choice between the two."""
+
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+
+from exporter.contract.errors import ExporterError
+from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
+from exporter.slurm.http_reader import NoAnswerError, check_address, read_json
+from exporter.slurm.queue import QueueRow, parse_row, with_never
+
+SOURCE = "GPUJOB_SLURM_SOURCE"  # one of SOURCES
+ADDRESS = "GPUJOB_SLURMRESTD"  # where slurmrestd listens
+SOURCES = ("auto", "commands", "rest")
+REST = "slurmrestd"
+VERSIONS = tuple(f"v0.0.{number}" for number in range(45, 37, -1))  # Slurm 26.05 to 22.05; each serves three or more
+NOT_FOUND = 404
+_UNSET = 0xFFFFFFFE  # NO_VAL, and INFINITE above it, as numbers of v0.0.38
+# of several flags squeue prints the first of these
+_FLAGS = ("COMPLETING", "STAGE_OUT", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD")
+_OTHER_FLAGS = ("SPECIAL_EXIT", "STOPPED", "REVOKED", "RESV_DEL_HOLD", "SIGNALING")
+
+
+def slurm_reader(
+    user: str | None, cluster: str | None, environ: Mapping[str, str], partitions: Sequence[str] = ()
+) -> SlurmReader:
+    """The reader of the source that the environment names. Raises ExporterError if it cannot be used."""
+    source = environ.get(SOURCE) or SOURCES[0]
+    address = environ.get(ADDRESS)
+    if source not in SOURCES:
+        raise ExporterError(f"{SOURCE}: {source!r} is none of {', '.join(SOURCES)}")
+    if source == "auto":  # commands cost less everywhere
+        source = "rest" if address and shutil.which("squeue") is None else "commands"
+    if source == "commands":
+        return SlurmReader(user, cluster, environ, partitions)
+    if not address:
+        raise ExporterError(f"{ADDRESS} is not set; give the address of slurmrestd, such as unix:/run/slurmrestd.sock")
+    try:
+        check_address(address)
+    except ValueError as error:
+        raise ExporterError(f"{ADDRESS}: {error}") from error
+    return RestReader(user, cluster, environ, partitions, address)
+
+
+class RestReader(SlurmReader):
+    """Reads the queue from slurmrestd, and all else with Slurm's commands."""
+
+    source = REST
+
+    def __init__(
+        self,
+        user: str | None,
+        cluster: str | None,
+        environ: Mapping[str, str],
+        partitions: Sequence[str],
+        address: str,
+    ) -> None:
+        super().__init__(user, cluster, environ, partitions)
+        self._address = address
+        token, name = environ.get("SLURM_JWT"), environ.get("USER")  # without a token the socket tells who asks
+        self._headers = {"X-SLURM-USER-TOKEN": token} if token else {}
+        if token and name:
+            self._headers["X-SLURM-USER-NAME"] = name
+        self._versions = VERSIONS
+
+    def queue(self) -> tuple[QueueRow, ...]:
+        """All jobs that the controller remembers, ended ones too. Raises SlurmUnansweredError."""
+        rows = parse_rest_jobs(self._read_jobs())
+        wanted = frozenset(self.partitions)
+        return tuple(
+            row
+            for row in rows
+            if self.user in (None, row.user) and (not wanted or wanted & set(row.partition.split(",")))
+        )
+
+    def _read_jobs(self) -> Mapping[str, object]:
+        for version in self._versions:
+            try:
+                body = read_json(self._address, f"/slurm/{version}/jobs", DEADLINE_S, self._headers)
+            except NoAnswerError as error:
+                if error.status == NOT_FOUND:
+                    continue
+                raise SlurmUnansweredError(REST, f"at {error}") from error
+            self._versions = (version,)
+            return body
+        raise SlurmUnansweredError(REST, f"at {self._address} serves none of {VERSIONS[-1]} to {VERSIONS[0]}")
+
+
+def parse_rest_jobs(body: Mapping[str, object]) -> tuple[QueueRow, ...]:
+    """Parse an answer of ``/slurm/VERSION/jobs``. Raises SlurmUnansweredError if it is none."""
+    jobs = body.get("jobs")
+    if body.get("errors") or not isinstance(jobs, list):
+        raise SlurmUnansweredError(REST, f"answers with an error: {error_text(body) or 'there are no jobs in it'}")
+    known = [job for job in jobs if isinstance(job, dict) and _number(job, "job_id")]
+    rows = [parse_row(_row_text(job)) for job in known]
+    if None in rows or len(rows) < len(jobs):
+        raise SlurmUnansweredError(REST, "gave an answer that cannot be used: jobs in it cannot be parsed")
+    return with_never(row for row in rows if row is not None)
+
+
+def error_text(body: Mapping[str, object]) -> str:
+    """The errors in an answer."""
+    errors = body.get("errors")
+    found = [each for each in errors if isinstance(each, dict)] if isinstance(errors, list) else []
+    return "; ".join(str(each.get("description") or each.get("error") or "unknown") for each in found)
+
+
+def _row_text(job: Mapping[str, object]) -> str:
+    """The job as a line of squeue, so that one parser decides what it means."""
+    job_id, array, task = _number(job, "job_id"), _number(job, "array_job_id"), _number(job, "array_task_id")
+    tasks, het = _text(job, "array_task_string"), _number(job, "het_job_id")
+    shown = f"{job_id}"
+    if array and tasks:
+        shown = f"{array}_[{tasks}]"
+    elif array and task is not None:
+        shown = f"{array}_{task}"
+    elif het:
+        shown = f"{het}+{_number(job, 'het_job_offset') or 0}"
+    limit = _number(job, "time_limit")
+    fields = (
+        *(shown, _state(job.get("job_state")), _text(job, "state_description") or _text(job, "state_reason")),
+        *(_number(job, name) or "N/A" for name in ("submit_time", "start_time", "end_time")),
+        "UNLIMITED" if limit is None else f"{limit * 60}",
+        *(_number(job, "restart_cnt") or 0, _text(job, "nodes"), _text(job, "partition")),
+        *(_text(job, "tres_alloc_str") or _text(job, "tres_req_str"), job_id, _text(job, "user_name")),
+        *(_text(job, "account"), _text(job, "qos"), _number(job, "node_count") or 0, _text(job, "dependency")),
+        *(_output(job, is_task=bool(array)), _text(job, "name")),
+    )
+    return "".join(f"{field}|" for field in fields)
+
+
+def _number(job: Mapping[str, object], name: str) -> int | None:
+    """A number, plain as in v0.0.38 or an object as in later versions; None if it is not set or infinite."""
+    value: object = job.get(name)
+    if isinstance(value, dict):
+        value = value.get("number") if value.get("set") and not value.get("infinite") else None
+    return int(value) if isinstance(value, int | float) and 0 <= value < _UNSET else None
+
+
+def _text(job: Mapping[str, object], name: str) -> str:
+    value = job.get(name)
+    return value if isinstance(value, str) else ""
+
+
+def _output(job: Mapping[str, object], *, is_task: bool) -> str:
+    """The file of the standard output; v0.0.38 leaves out the one that sbatch takes by default."""
+    if (named := _text(job, "standard_output")) or not job.get("batch_flag"):
+        return named
+    return f"{_text(job, 'current_working_directory')}/slurm-{'%A_%a' if is_task else '%j'}.out"
+
+
+def _state(value: object) -> str:
+    """The word that squeue prints: of a state and its flags the first flag."""
+    words = [str(word) for word in value] if isinstance(value, list) else [str(value)]
+    flags: Iterable[str] = (flag for flag in (*_FLAGS, *_OTHER_FLAGS) if flag in words)
+    return next(iter(flags), words[0] if words else "")

@@ -1,0 +1,138 @@
+"""Slurm's queue out of a running hub, and what commands do without a fitting one."""
+
+import json
+import os
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from exporter.contract.records import JsonValue
+from exporter.hub.api.answers import Head, job_json
+from exporter.hub.jobs import split_rows, take_queue
+from exporter.slurm import shared_look_reader
+from exporter.slurm.commands_reader import SlurmReader
+from exporter.slurm.hub_reader import HubAnswer, read_hub
+from exporter.slurm.queue import parse_queue
+from exporter.slurm.shared_look_reader import QueueLook, read_queue_look
+from tests.exporter.hub.test_process import COMPLETED, RUNNING, HubProcess, line
+from tests.support.exporter import until
+from tests.support.fake_slurm import FakeSlurm
+
+SAMPLES = sorted((Path(__file__).parent / "samples").glob("squeue.*.txt"))
+SCOPE: Mapping[str, JsonValue] = {"cluster": "c1", "user": None, "partitions": [], "interval_s": 60.0}
+
+
+@pytest.mark.parametrize("sample", SAMPLES, ids=lambda path: path.stem)
+def test_the_rows_of_a_hub_are_those_of_squeue(sample: Path) -> None:
+    rows = split_rows(parse_queue(sample.read_text(encoding="utf-8")))
+    seen = take_queue({}, rows, {}, 1000.0)
+    for now in (2000.0, 3000.0):  # a job that may be requeued is over after a while
+        seen = take_queue(seen.jobs, rows, seen.rows, now)
+    body = Head(3000.0, 3000.0, (), SCOPE).with_body(jobs=[job_json(job, 3000.0) for job in seen.jobs.values()])
+    answer = HubAnswer.from_json(json.loads(json.dumps(body)))
+    assert {row.job_id: row for row in answer.rows()} == {row.job_id: row for row in rows.values()}
+
+
+@pytest.fixture
+def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
+    fake = FakeSlurm(tmp_path / "fake")
+    for name, value in fake.environment().items():
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("GPUJOB_HUB", raising=False)
+    monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    fake.say("squeue", "out", RUNNING + line("8", "PENDING"))
+    fake.say("scontrol", "config", "ClusterName = c1\nPrivateData = none\n")
+    return fake
+
+
+@pytest.fixture
+def hub(slurm: FakeSlurm) -> Iterator[HubProcess]:
+    process = HubProcess(slurm, "--interval", "60").ready()
+    yield process
+    process.end()
+
+
+def look(user: str | None = "root", cluster: str | None = None, **environ: str) -> QueueLook:
+    environment = {**os.environ, **environ}
+    return read_queue_look(SlurmReader(user, cluster, environment), environment)
+
+
+def test_commands_ask_the_hub_and_not_slurm(slurm: FakeSlurm, hub: HubProcess) -> None:
+    looks = [look() for _ in range(50)]
+    assert {found.source for found in looks} == {f"unix:{hub.socket}"}
+    assert {*looks[0].rows} == {*parse_queue(RUNNING + line("8", "PENDING"))}
+    assert len(slurm.calls("squeue")) == 1
+    assert look("bob").source == look(None).source == look(cluster="c2").source == look(GPUJOB_HUB="none").source
+    assert look(cluster="c1").source == f"unix:{hub.socket}"
+    assert len(slurm.calls("squeue")) == 5
+
+
+def test_an_answer_older_than_the_question_is_asked_anew(slurm: FakeSlurm, hub: HubProcess) -> None:
+    slurm.say("squeue", "out", COMPLETED)
+    found = read_queue_look(SlurmReader("root", None, os.environ), os.environ, since=time.time())
+    assert (found.source, found.rows) == ("squeue", parse_queue(COMPLETED))
+
+
+def test_a_hub_that_is_named_and_does_not_answer_is_told(slurm: FakeSlurm, hub: HubProcess, tmp_path: Path) -> None:
+    nowhere = f"unix:{tmp_path}/x.sock"
+    found = look(GPUJOB_HUB=nowhere)
+    problem = f"{nowhere} does not answer: No such file or directory"
+    assert (found.source, found.hub_problem, len(found.rows)) == ("squeue", problem, 2)
+    assert look("bob", GPUJOB_HUB=f"unix:{hub.socket}").hub_problem == f"unix:{hub.socket} has the jobs of root only"
+    assert "'http://' is no address; write it as in unix:/" in str(look(GPUJOB_HUB="http://").hub_problem)
+
+
+def test_over_tcp_the_token_is_sent(slurm: FakeSlurm) -> None:
+    process = HubProcess(slurm, "--web.listen-address", "127.0.0.1:0").ready()
+    try:
+        port = until(lambda: _port_of(process.process.pid), "the port")
+        address = f"http://127.0.0.1:{port}"
+        assert look(GPUJOB_HUB=address).hub_problem == f"{address} answers with status 401"
+        token = (slurm.folder / "state/gpujob/hub/token").read_text().strip()
+        assert look(GPUJOB_HUB=address, GPUJOB_HUB_TOKEN=token).source == address
+    finally:
+        process.end()
+
+
+def _port_of(pid: int) -> int | None:
+    inodes = {os.readlink(path) for path in Path(f"/proc/{pid}/fd").iterdir() if path.is_symlink()}
+    for fields in map(str.split, Path("/proc/net/tcp").read_text().splitlines()[1:]):
+        if fields[3] == "0A" and f"socket:[{fields[9]}]" in inodes:
+            return int(fields[1].rpartition(":")[2], 16)
+    return None
+
+
+def _answer(**body: object) -> Mapping[str, object]:
+    return {"as_of": 1000.0, "problems": [], "scope": SCOPE, "jobs": [], **body}
+
+
+@pytest.mark.parametrize(
+    ("body", "now", "problem", "is_used"),
+    [
+        ({}, 1079.0, None, True),
+        ({}, 1081.0, None, False),  # it hangs
+        ({"problems": ["squeue did not answer in 30 s"]}, 1200.0, "squeue did not answer in 30 s", True),
+        ({"problems": ["squeue did not answer in 30 s"]}, 1040.0, None, True),
+        ({"problems": ["sacct exited with 1"]}, 1200.0, None, False),
+        ({"as_of": None}, 1000.0, None, False),
+    ],
+)
+def test_an_old_answer_is_used_only_if_slurm_is_to_blame(
+    body: Mapping[str, object], now: float, problem: str | None, is_used: bool
+) -> None:
+    found = shared_look_reader.hub_look("unix:/x", HubAnswer.from_json(_answer(**body)), now)
+    assert (found is not None, found and found.problem) == (is_used, problem)
+
+
+@pytest.mark.parametrize(
+    "body", [{"is_all": False}, {"scope": {**SCOPE, "partitions": ["gpu"]}}, {"scope": {**SCOPE, "cluster": "c2"}}]
+)
+def test_a_hub_with_other_jobs_is_not_asked(body: Mapping[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
+    from exporter.slurm import hub_reader
+
+    monkeypatch.setattr(hub_reader, "read_json", lambda *_: _answer(**body))
+    found = read_hub(SlurmReader("ada", "c1", {}), {"GPUJOB_HUB": "unix:/x"})
+    assert found is not None
+    assert (found.answer, found.problem is None) == (None, False)

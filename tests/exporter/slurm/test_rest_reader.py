@@ -1,0 +1,135 @@
+"""The queue out of slurmrestd: the rows of squeue, whatever the version."""
+
+import json
+from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+
+from exporter.contract.errors import ExporterError
+from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+from exporter.slurm.queue import parse_queue
+from exporter.slurm.rest_reader import RestReader, parse_rest_jobs, slurm_reader
+
+SAMPLES = Path(__file__).parent / "samples"
+VERSIONS = ("22.05.8", "24.11.5", "26.05.5")
+
+
+def sample(version: str) -> dict[str, Any]:
+    body: dict[str, Any] = json.loads((SAMPLES / f"rest.{version}.json").read_text(encoding="utf-8"))
+    return body
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_rows_are_those_of_squeue(version: str) -> None:
+    rows = {row.job_id: row for row in parse_queue((SAMPLES / f"squeue.{version}.txt").read_text(encoding="utf-8"))}
+    found = parse_rest_jobs(sample(version))
+    assert found
+    assert {row.job_id: row for row in found} == {row.job_id: rows[row.job_id] for row in found}
+
+
+UNSET = {"set": False, "infinite": False, "number": 0}
+
+
+@pytest.mark.parametrize(
+    ("change", "field", "value"),
+    [
+        ({"time_limit": {"set": True, "infinite": True, "number": 0}}, "limit_s", None),
+        ({"time_limit": UNSET}, "limit_s", None),
+        ({"time_limit": 4294967295}, "limit_s", None),
+        ({"job_state": ["RUNNING", "COMPLETING"]}, "state", "RUNNING"),
+        ({"job_state": ["FAILED", "COMPLETING"]}, "state", "RUNNING"),
+        ({"job_state": ["PENDING", "REQUEUED"]}, "state", "PENDING"),
+        ({"job_state": ["RUNNING", "CONFIGURING"]}, "state", "PENDING"),
+        ({"job_state": ["RUNNING", "POWER_UP_NODE"]}, "state", "RUNNING"),
+        ({"job_state": "CANCELLED"}, "state", "CANCELLED"),
+        ({"end_time": {"set": True, "infinite": False, "number": 1795395999}}, "ended", 1795395999.0),
+        ({"state_description": "killed by hand"}, "reason", "killed by hand"),
+        ({"restart_cnt": 2}, "restarts", 2),
+    ],
+)
+def test_numbers_and_flags_of_all_versions(change: Mapping[str, object], field: str, value: object) -> None:
+    body = sample("26.05.5")
+    body["jobs"][0] |= change
+    (row,) = parse_rest_jobs(body)
+    assert getattr(row.sight, field) == value
+
+
+@pytest.mark.parametrize(
+    ("body", "problem"),
+    [
+        ({"jobs": [], "errors": [{"description": "Authentication failure"}]}, "error: Authentication failure"),
+        ({"errors": []}, "there are no jobs in it"),
+        ({"jobs": [{"job_id": "x"}]}, "jobs in it cannot be parsed"),
+        ({"jobs": [None]}, "jobs in it cannot be parsed"),
+    ],
+)
+def test_an_error_is_no_empty_queue(body: Mapping[str, object], problem: str) -> None:
+    with pytest.raises(SlurmUnansweredError, match=problem):
+        parse_rest_jobs(body)
+
+
+class Rest(ThreadingHTTPServer):
+    """A slurmrestd of one version that wants a token."""
+
+    def __init__(self, version: str) -> None:
+        self.version, self.asked = version, list[str]()
+        super().__init__(("127.0.0.1", 0), RestHandler)
+
+
+class RestHandler(BaseHTTPRequestHandler):
+    server: Rest
+
+    def do_GET(self) -> None:
+        self.server.asked.append(self.path)
+        is_known = self.path == f"/slurm/{self.server.version}/jobs"
+        is_allowed = self.headers["X-SLURM-USER-TOKEN"] == "secret" and self.headers["X-SLURM-USER-NAME"] == "ada"
+        self.send_response(401 if not is_allowed else 200 if is_known else 404)
+        self.end_headers()
+        self.wfile.write(json.dumps(sample("24.11.5")).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""
+
+
+@pytest.fixture
+def rest() -> Iterator[Rest]:
+    with Rest("v0.0.42") as server:
+        Thread(target=server.serve_forever, daemon=True).start()
+        yield server
+        server.shutdown()
+
+
+def test_the_version_is_found_once_and_the_token_is_of_the_user(rest: Rest) -> None:
+    address = f"http://127.0.0.1:{rest.server_port}"
+    environ = {"GPUJOB_SLURM_SOURCE": "rest", "GPUJOB_SLURMRESTD": address, "SLURM_JWT": "secret", "USER": "ada"}
+    reader = slurm_reader("ada", None, environ)
+    assert [row.job_id for row in (*reader.queue(), *reader.queue())] == ["32", "32"]
+    versions = [path.split("/")[2] for path in rest.asked]
+    assert versions == ["v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42", "v0.0.42"]
+    assert slurm_reader("bob", None, environ).queue() == slurm_reader("ada", None, environ, ["cpu"]).queue() == ()
+    with pytest.raises(SlurmUnansweredError, match=f"^slurmrestd at {address} answers with status 401$"):
+        slurm_reader("ada", None, {**environ, "SLURM_JWT": "old"}).queue()
+    rest.version = "v0.0.99"
+    with pytest.raises(SlurmUnansweredError, match=r"serves none of v0.0.38 to v0.0.45$"):
+        slurm_reader("ada", None, environ).queue()
+
+
+def test_auto_takes_commands_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ = {"GPUJOB_SLURMRESTD": "unix:/run/rest.sock"}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert isinstance(slurm_reader(None, None, environ), RestReader)
+    assert not isinstance(slurm_reader(None, None, {}), RestReader)
+    (tmp_path / "squeue").write_text("#!/bin/sh\n")
+    (tmp_path / "squeue").chmod(0o755)
+    assert type(slurm_reader(None, None, environ)) is SlurmReader
+    for wrong, problem in (
+        ({"GPUJOB_SLURM_SOURCE": "json"}, "GPUJOB_SLURM_SOURCE: 'json' is none of auto, commands, rest"),
+        ({"GPUJOB_SLURM_SOURCE": "rest"}, "GPUJOB_SLURMRESTD is not set; give the address of slurmrestd"),
+        ({"GPUJOB_SLURM_SOURCE": "rest", "GPUJOB_SLURMRESTD": "host"}, "GPUJOB_SLURMRESTD: 'host' is no address"),
+    ):
+        with pytest.raises(ExporterError, match=problem):
+            slurm_reader(None, None, wrong)
