@@ -181,7 +181,7 @@ def _interval(text: str) -> float:
 def _run_hub(arguments: argparse.Namespace) -> None:
     from exporter.hub.look import INTERVAL_S
     from exporter.hub.process import Options, run_hub  # aiohttp and SQLite are needed by this command alone
-    from exporter.slurm.rest_reader import SOURCE
+    from exporter.slurm.sources.rest_reader import SOURCE
 
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogLimit())

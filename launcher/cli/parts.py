@@ -43,16 +43,30 @@ RESUME = click.option(
 )
 
 
-def _choose_hub(_context: click.Context, _option: click.Parameter, address: str | None) -> None:
+def _set_variable(context: click.Context, name: str, value: str) -> None:
+    """Set an environment variable during this command."""
+    before = os.environ.get(name)
+
+    def restore() -> None:
+        if before is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = before
+
+    os.environ[name] = value
+    context.call_on_close(restore)
+
+
+def _choose_hub(context: click.Context, _option: click.Parameter, address: str | None) -> None:
     """Put the address where all readers of the queue look for it."""
-    from exporter.slurm.http_reader import check_address
-    from exporter.slurm.hub_reader import NO_HUB, VARIABLE
+    from exporter.slurm.sources.http_reader import check_address
+    from exporter.slurm.sources.hub_reader import NO_HUB, VARIABLE
 
     if named := os.environ.get(VARIABLE) if address is None else address:
         try:
             if named != NO_HUB:
                 check_address(named)
-            os.environ[VARIABLE] = named
+            _set_variable(context, VARIABLE, named)
         except ValueError as error:
             where = f"{VARIABLE}: " if address is None else ""
             raise click.BadParameter(f"{where}{error}, or {NO_HUB} to ask Slurm") from error
@@ -67,11 +81,11 @@ HUB = click.option(
 )
 
 
-def _choose_source(_context: click.Context, _option: click.Parameter, source: str | None) -> None:
-    from exporter.slurm.rest_reader import SOURCE as VARIABLE
+def _choose_source(context: click.Context, _option: click.Parameter, source: str | None) -> None:
+    from exporter.slurm.sources.rest_reader import SOURCE as VARIABLE
 
     if source is not None:
-        os.environ[VARIABLE] = source
+        _set_variable(context, VARIABLE, source)
 
 
 SOURCE = click.option(

@@ -10,7 +10,7 @@ from exporter.contract.records import RecordError
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.shared_look_reader import QueueLook
+from exporter.slurm.sources.shared_look_reader import QueueLook
 from exporter.slurm.states import array_of
 from exporter.slurm.tracking import (
     ACCOUNTING_LAG_S,

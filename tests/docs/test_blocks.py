@@ -133,7 +133,7 @@ def _parse_click(argv: list[str]) -> None:
             raise click.UsageError(f"No such command {name!r}.")
         command = commands.commands[name]
     with contextlib.suppress(click.exceptions.Exit):  # --help
-        command.make_context(command.name, argv)
+        command.make_context(command.name, argv).close()
 
 
 @pytest.mark.parametrize("fence", tagged("console"))

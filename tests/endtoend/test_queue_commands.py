@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exporter.slurm.accounting import tres
-from exporter.slurm.shared_look_reader import LOOK_S
+from exporter.slurm.sources.shared_look_reader import LOOK_S
 from tests.endtoend.jobs import JobSpace, embed_job
 from tests.endtoend.test_track import COUNTED_SQUEUE, REQUEUED, sbatch
 from tests.realstack.cluster import ROOT

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.slurm
 BOTH = """
 import os, sys
 from exporter.slurm.commands_reader import SlurmReader
-from exporter.slurm.rest_reader import slurm_reader
+from exporter.slurm.sources.rest_reader import slurm_reader
 user = sys.argv[1] or None
 rows = [{row.job_id: row for row in reader.queue()} for reader in (
     SlurmReader(user, None, os.environ), slurm_reader(user, None, os.environ), SlurmReader(user, None, os.environ))]

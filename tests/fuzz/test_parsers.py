@@ -41,9 +41,9 @@ from exporter.progress.progress_file import parse_updates
 from exporter.sidecar.figures_collector import FigureOfMeritError, parse_figure_of_merit
 from exporter.slurm.accounting import parse_accounting, parse_history
 from exporter.slurm.commands_reader import SlurmUnansweredError
-from exporter.slurm.hub_reader import HubAnswer
 from exporter.slurm.queue import GarbledAnswerError, parse_queue
-from exporter.slurm.rest_reader import parse_rest_jobs
+from exporter.slurm.sources.hub_reader import HubAnswer
+from exporter.slurm.sources.rest_reader import parse_rest_jobs
 from exporter.web.config import parse_web_config
 from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
 from launcher.check.inputs import PARSERS as INPUT_PARSERS

@@ -29,8 +29,8 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     nothing is known.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
-    from exporter.slurm.rest_reader import slurm_reader
-    from exporter.slurm.shared_look_reader import read_nodes_look, read_queue_look
+    from exporter.slurm.sources.rest_reader import slurm_reader
+    from exporter.slurm.sources.shared_look_reader import read_nodes_look, read_queue_look
     from launcher.fleet.nodes_view import known_nodes, nodes_json, render_nodes
     from launcher.fleet.own_runs import read_progress
     from launcher.fleet.prices import read_prices

@@ -14,7 +14,7 @@ from launcher.cli.job_source import warn
 from launcher.cli.parts import INTERRUPTED, fail, print_json
 
 if TYPE_CHECKING:
-    from exporter.slurm.shared_look_reader import Look
+    from exporter.slurm.sources.shared_look_reader import Look
 
 F = TypeVar("F", bound=Callable[..., Any])
 WATCH_INTERVAL_S = 5.0  # the shared look asks Slurm less often

@@ -92,8 +92,8 @@ def _read_run(client: "JobClient") -> "JobMetrics":
 def _ask_slurm(job_id: str, user: str) -> "JobMetrics":
     """What Slurm knows of a job. Raises LauncherError if it does not know it."""
     from exporter.slurm.queue import part_rows
-    from exporter.slurm.rest_reader import slurm_reader
-    from exporter.slurm.shared_look_reader import read_queue_look
+    from exporter.slurm.sources.rest_reader import slurm_reader
+    from exporter.slurm.sources.shared_look_reader import read_queue_look
     from exporter.slurm.states import ENDS, array_of
     from launcher.fleet.metrics_view import ended_metrics, running_metrics
 

@@ -15,7 +15,7 @@ from launcher.cli.parts import HUB, SOURCE, print_json
 
 if TYPE_CHECKING:
     from exporter.slurm.queue import QueueRow
-    from exporter.slurm.shared_look_reader import QueueLook
+    from exporter.slurm.sources.shared_look_reader import QueueLook
 
 LEAST_INTERVAL_S, ADVISED_INTERVAL_S, MOST_INTERVAL_S = 10.0, 60.0, 3600.0
 
@@ -70,9 +70,9 @@ def track(
     command then goes on where it was.
     """
     from exporter.contract.file_locks import FileLockedError, lock_file
-    from exporter.slurm.hub_reader import NO_HUB, VARIABLE
-    from exporter.slurm.rest_reader import slurm_reader
-    from exporter.slurm.shared_look_reader import read_queue_look
+    from exporter.slurm.sources.hub_reader import NO_HUB, VARIABLE
+    from exporter.slurm.sources.rest_reader import slurm_reader
+    from exporter.slurm.sources.shared_look_reader import read_queue_look
     from launcher.errors import LauncherError, os_errors
     from launcher.report.state import EXIT_STATUS
     from launcher.rundir.rundir import user_name

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from exporter.contract import run_files
-from exporter.slurm import shared_look_reader
 from exporter.slurm.commands_reader import NO_CLUSTER
+from exporter.slurm.sources import shared_look_reader
 from launcher.pipeline.directory import PipelineRecord, write_record
 from launcher.registry.entries import register_job
 from tests.launcher.fleet.conftest import Gpujob

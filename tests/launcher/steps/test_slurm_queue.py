@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.slurm import shared_look_reader
+from exporter.slurm.sources import shared_look_reader
 from launcher.steps import slurm_queue
 from launcher.steps.slurm_queue import QueueState, SlurmQueue
 from tests.support.fake_slurm import FakeSlurm

@@ -11,7 +11,7 @@ import pytest
 from exporter.slurm.accounting import Attempt, Step
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, Sight
-from exporter.slurm.shared_look_reader import QueueLook
+from exporter.slurm.sources.shared_look_reader import QueueLook
 from exporter.slurm.tracking import TrackedJob
 from launcher.track.follow import Follower, read_cause
 from launcher.track.run_log import all_complete

@@ -11,16 +11,16 @@ import pytest
 from exporter.contract.records import JsonValue
 from exporter.hub.api.answers import Head, job_json
 from exporter.hub.jobs import split_rows, take_queue
-from exporter.slurm import shared_look_reader
 from exporter.slurm.commands_reader import SlurmReader
-from exporter.slurm.hub_reader import HubAnswer, read_hub
 from exporter.slurm.queue import parse_queue
-from exporter.slurm.shared_look_reader import QueueLook, read_queue_look
+from exporter.slurm.sources import shared_look_reader
+from exporter.slurm.sources.hub_reader import HubAnswer, read_hub
+from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look
 from tests.exporter.hub.test_process import COMPLETED, RUNNING, HubProcess, line
 from tests.support.exporter import until
 from tests.support.fake_slurm import FakeSlurm
 
-SAMPLES = sorted((Path(__file__).parent / "samples").glob("squeue.*.txt"))
+SAMPLES = sorted((Path(__file__).parents[1] / "samples").glob("squeue.*.txt"))
 SCOPE: Mapping[str, JsonValue] = {"cluster": "c1", "user": None, "partitions": [], "interval_s": 60.0}
 
 
@@ -130,7 +130,7 @@ def test_an_old_answer_is_used_only_if_slurm_is_to_blame(
     "body", [{"is_all": False}, {"scope": {**SCOPE, "partitions": ["gpu"]}}, {"scope": {**SCOPE, "cluster": "c2"}}]
 )
 def test_a_hub_with_other_jobs_is_not_asked(body: Mapping[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
-    from exporter.slurm import hub_reader
+    from exporter.slurm.sources import hub_reader
 
     monkeypatch.setattr(hub_reader, "read_json", lambda *_: _answer(**body))
     found = read_hub(SlurmReader("ada", "c1", {}), {"GPUJOB_HUB": "unix:/x"})

@@ -17,9 +17,9 @@ from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.records import Record
 from exporter.contract.user_state import user_cache_folder
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
-from exporter.slurm.hub_reader import HubAnswer, read_hub
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
+from exporter.slurm.sources.hub_reader import HubAnswer, read_hub
 
 LOOK_S = 40.0  # age at which Slurm is asked anew: two RPCs each, so three a minute
 LEAST_S = 5.0  # between two questions, however many jobs have changed

@@ -12,9 +12,9 @@ import pytest
 from exporter.contract.errors import ExporterError
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import parse_queue
-from exporter.slurm.rest_reader import RestReader, parse_rest_jobs, slurm_reader
+from exporter.slurm.sources.rest_reader import RestReader, parse_rest_jobs, slurm_reader
 
-SAMPLES = Path(__file__).parent / "samples"
+SAMPLES = Path(__file__).parents[1] / "samples"
 VERSIONS = ("22.05.8", "24.11.5", "26.05.5")
 
 

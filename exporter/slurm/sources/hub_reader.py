@@ -9,8 +9,8 @@ from urllib.parse import quote
 from exporter.contract.records import Record, RecordError
 from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, user_state_folder
 from exporter.slurm.commands_reader import SlurmReader
-from exporter.slurm.http_reader import UNIX, NoAnswerError, check_address, read_json
 from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.sources.http_reader import UNIX, NoAnswerError, check_address, read_json
 from exporter.slurm.states import ENDS
 
 VARIABLE = "GPUJOB_HUB"  # with the address of a hub, or NO_HUB; its token for TCP is in GPUJOB_HUB_TOKEN

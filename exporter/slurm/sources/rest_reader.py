@@ -5,8 +5,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from exporter.contract.errors import ExporterError
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
-from exporter.slurm.http_reader import NoAnswerError, check_address, read_json
 from exporter.slurm.queue import QueueRow, parse_row, with_never
+from exporter.slurm.sources.http_reader import NoAnswerError, check_address, read_json
 
 SOURCE = "GPUJOB_SLURM_SOURCE"  # one of SOURCES
 ADDRESS = "GPUJOB_SLURMRESTD"  # where slurmrestd listens

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from exporter.slurm import shared_look_reader
 from exporter.slurm.commands_reader import NO_CLUSTER, SlurmReader, SlurmUnansweredError
-from exporter.slurm.shared_look_reader import LOOK_S, QueueLook, cluster_name, read_nodes_look, read_queue_look
+from exporter.slurm.sources import shared_look_reader
+from exporter.slurm.sources.shared_look_reader import LOOK_S, QueueLook, cluster_name, read_nodes_look, read_queue_look
 
 ROW = "7|COMPLETED|None|100|110|170|5:00|0|n1|gpu|cpu=4,mem=600M,node=1|7|ada|lab|normal|1|(null)|/dev/null|job|"
 FAILURE = 'echo "Unable to contact slurm controller" >&2; exit 1'
