@@ -347,7 +347,9 @@ def test_inhibition_names_existing_alerts_and_requires_equal_labels() -> None:
             assert named_by(name) <= alerts().keys()
             if "node" in labels:
                 expressions = [alerts()[alert]["expr"] for alert in named_by(name)]
-                assert all("by (cluster, job_id, job_name, user, partition, node)" in expr for expr in expressions)
+                assert all(
+                    "by (cluster, job_id, job_name, user, partition, notify, node)" in expr for expr in expressions
+                )
 
 
 def test_no_alert_inhibits_itself_through_others() -> None:
