@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {
     "exporter": (
         *("contract", "machine", "slurm", "collecting", "logs", "files", "progress", "gpus", "workers", "launch"),
-        *("web", "sidecar", "attach", "hub", "cli"),
+        *("web", "sidecar", "attach", "hub", "alerts", "cli"),
     ),
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),
@@ -54,7 +54,7 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
         "exporter.cli",
     ),
     *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.doors", "exporter.hub.service"),
-    "exporter.hub.process",
+    *("exporter.hub.process", "exporter.alerts.receiver", "exporter.alerts.log_file"),
 )
 PURE_IN_LAUNCHER = (
     *("launcher.planner.assembly", "launcher.planner.assembly_checks", "launcher.planner.topology"),

@@ -68,10 +68,10 @@ def threshold_case(name: str) -> dict[str, Any]:
         text = f"{AlertThreshold(name, value).series_value:g} ".replace("inf", "Inf")
         label = 'gpujob_alert_threshold{%s,alert="' + name + '"}'
         rows.append(job_series(job, {label: text * 90})[-1])
-    expected = [
-        {"labels": f'{{job_id="1",notify="me",alertname="{alert}"}}', "value": 1} for alert in THRESHOLDS[name].alerts
-    ]
-    expr = f'count by (job_id, notify, alertname) (ALERTS{{alertname=~"{"|".join(THRESHOLDS[name].alerts)}",alertstate="firing"}})'
+    fires = THRESHOLDS[name].alerts
+    expected = [{"labels": f'{{job_id="1",notify="me",alertname="{alert}"}}', "value": 1} for alert in fires]
+    selected = f'alertname=~"{"|".join(fires)}",alertstate="firing"'
+    expr = f"count by (job_id, notify, alertname) (ALERTS{{{selected}}})"
     when = [{"expr": expr, "eval_time": "85m", "exp_samples": expected}]
     return {"name": name, "interval": "1m", "input_series": rows, "promql_expr_test": when}
 

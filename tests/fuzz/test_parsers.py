@@ -19,9 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from exporter.alerts.messages import log_json, parse_message
 from exporter.collecting.saved_state import load_saved_state
 from exporter.contract.errors import ExporterError, ManifestError
 from exporter.contract.manifest import parse_manifest, render_manifest
+from exporter.contract.records import RecordError
 from exporter.contract.report import Report
 from exporter.contract.run_files import read_json
 from exporter.contract.status import NodeStatus
@@ -137,6 +139,8 @@ SLURM_SAMPLES = Path(__file__).parents[1] / "exporter" / "slurm" / "samples"
 SCONTROL = "JobId=2 JobState=RUNNING PreemptTime=2026-11-21T12:02:53 PreemptEligibleTime=None EndTime=Unknown\n"
 DISTRIBUTED = text_of({"instances": [{"endpoint": "generate", "component": "prefill"}], "stats": {"prefill_count": 1}})
 
+WEBHOOK = """{"alerts": [{"status": "firing", "labels": {"alertname": "A"}, "annotations": {"summary": "s"},
+"startsAt": "2026-11-20T13:31:07.123456789Z"}], "truncatedAlerts": 2}"""
 PARSERS = {
     "log": Parser(in_file(lambda path: scan_log(str(path), build_lexicon()), "a.log"), damaged([*LOGS, ERROR_LOG])),
     "last error": Parser(lambda text: last_error(text, read_error_patterns()), damaged([*LOGS, ERROR_LOG])),
@@ -150,6 +154,9 @@ PARSERS = {
         lambda text: parse_pack(text, "a"),
         damaged_text([(PACKS / f"{name}.toml").read_text() for name in pack_names()[:4]]),
         (PackError, PatternError),
+    ),
+    "webhook of Alertmanager": Parser(
+        lambda text: [log_json(alert, 0.0) for alert in parse_message(text)[0]], damaged_text([WEBHOOK]), (RecordError,)
     ),
     "progress file": Parser(lambda text: parse_updates(text, 0), damaged([UPDATES])),
     "figure of merit": Parser(parse_figure_of_merit, damaged([b'{"name": "a", "value": 1.5}']), (FigureOfMeritError,)),
