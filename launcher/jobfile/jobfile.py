@@ -13,6 +13,7 @@ from pydantic import Field, field_validator, model_validator
 
 from exporter.contract.records import JsonValue
 from launcher.errors import ConfigError
+from launcher.jobfile.alerts.notify import NotifySpec
 from launcher.jobfile.alerts.thresholds import AlertsSpec, AlertThresholds
 from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.monitoring import Detail, ErrorSpec, MonitoringSpec, PatternsSpec, ProgressSpec, VerifySpec
@@ -177,6 +178,7 @@ class ClusterSpec(FileModel):
     metrics_access: Literal["open", "authenticated"] | None = None
     detail: Detail | None = None
     alerts: AlertThresholds = AlertThresholds()
+    notify: NotifySpec = NotifySpec()
     prometheus_url: Url | None = None
     alertmanager_url: Url | None = None
     prices: PricesSpec | None = None

@@ -66,7 +66,11 @@ def test_the_example_is_valid_in_a_job(key: Key) -> None:
 
 @pytest.mark.parametrize("key", cluster_keys(), ids=lambda key: key.path)
 def test_the_example_is_valid_in_a_cluster_file(key: Key) -> None:
-    parse_cluster(as_yaml(nested(key.path, key.example)), key.path)
+    """With the keys of the example of its section, of which some are required."""
+    sections = {each.path: each for each in cluster_keys()}
+    section = sections.get(key.path.rpartition(".")[0])
+    around = {} if section is None else nested(section.path, section.example)
+    parse_cluster(as_yaml(merged(around, nested(key.path, key.example))), key.path)
 
 
 @pytest.mark.parametrize("key", [*job_keys(), *cluster_keys()], ids=lambda key: key.path)

@@ -6,6 +6,7 @@ import sys
 import click
 
 from exporter.contract.python_flags import ISOLATED
+from launcher.cli.alerts.config import config
 
 LIST = "list"
 
@@ -24,7 +25,7 @@ def alerts() -> None:
     """Show the alerts that fire, and set up who gets them. Without one of its parts, it is `gpujob alerts list`."""
 
 
-@alerts.command(
+@click.command(
     add_help_option=False,
     context_settings={"ignore_unknown_options": True, "allow_extra_args": True},
     epilog='example: gpujob alerts receive --on-silence "mail -s gpujob ada@example.org"',
@@ -34,3 +35,7 @@ def receive(options: tuple[str, ...]) -> None:
     """Take alerts from Alertmanager, log them, and report when they stop. It is `gpujob-exporter receive-alerts`."""
     command = [sys.executable, *ISOLATED, "-m", "exporter", "receive-alerts", *options]
     os.execv(sys.executable, command)  # noqa: S606 - no shell is involved
+
+
+for command in (config, receive):
+    alerts.add_command(command)
