@@ -71,7 +71,7 @@ WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its ar
 FOR_LAUNCHER = (  # parts of the exporter that the launcher may import
     *("contract", "machine", "slurm", "logs", "files", "progress", "workers", "launch"),
     *("gpus.records", "gpus.inventory_reader", "gpus.analysis", "attach.workers_reader"),
-    "web.config_file",
+    *("web.config_file", "alerts.messages", "alerts.log_file"),
 )
 IN_A_JOB = ("programs", "plan", "rundir", "verify", "steps", "registry", "report", "run", "watch")
 PACKAGES = {  # third-party package: where it may be imported

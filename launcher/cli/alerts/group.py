@@ -7,6 +7,9 @@ import click
 
 from exporter.contract.python_flags import ISOLATED
 from launcher.cli.alerts.config import config
+from launcher.cli.alerts.mute import mute, unmute
+from launcher.cli.alerts.show import show
+from launcher.cli.alerts.trial import test
 
 LIST = "list"
 
@@ -37,5 +40,5 @@ def receive(options: tuple[str, ...]) -> None:
     os.execv(sys.executable, command)  # noqa: S606 - no shell is involved
 
 
-for command in (config, receive):
+for command in (show, config, receive, test, mute, unmute):
     alerts.add_command(command)
