@@ -165,6 +165,7 @@ These are the JSON Schemas (draft 2020-12) of what gpujob prints and writes for 
 """
 ARGUMENTS = {
     "[JOB.YAML | -- COMMAND...]": "job file (`-` is standard input), or the command of the workers, word by word",
+    "JOB": "id or name of a job",
     "[OPTIONS]...": "options of `gpujob-exporter receive-alerts`",
     "[JOB]": "id, beginning of a local id, name or directory of a job or sweep; by default the newest",
     "[JOB]...": "ids, tasks of arrays, names or directories; by default all your jobs in Slurm's queue",

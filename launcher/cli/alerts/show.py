@@ -131,12 +131,12 @@ def _follow(
 
     def write(alert: Alert) -> None:
         now = time.time()
+        if log is not None:
+            log.write(alert, now)
         if as_json:
             print_json({"schema": 1, "time": iso(now), **alert_json(alert)})
         else:
             click.echo(log_line(alert, now))
-        if log is not None:
-            log.write(alert, now)
 
     before: list[Found] = []
     problem = ""
