@@ -39,6 +39,7 @@ if TYPE_CHECKING:
 
 USAGE = 2
 ATTACHED_LISTEN_ADDRESS = "127.0.0.1:9410"
+RECEIVER_LISTEN_ADDRESS = "127.0.0.1:9499"
 # Exit status of a sidecar that only a new process can replace; ``launcher.programs.supervisor`` starts one.
 RESTART_STATUS = 75
 # arguments not about an attached job
@@ -111,6 +112,7 @@ def _parser() -> argparse.ArgumentParser:
     sidecar.set_defaults(run=_run_sidecar, usage=sidecar.error)
 
     _add_hub(commands)
+    _add_receiver(commands)
 
     check = commands.add_parser(
         "check-config",
@@ -169,6 +171,67 @@ def _add_hub(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
         help="lowest level of messages that are logged (default: info)",
     )
     hub.set_defaults(run=_run_hub)
+
+
+def _add_receiver(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    receiver = commands.add_parser(
+        "receive-alerts",
+        help="take alerts from Alertmanager, and report when they stop",
+        description="Take the webhooks of Alertmanager, write them into a log, and report when the heartbeat of the "
+        "alerting stops. `gpujob alerts receive` is the same.",
+        epilog='example: gpujob-exporter receive-alerts --on-silence "mail -s gpujob ada@example.org"',
+    )
+    add = receiver.add_argument
+    add("--log", metavar="FILE", help="lines for people; FILE.jsonl has JSON (default: alerts.log in the state folder)")
+    add(
+        "--silence-after",
+        type=_silence,
+        default=180.0,
+        metavar="S",
+        help="seconds without the alert GpuJobWatchdog after which alerting counts as broken (default: 180)",
+    )
+    add("--on-silence", metavar="COMMAND", help="then run this program; the text is its standard input")
+    add("--state-dir", metavar="DIR", help="folder of the log and the token (default: ~/.local/state/gpujob/alerts)")
+    add(
+        "--web.listen-address",
+        dest="listen",
+        metavar="ADDRESS",
+        default=RECEIVER_LISTEN_ADDRESS,
+        help=f"host:port; clients need the token of the state folder (default: {RECEIVER_LISTEN_ADDRESS})",
+    )
+    add("--web.config.file", dest="web_config", metavar="FILE", help="TLS and users for that address")
+    add(
+        "--log-level",
+        default="info",
+        choices=("debug", "info", "warning", "error"),
+        help="lowest level of messages that are logged (default: info)",
+    )
+    receiver.set_defaults(run=_run_receiver)
+
+
+def _silence(text: str) -> float:
+    seconds = float(text)
+    if not 1.0 <= seconds <= 86400.0:
+        raise argparse.ArgumentTypeError(f"{text} is not from 1 to 86400")
+    return seconds
+
+
+def _run_receiver(arguments: argparse.Namespace) -> None:
+    from exporter.alerts.receiver import Options, run_receiver  # aiohttp is needed by this command alone
+
+    for handler in logging.getLogger().handlers:
+        handler.addFilter(LogLimit())
+    run_receiver(
+        Options(
+            listen=arguments.listen,
+            log_file=None if arguments.log is None else Path(arguments.log),
+            silence_s=arguments.silence_after,
+            on_silence=arguments.on_silence,
+            state_dir=None if arguments.state_dir is None else Path(arguments.state_dir),
+            web_config=arguments.web_config,
+        ),
+        os.environ,
+    )
 
 
 def _interval(text: str) -> float:

@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {
     "exporter": (
         *("contract", "machine", "slurm", "collecting", "logs", "files", "progress", "gpus", "workers", "launch"),
-        *("web", "sidecar", "attach", "hub", "cli"),
+        *("web", "sidecar", "attach", "hub", "alerts", "cli"),
     ),
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),
         *("registry", "planner", "report", "check", "run", "watch", "show", "attach", "sweep"),
-        *("pipeline", "fleet", "track", "cli"),
+        *("pipeline", "fleet", "track", "alerts", "cli"),
     ),
 }
 COMMANDS = ("launcher.cli", "exporter.cli")  # import lazily, so that `--help` and `watch` are fast
@@ -54,7 +54,7 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
         "exporter.cli",
     ),
     *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.api.doors", "exporter.hub.api.service"),
-    "exporter.hub.process",
+    *("exporter.hub.process", "exporter.alerts.receiver", "exporter.alerts.log_file"),
 )
 PURE_IN_LAUNCHER = (
     *("launcher.planner.assembly", "launcher.planner.assembly_checks", "launcher.planner.topology"),
@@ -71,7 +71,7 @@ WITH_PATHS = ("launcher.steps.batch_script",)  # pathlib for the types of its ar
 FOR_LAUNCHER = (  # parts of the exporter that the launcher may import
     *("contract", "machine", "slurm", "logs", "files", "progress", "workers", "launch"),
     *("gpus.records", "gpus.inventory_reader", "gpus.analysis", "attach.workers_reader"),
-    *("web.config_file", "hub.index_reader"),
+    *("web.config_file", "hub.index_reader", "alerts.messages", "alerts.log_file"),
 )
 IN_A_JOB = ("programs", "plan", "rundir", "verify", "steps", "registry", "report", "run", "watch")
 PACKAGES = {  # third-party package: where it may be imported

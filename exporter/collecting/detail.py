@@ -23,7 +23,7 @@ ESSENTIAL_FAMILIES = frozenset(
         *("gpu_row_remap_failure", "gpu_ecc_job_errors_total", "gpu_throttle_seconds_total"),
         *("gpu_xid_last_timestamp_seconds", "gpu_foreign_processes", "worker_gpu_info", "worker_gpu_misplaced"),
         *("worker_gpu_condition", "worker_gpu_memory_full_timestamp_seconds", "log_errors_total"),
-        *("collector_success", "collector_last_success_timestamp_seconds"),
+        *("collector_success", "collector_last_success_timestamp_seconds", "alert_threshold"),
     )
 )
 # What neither alert rules nor panels read for each worker, GPU or file system, and the duration of reads

@@ -15,6 +15,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from exporter.contract.alert_thresholds import THRESHOLDS, AlertThreshold
 from exporter.contract.errors import ManifestError
 from exporter.contract.lazy_dataclass import dataclass
 
@@ -115,6 +116,8 @@ class Manifest:
     web_config_file: str | None = None  # TLS and users of the page, in the format of Prometheus' exporters
     metrics_access: str = OPEN  # who may read the series, if that file names no users or client certificates
     detail: str = NORMAL  # how many series the page has
+    alert_thresholds: tuple[AlertThreshold, ...] = ()  # where they differ from those of the rules
+    notify: str = ""  # who is notified of its alerts: a name that Alertmanager routes by; empty for the site's routes
     # whether another user started the job: there are no exit records, and the sidecar infers the phase
     attached: bool = False
     search: WorkerSearchPlan | None = None  # of an attached job
@@ -178,7 +181,14 @@ def parse_manifest(text: str, run_dir: Path) -> Manifest:
         values["verify"] = Verification(**_known_values(Verification, body.get("verify", {})))
         for key in ("progress", "errors"):
             values[key] = tuple(LogPattern(**_known_values(LogPattern, entry)) for entry in body[key])
+        # a newer launcher may know more of them
+        values["alert_thresholds"] = tuple(
+            AlertThreshold(**_known_values(AlertThreshold, entry))
+            for entry in body.get("alert_thresholds", ())
+            if entry["alert"] in THRESHOLDS
+        )
         parts = (*values["tasks"], *values["groups"], *values["progress"], *values["errors"], values["verify"])
+        parts += values["alert_thresholds"]
         parts += (values["search"],) if values["search"] else ()
         for owner in (Manifest, *parts):
             _check_types(owner, values)

@@ -19,6 +19,12 @@ STALL_TIMEOUT = Family(
     "stall_timeout_seconds", "The job's own threshold: time without progress that counts as a stall."
 )
 LAUNCH_TIMEOUT = Family("launch_timeout_seconds", "The job's own threshold: time within which all workers must start.")
+ALERT_THRESHOLD = Family(
+    "alert_threshold",
+    "A threshold that the job or the site has set for an alert, in its unit; infinite when it is off. "
+    "Without the series the default of the rules applies.",
+    labels=("alert",),
+)
 
 
 @dataclass(frozen=True)
@@ -36,7 +42,10 @@ class JobCollector:
 
     name = "job"
     interval_s = 1.0
-    families = (INFO, START, TIME_LIMIT, PHASE, WORKERS_EXPECTED, GPUS_ALLOCATED, STALL_TIMEOUT, LAUNCH_TIMEOUT)
+    families = (
+        *(INFO, START, TIME_LIMIT, PHASE, WORKERS_EXPECTED, GPUS_ALLOCATED, STALL_TIMEOUT, LAUNCH_TIMEOUT),
+        ALERT_THRESHOLD,
+    )
 
     def __init__(self, context: CollectorContext, published: Publisher[str], progress: Published[JobProgress]) -> None:
         self._manifest, self._identity, self._tasks = context.manifest, context.identity, context.tasks
@@ -68,6 +77,8 @@ class JobCollector:
         out.add(GPUS_ALLOCATED, len({gpu for task in self._tasks for gpu in task.gpus}))
         out.add(STALL_TIMEOUT, manifest.stall_timeout_s)
         out.add(LAUNCH_TIMEOUT, manifest.launch_timeout_s)
+        for threshold in manifest.alert_thresholds:
+            out.add(ALERT_THRESHOLD, threshold.series_value, alert=threshold.alert)
 
     def describe(self, job: JobSnapshot, parts: StatusParts) -> None:
         identity = self._identity

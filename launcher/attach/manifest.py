@@ -14,6 +14,7 @@ from exporter.contract.manifest import (
     WorkerSearchPlan,
 )
 from exporter.contract.records import Record
+from launcher.jobfile.alerts.thresholds import alert_thresholds
 from launcher.jobfile.monitor_config import MonitorConfig
 from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.rundir.rundir import user_name
@@ -78,6 +79,7 @@ def make_manifest(
         stall_timeout_s=monitoring.stall_timeout,
         gpu_metrics=monitoring.gpu_metrics,
         detail=monitoring.detail,
+        alert_thresholds=alert_thresholds(monitoring.alerts),
         **page,
         attached=True,
         search=search,

@@ -61,6 +61,18 @@ def _print_keys(keys: "Sequence[Key]") -> None:
     click.echo("\n".join(f"{key.path:{width}}  {key.first_sentence}" for key in keys))
 
 
+def _threshold_lines() -> list[str]:
+    """Every threshold with its unit, default and an example."""
+    from exporter.contract.alert_thresholds import THRESHOLDS
+
+    rows = [("THRESHOLD", "UNIT", "DEFAULT", "EXAMPLE", "FIRES")]
+    for name, known in THRESHOLDS.items():
+        side = "above" if known.fires_above else "below"
+        rows.append((name, known.unit, f"{known.default:.15g}", known.example, f"{side}: {known.meaning}"))
+    widths = [max(len(row[column]) for row in rows) for column in range(4)] + [0]
+    return ["  " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
+
+
 def describe_key(key: "Key", keys: "Sequence[Key]") -> str:
     """Everything known about a key, as text."""
     from launcher.jobfile.keys import as_yaml, nested
@@ -73,5 +85,7 @@ def describe_key(key: "Key", keys: "Sequence[Key]") -> str:
     inner = [entry.path for entry in keys if entry.path.startswith((f"{key.path}.", f"{key.path}[]."))]
     if inner:
         lines += textwrap.wrap(f"{'Keys:':9}{', '.join(inner)}", WIDTH, initial_indent="  ", subsequent_indent=" " * 11)
+    if key.path == "alerts":
+        lines += ["", *_threshold_lines(), ""]
     lines += ["  Example:", textwrap.indent(as_yaml(nested(key.path, key.example)).rstrip(), "    ")]
     return "\n".join(lines)

@@ -14,6 +14,7 @@ from exporter.contract.errors import ExporterError, ManifestError
 from launcher.cli.about.command_group import CommandGroup
 from launcher.cli.about.completion import completion
 from launcher.cli.about.version import print_version
+from launcher.cli.alerts.group import alerts
 from launcher.cli.cluster.fleet import fleet
 from launcher.cli.cluster.index import index
 from launcher.cli.cluster.ps import ps
@@ -338,6 +339,7 @@ def schema(cluster: bool) -> None:
 
 
 for command in (
+    alerts,
     *(
         attach,
         completion,

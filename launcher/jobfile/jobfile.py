@@ -13,6 +13,8 @@ from pydantic import Field, field_validator, model_validator
 
 from exporter.contract.records import JsonValue
 from launcher.errors import ConfigError
+from launcher.jobfile.alerts.notify import NotifySpec
+from launcher.jobfile.alerts.thresholds import AlertsSpec, AlertThresholds
 from launcher.jobfile.backend_kinds import ENGINES
 from launcher.jobfile.monitoring import Detail, ErrorSpec, MonitoringSpec, PatternsSpec, ProgressSpec, VerifySpec
 from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
@@ -96,6 +98,7 @@ class JobSpec(FileModel):
     errors: list[ErrorSpec] = []
     verify: VerifySpec = VerifySpec()
     monitoring: MonitoringSpec = MonitoringSpec()
+    alerts: AlertsSpec = AlertsSpec()
 
     @field_validator("errors")
     @classmethod
@@ -174,6 +177,8 @@ class ClusterSpec(FileModel):
     web_config_file: Directory | None = None
     metrics_access: Literal["open", "authenticated"] | None = None
     detail: Detail | None = None
+    alerts: AlertThresholds = AlertThresholds()
+    notify: NotifySpec = NotifySpec()
     prometheus_url: Url | None = None
     alertmanager_url: Url | None = None
     prices: PricesSpec | None = None

@@ -7,6 +7,7 @@ from typing import Annotated
 from pydantic import AfterValidator, BeforeValidator, Field
 
 from launcher.errors import ConfigError, LauncherError
+from launcher.jobfile.alerts.thresholds import AlertThresholds
 from launcher.jobfile.monitoring import Detail, ErrorSpec, ProgressPatterns, VerifySpec
 from launcher.jobfile.value_types import Directory, FileModel, Seconds
 from launcher.jobfile.yamlfile import read_mapping, validate_model
@@ -96,6 +97,7 @@ class WatchSettings(FileModel):
     stall_timeout: Seconds = 300.0
     gpu_metrics: bool = False
     detail: Detail = "normal"
+    alerts: AlertThresholds = AlertThresholds()
 
 
 class EmailAlerts(FileModel):

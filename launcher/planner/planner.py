@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from exporter.contract.manifest import NORMAL, OPEN, Manifest, PathGroup, Task, Verification
+from launcher.jobfile.alerts.thresholds import alert_thresholds
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, cpus_of_full_nodes, with_cluster
 from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.jobfile.redaction import redacted_job
@@ -139,4 +140,6 @@ def _manifest(
         web_config_file=resolve_directory(cluster.web_config_file, workdir),
         metrics_access=cluster.metrics_access or OPEN,
         detail=monitoring.detail or cluster.detail or NORMAL,
+        alert_thresholds=alert_thresholds(spec.alerts, cluster.alerts),
+        notify=spec.alerts.notify or "",
     )

@@ -96,7 +96,7 @@ class Sidecars:
     def _publish(self) -> dict[str, SidecarRecord]:
         """Publish sidecars that listen and engines that have started; return the sidecars by node."""
         found = read_sidecars(self._facts.run_dir, self._facts.attempt)
-        groups = sidecar_target_groups(found.values())
+        groups = sidecar_target_groups(found.values(), self._plan.manifest.notify)
         if groups:  # the records of the sidecars contain the job's labels
             groups += engine_target_groups(self._plan, self._facts, groups[0].labels, self._find_started_engines())
         if self._targets.publish(groups):

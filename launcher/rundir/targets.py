@@ -36,12 +36,13 @@ def read_sidecars(run_dir: Path, attempt: int) -> dict[str, SidecarRecord]:
     return found
 
 
-def sidecar_target_groups(sidecars: Iterable[SidecarRecord]) -> list[TargetGroup]:
-    """One file_sd group per sidecar, with the same labels as its series.
+def sidecar_target_groups(sidecars: Iterable[SidecarRecord], notify: str) -> list[TargetGroup]:
+    """One file_sd group per sidecar, with the same labels as its series, and who is notified of the job's alerts.
 
     This gives `running_ranks` the labels, and makes a scrape configuration work with or without ``honor_labels``.
     """
-    return [TargetGroup((record.address,), {**record.labels, "job": SCRAPE_JOB}) for record in sidecars]
+    further = {"job": SCRAPE_JOB, **({"notify": notify} if notify else {})}
+    return [TargetGroup((record.address,), {**record.labels, **further}) for record in sidecars]
 
 
 def engine_target_groups(

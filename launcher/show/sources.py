@@ -129,6 +129,11 @@ def _paths(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames
     yield _first_set("web_config_file", None, plan.manifest.web_config_file, sources)
     yield _first_set("metrics_access", None, cluster.metrics_access, sources, default=plan.manifest.metrics_access)
     yield _first_set("monitoring.detail", spec.monitoring.detail, cluster.detail, sources, default=plan.manifest.detail)
+    for threshold in plan.manifest.alert_thresholds:
+        name = threshold.alert
+        own, site = getattr(spec.alerts, name), getattr(cluster.alerts, name)
+        place = f"{sources.job}: alerts.{name}" if own is not None else f"{sources.cluster}: alerts.{name}"
+        yield ValueSource(f"alerts.{name}", own if own is not None else site, place)
 
 
 def _aliases(spec: JobSpec, cluster: ClusterSpec, sources: SourceNames) -> Iterator[ValueSource]:

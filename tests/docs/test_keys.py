@@ -66,7 +66,11 @@ def test_the_example_is_valid_in_a_job(key: Key) -> None:
 
 @pytest.mark.parametrize("key", cluster_keys(), ids=lambda key: key.path)
 def test_the_example_is_valid_in_a_cluster_file(key: Key) -> None:
-    parse_cluster(as_yaml(nested(key.path, key.example)), key.path)
+    """With the keys of the example of its section, of which some are required."""
+    sections = {each.path: each for each in cluster_keys()}
+    section = sections.get(key.path.rpartition(".")[0])
+    around = {} if section is None else nested(section.path, section.example)
+    parse_cluster(as_yaml(merged(around, nested(key.path, key.example))), key.path)
 
 
 @pytest.mark.parametrize("key", [*job_keys(), *cluster_keys()], ids=lambda key: key.path)
@@ -91,7 +95,7 @@ def test_a_key_is_found_by_path_or_last_part(text: str, paths: list[str]) -> Non
     assert [key.path for key in find_keys(text, job_keys())] == paths
 
 
-@pytest.mark.parametrize("arguments", ["name", "workers[].restart", "progress.pack", "max"])
+@pytest.mark.parametrize("arguments", ["alerts", "name", "workers[].restart", "progress.pack", "max"])
 def test_explain_matches_the_golden_page(arguments: str, golden: Callable[[str, str], Path]) -> None:
     result = explain(arguments)
     assert result.exit_code == 0
@@ -128,7 +132,7 @@ def test_explain_gives_json() -> None:
     [
         (["paralel"], 'unknown key "paralel"; did you mean max_parallel or preamble?'),
         (["worker.restart.max"], 'unknown key "worker.restart.max"; did you mean workers[].restart.max'),
-        (["memory"], 'unknown key "memory"; did you mean memory_per_node?'),
+        (["memory"], 'unknown key "memory"; did you mean memory_per_node or host_memory?'),
         (["zzz"], 'unknown key "zzz"; `gpujob explain` lists all keys'),
         ([""], 'unknown key ""; `gpujob explain` lists all keys'),
         (["--cluster", "zzz"], 'unknown key "zzz"; `gpujob explain --cluster` lists all keys'),

@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from exporter import cli as exporter_cli
+from exporter.alerts.receiver import FAMILIES as RECEIVER_FAMILIES
 from exporter.collecting.families import Family
 from exporter.hub.page.series import FAMILIES as HUB_FAMILIES
 from exporter.launch.checks import LEVELS
@@ -145,6 +146,12 @@ HUB_METRICS = """
 A series of a job goes 30 minutes after the end of the job. See [run the hub](../how-to/run-the-hub.md).
 
 """
+RECEIVER_METRICS = """
+## Series of the receiver of alerts
+
+`gpujob alerts receive` serves these series. See [get alerts](../how-to/get-alerts.md).
+
+"""
 SCHEMAS = """\
 # Schemas
 
@@ -159,6 +166,8 @@ These are the JSON Schemas (draft 2020-12) of what gpujob prints and writes for 
 ARGUMENTS = {
     "[LOGS_DIR...]": "directories with run directories, for `--rebuild`",
     "[JOB.YAML | -- COMMAND...]": "job file (`-` is standard input), or the command of the workers, word by word",
+    "JOB": "id or name of a job",
+    "[OPTIONS]...": "options of `gpujob-exporter receive-alerts`",
     "[JOB]": "id, beginning of a local id, name or directory of a job or sweep; by default the newest",
     "[JOB]...": "ids, tasks of arrays, names or directories; by default all your jobs in Slurm's queue",
     "[PID... | CONFIG.YAML]": "process ids of the workers, or a `monitor_config.yaml`",
@@ -215,7 +224,10 @@ def metrics_page() -> str:
     )
     sidecar = table(("Series", "Type", "Labels", "Detail", "Meaning"), rows)
     hub = table(("Series", "Type", "Labels", "Meaning"), ((*_start_of_row(each), each.help) for each in HUB_FAMILIES))
-    return f"{GENERATED}{METRICS}{sidecar}{HUB_METRICS}{hub}"
+    receiver = table(
+        ("Series", "Type", "Labels", "Meaning"), ((*_start_of_row(each), each.help) for each in RECEIVER_FAMILIES)
+    )
+    return f"{GENERATED}{METRICS}{sidecar}{HUB_METRICS}{hub}{RECEIVER_METRICS}{receiver}"
 
 
 def _start_of_row(family: Family) -> tuple[str, str, str]:
@@ -234,7 +246,10 @@ def gpujob_commands() -> Iterator[str]:
         for name in commands.list_commands(context):
             command = commands.commands[name]
             if not command.hidden:
-                yield click_command(f"gpujob {name}", command, click.Context(command, context, name))
+                inner = click.Context(command, context, name)
+                yield click_command(f"gpujob {name}", command, inner)
+                for part, below in command.commands.items() if isinstance(command, click.Group) else ():
+                    yield click_command(f"gpujob {name} {part}", below, click.Context(below, inner, part))
 
 
 def click_command(name: str, command: click.Command, context: click.Context) -> str:

@@ -19,9 +19,11 @@ import pytest
 from hypothesis import HealthCheck, given, seed, settings
 from hypothesis import strategies as st
 
+from exporter.alerts.messages import log_json, parse_message
 from exporter.collecting.saved_state import load_saved_state
 from exporter.contract.errors import ExporterError, ManifestError
 from exporter.contract.manifest import parse_manifest, render_manifest
+from exporter.contract.records import RecordError
 from exporter.contract.report import Report
 from exporter.contract.run_files import read_json
 from exporter.contract.status import NodeStatus
@@ -46,6 +48,8 @@ from exporter.slurm.sources.hub_reader import HubAnswer
 from exporter.slurm.sources.rest_reader import parse_rest_jobs
 from exporter.web.config import parse_web_config
 from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
+from launcher.alerts.firing import parse_alertmanager, parse_prometheus, parse_receiver, parse_silences, render
+from launcher.alerts.trial import parse_counts
 from launcher.check.inputs import PARSERS as INPUT_PARSERS
 from launcher.check.site_facts import parse_partitions
 from launcher.errors import ConfigError, LauncherError, SlurmError
@@ -143,6 +147,15 @@ SCONTROL = "JobId=2 JobState=RUNNING PreemptTime=2026-11-21T12:02:53 PreemptElig
 DISTRIBUTED = text_of({"instances": [{"endpoint": "generate", "component": "prefill"}], "stats": {"prefill_count": 1}})
 
 ENDED = "gpu|lab|normal|1|n1|7|ada|COMPLETED|0:0|100|110|150|40|5|2|00:01|cpu=2,energy=9||job\n"
+WEBHOOK = """{"alerts": [{"status": "firing", "labels": {"alertname": "A"}, "annotations": {"summary": "s"},
+"startsAt": "2026-11-20T13:31:07.123456789Z"}], "truncatedAlerts": 2}"""
+MANAGER_ALERTS = """[{"labels": {"alertname": "GpuJobA", "job_id": "7"}, "startsAt": "2026-11-20T13:31:07Z",
+"status": {"state": "active", "silencedBy": ["a"], "inhibitedBy": []}}]"""
+SERVER_ALERTS = """{"data": {"alerts": [{"labels": {"a": "b"}, "state": "firing", "activeAt": "2026-11-20T13:31:07Z"}]},
+"alerts": [{"labels": {"a": "b"}, "since": "2026-11-20T13:31:07Z"}]}"""
+SILENCES = """[{"id": "a", "matchers": [{"name": "job_id", "value": "7", "isRegex": false, "isEqual": true}],
+"endsAt": "2026-11-20T13:31:07Z", "createdBy": "ada", "status": {"state": "active"}}]"""
+COUNTS = 'alertmanager_notification_requests_failed_total{integration="slack"} 1\n'
 PARSERS = {
     "log": Parser(in_file(lambda path: scan_log(str(path), build_lexicon()), "a.log"), damaged([*LOGS, ERROR_LOG])),
     "last error": Parser(lambda text: last_error(text, read_error_patterns()), damaged([*LOGS, ERROR_LOG])),
@@ -157,6 +170,16 @@ PARSERS = {
         damaged_text([(PACKS / f"{name}.toml").read_text() for name in pack_names()[:4]]),
         (PackError, PatternError),
     ),
+    "webhook of Alertmanager": Parser(
+        lambda text: [log_json(alert, 0.0) for alert in parse_message(text)[0]], damaged_text([WEBHOOK]), (RecordError,)
+    ),
+    "alerts of Alertmanager": Parser(
+        lambda text: render(parse_alertmanager(text), {}, 0.0), damaged_text([MANAGER_ALERTS]), (ValueError,)
+    ),
+    "alerts of Prometheus": Parser(parse_prometheus, damaged_text([SERVER_ALERTS]), (ValueError,)),
+    "alerts of the receiver": Parser(parse_receiver, damaged_text([SERVER_ALERTS]), (ValueError,)),
+    "silences of Alertmanager": Parser(parse_silences, damaged_text([SILENCES]), (ValueError,)),
+    "counts of Alertmanager": Parser(parse_counts, damaged_text([COUNTS])),
     "progress file": Parser(lambda text: parse_updates(text, 0), damaged([UPDATES])),
     "figure of merit": Parser(parse_figure_of_merit, damaged([b'{"name": "a", "value": 1.5}']), (FigureOfMeritError,)),
     "benchmark result": Parser(parse_benchmark_result, damaged([text_of(RESULT)]), (NoBenchmarkResult,)),

@@ -4,6 +4,7 @@ from pathlib import Path
 
 from hypothesis import strategies as st
 
+from exporter.contract.alert_thresholds import THRESHOLDS, AlertThreshold
 from exporter.contract.manifest import DETAILS, LogPattern, Manifest, PathGroup, Task
 
 TEXT = st.text(st.characters(codec="utf-8"), max_size=30)  # any text that UTF-8 can hold
@@ -27,6 +28,7 @@ TASKS = st.builds(
 )
 GROUPS = st.builds(PathGroup, name=TEXT, directory=PATH_TEXT, pattern=st.none() | PATH_TEXT)
 LOG_PATTERNS = st.builds(LogPattern, name=TEXT, pattern=TEXT, severity=st.none() | NAME)
+ALERT_THRESHOLDS = st.builds(AlertThreshold, st.sampled_from(list(THRESHOLDS)), st.none() | SECONDS)
 MANIFESTS = st.builds(
     Manifest,
     job_name=TEXT,
@@ -48,6 +50,7 @@ MANIFESTS = st.builds(
     gpu_metrics=st.booleans(),
     detail=st.sampled_from(DETAILS),
     listen_address=TEXT,
+    alert_thresholds=st.lists(ALERT_THRESHOLDS, max_size=2).map(tuple),
     run_dir=st.just(Path("/runs/1")),
 )
 

@@ -14,6 +14,7 @@ from prometheus_client.openmetrics import parser as openmetrics_parser
 
 from exporter.collecting.detail import ESSENTIAL_FAMILIES, FULL_FAMILIES, LATE_FAMILIES
 from exporter.collecting.families import PREFIX, Samples
+from exporter.contract.alert_thresholds import AlertThreshold
 from exporter.contract.manifest import ESSENTIAL, FULL
 from exporter.contract.status import (
     EtaEstimate,
@@ -60,8 +61,13 @@ ROOT = Path(__file__).resolve().parents[3]
 PAGES = GOLDEN / "exporter"
 START = 1_700_000_000.0
 FIRST, SECOND = make_task(0), make_task(1, role="decode", index=0)
+THRESHOLDS = (
+    *(AlertThreshold("disk_free", 5e10), AlertThreshold("straggler", None)),
+    AlertThreshold("time_limit_chance", None),
+)
 CONTEXT = make_context(
-    make_manifest(Path("/runs/1"), FIRST, SECOND, time_limit_s=3600.0, total_items=1000), job_name='embed "v2" [a]'
+    make_manifest(Path("/runs/1"), FIRST, SECOND, time_limit_s=3600.0, total_items=1000, alert_thresholds=THRESHOLDS),
+    job_name='embed "v2" [a]',
 )
 
 COLLECTORS = {slot.collector.name: slot.collector for slot in Sidecar(CONTEXT).slots}

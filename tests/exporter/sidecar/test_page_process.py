@@ -232,7 +232,7 @@ def test_prometheus_scrapes_a_closed_page_as_documented(
     sidecar = start("--web.listen-address", "localhost:0", web_config_file=str(path))
     targets = tmp_path / "targets"
     targets.mkdir()
-    groups = sidecar_target_groups(read_sidecars(sidecar.run_dir, 0).values())
+    groups = sidecar_target_groups(read_sidecars(sidecar.run_dir, 0).values(), "")
     assert TargetFiles(tmp_path, str(targets)).publish(groups)
     folder = tmp_path / "etc"
     shutil.copytree(authority.own.certificate.parent, folder)

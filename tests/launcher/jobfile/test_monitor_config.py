@@ -165,7 +165,7 @@ alert: {}
     assert 'job.name: 7 is not a text; write it in quotes: "7"' in found
     assert (
         'monitoring.chek_interval: unknown key "chek_interval"; did you mean "check_interval"? '
-        "(known: check_interval, detail, gpu_metrics, launch_timeout, stall_timeout)"
+        "(known: alerts, check_interval, detail, gpu_metrics, launch_timeout, stall_timeout)"
     ) in found
     assert 'error_patterns[0].severity: "fatal" is not one of "critical", "warning" or "info"' in found
 

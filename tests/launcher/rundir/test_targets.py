@@ -58,7 +58,8 @@ def test_sidecars_of_this_attempt_are_found(run_dir: Path) -> None:
 def test_a_target_has_the_labels_of_its_series() -> None:
     record = SidecarRecord(attempt=0, address="cn01:9410", labels={"job_id": "4459", "node": "cn01"})
     labels = {"job_id": "4459", "node": "cn01", "job": "gpujob-sidecar"}
-    assert sidecar_target_groups([record]) == [TargetGroup(("cn01:9410",), labels)]
+    assert sidecar_target_groups([record], "") == [TargetGroup(("cn01:9410",), labels)]
+    assert sidecar_target_groups([record], "oncall")[0].labels == {**labels, "notify": "oncall"}
 
 
 def test_target_files_are_published_and_removed(run_dir: Path, tmp_path: Path) -> None:

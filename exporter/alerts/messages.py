@@ -1,0 +1,181 @@
+"""Webhooks of Alertmanager: their alerts as records, lines of a log, and what fires now."""
+
+import json
+from collections.abc import Iterable, Mapping
+from datetime import UTC, datetime
+from typing import NamedTuple
+
+from exporter.contract.records import NOTHING, JsonValue, Record, RecordError
+
+WATCHDOG = "GpuJobWatchdog"
+FIRING, ENDED = "firing", "resolved"
+SEVERITIES = ("critical", "warning", "info")  # the worst first
+MOST_ALERTS = 1000  # of one message, and of those that fire
+MOST_CHARACTERS = 1000  # of a text in the log
+
+
+class WebhookAlert(Record):
+    """One alert of a message."""
+
+    status: str
+    labels: Mapping[str, str]
+    annotations: Mapping[str, str] = NOTHING
+    startsAt: str = ""  # noqa: N815 - the names are those of Alertmanager
+    endsAt: str = ""  # noqa: N815
+    fingerprint: str = ""
+
+
+class WebhookMessage(Record):
+    """What Alertmanager posts (its documentation, `webhook_config`)."""
+
+    alerts: tuple[WebhookAlert, ...]
+    receiver: str = ""
+    truncatedAlerts: int = 0  # noqa: N815
+
+
+class Alert(NamedTuple):
+    """An alert as the log and `gpujob alerts` show it."""
+
+    status: str
+    labels: Mapping[str, str]
+    summary: str
+    description: str
+    runbook: str
+    board: str
+    since: float | None  # epoch seconds
+
+    @property
+    def name(self) -> str:
+        return self.labels.get("alertname", "")
+
+    @property
+    def severity(self) -> str:
+        return self.labels.get("severity", "")
+
+    @property
+    def key(self) -> tuple[tuple[str, str], ...]:
+        """What tells it from others."""
+        return tuple(sorted(self.labels.items()))
+
+
+def parse_message(text: str) -> tuple[tuple[Alert, ...], int]:
+    """Alerts of a webhook, and how many more Alertmanager left out. Raises RecordError."""
+    try:
+        message = WebhookMessage.from_json(json.loads(text))
+    except (ValueError, RecursionError) as error:
+        raise RecordError(f"no message of Alertmanager: {error}") from error
+    return tuple(map(_alert, message.alerts[:MOST_ALERTS])), message.truncatedAlerts
+
+
+def _alert(given: WebhookAlert) -> Alert:
+    return make_alert(given.status, given.labels, given.annotations, parse_time(given.startsAt))
+
+
+def make_alert(status: str, labels: Mapping[str, str], annotations: Mapping[str, str], since: float | None) -> Alert:
+    """An alert with texts of one line each, whatever was in them."""
+    keys = ("summary", "description", "runbook_url", "dashboard_url")
+    summary, description, runbook, board = (printable(annotations.get(key, "")) for key in keys)
+    shown = {printable(name): printable(value) for name, value in labels.items()}
+    return Alert(status, shown, summary, description, runbook, board, since)
+
+
+def printable(text: str) -> str:
+    """A text without line ends and what a terminal obeys, and not too long."""
+    return "".join(letter if letter.isprintable() else " " for letter in text[:MOST_CHARACTERS])
+
+
+def parse_time(text: str) -> float | None:
+    """Seconds of a time as Go writes it; None for no time, which is the year 1."""
+    try:
+        moment = datetime.fromisoformat(text)
+        return moment.timestamp() if moment.year > 1 and moment.tzinfo is not None else None
+    except (ValueError, OverflowError):
+        return None
+
+
+def worst_first(alerts: Iterable[Alert]) -> list[Alert]:
+    """Alerts by severity, then the oldest first."""
+
+    def rank(alert: Alert) -> tuple[int, float, tuple[tuple[str, str], ...]]:
+        known = SEVERITIES.index(alert.severity) if alert.severity in SEVERITIES else len(SEVERITIES)
+        return known, alert.since or 0.0, alert.key
+
+    return sorted(alerts, key=rank)
+
+
+def iso(moment: float | None) -> str | None:
+    """A moment in UTC as logs and JSON have it."""
+    return None if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def log_line(alert: Alert, now: float) -> str:
+    """One line for people: when, what, about what, and where to read on."""
+    word = "FIRING" if alert.status == FIRING else "ENDED"
+    job = alert.labels.get("job_id", "")
+    about = f"job {job} {alert.labels.get('job_name', '')} ({alert.labels.get('user', '')}): " if job else ""
+    text = alert.description or alert.summary
+    return f"{iso(now)} {word} {alert.severity or '-'} {alert.name} {about}{text} {alert.runbook}".rstrip()
+
+
+def log_json(alert: Alert, now: float) -> str:
+    """The same as one line of JSON."""
+    return json.dumps({"schema": 1, "time": iso(now), **alert_json(alert)}, ensure_ascii=False)
+
+
+def alert_json(alert: Alert) -> dict[str, JsonValue]:
+    """An alert as JSON shows it."""
+    return {
+        "status": alert.status,
+        "alert": alert.name,
+        "severity": alert.severity,
+        "since": iso(alert.since),
+        "summary": alert.summary,
+        "description": alert.description,
+        "runbook_url": alert.runbook,
+        "dashboard_url": alert.board,
+        "labels": dict(alert.labels),
+    }
+
+
+class Firing:
+    """The alerts that fire, as far as messages have said."""
+
+    def __init__(self) -> None:
+        self._alerts: dict[tuple[tuple[str, str], ...], Alert] = {}
+
+    def take(self, alert: Alert) -> bool:
+        """Note an alert. Returns whether it is news: it has begun or ended."""
+        before = self._alerts.pop(alert.key, None)
+        if alert.status != FIRING:
+            return before is not None
+        if len(self._alerts) >= MOST_ALERTS:
+            self._alerts.pop(next(iter(self._alerts)))
+        self._alerts[alert.key] = alert
+        return before is None or before.since != alert.since
+
+    def all(self) -> list[Alert]:
+        """What fires, worst first."""
+        return worst_first(self._alerts.values())
+
+
+class Heartbeat:
+    """The alert that always fires: when it last came, and whether the silence is too long."""
+
+    def __init__(self, most_silence_s: float, repeat_s: float, now: float) -> None:
+        self._most_silence_s, self._repeat_s = most_silence_s, repeat_s
+        self._began, self._due = now, 0.0
+        self.last: float | None = None
+        self.is_silent = False
+
+    def beat(self, now: float) -> bool:
+        """Note a heartbeat. Returns whether it ends a silence."""
+        ended, self.last, self.is_silent = self.is_silent, now, False
+        return ended
+
+    def silence(self, now: float) -> float | None:
+        """Seconds of a silence to report now: when it becomes too long, and then from time to time; else None."""
+        lasted = now - (self.last if self.last is not None else self._began)
+        if lasted <= self._most_silence_s or (self.is_silent and now < self._due):
+            return None
+        self.is_silent, self._due = True, now + self._repeat_s
+        return lasted

@@ -1,0 +1,1 @@
+"""Alerts for people: the configuration of Alertmanager, what fires, and silences."""

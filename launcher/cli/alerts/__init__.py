@@ -1,0 +1,1 @@
+"""The command `gpujob alerts` and its parts."""

@@ -1,0 +1,225 @@
+"""The command `gpujob alerts config`: the configuration of Alertmanager."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from launcher.cli.job_source import warn
+from launcher.cli.parts import JSON, print_json
+from launcher.errors import ConfigError, LauncherError
+
+if TYPE_CHECKING:
+    from launcher.jobfile.alerts.notify import NotifySpec
+
+SECRET_MODE = 0o600
+OLDEST = "0.25"
+CHECK_S = 30  # for amtool
+
+
+@click.command(epilog="example: gpujob alerts config --base /etc/prometheus/alertmanager.yml -o alerting")
+@click.option("-o", "--output", default="alerting", metavar="DIR", help="Directory to write (default: alerting).")
+@click.option("--base", metavar="FILE", help="Configuration of the site; what it has stays. Comments get lost.")
+@click.option("--config", metavar="FILE", help="A monitor_config.yaml; its `alerts` become channels too.")
+@click.option("--alert-email", metavar="ADDRESS", help="Also send mail to this address.")
+@click.option("--alert-slack", metavar="FILE", help="Also send to Slack; FILE has the URL of the webhook.")
+@click.option("--alertmanager", "version", default=OLDEST, metavar="VERSION", help="Oldest version that reads it.")
+@JSON
+def config(
+    output: str,
+    base: str | None,
+    config: str | None,
+    alert_email: str | None,
+    alert_slack: str | None,
+    version: str,
+    as_json: bool,
+) -> None:
+    """Write a complete configuration of Alertmanager into a directory, and check it.
+
+    Channels are those of `notify` in the cluster file, and those of the options. The directory gets
+    alertmanager.yml, the templates, and files with secrets. Everything is checked before a file is replaced.
+    """
+    from launcher.alerts.config import Site, board_template, make_config
+    from launcher.jobfile.alerts.notify import find_problems
+    from launcher.jobfile.jobfile import load_cluster
+    from launcher.rundir.yaml_files import dump_yaml
+
+    folder = Path(output).absolute()
+    notify, secrets = load_cluster(os.environ, Path.cwd()).notify, dict[str, str]()
+    notify = _with_options(notify, secrets, folder, config, alert_email, alert_slack)
+    if problems := find_problems(notify):
+        raise ConfigError("cluster file", problems)
+    if not notify.channels:
+        raise LauncherError(
+            "no channel: write `notify.channels` into the cluster file (`gpujob explain --cluster notify`), or give "
+            "--alert-email, --alert-slack or --config"
+        )
+    for file in secret_files(notify):
+        if file not in secrets and Path(file).exists():
+            _check_mode(Path(file))
+    shipped = shipped_folder()
+    rules = _read_yaml(shipped / "alertmanager.yml").get("inhibit_rules")
+    site = Site(
+        version=_version(version),
+        read_secret=lambda file: secrets.get(file) or _read_secret(file),
+        inhibit_rules=rules if isinstance(rules, list) else (),
+        templates=f"{folder}/templates/*.tmpl",
+    )
+    tree = make_config(notify, site, {} if base is None else _read_yaml(Path(base)))
+    files = {"alertmanager.yml": dump_yaml(tree)}
+    files |= {f"templates/{path.name}": path.read_text("utf-8") for path in (shipped / "templates").glob("*.tmpl")}
+    if notify.board_url is not None:
+        files["templates/gpujob-board.tmpl"] = board_template(notify.board_url)
+    files |= {str(Path(file).relative_to(folder)): text for file, text in secrets.items()}
+    is_checked = _check(files, folder)
+    for name, text in files.items():
+        _write(folder / name, text)
+    if as_json:
+        facts = {"file": str(folder / "alertmanager.yml"), "checked": is_checked, "files": sorted(files)}
+        print_json({"schema": 1, **facts, "channels": list(notify.channels)})
+        return
+    click.echo(f"{folder}/alertmanager.yml: {len(notify.channels)} channels: {', '.join(notify.channels)}")
+    if not is_checked:
+        warn("amtool is not on PATH, so the file is not checked; run `amtool check-config` on it")
+    click.echo("Alertmanager must be able to read it; then start it with --config.file, or reload it")
+
+
+def shipped_folder() -> Path:
+    """Rules, routes and templates: of the clone, or of the installed package."""
+    places = (Path(__file__).parents[3] / "alertmanager", Path(sys.prefix) / "share" / "gpujob" / "alertmanager")
+    found = next((place for place in places if (place / "templates").is_dir()), None)
+    if found is None:
+        raise LauncherError(f"{places[-1]} is missing; install gpujob again")
+    return found
+
+
+def secret_files(notify: "NotifySpec") -> list[str]:
+    """Files of the channels with one secret each, on this machine or on that of Alertmanager."""
+    kinds = [each for channel in notify.channels.values() for _, each in channel if each is not None]
+    found = [getattr(kind, key, None) for kind in kinds for key in ("url_file", "key_file", "token_file")]
+    return [file for file in (*found, notify.smtp and notify.smtp.password_file) if file]
+
+
+def _version(text: str) -> tuple[int, int]:
+    match = re.fullmatch(r"v?(\d{1,3})\.(\d{1,3})(?:\.\d{1,5})?", text)
+    if match is None or (int(match[1]), int(match[2])) < (0, 25):
+        raise LauncherError(f"--alertmanager: {text!r} is not a version from {OLDEST} on; write for example 0.28")
+    return int(match[1]), int(match[2])
+
+
+def _with_options(
+    notify: "NotifySpec",
+    secrets: dict[str, str],
+    folder: Path,
+    config: str | None,
+    email: str | None,
+    slack: str | None,
+) -> "NotifySpec":
+    """The channels with those of the options; secrets that came as values get files."""
+    from launcher.jobfile.alerts.notify import NotifySpec, address_problem
+    from launcher.jobfile.yamlfile import validate_model
+
+    body = notify.model_dump(by_alias=True, exclude_unset=True)
+    channels, source = body.setdefault("channels", {}), "command line"
+    if config is not None:
+        found, source = _alerts_of(config), config
+        mail, chat = _enabled(found, "email"), _enabled(found, "slack")
+        email = email or mail.get("address")
+        if mail.get("smtp_server") and "smtp" not in body:
+            port = mail.get("smtp_port", 587)
+            body["smtp"] = {"smarthost": f"{mail['smtp_server']}:{port}", "from": mail.get("address", email)}
+        if slack is None and chat.get("webhook"):
+            place = str(folder / "secrets" / "slack-url")
+            secrets[place] = str(chat["webhook"])
+            channels["alert-slack"] = {"slack": {"url_file": place}}
+    if email is not None:
+        if problem := address_problem(email):
+            raise LauncherError(f"--alert-email: {problem}")
+        channels["alert-email"] = {"email": {"to": email}}
+    if slack is not None:
+        if "://" in slack:
+            raise LauncherError(
+                "--alert-slack: a URL of a webhook is a secret, and all users of this machine see arguments; write it "
+                "into a file of mode 0600 and name the file"
+            )
+        channels["alert-slack"] = {"slack": {"url_file": str(Path(slack).absolute())}}
+    return validate_model(body, source, NotifySpec)
+
+
+def _alerts_of(path: str) -> Mapping[str, object]:
+    from launcher.jobfile.monitor_config import load_monitor_config
+
+    load_monitor_config(path, {})  # one error with every problem, none of them with a secret
+    found = _read_yaml(Path(path)).get("alerts")
+    return found if isinstance(found, dict) else {}
+
+
+def _enabled(found: Mapping[str, object], key: str) -> dict[str, str]:
+    section = found.get(key)
+    return section if isinstance(section, dict) and section.get("enabled", True) else {}
+
+
+def _read_yaml(path: Path) -> dict[str, object]:
+    from launcher.rundir.yaml_files import load_yaml, read_yaml_text
+
+    body = load_yaml(read_yaml_text(path), str(path))
+    if not isinstance(body, dict):
+        raise ConfigError(str(path), ["is not a mapping of keys to values"])
+    return body
+
+
+def _read_secret(file: str) -> str:
+    """The one line of a file that nobody else can read."""
+    path = Path(file).expanduser()
+    try:
+        _check_mode(path)
+        text = path.read_text("utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise LauncherError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
+    if not text or len(text.split()) != 1:
+        raise LauncherError(f"{path}: is not a URL on one line; write the URL and nothing else")
+    return text
+
+
+def _check_mode(path: Path) -> None:
+    if path.stat().st_mode & 0o077:
+        raise LauncherError(f"{path}: others can read this secret; run chmod 600 on it")
+
+
+def _check(files: Mapping[str, str], folder: Path) -> bool:
+    """Whether amtool has accepted the files; False without amtool. Raises ConfigError with what it says."""
+    amtool = shutil.which("amtool")
+    if amtool is None:
+        return False
+    with tempfile.TemporaryDirectory() as trial:
+        for name, text in files.items():
+            _write(Path(trial, name), text.replace(f"{folder}/templates", f"{trial}/templates"))
+        done = subprocess.run(
+            [amtool, "check-config", f"{trial}/alertmanager.yml"],
+            capture_output=True,
+            text=True,
+            timeout=CHECK_S,
+            check=False,
+        )
+    if done.returncode:
+        lines = [
+            line.strip() for line in (done.stdout + done.stderr).splitlines() if "rror" in line or "FAILED" in line
+        ]
+        raise ConfigError("amtool check-config", lines or ["has refused the configuration"])
+    return True
+
+
+def _write(path: Path, text: str) -> None:
+    """Replace a file that only its owner can read: even without a secret today, it may have one tomorrow."""
+    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, SECRET_MODE), "w", encoding="utf-8") as out:
+        out.write(text)
+    temporary.replace(path)

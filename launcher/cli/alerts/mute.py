@@ -1,0 +1,111 @@
+"""The commands `gpujob alerts mute` and `unmute`: silences of Alertmanager for one job."""
+
+import os
+import re
+import time
+from pathlib import Path
+
+import click
+
+from launcher.cli.alerts.show import URL, manager
+from launcher.cli.parts import JSON, print_json
+from launcher.errors import LauncherError
+
+LONGEST_S = 30 * 86400.0  # of a silence: a job that somebody forgot must be heard again
+_DURATION = re.compile(r"(\d{1,6})([mhd])")
+_UNITS = {"m": 60.0, "h": 3600.0, "d": 86400.0}
+_JOB_ID = re.compile(r"\d+(_\d+)?|local-[\w-]+")
+
+
+def _parse_duration(_context: click.Context, _option: click.Parameter, text: str) -> float:
+    match = _DURATION.fullmatch(text)
+    seconds = int(match[1]) * _UNITS[match[2]] if match else 0.0
+    if not 0.0 < seconds <= LONGEST_S:
+        raise click.BadParameter(f"{text!r} is not a time of at most 30d; write for example 30m, 2h or 1d")
+    return seconds
+
+
+def _check_alert(_context: click.Context, _option: click.Parameter, name: str | None) -> str | None:
+    if name is not None and not re.fullmatch(r"(GpuJob)?[A-Za-z]{1,60}", name):
+        raise click.BadParameter(f"{name!r} is not the name of an alert; write for example GpuJobSlowdown or Slowdown")
+    return name if name is None or name.startswith("GpuJob") else f"GpuJob{name}"
+
+
+ALERT = click.option("--alert", metavar="NAME", callback=_check_alert, help="Only this alert, such as GpuJobSlowdown.")
+
+
+def id_of(job: str) -> str:
+    """The id of a job: the text itself, or that of the job with this name. Raises LauncherError."""
+    if _JOB_ID.fullmatch(job):
+        return job
+    from launcher.cli.parts import open_job
+    from launcher.rundir.job_ids import job_id_of
+
+    return job_id_of(open_job(job).run_dir)
+
+
+@click.command(epilog="example: gpujob alerts mute 4459 --for 2h --alert Slowdown")
+@click.argument("job", metavar="JOB")
+@click.option(
+    "--for", "seconds", metavar="TIME", default="2h", callback=_parse_duration, help="30m, 2h, 1d (default 2h)."
+)
+@ALERT
+@URL
+@JSON
+def mute(job: str, seconds: float, alert: str | None, url: str | None, as_json: bool) -> None:
+    """Mute the alerts of a job for some time. They still fire, and nobody is notified."""
+    from exporter.alerts.messages import iso
+    from exporter.contract.identity import safe_label
+    from launcher.alerts.api import add_silence
+    from launcher.rundir.cluster_file import read_cluster_key
+    from launcher.rundir.rundir import user_name
+
+    source, now, job_id = manager(url), time.time(), id_of(job)
+    cluster = read_cluster_key("cluster", os.environ, Path.cwd())[1]
+    labels = {"job_id": safe_label(job_id), "user": safe_label(user_name())}
+    if isinstance(cluster, str):
+        labels["cluster"] = safe_label(cluster)
+    if alert is not None:
+        labels["alertname"] = alert
+    silence = add_silence(
+        source,
+        {
+            "matchers": [
+                {"name": name, "value": value, "isRegex": False, "isEqual": True} for name, value in labels.items()
+            ],
+            "startsAt": iso(now),
+            "endsAt": iso(now + seconds),
+            "createdBy": user_name(),
+            "comment": "gpujob alerts mute",
+        },
+    )
+    if as_json:
+        print_json({"schema": 1, "silence": silence, "job_id": job_id, "alert": alert, "until": iso(now + seconds)})
+    else:
+        click.echo(f"Muted: {alert or 'all alerts'} of job {job_id} until {iso(now + seconds)}")
+        click.echo(f"Hear them again: gpujob alerts unmute {job_id}")
+
+
+@click.command(epilog="example: gpujob alerts unmute 4459")
+@click.argument("job", metavar="JOB")
+@ALERT
+@URL
+@JSON
+def unmute(job: str, alert: str | None, url: str | None, as_json: bool) -> None:
+    """End the silences of a job, or only those of one alert."""
+    from launcher.alerts.api import end_silence, read_silences
+
+    source, job_id = manager(url), id_of(job)
+    wanted = [
+        silence
+        for silence in read_silences(source)
+        if silence.about(job_id) and (alert is None or silence.alert == alert)
+    ]
+    if not wanted:
+        raise LauncherError(f"job {job_id} is not muted; `gpujob alerts {job_id}` shows what is")
+    for silence in wanted:
+        end_silence(source, silence.id)
+    if as_json:
+        print_json({"schema": 1, "job_id": job_id, "ended": [silence.id for silence in wanted]})
+    else:
+        click.echo(f"No longer muted: {', '.join(silence.alert or 'all alerts' for silence in wanted)} of job {job_id}")

@@ -1,0 +1,156 @@
+"""The command `gpujob alerts list`, which is also `gpujob alerts`: the terminal and a file as channels."""
+
+import os
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, NoReturn
+
+import click
+
+from launcher.cli.job_source import warn
+from launcher.cli.parts import INTERRUPTED, INTERVAL, print_json
+from launcher.errors import LauncherError
+
+if TYPE_CHECKING:
+    from launcher.alerts.api import Source
+    from launcher.alerts.firing import Found, Silence
+
+UNKNOWN = 9  # exit status: nothing is known
+URL = click.option("--alertmanager", "url", metavar="URL", help="Alertmanager (default: that of the cluster file).")
+
+
+def sources(url: str | None) -> "list[Source]":
+    """The servers to ask. Raises LauncherError if there is none."""
+    from exporter.contract.user_state import user_state_folder
+    from launcher.alerts.api import Source, find_sources
+    from launcher.rundir.cluster_file import read_cluster_key
+
+    if url is not None:
+        if not url.startswith(("http://", "https://")):
+            raise LauncherError(f"--alertmanager: {url!r} is not a URL; write for example http://alertmanager:9093")
+        return [Source("alertmanager", url)]
+    names = ("alertmanager", "prometheus")
+    urls = {name: read_cluster_key(f"{name}_url", os.environ, Path.cwd())[1] for name in names}
+    if found := find_sources(urls, user_state_folder(os.environ)):
+        return found
+    raise LauncherError(
+        "no source of alerts: write `alertmanager_url` or `prometheus_url` into the cluster file, give --alertmanager "
+        "URL, or start `gpujob alerts receive`"
+    )
+
+
+def manager(url: str | None) -> "Source":
+    """The Alertmanager. Raises LauncherError if there is none."""
+    found = next((source for source in sources(url) if source.kind == "alertmanager"), None)
+    if found is None:
+        raise LauncherError(
+            "no Alertmanager: write `alertmanager_url` into the cluster file, or give --alertmanager URL"
+        )
+    return found
+
+
+@click.command("list", epilog="example: gpujob alerts 4459 --follow")
+@click.argument("job", metavar="[JOB]", required=False)
+@click.option("-f", "--follow", is_flag=True, help="Print a line when an alert begins or ends, until Ctrl-C.")
+@click.option("--log", "log_file", metavar="FILE", help="With --follow: also append to FILE, and JSON to FILE.jsonl.")
+@click.option("--all-users", is_flag=True, help="Alerts of all users' jobs.")
+@click.option("--interval", type=INTERVAL, default=10.0, help="Seconds between two looks with --follow (default: 10).")
+@click.option("--json", "as_json", is_flag=True, help="One JSON object; with --follow one for each change.")
+@URL
+def show(
+    job: str | None,
+    follow: bool,
+    log_file: str | None,
+    all_users: bool,
+    interval: float,
+    as_json: bool,
+    url: str | None,
+) -> None:
+    """List the alerts that fire, worst first: yours, or those of the job with this id or name.
+
+    The Alertmanager of the cluster file is asked, else its Prometheus, else your own `gpujob alerts receive`. If
+    none of them answers, the exit status is 9.
+    """
+    from launcher.alerts.firing import as_json as to_json
+    from launcher.alerts.firing import render, selected
+    from launcher.rundir.rundir import user_name
+
+    if log_file is not None and not follow:
+        raise LauncherError("--log needs --follow; without it, redirect the output into a file")
+    places, user = sources(url), None if all_users else user_name()
+    if follow:
+        try:
+            _follow(places, job, user, log_file, interval, as_json)
+        except KeyboardInterrupt:
+            sys.exit(INTERRUPTED)
+    source, found, silences = _look(places)
+    rows = selected(found, job, user)
+    if as_json:
+        print_json({"schema": 1, "source": source.kind, "url": source.url, "alerts": to_json(rows, silences)})
+    else:
+        click.echo("\n".join(render(rows, silences, time.time())))
+
+
+def _look(places: "list[Source]") -> "tuple[Source, list[Found], dict[str, Silence]]":
+    """The alerts from the first server that answers, and the silences. Ends with status 9 if none does."""
+    from launcher.alerts.api import UnansweredError, read_alerts, read_silences
+
+    for source in places:
+        try:
+            found = read_alerts(source)
+            silences = read_silences(source) if source.kind == "alertmanager" else []
+        except UnansweredError as error:
+            warn(str(error))
+        else:
+            return source, found, {each.id: each for each in silences}
+    raise SystemExit(UNKNOWN)
+
+
+def _first_answer(places: "list[Source]") -> "list[Found]":
+    """The alerts from the first server that answers. Raises UnansweredError of the last one."""
+    from launcher.alerts.api import UnansweredError, read_alerts
+
+    for source in places[:-1]:
+        try:
+            return read_alerts(source)
+        except UnansweredError:
+            continue
+    return read_alerts(places[-1])
+
+
+def _follow(
+    places: "list[Source]", job: str | None, user: str | None, log_file: str | None, interval_s: float, as_json: bool
+) -> NoReturn:
+    from exporter.alerts.log_file import AlertLog
+    from exporter.alerts.messages import Alert, alert_json, iso, log_line
+    from launcher.alerts.api import UnansweredError
+    from launcher.alerts.firing import changes, selected
+
+    log = None if log_file is None else AlertLog(Path(log_file))
+
+    def write(alert: Alert) -> None:
+        now = time.time()
+        if log is not None:
+            log.write(alert, now)
+        if as_json:
+            print_json({"schema": 1, "time": iso(now), **alert_json(alert)})
+        else:
+            click.echo(log_line(alert, now))
+
+    before: list[Found] = []
+    problem = ""
+    while True:
+        try:
+            after = selected(_first_answer(places), job, user)
+        except UnansweredError as error:
+            if str(error) != problem:
+                warn(f"{error}; the alerts are those of the last answer")
+            problem = str(error)
+        else:
+            if problem:
+                warn("alerts are read again")
+            problem = ""
+            changes(before, after, write)
+            before = after
+        time.sleep(interval_s)

@@ -1,0 +1,185 @@
+"""The receiver of alerts: its log, its pages, and what it does when the heartbeat stops."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from exporter.alerts.messages import Firing, Heartbeat, log_line, make_alert, parse_message, worst_first
+from exporter.contract.records import RecordError
+
+LABELS = {"alertname": "GpuJobWorkerKilled", "severity": "critical", "job_id": "7", "job_name": "embed", "user": "ada"}
+
+
+def message(*alerts: dict[str, Any], **more: Any) -> str:
+    """A webhook of Alertmanager 0.25, cut to what counts."""
+    return json.dumps({"version": "4", "receiver": "log", "alerts": alerts, **more})
+
+
+def alert(status: str = "firing", **labels: str) -> dict[str, Any]:
+    return {
+        "status": status,
+        "labels": {**LABELS, **labels},
+        "annotations": {"description": "Worker w3 was killed.\n\x1b[31mno colour", "runbook_url": "https://r/K.md"},
+        "startsAt": "2026-11-20T13:31:07.123456789Z",
+        "endsAt": "0001-01-01T00:00:00Z",
+    }
+
+
+def test_a_message_becomes_lines_that_no_text_can_forge() -> None:
+    (found,), left_out = parse_message(message(alert(), truncatedAlerts=3))
+    assert left_out == 3
+    assert log_line(found, 1_800_000_000.0) == (
+        "2027-01-15T08:00:00Z FIRING critical GpuJobWorkerKilled job 7 embed (ada): "
+        "Worker w3 was killed.  [31mno colour https://r/K.md"
+    )
+    assert found.since == pytest.approx(1_795_181_467.123456)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "[]", "{}", '{"alerts": 3}', '{"alerts": [{"status": 1, "labels": {}}]}', "[" * 9999]
+)
+def test_what_is_no_message_is_an_error(text: str) -> None:
+    with pytest.raises(RecordError):
+        parse_message(text)
+
+
+def test_an_alert_is_news_when_it_begins_and_when_it_ends() -> None:
+    firing, begun = Firing(), make_alert("firing", LABELS, {}, 1.0)
+    ended = make_alert("resolved", LABELS, {}, 1.0)
+    assert [firing.take(each) for each in (begun, begun, ended, ended)] == [True, False, True, False]
+
+
+def test_the_worst_and_oldest_alert_is_the_first() -> None:
+    rows = [("info", 1.0), ("warning", 3.0), ("critical", 9.0), ("warning", 2.0), ("none", 0.0)]
+    alerts = [make_alert("firing", {"severity": severity}, {}, since) for severity, since in rows]
+    assert [(each.severity, each.since) for each in worst_first(alerts)] == [
+        *(("critical", 9.0), ("warning", 2.0), ("warning", 3.0), ("info", 1.0), ("none", 0.0))
+    ]
+
+
+def test_a_silence_is_reported_when_it_is_too_long_and_then_each_hour() -> None:
+    beat = Heartbeat(180.0, 3600.0, now=0.0)
+    assert beat.silence(180.0) is None  # it need not have begun
+    assert beat.silence(181.0) == 181.0
+    assert beat.silence(200.0) is None
+    assert beat.silence(3781.0) == 3781.0
+    assert beat.beat(4000.0)
+    assert not beat.beat(4060.0)
+    assert beat.silence(4240.0) is None
+    assert beat.silence(4241.0) == 181.0
+
+
+class Running:
+    """A receiver in a process of its own."""
+
+    def __init__(self, folder: Path, *options: str) -> None:
+        self.folder = folder
+        words = ["receive-alerts", "--state-dir", str(folder), "--web.listen-address", "127.0.0.1:0", *options]
+        self.process = subprocess.Popen([sys.executable, "-m", "exporter", *words], stderr=subprocess.PIPE, text=True)
+        place = folder / "receiver.json"
+        until(place.exists)
+        self.url = json.loads(place.read_text(encoding="utf-8"))["url"]
+
+    def get(self, path: str, text: str | None = None, *, token: bool = True) -> str:
+        key = (self.folder / "token").read_text(encoding="utf-8").strip()
+        headers = {"Authorization": f"Bearer {key}"} if token else {}
+        request = urllib.request.Request(f"{self.url}{path}", None if text is None else text.encode(), headers)
+        with urllib.request.urlopen(request, timeout=5) as answer:
+            return str(answer.read().decode())
+
+    def log(self) -> str:
+        return (self.folder / "alerts.log").read_text(encoding="utf-8")
+
+
+def until(condition: Any, most_s: float = 20.0) -> None:
+    end = time.monotonic() + most_s
+    while not condition():
+        assert time.monotonic() < end, "too late"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def hook(tmp_path: Path) -> Path:
+    program = tmp_path / "hook"
+    program.write_text(f"#!/bin/sh\ncat >> {tmp_path}/said\n", encoding="utf-8")
+    program.chmod(0o755)
+    return program
+
+
+@pytest.fixture
+def receiver(tmp_path: Path, hook: Path) -> Iterator[Running]:
+    running = Running(tmp_path / "state", "--silence-after", "2", "--on-silence", str(hook))
+    yield running
+    running.process.send_signal(signal.SIGTERM)
+    assert running.process.wait(10) == 0
+
+
+def test_it_logs_alerts_and_reports_a_heartbeat_that_stops(receiver: Running, tmp_path: Path) -> None:
+    beat = alert(alertname="GpuJobWatchdog", severity="none")
+    assert receiver.get("/gpujob", message(alert(), beat)) == "ok\n"
+    assert "FIRING critical GpuJobWorkerKilled job 7 embed (ada)" in receiver.log()
+    assert "Watchdog" not in receiver.log()
+    lines = (receiver.folder / "alerts.log.jsonl").read_text(encoding="utf-8").splitlines()
+    assert [json.loads(line)["alert"] for line in lines] == ["GpuJobWorkerKilled"]
+    shown = json.loads(receiver.get("/api/v1/alerts"))
+    assert ([each["alert"] for each in shown["alerts"]], shown["heartbeat"]["silent"]) == (
+        ["GpuJobWorkerKilled"],
+        False,
+    )
+    assert "gpujob_alerts_heartbeat_ok 1" in receiver.get("/metrics", token=False)
+
+    until(lambda: "ALERTING IS BROKEN" in receiver.log())
+    until(lambda: (tmp_path / "said").exists() and "ALERTING IS BROKEN" in (tmp_path / "said").read_text())
+    assert "gpujob_alerts_heartbeat_ok 0" in receiver.get("/metrics")
+    receiver.get("/gpujob", message(beat, alert("resolved")))
+    assert "alerting works again" in receiver.log()
+    assert "ENDED critical GpuJobWorkerKilled" in receiver.log()
+    assert json.loads(receiver.get("/api/v1/alerts"))["alerts"] == []
+    assert oct(os.stat(receiver.folder / "alerts.log").st_mode)[-3:] == "600"
+
+
+@pytest.mark.parametrize(
+    ("path", "text", "token", "status"),
+    [
+        ("/gpujob", message(alert()), False, 401),
+        ("/api/v1/alerts", None, False, 401),
+        ("/gpujob", "no", True, 400),
+        ("/gpujob", message(alert(big="x" * 70_000)), True, 413),
+    ],
+)
+def test_it_refuses_strangers_and_what_is_no_message(
+    receiver: Running, path: str, text: str | None, token: bool, status: int
+) -> None:
+    with pytest.raises(urllib.error.HTTPError) as caught:
+        receiver.get(path, text, token=token)
+    assert caught.value.code == status
+    assert "GpuJobWorkerKilled" not in receiver.log()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--on-silence", "no-such-program-here a"), "is no program that can be run"),
+        (("--on-silence", "mail 'a"), "close the quote"),
+        (("--web.listen-address", "nowhere"), "is not host:port"),
+        (("--log", "/proc/nowhere/alerts.log"), "/proc/nowhere/alerts.log: No such file or directory"),
+        (("--silence-after", "0"), "is not from 1 to 86400"),
+    ],
+)
+def test_a_mistake_is_one_error_before_it_listens(tmp_path: Path, options: tuple[str, ...], problem: str) -> None:
+    words = ["receive-alerts", "--state-dir", str(tmp_path), "--web.listen-address", "127.0.0.1:0", *options]
+    done = subprocess.run(
+        [sys.executable, "-m", "exporter", *words], capture_output=True, text=True, timeout=20, check=False
+    )
+    assert done.returncode == 2
+    assert problem in done.stderr.splitlines()[-1]

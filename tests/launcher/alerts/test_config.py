@@ -1,0 +1,197 @@
+"""The configuration of Alertmanager that `gpujob alerts config` writes."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from click.testing import CliRunner, Result
+
+from launcher.cli.main import commands
+from launcher.errors import ConfigError, LauncherError
+from tests.launcher.conftest import Golden
+
+SITE = """\
+notify:
+  smtp: {smarthost: "smtp.example.org:587", from: gpujob@example.org, username: gpujob, password_file: DIR/key}
+  owner_domain: example.org
+  board_url: https://grafana.example.org/d/gpujob-job
+  office_hours: {start: "09:00"}
+  page: [oncall, log]
+  operators: [admins, log]
+  channels:
+    oncall: {pagerduty: {key_file: DIR/key}}
+    admins: {email: {to: admins@example.org}}
+    chat: {slack: {url_file: DIR/url, channel: "#gpu"}}
+    discord: {discord: {url_file: DIR/url}}
+    opsgenie: {opsgenie: {key_file: DIR/key, url: "https://api.eu.opsgenie.com/"}}
+    hook: {webhook: {url_file: DIR/url}}
+    log: {log: {token_file: DIR/key}}
+"""
+SEED = """\
+job: {name: embed, num_workers: 4}
+paths: {output_dir: /o, log_dir: /l}
+alerts:
+  email: {enabled: true, address: ada@example.org, smtp_server: smtp.example.org, smtp_port: 587}
+  slack: {enabled: true, webhook: "https://hooks.example.org/from-the-file"}
+"""
+needs_amtool = pytest.mark.skipif(shutil.which("amtool") is None, reason="amtool is not installed")
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with a cluster file that names every kind of channel."""
+    tmp_path.chmod(0o700)
+    for name, text in (("key", "k3y\n"), ("url", "https://hooks.example.org/secret\n")):
+        (tmp_path / name).write_text(text, encoding="utf-8")
+        (tmp_path / name).chmod(0o600)
+    (tmp_path / "gpujob.yaml").write_text(SITE.replace("DIR", str(tmp_path)), encoding="utf-8")
+    (tmp_path / "gpujob.yaml").chmod(0o600)
+    monkeypatch.setenv("GPUJOB_CONFIG", str(tmp_path / "gpujob.yaml"))
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def config(*options: str) -> Result:
+    return CliRunner().invoke(commands, ["alerts", "config", *options])
+
+
+def made(folder: Path) -> Any:
+    return yaml.safe_load((folder / "alerting" / "alertmanager.yml").read_text(encoding="utf-8"))
+
+
+@needs_amtool
+def test_every_channel_and_route_is_as_the_golden_page_shows(site: Path, golden: Golden) -> None:
+    assert config().exit_code == 0
+    text = (site / "alerting" / "alertmanager.yml").read_text(encoding="utf-8")
+    golden("launcher/alertmanager.yml", text.partition("inhibit_rules:")[0].replace(str(site), "DIR"))
+    board = (site / "alerting" / "templates" / "gpujob-board.tmpl").read_text(encoding="utf-8")
+    golden("launcher/gpujob-board.tmpl", board)
+    for path in (site / "alerting").rglob("*"):
+        assert oct(path.stat().st_mode)[-3:] == ("700" if path.is_dir() else "600"), path
+
+
+ROUTES = [
+    ("heartbeat", "alertname=GpuJobWatchdog severity=none component=self"),
+    ("operators", "alertname=GpuJobHubDown severity=critical component=self"),
+    ("operators", "alertname=GpuJobNodeSidecarDown severity=warning component=self job_id=7 user=ada notify=none"),
+    ("owner page", "alertname=GpuJobWorkerKilled severity=critical component=worker job_id=7 user=ada"),
+    ("owner notify", "alertname=GpuJobSlowdown severity=warning component=progress job_id=7 user=ada"),
+    ("notify", "alertname=GpuJobCompleted severity=info component=job job_id=7 user=ada"),
+    ("operators owner page", "alertname=GpuJobGpuLost severity=critical component=gpu job_id=7 user=ada node=n1"),
+    ("operators none", "alertname=GpuJobGpuLost severity=critical component=gpu job_id=7 user=ada notify=none"),
+    ("none", "alertname=GpuJobWorkerKilled severity=critical job_id=7 user=ada notify=none"),
+    ("channel-chat", "alertname=GpuJobWorkerKilled severity=critical job_id=7 user=ada notify=chat"),
+    ("owner", "alertname=GpuJobWorkerKilled severity=critical job_id=7 user=ada notify=owner"),
+    ("owner page", "alertname=GpuJobWorkerKilled severity=critical job_id=7 user=ada notify=nobody-we-know"),
+]
+
+
+@needs_amtool
+def test_an_alert_goes_where_its_labels_say(site: Path) -> None:
+    assert config().exit_code == 0
+    for receivers, labels in ROUTES:
+        names = ",".join(f"gpujob-{name}" for name in receivers.split())
+        words = ["amtool", "config", "routes", "test", "--config.file=alerting/alertmanager.yml"]
+        done = subprocess.run([*words, *labels.split()], capture_output=True, text=True, timeout=20, check=True)
+        assert done.stdout.strip() == names, labels
+
+
+@needs_amtool
+def test_what_the_site_had_stays_and_a_second_run_changes_nothing(site: Path) -> None:
+    theirs = {
+        "global": {"smtp_smarthost": "old.example.org:25", "smtp_from": "a@example.org"},
+        "route": {"receiver": "site", "routes": [{"receiver": "site", "matchers": ["team=db"]}]},
+        "receivers": [{"name": "site", "webhook_configs": [{"url": "http://127.0.0.1:1/"}]}],
+        "inhibit_rules": [{"source_matchers": ["a=b"], "target_matchers": ["c=d"], "equal": ["e"]}],
+        "templates": ["/etc/theirs/*.tmpl"],
+        "mute_time_intervals": [{"name": "nights", "time_intervals": [{"weekdays": ["monday"]}]}],
+    }
+    (site / "base.yml").write_text(yaml.safe_dump(theirs), encoding="utf-8")
+    assert config("--base", "base.yml").exit_code == 0
+    first = made(site)
+    assert first["route"]["receiver"] == "site"
+    assert first["route"]["routes"][1:] == theirs["route"]["routes"]  # type: ignore[index]
+    assert first["receivers"][0] == theirs["receivers"][0]  # type: ignore[index]
+    assert first["inhibit_rules"][0] == theirs["inhibit_rules"][0]  # type: ignore[index]
+    assert {key: first[key] for key in ("global", "mute_time_intervals")} == {
+        key: theirs[key] for key in ("global", "mute_time_intervals")
+    }
+    assert config("--base", "alerting/alertmanager.yml").exit_code == 0
+    assert made(site) == first
+
+
+@needs_amtool
+def test_alerts_of_a_monitor_config_become_channels_and_their_secret_a_file(
+    site: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (site / "gpujob.yaml").write_text("partition: gpu\n", encoding="utf-8")
+    (site / "seed.yaml").write_text(SEED, encoding="utf-8")
+    result = config("--config", "seed.yaml", "--json")
+    assert result.exit_code == 0
+    assert '"channels": ["alert-slack", "alert-email"]' in result.output
+    secret = site / "alerting" / "secrets" / "slack-url"
+    assert secret.read_text(encoding="utf-8") == "https://hooks.example.org/from-the-file"
+    assert oct(os.stat(secret).st_mode)[-3:] == "600"
+    assert "from-the-file" not in result.output + (site / "alerting" / "alertmanager.yml").read_text(encoding="utf-8")
+    (mail,) = next(each for each in made(site)["receivers"] if each["name"] == "gpujob-page")["email_configs"]
+    assert (mail["to"], mail["smarthost"]) == ("ada@example.org", "smtp.example.org:587")
+
+
+def test_discord_has_a_file_for_its_url_from_alertmanager_0_28_on(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(site))  # without amtool, which is of another version
+    assert config("--alertmanager", "0.28").exit_code == 0
+    (chat,) = next(each for each in made(site)["receivers"] if each["name"] == "gpujob-channel-discord")[
+        "discord_configs"
+    ]
+    assert chat["webhook_url_file"] == f"{site}/url"
+    assert "webhook_url" not in chat
+
+
+MISTAKES = [
+    (
+        "page: [oncall",
+        "page: [nobody",
+        "notify.page[0]: 'nobody' is not one of `channels` (known: oncall, admins",
+    ),
+    ("smtp: {", "# {", "notify.smtp: is missing, and channels.admins needs it; write the mail server and the sender"),
+    ("chat: {slack", "none: {slack", "notify.channels.none: is a name of gpujob; give the channel another one"),
+    ("{email: {to: admins@example.org}}", "{}", "has no kinds of channels; give each channel exactly one of email"),
+    ("to: admins@example.org", "to: admins", "'admins' is not an address; write for example ada@example.org"),
+    ("smtp.example.org:587", "smtp.example.org", "'smtp.example.org' is not host:port; write for example smtp."),
+    ('start: "09:00"', 'start: "9"', "'9' is not a time of day; write for example \"08:00\""),
+]
+
+
+@pytest.mark.parametrize(("old", "new", "problem"), MISTAKES, ids=[new for _, new, _ in MISTAKES])
+def test_a_mistake_is_an_error_and_nothing_is_written(site: Path, old: str, new: str, problem: str) -> None:
+    text = (site / "gpujob.yaml").read_text(encoding="utf-8")
+    assert old in text
+    (site / "gpujob.yaml").write_text(text.replace(old, new, 1), encoding="utf-8")
+    error = config().exception
+    assert isinstance(error, ConfigError)
+    assert problem in str(error)
+    assert not (site / "alerting").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        (("--alert-slack", "https://hooks.example.org/secret"), "all users of this machine see arguments"),
+        (("--alert-email", "ada"), "--alert-email: 'ada' is not an address"),
+        (("--alertmanager", "0.24"), "'0.24' is not a version from 0.25 on; write for example 0.28"),
+        (("--base", "missing.yml"), "cannot be read: No such file or directory"),
+        (("--base", "url"), "is not a mapping"),
+        (("--alert-slack", "open"), "others can read this secret; run chmod 600 on it"),
+    ],
+)
+def test_an_option_that_is_wrong_is_an_error(site: Path, options: tuple[str, ...], problem: str) -> None:
+    (site / "open").write_text("https://hooks.example.org/secret\n", encoding="utf-8")
+    (site / "open").chmod(0o644)
+    error = config(*options).exception
+    assert isinstance(error, LauncherError)
+    assert problem in str(error)
+    assert not (site / "alerting").exists()

@@ -1,0 +1,263 @@
+"""`gpujob alerts`: what fires, from Alertmanager, Prometheus and the receiver; silences and trials."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner, Result
+
+from exporter.alerts.messages import iso
+from launcher.alerts.api import Source, ask, read_alerts
+from launcher.alerts.firing import (
+    parse_alertmanager,
+    parse_prometheus,
+    parse_receiver,
+    parse_silences,
+    render,
+    selected,
+)
+from launcher.alerts.trial import Sent, outcomes, parse_counts
+from launcher.cli.main import commands
+from launcher.errors import LauncherError
+from launcher.rundir.rundir import user_name
+from tests.support.alert_services import ALERTMANAGER, CHANNELS, Services, running_alertmanager
+
+NOW = 1_795_181_467.0  # 2026-11-20 13:31:07 UTC
+KILLED = {"alertname": "GpuJobWorkerKilled", "severity": "critical", "job_id": "7", "job_name": "embed", "user": "ada"}
+SLOW = {**KILLED, "alertname": "GpuJobSlowdown", "severity": "warning"}
+HUB = {"alertname": "GpuJobHubDown", "severity": "critical", "cluster": "hal"}
+TEXTS = {"description": "Worker w3 was killed.", "runbook_url": "https://r/K.md"}
+STATUS = {"state": "active", "silencedBy": [], "inhibitedBy": []}
+MUTED = {**STATUS, "silencedBy": ["s1"]}
+MANAGER = json.dumps(
+    [
+        {"labels": SLOW, "annotations": TEXTS, "startsAt": "2026-11-20T13:00:07Z", "status": MUTED},
+        {"labels": KILLED, "annotations": TEXTS, "startsAt": "2026-11-20T13:30:07.5Z", "status": STATUS},
+        {"labels": {**KILLED, "user": "bob", "job_id": "8_1"}, "startsAt": "2026-11-20T13:30:07Z", "status": STATUS},
+        {"labels": HUB, "startsAt": "2026-11-20T13:30:07Z", "status": {**STATUS, "inhibitedBy": ["x"]}},
+        {"labels": {"alertname": "GpuJobWatchdog", "severity": "none"}, "status": STATUS},
+        {"labels": {"alertname": "DiskOfTheSite", "severity": "critical"}, "status": STATUS},
+    ]
+)  # fmt: skip
+SILENCES = json.dumps(
+    [
+        {
+            "id": "s1",
+            "matchers": [{"name": "job_id", "value": "7", "isRegex": False, "isEqual": True}],
+            "endsAt": "2026-11-20T14:31:07Z",
+            "createdBy": "ada",
+            "status": {"state": "active"},
+        },
+        {"id": "old", "matchers": [], "status": {"state": "expired"}},
+    ]
+)
+
+
+def names(found: Any) -> list[tuple[str, str]]:
+    return [(each.alert.name.removeprefix("GpuJob"), each.alert.labels.get("job_id", "")) for each in found]
+
+
+def test_alerts_are_those_of_the_user_or_of_the_job_the_worst_first() -> None:
+    found = parse_alertmanager(MANAGER)
+    assert names(selected(found, None, "ada")) == [("HubDown", ""), ("WorkerKilled", "7"), ("Slowdown", "7")]
+    assert names(selected(found, "8", "ada")) == [("WorkerKilled", "8_1")]
+    assert names(selected(found, "embed", None)) == [("WorkerKilled", "8_1"), ("WorkerKilled", "7"), ("Slowdown", "7")]
+    assert names(selected(found, None, None))[-1] == ("Slowdown", "7")
+
+
+def test_a_line_says_since_when_what_hides_it_and_where_to_read_on() -> None:
+    silences = {each.id: each for each in parse_silences(SILENCES)}
+    assert list(silences) == ["s1"]
+    assert render(selected(parse_alertmanager(MANAGER), None, "ada"), silences, NOW) == [
+        "critical GpuJobHubDown for 1m 00s [explained by another alert]",
+        "critical GpuJobWorkerKilled job 7 embed (ada) for 1m 00s",
+        "         Worker w3 was killed.",
+        "         https://r/K.md",
+        "warning  GpuJobSlowdown job 7 embed (ada) for 31m 00s [muted for 1h 00m more]",
+        "         Worker w3 was killed.",
+        "         https://r/K.md",
+    ]
+    assert render([], {}, NOW) == ["No alert fires."]
+
+
+def test_prometheus_and_the_receiver_are_read_too() -> None:
+    rows = [
+        {"labels": KILLED, "annotations": TEXTS, "state": "firing", "activeAt": "2026-11-20T13:30:07Z"},
+        {"labels": SLOW, "state": "pending"},
+    ]
+    assert names(parse_prometheus(json.dumps({"data": {"alerts": rows}}))) == [("WorkerKilled", "7")]
+    entry = {"labels": KILLED, "since": "2026-11-20T13:30:07Z", "description": "d"}
+    (found,) = parse_receiver(json.dumps({"alerts": [entry]}))
+    assert (found.alert.since, found.alert.description) == (NOW - 60, "d")
+
+
+@pytest.mark.parametrize(
+    "text", ["", "{}", '[{"labels": 3}]', '{"data": {"alerts": 1}}', '{"alerts": [1]}', "[" * 9999]
+)
+def test_another_answer_is_an_error(text: str) -> None:
+    for parse in (parse_alertmanager, parse_prometheus, parse_receiver, parse_silences):
+        with pytest.raises(ValueError, match=r"."):
+            parse(text)
+
+
+def test_a_trial_compares_what_was_sent_before_and_after() -> None:
+    page = 'alertmanager_notification_requests{}_total{{integration="{}"}} {}\n'
+    before = parse_counts(page.format("", "slack", 3) + page.format("_failed", "slack", 1))
+    after = parse_counts(
+        page.format("", "slack", 5) + page.format("_failed", "slack", 2) + page.format("", "webhook", 2)
+    )
+    assert before == {"slack": Sent(3, 1)}
+    found = outcomes({"chat": "slack", "hook": "webhook", "log": "log", "mail": "email"}, before, after)
+    assert [(each.integration, each.delivered, each.failed, each.arrived) for each in found] == [
+        *(("slack", 1, 1, True), ("webhook", 2, 0, True), ("email", 0, 0, False))
+    ]
+
+
+def gpujob(*words: str) -> Result:
+    return CliRunner().invoke(commands, ["alerts", *words])
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A user without a source of alerts."""
+    for name in ("XDG_STATE_HOME", "XDG_CONFIG_HOME", "HOME"):
+        monkeypatch.setenv(name, str(tmp_path))
+    monkeypatch.delenv("GPUJOB_CONFIG", raising=False)
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        ((), "no source of alerts: write `alertmanager_url` or `prometheus_url` into the cluster file"),
+        (("--alertmanager", "am:9093"), "'am:9093' is not a URL; write for example http://alertmanager:9093"),
+        (("--log", "x"), "--log needs --follow"),
+        (("mute", "7"), "no source of alerts"),
+        (("test",), "no channel in the cluster file"),
+        (("test", "--to", "x"), 'unknown channel "x" (known: none)'),
+    ],
+)
+def test_what_is_missing_is_named_with_its_fix(nowhere: Path, words: tuple[str, ...], problem: str) -> None:
+    error = gpujob(*words).exception
+    assert isinstance(error, LauncherError)
+    assert problem in str(error)
+
+
+@pytest.mark.parametrize(
+    ("words", "problem"),
+    [
+        (("mute", "7", "--for", "2"), "'2' is not a time of at most 30d; write for example 30m, 2h or 1d"),
+        (("mute", "7", "--for", "31d"), "'31d' is not a time of at most 30d"),
+        (("mute", "7", "--alert", "a b"), "'a b' is not the name of an alert"),
+        (("mute",), "Missing argument 'JOB'"),
+    ],
+)
+def test_a_wrong_option_of_mute_is_an_error(nowhere: Path, words: tuple[str, ...], problem: str) -> None:
+    result = gpujob(*words)
+    assert (result.exit_code, problem in result.output) == (2, True)
+
+
+def test_without_an_answer_the_exit_status_is_9(nowhere: Path) -> None:
+    result = gpujob("--alertmanager", "http://127.0.0.1:9")
+    assert result.exit_code == 9
+    assert "alertmanager at http://127.0.0.1:9 does not answer: " in result.output
+
+
+class Site:
+    """An Alertmanager, and the commands of a user of it."""
+
+    def __init__(self, url: str, services: Services, folder: Path) -> None:
+        self.url, self.services, self.folder = url, services, folder
+
+    def fire(self, *labels: dict[str, str]) -> None:
+        now = time.time()
+        times = {"startsAt": iso(now), "endsAt": iso(now + 600)}
+        alerts: Any = [{"labels": each, "annotations": TEXTS, **times} for each in labels]
+        ask(Source("alertmanager", self.url), "/api/v2/alerts", alerts)
+
+
+@pytest.fixture
+def site(tmp_path: Path, nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Site]:
+    tmp_path.chmod(0o700)
+    services, cluster_file = Services(), tmp_path / "gpujob.yaml"
+    cluster_file.write_text(services.cluster_file(tmp_path), encoding="utf-8")
+    cluster_file.chmod(0o600)
+    assert gpujob("config").exit_code == 0
+    with running_alertmanager(tmp_path / "alerting" / "alertmanager.yml", tmp_path / "data") as url:
+        text = services.cluster_file(tmp_path) + f"alertmanager_url: {url}\n"
+        cluster_file.write_text(text, encoding="utf-8")
+        yield Site(url, services, tmp_path)
+    services.close()
+
+
+real = [
+    pytest.mark.prometheus,
+    pytest.mark.skipif(ALERTMANAGER is None, reason="alertmanager is not installed"),
+]
+
+
+@pytest.mark.usefixtures("nowhere")
+class TestWithAlertmanager:
+    """Commands against a real Alertmanager."""
+
+    pytestmark = real
+
+    def test_a_muted_job_notifies_nobody_until_it_is_heard_again(self, site: Site) -> None:
+        mine = {**KILLED, "user": user_name()}
+        result = gpujob("mute", "7", "--for", "2h")
+        assert result.output.startswith("Muted: all alerts of job 7 until ")
+        site.fire(mine, {**mine, "job_id": "9"})
+        site.services.wait(lambda each: "job 9" in each.body or '"9"' in each.body, len(CHANNELS))
+        shown = json.loads(gpujob("--json").output)
+        assert [(each["labels"]["job_id"], each["muted"]) for each in shown["alerts"]] == [("7", True), ("9", False)]
+        assert "[muted for " in gpujob("7").output
+        assert not [each for each in site.services.messages if "job 7" in each.body]
+
+        assert gpujob("unmute", "7").output == "No longer muted: all alerts of job 7\n"
+        assert "muted" not in gpujob("7").output
+        site.services.wait(lambda each: "job 7" in each.body, len(CHANNELS) - 2)  # two have labels only
+        error = gpujob("unmute", "7").exception
+        assert str(error) == "job 7 is not muted; `gpujob alerts 7` shows what is"
+
+    def test_one_alert_of_a_job_can_be_muted_alone(self, site: Site) -> None:
+        mine = {**KILLED, "user": user_name()}
+        assert gpujob("mute", "7", "--alert", "Slowdown", "--json").exit_code == 0
+        site.fire(mine, {**SLOW, "user": user_name()})
+        found = {each.alert.name: bool(each.silenced_by) for each in read_alerts(Source("alertmanager", site.url))}
+        assert found == {"GpuJobWorkerKilled": False, "GpuJobSlowdown": True}
+
+    def test_a_trial_says_what_arrived(self, site: Site) -> None:
+        result = gpujob("test", "--json")
+        services = {each["integration"]: each for each in json.loads(result.output)["services"]}
+        assert result.exit_code == 0
+        assert services["webhook"]["channels"] == ["hook", "log"]
+        assert all(each["arrived"] for each in services.values())
+        assert {each.channel for each in site.services.messages} == set(CHANNELS)
+
+        site.services.refuses = {"slack"}
+        result = gpujob("test", "--to", "slack")
+        assert result.exit_code == 1
+        assert result.output.startswith("slack      FAILED: 0 of 1 (slack); ")
+
+    def test_follow_prints_and_logs_what_begins_and_ends_until_ctrl_c(self, site: Site) -> None:
+        site.fire({**KILLED, "user": user_name()})
+        words = ["alerts", "-f", "--log", "alerts.log", "--interval", "0.2"]
+        process = subprocess.Popen(
+            [sys.executable, "-m", "launcher", *words], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        assert " FIRING critical GpuJobWorkerKilled job 7 embed" in process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, said = process.communicate(timeout=10)
+        assert (process.returncode, said) == (130, "")
+        assert "FIRING" in (site.folder / "alerts.log").read_text(encoding="utf-8")
+        assert (
+            json.loads((site.folder / "alerts.log.jsonl").read_text(encoding="utf-8"))["alert"] == "GpuJobWorkerKilled"
+        )
