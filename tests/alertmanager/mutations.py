@@ -1,8 +1,8 @@
 """Change the alert rules one detail at a time: each change must fail a promtool test.
 
-``python -m tests.alertmanager.mutations [ALERT...]`` lists the changes that no test notices. Thresholds, ``for``,
-``keep_firing_for``, guards (``and``, ``unless``, ``or`` with their operands), comparisons, matchers of labels and
-grouping labels are changed. It takes some minutes.
+``python -m tests.alertmanager.mutations [ALERT...]`` lists the changes that no test notices, alone or among
+bystanders. Thresholds, ``for``, ``keep_firing_for``, guards (``and``, ``unless``, ``or`` with their operands),
+comparisons, matchers of labels and grouping labels are changed. It takes some minutes.
 """
 
 import argparse
@@ -12,15 +12,18 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-ROOT = Path(__file__).resolve().parents[2]
-RULES = ROOT / "alertmanager" / "rules"
-TESTS = Path(__file__).resolve().parent
+from tests.alertmanager.promtool_cases import (
+    alert_rules,
+    among_bystanders,
+    end_of_operand,
+    files_about,
+    promtool_output,
+)
+
 LEAST_SHARE = 0.95  # of all changes that a test must notice
 PARALLEL = 2
 
@@ -68,7 +71,7 @@ def _changed_expressions(expr: str) -> Iterator[tuple[str, str]]:
         if not _is_within_braces(hidden, found.start()):
             yield _replaced(expr, found.start(), found.end(), _OPPOSITE[found[1]])
     for found in _GUARD.finditer(hidden):
-        yield _replaced(expr, found.start(), _end_of_operand(hidden, found.end()), "")
+        yield _replaced(expr, found.start(), end_of_operand(hidden, found.end()), "")
     for found in _MATCHER.finditer(expr):
         if _is_within_braces(hidden, found.start()):
             yield _replaced(expr, found.start(), found.end(), "")
@@ -88,71 +91,6 @@ def _is_within_braces(hidden: str, at: int) -> bool:
     return hidden.rfind("{", 0, at) > hidden.rfind("}", 0, at)
 
 
-def _end_of_operand(hidden: str, at: int) -> int:
-    """Where the right-hand side of a set operator ends: before the next one, or where its parenthesis closes."""
-    depth = 0
-    for found in re.finditer(r"[()]|\b(?:and|unless|or)\b", hidden[at:]):
-        if found[0] == "(":
-            depth += 1
-        elif found[0] == ")":
-            depth -= 1
-            if depth < 0:
-                return at + found.start()
-        elif depth == 0:
-            return at + found.start()
-    return len(hidden)
-
-
-@cache
-def all_files() -> tuple[dict[str, Any], ...]:
-    """All promtool test files."""
-    found = []
-    for path in sorted(TESTS.glob("*.test.yml")):
-        text = path.read_text(encoding="utf-8")
-        file, as_text = yaml.safe_load(text), yaml.load(text, yaml.BaseLoader)  # noqa: S506  0x90 is no number
-        for case, texts in zip(file["tests"], as_text["tests"], strict=True):
-            case["input_series"] = texts["input_series"]
-        found.append(file)
-    return tuple(found)
-
-
-def files_about(alert: str) -> list[dict[str, Any]]:
-    """Test files with the cases of this alert, and only with what they expect of it."""
-    found = []
-    for file in all_files():
-        cases = [_only(case, alert) for case in file["tests"]]
-        cases = [case for case in cases if case["alert_rule_test"] or case["promql_expr_test"]]
-        if cases:
-            found.append({**file, "tests": cases})
-    return found
-
-
-def _only(case: dict[str, Any], alert: str) -> dict[str, Any]:
-    def is_about_it(row: dict[str, Any]) -> bool:
-        text = row["expr"] + str(row.get("exp_samples", ""))
-        return re.findall(r'alertname="(\w+)"', text) == [alert]
-
-    return {
-        **case,
-        "alert_rule_test": [row for row in case.get("alert_rule_test", ()) if row["alertname"] == alert],
-        "promql_expr_test": [row for row in case.get("promql_expr_test", ()) if is_about_it(row)],
-    }
-
-
-def promtool_output(rule: dict[str, Any], files: list[dict[str, Any]]) -> str | None:
-    """What promtool says of this rule and its test files; None if all is as expected."""
-    recording = yaml.safe_load((RULES / "gpujob-recording.yml").read_text(encoding="utf-8"))["groups"]
-    order = [*(group["name"] for group in recording), "changed"]
-    with tempfile.TemporaryDirectory() as folder:
-        rules = Path(folder, "rules.yml")
-        rules.write_text(yaml.safe_dump({"groups": [*recording, {"name": "changed", "rules": [rule]}]}))
-        names = [Path(folder, f"{number}.yml") for number in range(len(files))]
-        for name, file in zip(names, files, strict=True):
-            name.write_text(yaml.safe_dump({**file, "rule_files": [str(rules)], "group_eval_order": order}))
-        done = subprocess.run(["promtool", "test", "rules", *names], capture_output=True, text=True, check=False)
-        return None if done.returncode == 0 else done.stdout + done.stderr
-
-
 def is_valid(rule: dict[str, Any]) -> bool:
     """Whether Prometheus would load this rule."""
     with tempfile.NamedTemporaryFile("w", suffix=".yml") as file:
@@ -165,10 +103,8 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("alerts", nargs="*", metavar="ALERT", help="only these (default: all)")
     wanted = set(parser.parse_args().alerts)
-    groups = [group for path in sorted(RULES.glob("*.yml")) for group in yaml.safe_load(path.read_text())["groups"]]
-    rules = [rule for group in groups for rule in group["rules"] if "alert" in rule]
-    rules = [rule for rule in rules if not wanted or rule["alert"] in wanted]
-    files = {rule["alert"]: files_about(rule["alert"]) for rule in rules}
+    rules = [rule for name, rule in alert_rules().items() if not wanted or name in wanted]
+    files = {rule["alert"]: [*files_about(rule["alert"]), *among_bystanders(rule["alert"])] for rule in rules}
     broken = [rule["alert"] for rule in rules if promtool_output(rule, files[rule["alert"]]) is not None]
     assert not broken, f"these fail unchanged: {', '.join(broken)}"
 

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from exporter.gpus.analysis.xid import PAGING_XIDS
+from tests.alertmanager.promtool_cases import alert_rules, among_bystanders, promtool_output
 from tests.support.promql import PROMETHEUS_SERIES, metric_names, rule_metric_names, template_metric_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -112,6 +113,12 @@ def test_promtool_accepts_the_rules() -> None:
 def test_rules_fire_and_stay_silent(path: Path) -> None:
     done = run("promtool", "test", "rules", path)
     assert done.returncode == 0, done.stdout
+
+
+@needs_tools
+@pytest.mark.parametrize("alert", sorted(name for name in alert_rules() if among_bystanders(name)))
+def test_bystanders_change_no_alert(alert: str) -> None:
+    assert promtool_output(alert_rules()[alert], among_bystanders(alert)) is None
 
 
 @needs_tools
