@@ -64,15 +64,23 @@ def files_about(alert: str) -> list[dict[str, Any]]:
 
 
 def _only(case: Case, alert: str) -> Case:
-    def is_about_it(row: Case) -> bool:
-        text = row["expr"] + str(row.get("exp_samples", ""))
-        return re.findall(r'alertname="(\w+)"', text) == [alert]
-
+    rows = list(case.get("promql_expr_test", ()))
+    mine = [row for row in rows if _names_in(row) == [alert]]
+    if any(alert in _names_in(row) for row in rows):  # counts of all alerts by name
+        counts = [row for row in rows if "by (alertname" in row["expr"] and row not in mine]
+        mine += [
+            {**row, "exp_samples": [each for each in row.get("exp_samples") or () if alert in each["labels"]]}
+            for row in counts
+        ]
     return {
         **case,
         "alert_rule_test": [row for row in case.get("alert_rule_test", ()) if row["alertname"] == alert],
-        "promql_expr_test": [row for row in case.get("promql_expr_test", ()) if is_about_it(row)],
+        "promql_expr_test": mine,
     }
+
+
+def _names_in(row: Case) -> list[str]:
+    return re.findall(r'alertname="(\w+)"', row["expr"] + str(row.get("exp_samples", "")))
 
 
 def promtool_output(rule: dict[str, Any], files: list[dict[str, Any]]) -> str | None:
