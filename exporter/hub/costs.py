@@ -51,6 +51,16 @@ def cost(job: Job, now: float) -> float | None:
     return None if ran is None or job.price is None else ran * job.price.per_hour / HOUR_S
 
 
+def budget_use(job: Job, now: float) -> Mapping[str, float]:
+    """The used share of each limit in the job's budget."""
+    return {} if job.budget is None else dict(job.budget.used(gpu_seconds(job, now), cost(job, now)))
+
+
+def plus(amount: float | None, more: float | None) -> float | None:
+    """The sum of what is known; None if nothing is."""
+    return amount if more is None else more + (amount or 0.0)
+
+
 def energies(job: Job) -> Mapping[str, float]:
     """Energy of the last attempt of an ended job, by its source. They measure different things, so nobody adds them."""
     figures, found = job.tracked.figures, dict[str, float]()

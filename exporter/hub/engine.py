@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
+from exporter.contract.budget import USER_DAYS
 from exporter.contract.clock import Clock
 from exporter.contract.records import JsonObject
 from exporter.hub.api.answers import change_json
@@ -38,17 +39,20 @@ from exporter.hub.look import (
 )
 from exporter.hub.page.job_page import JobPage
 from exporter.hub.page.series import CommandUse
-from exporter.hub.store import Batch, Store, ToldChange, name_of
+from exporter.hub.site_reader import NO_SITE, Site
+from exporter.hub.store import Batch, Store, ToldChange, name_of, user_totals
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
 from exporter.slurm.diagnostics import Diagnostics
 from exporter.slurm.nodes import NodeRow, most_cpus
-from exporter.slurm.prices import Prices
+from exporter.slurm.prices import DEFAULT
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.tracking import Change
 
 RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
 MISSED_EACH_S = 300.0  # between two questions for jobs that came and went between two polls
 MOST_MISSED_S = 86400.0  # how far back such a question goes
+BUDGETS_EACH_S = 300.0  # between two comparisons of all users with their budgets
+DAY_S = 86400.0
 MOST_OFFSET_S = 2.0  # between two clocks, that nobody has to know of
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 LEAST_WAIT_S = 0.05
@@ -88,11 +92,14 @@ class Engine:
         clock: Clock,
         *,
         runs: Callable[[], Iterable[Run]] = tuple,
-        prices: Prices | None = None,
+        site: Site = NO_SITE,
         chance: Callable[[], float] = random.random,
     ) -> None:
         self._slurm, self._store, self._settings, self._clock = slurm, store, settings, clock
-        self._runs, self.prices, self._chance = runs, prices, chance
+        self._runs, self.prices, self._chance = runs, site.prices, chance
+        self._budgets = site.budgets
+        self.budget_use: Mapping[tuple[str, str], float] = {}  # used share by user and kind
+        self._budgets_at = 0.0
         saved = store.saved
         self._jobs: dict[str, Job] = {job.key: job for job in saved.jobs}
         self.counters: Counters = dict(saved.counters)
@@ -161,6 +168,8 @@ class Engine:
             self._read_nodes()
         if self._clock.monotonic() >= self._next_at["sdiag"] and self.view.is_ready:
             self._read_controller()
+        if self._budgets and self._clock.monotonic() >= self._budgets_at and self.view.is_ready:
+            self._check_budgets()
         if self._runs() is not self._runs_taken and self.view.is_ready:
             self._take_runs()
         if self._may_miss_jobs() and self._clock.monotonic() >= self._missed_at:
@@ -206,6 +215,18 @@ class Engine:
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)
+
+    def _check_budgets(self) -> None:
+        """Compare what users have taken with their budgets."""
+        now, use = self._clock.time(), dict[tuple[str, str], float]()
+        self._budgets_at = self._clock.monotonic() + BUDGETS_EACH_S
+        running = [job for job in self._jobs.values() if job.tracked.state == "RUNNING"]
+        sums = self._store.sums_since(now - USER_DAYS * DAY_S, "user", None)
+        for user, (gpu_s, amount) in user_totals(sums, running, now).items():
+            budget = self._budgets.get(user, self._budgets.get(DEFAULT))
+            if budget is not None:
+                use |= {(user, kind): ratio for kind, ratio in budget.used(gpu_s, amount)}
+        self.budget_use = use
 
     def _read_controller(self) -> None:
         begun, asked_at = self._clock.monotonic(), self._clock.time()

@@ -5,6 +5,7 @@ from functools import lru_cache
 from sys import intern
 from typing import NamedTuple
 
+from exporter.contract.budget import Budget
 from exporter.contract.identity import safe_label
 from exporter.contract.records import NOTHING, Record
 from exporter.hub.look import end_of, is_last_question, wants_figures
@@ -65,6 +66,7 @@ class Job(NamedTuple):
     price: Price | None = None  # as it was when the job started
     has_nodes_alone: bool = False
     outcome: Outcome | None = None  # of the present attempt, if gpujob launched the job
+    budget: Budget | None = None  # of the job file
 
     @property
     def first_partition(self) -> str:
@@ -105,6 +107,7 @@ class Run(NamedTuple):
     is_monitored: bool = False  # whether its sidecars are to be scraped
     outcome: Outcome | None = None
     name: str = ""
+    budget: Budget | None = None
 
 
 class Observation(NamedTuple):
@@ -223,8 +226,8 @@ def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
             job = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))
         of_attempt = (each for each in (run.outcome, job.outcome) if each and each.attempt == job.tracked.restarts)
         outcome = next(of_attempt, None)
-        if (job.is_monitored, job.outcome) != (run.is_monitored, outcome):
-            job = job._replace(is_monitored=run.is_monitored, outcome=outcome)
+        if (job.is_monitored, job.outcome, job.budget) != (run.is_monitored, outcome, run.budget):
+            job = job._replace(is_monitored=run.is_monitored, outcome=outcome, budget=run.budget)
         found[run.job_id] = job
     return found
 
@@ -353,6 +356,7 @@ def _with_row(job: Job | None, row: QueueRow) -> Job:
         price=None if job is None else job.price,
         has_nodes_alone=job is not None and job.has_nodes_alone,
         outcome=None if job is None else job.outcome,
+        budget=None if job is None else job.budget,
     )
 
 

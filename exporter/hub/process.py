@@ -76,7 +76,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     is_whole = options.user is None
     registry = RegistryReader(_registry_folders(options, environ), only_own=not is_whole)
     settings = Settings(is_whole, options.cluster, options.interval_s, options.most_jobs)
-    engine = Engine(slurm, store, settings, clock, runs=registry.runs, prices=site.prices)
+    engine = Engine(slurm, store, settings, clock, runs=registry.runs, site=site)
     registry.live = engine.live_run_dirs
     stop = threading.Event()
     thread = threading.Thread(target=_ask, args=(engine, stop), name="ask_slurm", daemon=True)

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from exporter.contract import run_files
+from exporter.contract.budget import Budget
 from exporter.contract.identity import safe_label
 from exporter.contract.records import JsonValue, Record, to_json
 from exporter.contract.target_files import (
@@ -46,6 +47,7 @@ class Entry(Record):
     run_dir: str
     submitted: float
     job_name: str = ""
+    budget: Budget | None = None
 
 
 class Registry(NamedTuple):
@@ -106,7 +108,8 @@ class _RunDir:
     @property
     def run(self) -> Run:
         entry, is_monitored = self.entry, any(each.labels.get("job") == SCRAPE_JOB for each in self.groups)
-        return Run(entry.job_id, self.user, entry.run_dir, entry.submitted, is_monitored, self.outcome, entry.job_name)
+        known = (entry.job_id, self.user, entry.run_dir, entry.submitted)
+        return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget)
 
     def read(self) -> None:
         """Read the files again if the directory has changed."""

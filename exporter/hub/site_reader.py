@@ -1,20 +1,39 @@
-"""What a hub takes from the site's cluster file: list prices."""
+"""What a hub takes from the site's cluster file: list prices, and budgets of users."""
 
 from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
+from exporter.contract.budget import Budget
 from exporter.contract.errors import ExporterError
-from exporter.slurm.prices import Prices, parse_prices
+from exporter.contract.records import NOTHING, RecordError, from_json
+from exporter.slurm.prices import Prices, is_amount, parse_prices
 
+EXAMPLE = "budgets: {default: {gpu_hours: 2000}}"
 SYSTEM_FILE = Path("/etc/gpujob/config.yaml")
 
 
 class Site(NamedTuple):
-    """Prices of the cluster file; None without any."""
+    """Prices and budgets of the cluster file."""
 
     prices: Prices | None = None
-    source: str | None = None  # the file
+    budgets: Mapping[str, Budget] = NOTHING  # by user; those of all others are under DEFAULT
+
+
+NO_SITE = Site()
+
+
+def parse_budgets(value: object) -> dict[str, Budget]:
+    """Parse the value of ``budgets`` in a cluster file. Raises ValueError, which says what would be right."""
+    try:
+        budgets = from_json(dict[str, Budget], value, "budgets")
+    except RecordError as error:
+        raise ValueError(f"{error}; write as in {EXAMPLE}") from None
+    for name, budget in budgets.items():
+        limits = [limit for limit in (budget.gpu_hours, budget.cost) if limit is not None]
+        if budget.unknown_keys or not limits or not all(map(is_amount, limits)) or 0 in limits:
+            raise ValueError(f"budgets.{name}: it has no limit above 0 in gpu_hours or cost; write as in {EXAMPLE}")
+    return budgets
 
 
 def find_cluster_file(named: str | None, environ: Mapping[str, str]) -> Path | None:
@@ -38,8 +57,9 @@ def read_site(path: Path | None) -> Site:
         if len(text) > MOST_BYTES:
             raise ExporterError(f"{path}: has more than {MOST_BYTES:,} bytes, the limit; is it the right file?")
         body = parse_yaml(text)
-        value = body.get("prices") if isinstance(body, dict) else None
-        return Site() if value is None else Site(parse_prices(value), str(path))
+        known = body if isinstance(body, dict) else {}
+        prices, budgets = known.get("prices"), known.get("budgets")
+        return Site(None if prices is None else parse_prices(prices), {} if budgets is None else parse_budgets(budgets))
     except OSError as error:
         raise ExporterError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

@@ -71,6 +71,19 @@ class EnvironmentSpec(FileModel):
     required: list[VariableName] = []
 
 
+class BudgetSpec(FileModel):
+    """What a job may take before an alert, or a user within 30 days."""
+
+    gpu_hours: float | None = Field(None, gt=0, allow_inf_nan=False)
+    cost: float | None = Field(None, gt=0, allow_inf_nan=False)
+
+    @model_validator(mode="after")
+    def _has_a_limit(self) -> "BudgetSpec":
+        if self.gpu_hours is None and self.cost is None:
+            raise ValueError("it has no limit; set gpu_hours, cost or both")
+        return self
+
+
 class JobSpec(FileModel):
     """A job file."""
 
@@ -99,6 +112,7 @@ class JobSpec(FileModel):
     verify: VerifySpec = VerifySpec()
     monitoring: MonitoringSpec = MonitoringSpec()
     alerts: AlertsSpec = AlertsSpec()
+    budget: BudgetSpec | None = None
 
     @field_validator("errors")
     @classmethod
@@ -121,6 +135,12 @@ class JobSpec(FileModel):
         for role in roles:
             if roles.count(role) > 1:
                 raise ValueError(f"workers: the role {role!r} is listed twice; give each entry its own role")
+        return self
+
+    @model_validator(mode="after")
+    def _a_sweep_has_no_budget(self) -> "JobSpec":
+        if self.sweep is not None and self.budget is not None:
+            raise ValueError("budget: a sweep has none; leave it out, or set one for the user in the cluster file")
         return self
 
     @model_validator(mode="after")
@@ -182,6 +202,7 @@ class ClusterSpec(FileModel):
     prometheus_url: Url | None = None
     alertmanager_url: Url | None = None
     prices: PricesSpec | None = None
+    budgets: dict[str, BudgetSpec] = {}
     trusted_owners: list[str] = []
 
     def resolve_model(self, text: str) -> str:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.budget import Budget
 from exporter.contract.records import Record, RecordError
 from exporter.contract.user_state import user_state_folder
 from launcher.errors import LauncherError
@@ -36,6 +37,7 @@ class JobEntry(Record):
     user: str = ""
     host: str = ""
     cluster: str | None = None  # None for the cluster of the machine that submitted it
+    budget: Budget | None = None
 
 
 def register_job(run_dir: Path, submission: Mapping[str, object], environ: Mapping[str, str], workdir: Path) -> None:

@@ -110,6 +110,7 @@ def describe_submission(plan: Plan, job_id: str, cluster: str | None = None) -> 
         "user": user_name(),
         "host": socket.gethostname(),
         "submitted": time.time(),
+        "budget": plan.resolved.get("budget"),
         "workdir": plan.workdir,
         "job_dir": plan.job_dir,
         "git": _git_state(plan.workdir),

@@ -125,6 +125,20 @@ def test_every_change_is_told_once_although_the_hub_is_killed(jobs: JobSpace) ->
     cluster.signal(hub.process, signal.SIGTERM)
     hub.process.communicate(timeout=60)
     assert not list(hub.folder.glob("*.sock"))
+    rebuild: list[str | Path] = [
+        GPUJOB,
+        "index",
+        "--rebuild",
+        "--since",
+        "1d",
+        "--json",
+        "--state-dir",
+        jobs.directory / "lost",
+    ]
+    rebuilt = json.loads(cluster.run(rebuild, user=jobs.user, cwd=jobs.directory, check=True).stdout)
+    assert rebuilt["rebuilt"]["problems"] == []
+    # a window of accounting lacks the job that was never eligible
+    assert rebuilt["index"]["jobs"] == rebuilt["rebuilt"]["from_accounting"] >= len(told) - 1
 
 
 OTHER_USERS = ("games", "news")  # of any Debian, without jobs of their own

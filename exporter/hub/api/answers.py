@@ -248,14 +248,10 @@ def usage_json(sums: Iterable[Sums], running: Iterable[Job], by: str, now: float
         name = {"user": job.user, "account": job.account, "partition": job.first_partition}.get(by, job.tracked.name)
         key = name, None if job.price is None else job.price.currency
         old = groups.get(key) or Sums(*key, 0, None, None, None, None, None)
-        more = old._replace(jobs=old.jobs + 1, gpu_s=_plus(old.gpu_s, costs.gpu_seconds(job, now)))
-        groups[key] = more._replace(cost=_plus(old.cost, costs.cost(job, now)))
+        more = old._replace(jobs=old.jobs + 1, gpu_s=costs.plus(old.gpu_s, costs.gpu_seconds(job, now)))
+        groups[key] = more._replace(cost=costs.plus(old.cost, costs.cost(job, now)))
     in_order = sorted(groups.values(), key=lambda each: (-(each.gpu_s or 0.0), each.name))
     return [_sums_json(each, by) for each in in_order]
-
-
-def _plus(amount: float | None, more: float | None) -> float | None:
-    return amount if more is None else more + (amount or 0.0)
 
 
 def _sums_json(sums: Sums, by: str) -> JsonValue:

@@ -20,7 +20,7 @@ from exporter.hub.api.answers import Head, WrongQueryError
 from exporter.hub.api.doors import LocalEntrance, peer_uid
 from exporter.hub.engine import Engine
 from exporter.hub.jobs import Job
-from exporter.hub.page.series import SelfFacts, render_controller, render_nodes, render_self
+from exporter.hub.page.series import SelfFacts, render_controller, render_nodes, render_self, render_user_budgets
 from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.store import Store
 from exporter.web import limits, negotiation
@@ -143,6 +143,7 @@ class HubService:
         commands, unparsed, interval_s = engine.commands, engine.unparsed, engine.interval_s
         facts = SelfFacts(commands, unparsed, interval_s, size, works, self._requests, mounts)
         render_self(facts, out)
+        render_user_budgets(engine.budget_use, out)
         if engine.controller is not None:
             render_controller(engine.controller, engine.clock_offset_s, out)
         if self._whole_cluster:

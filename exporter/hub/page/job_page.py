@@ -7,7 +7,16 @@ from exporter.collecting.families import Family, Samples, page_part
 from exporter.hub.counters import Counters
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
 from exporter.hub.look import end_of, wants_figures
-from exporter.hub.page.series import HUB_JOBS, HUB_LAG, Sum, render_counters, render_job, render_sums, sums_of
+from exporter.hub.page.series import (
+    HUB_JOBS,
+    HUB_LAG,
+    Sum,
+    render_counters,
+    render_job,
+    render_job_budget,
+    render_sums,
+    sums_of,
+)
 from exporter.slurm.tracking import UNKNOWN
 
 _TRACKED, _UNKNOWN = Sum(HUB_JOBS, ("tracked",)), Sum(HUB_JOBS, ("unknown",))
@@ -35,6 +44,7 @@ class JobPage:
         self._ends: dict[str, float] = {}  # when the series of ended jobs go
         self._sums: dict[Sum, int] = {}
         self._unsettled: dict[str, float] = {}  # ends of jobs that wait for their figures
+        self._budgeted: dict[str, Job] = {}  # running jobs with a budget
         self._wanted: dict[str, float] = {}  # submit times of jobs that should have series
         self._rendered: dict[str, tuple[Family, ...]] = {}
         self._lines: dict[Family, dict[str, str]] = {}  # by job
@@ -60,6 +70,8 @@ class JobPage:
         sums = {_TRACKED: 0, _UNKNOWN: 0} | self._sums | {Sum(HUB_JOBS, (kind,)): kinds[kind] for kind in kinds}
         render_sums(sums, self._of_sums)
         render_counters(counters, self._of_sums)
+        for job in self._budgeted.values():
+            render_job_budget(job, now, self._of_sums)
         self._of_sums.add(HUB_LAG, now - min(self._unsettled.values(), default=now))
         yield self._of_sums.page()
 
@@ -93,6 +105,8 @@ class JobPage:
         self._note_unsettled(key, job)
         if not self._whole_cluster or tracked.run_dir or (job.gpus and tracked.state != "PENDING"):
             self._wanted[key] = tracked.submitted or 0.0
+        if job.budget is not None and tracked.state == "RUNNING":
+            self._budgeted[key] = job
 
     def _note_unsettled(self, key: str, job: Job) -> None:
         if wants_figures(job.tracked):
@@ -103,7 +117,7 @@ class JobPage:
             self._sums[each] -= number
             if not self._sums[each]:
                 del self._sums[each]
-        for known in (self._ends, self._unsettled, self._wanted):
+        for known in (self._ends, self._unsettled, self._wanted, self._budgeted):
             known.pop(key, None)
         if key in self._rendered:
             self._remove_lines(key)

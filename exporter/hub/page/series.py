@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import safe_label
-from exporter.hub.costs import cost, energies, gpu_seconds, idle_s, seen_ratio
+from exporter.hub.costs import budget_use, cost, energies, gpu_seconds, idle_s, seen_ratio
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey, Counters
 from exporter.hub.jobs import Job
 from exporter.slurm.accounting import tres
@@ -53,6 +53,8 @@ JOB_ENERGY = Family(
 )
 JOB_COST = Family("job_cost", "List price of the ended job, over its attempts.", (*JOB, "currency"))
 PRICE = Family("job_price_per_hour", "List price of the GPUs of the running job.", (*JOB, "currency"))
+JOB_BUDGET = Family("job_budget_used_ratio", "Used share of the running job's budget.", (*JOB, "kind"))
+USER_BUDGET = Family("user_budget_used_ratio", "Used share of the user's budget.", ("user", "kind"))
 ITEMS = Family("job_items_processed", "Items of the ended job, from its report.", JOB)
 ITEMS_EXPECTED = Family("job_items_expected", "Items that the ended job should have, from its report.", JOB)
 JOBS = Family("jobs", "Jobs that Slurm lists or that ended within 30 minutes.", (*PLACE, "state"))
@@ -93,6 +95,7 @@ HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler
 FAMILIES = (
     *(INFO, STATE, REASON, MONITORED, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
     *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOB_IDLE, JOB_SEEN, JOB_ENERGY, JOB_COST, PRICE, ITEMS),
+    *(JOB_BUDGET, USER_BUDGET),
     *(ITEMS_EXPECTED, IDLE, ENERGY, COST_TOTAL, JOBS, PENDING, JOBS_ENDED, JOBS_STARTED, WAITED),
     *(GPU_SECONDS, HUB_COMMANDS, HUB_UNPARSED, HUB_SECONDS, HUB_SUCCESS, HUB_INTERVAL, HUB_LAG, HUB_JOBS, HUB_STORE),
     *(
@@ -153,12 +156,7 @@ def render_counters(counters: Counters, out: Samples) -> None:
 def render_job(job: Job, out: Samples) -> None:
     """Add the series of one job."""
     tracked, figures = job.tracked, job.tracked.figures
-    row = out.row(
-        job_id=safe_label(array_of(tracked.job_id) if job.key != tracked.job_id else tracked.job_id),
-        job_name=safe_label(tracked.name),
-        user=job.place[0],
-        partition=job.place[1],
-    )
+    row = out.row(**_job_labels(job))
     launched_by = "gpujob" if tracked.run_dir else ""
     row.add(
         INFO,
@@ -205,6 +203,25 @@ def render_job(job: Job, out: Samples) -> None:
     row.add(JOB_GPU_SECONDS, gpu_seconds(job, 0.0))
     if job.price is not None:
         row.add(JOB_COST, cost(job, 0.0), currency=job.price.currency)
+
+
+def _job_labels(job: Job) -> dict[str, str]:
+    job_id = array_of(job.tracked.job_id) if job.key != job.tracked.job_id else job.tracked.job_id
+    user, partition = job.place
+    labels = (safe_label(job_id), safe_label(job.tracked.name), user, partition)
+    return dict(zip(JOB, labels, strict=True))
+
+
+def render_job_budget(job: Job, now: float, out: Samples) -> None:
+    """Add the use of a job's budget, which changes while it runs."""
+    for kind, ratio in budget_use(job, now).items():
+        out.add(JOB_BUDGET, ratio, **_job_labels(job), kind=kind)
+
+
+def render_user_budgets(used: Mapping[tuple[str, str], float], out: Samples) -> None:
+    """Add the use of the users' budgets."""
+    for (user, kind), ratio in used.items():
+        out.add(USER_BUDGET, ratio, user=safe_label(user), kind=kind)
 
 
 class Sum(NamedTuple):

@@ -8,15 +8,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from exporter.contract.budget import USER_DAYS, Budget
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.jobs import Outcome, Run
 from exporter.hub.look import AFTER_END_S
+from exporter.hub.site_reader import Site
 from exporter.hub.store import Store
 from exporter.slurm.accounting import Step
 from exporter.slurm.commands_reader import ClusterFacts
 from exporter.slurm.nodes import parse_nodes
 from exporter.slurm.prices import Prices
+from exporter.slurm.queue import QueueRow
 from exporter.slurm.tracking import CONFIRMED_WITHIN_S, GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
 from tests.exporter.hub.made_up_slurm import MadeUpSlurm, attempt, queue_row, states
 from tests.exporter.slurm.test_tracking import Life, lives
@@ -24,6 +27,7 @@ from tests.support.exporter import FakeClock
 
 START = 1000.0
 PRICES = Prices("EUR", {"h100": 3600.0})  # a second of a GPU costs 1
+SITE = Site(PRICES, {"ada": Budget(gpu_hours=1.0, cost=7200.0), "default": Budget(gpu_hours=2.0)})
 
 
 class Hub:
@@ -43,7 +47,7 @@ class Hub:
         self.store = Store(self.path)
         settings = Settings(self.whole_cluster, None, 60.0, 100)
         self.engine = Engine(
-            self.slurm, self.store, settings, self.clock, runs=lambda: self.runs, prices=PRICES, chance=lambda: 0.0
+            self.slurm, self.store, settings, self.clock, runs=lambda: self.runs, site=SITE, chance=lambda: 0.0
         )
 
     def steps(self, seconds: float, each_s: float = 5.0) -> None:
@@ -258,6 +262,30 @@ def test_without_accounting_such_a_job_is_found_in_its_run_directory(hub: Hub) -
     assert hub.told() == [("7", "PENDING", "RUNNING"), ("7", "RUNNING", "TIMEOUT")]
     job = hub.engine.view.jobs["7"]
     assert (job.tracked.name, job.gpus, job.tracked.run_dir) == ("train", 2.0, "/runs/7")
+
+
+def test_budgets_of_users_count_what_ended_in_their_days_and_what_runs(hub: Hub) -> None:
+    def row(job_id: str, user: str, start: float, end: float | None) -> QueueRow:
+        found = queue_row(job_id, "RUNNING" if end is None else "FAILED", start, started=start)
+        sight = found.sight._replace(ended=end)
+        return found._replace(sight=sight, user=user, resources="gres/gpu=2,gres/gpu:h100=2")
+
+    day = 86400.0
+    begun = START + (USER_DAYS + 1) * day
+    hub.clock.advance(begun - START)
+    hub.slurm.rows = [
+        row("1", "ada", 10 * day, 10 * day + 900.0),
+        row("2", "ada", begun - 900.0, None),
+        row("3", "eve", 100.0, 1000.0),  # too long ago
+        row("4", "eve", begun - 3600.0, begun - 1800.0),
+    ]
+    hub.steps(900, 60.0)
+    used = {key: round(value, 2) for key, value in hub.engine.budget_use.items()}
+    ada_s = 1800 + 2 * (900 + (hub.clock.now - begun))
+    assert used[("ada", "cost")] == pytest.approx(ada_s / 7200, abs=0.1)  # up to 5 minutes old
+    assert used[("ada", "gpu_hours")] == pytest.approx(ada_s / 3600, abs=0.2)
+    assert used[("eve", "gpu_hours")] == 0.5
+    assert len(used) == 3
 
 
 def test_a_later_job_with_the_same_id_is_another_job(hub: Hub) -> None:

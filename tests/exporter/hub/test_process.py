@@ -136,10 +136,16 @@ def test_a_second_hub_names_the_first_one(slurm: FakeSlurm, hub: HubProcess) -> 
         ("prices: 3", "prices: 3 has no price for each type of GPU; write as in prices: {currency: EUR"),
         ("prices: {gpu_hour: {h100: -1}}", "has no price for each type of GPU"),
         ("prices: {", "not YAML"),
+        (
+            "budgets: {ada: 3}",
+            "budgets.ada: expected an object, not 3; write as in budgets: {",
+        ),
+        ("budgets: {ada: {gpu_hours: -2}}", "budgets.ada: it has no limit above 0 in gpu_hours or cost"),
+        ("budgets: {ada: {hours: 2}}", "budgets.ada: it has no limit above 0 in gpu_hours or cost"),
         (None, "cannot be read: No such file or directory"),
     ],
 )
-def test_wrong_prices_stop_the_hub_at_its_start(
+def test_a_wrong_cluster_file_stops_the_hub_at_its_start(
     slurm: FakeSlurm, tmp_path: Path, text: str | None, problem: str
 ) -> None:
     path = tmp_path / "site.yaml"

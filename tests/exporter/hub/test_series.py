@@ -7,10 +7,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from exporter.collecting.families import Family, Samples
+from exporter.contract.budget import Budget
 from exporter.hub.counters import COST, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job, Outcome
 from exporter.hub.page.job_page import JobPage
-from exporter.hub.page.series import FAMILIES, CommandUse, SelfFacts, render_controller, render_nodes, render_self
+from exporter.hub.page.series import (
+    FAMILIES,
+    CommandUse,
+    SelfFacts,
+    render_controller,
+    render_nodes,
+    render_self,
+    render_user_budgets,
+)
 from exporter.slurm.accounting import Figures
 from exporter.slurm.diagnostics import Diagnostics, RpcUse
 from exporter.slurm.nodes import parse_nodes
@@ -52,6 +61,7 @@ def page(*jobs: Job) -> dict[str, str]:
     out = Samples({})
     use = CommandUse(3, 1, 0.5, NOW)
     render_self(SelfFacts({"squeue": use}, {}, 60.0, 4096, True, {("/metrics", 200): 2}, {"/home": True}), out)
+    render_user_budgets({("ada", "cost"): 0.5}, out)
     render_controller(Diagnostics(NOW, 1, 2, 3, RpcUse(4, 0.5), RpcUse(1, 0.1)), 90.0, out)
     render_nodes(NODE_ROWS, Prices("EUR", {"h100": 2.5}), out)
     text = text.replace('cluster="c1"', "").replace("{,", "{") + out.page()
@@ -70,7 +80,7 @@ def of_job(samples: dict[str, str], job_id: str) -> dict[str, str]:
 
 
 def test_every_family_is_on_the_page_of_some_jobs() -> None:
-    running = RUNNING._replace(price=Price(3.6, "EUR"))
+    running = RUNNING._replace(price=Price(3.6, "EUR"), budget=Budget(cost=7.0))
     names = {name.partition("{")[0] for name in page(running, PENDING, FAILED, REPORTED)}
     assert names == {family.full_name for family in FAMILIES}
 
@@ -78,7 +88,7 @@ def test_every_family_is_on_the_page_of_some_jobs() -> None:
 @pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
 def test_a_family_has_a_good_name_and_help(family: Family) -> None:
     name, text = family.full_name, family.help
-    subjects = ("job_", "node_", "jobs", "hub_", "queue_wait_", "gpu_", "energy_", "cost_")
+    subjects = ("job_", "user_", "node_", "jobs", "hub_", "queue_wait_", "gpu_", "energy_", "cost_")
     assert name.startswith(tuple(f"gpujob_{subject}" for subject in subjects))
     assert text[0].isupper() or text[0].isdigit()
     assert text.endswith(".")
@@ -113,6 +123,20 @@ def test_cost_energy_and_idle_time_have_their_source() -> None:
     totals = page(REPORTED)
     assert totals['gpujob_cost_total{user="ada",partition="gpu",currency="EUR"}'] == "2.5"
     assert totals['gpujob_energy_joules_total{user="ada",partition="gpu",source="slurm"}'] == "3.5"
+
+
+def test_the_budget_of_a_job_is_used_while_it_runs() -> None:
+    """It has two GPUs for 9,800 s."""
+    budgeted = RUNNING._replace(price=Price(3.6, "EUR"), budget=Budget(gpu_hours=2.0, cost=4.9))
+    found = of_job(page(budgeted), "7")
+    used = {name: float(value) for name, value in found.items() if name.startswith("budget")}
+    assert used == {
+        'budget_used_ratio,kind="gpu_hours"': pytest.approx(2 * 9800 / 3600 / 2),
+        'budget_used_ratio,kind="cost"': pytest.approx(2.0),
+    }
+    ended = budgeted._replace(tracked=budgeted.tracked.replace(state="COMPLETED", ended=NOW))
+    unpriced = budgeted._replace(price=None, budget=Budget(cost=4.9))
+    assert "budget" not in " ".join((*of_job(page(ended), "7"), *of_job(page(unpriced), "7")))
 
 
 def test_what_is_unknown_has_no_series() -> None:

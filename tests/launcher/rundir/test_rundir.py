@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from exporter.contract import run_files
+from exporter.contract.budget import Budget
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
+from launcher.registry.entries import read_own_entries, register_job
 from launcher.rundir import rundir
 from launcher.steps.batch_script import render_sbatch
 from tests.support.launcher import LocalJob, job_spec, plan_of
@@ -28,6 +30,14 @@ def test_a_staged_directory_is_hidden_until_it_has_its_name(hard_name: str, tmp_
     assert run_dir.name.startswith("4459_")
     assert not staging.exists()
     assert json.loads((run_dir / "4459.json").read_text())["job_name"] == hard_name
+
+
+def test_the_budget_of_a_job_goes_to_its_entry(tmp_path: Path) -> None:
+    plan = plan_of(job_spec(budget={"gpu_hours": 9}), workdir=str(tmp_path))
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    register_job(tmp_path / "run", rundir.describe_submission(plan, "7"), environ, tmp_path)
+    (entry,) = read_own_entries(environ)
+    assert entry.budget == Budget(gpu_hours=9)
 
 
 def test_files_that_may_contain_secrets_are_private(tmp_path: Path) -> None:
