@@ -62,6 +62,9 @@ def look(user: str | None = "root", cluster: str | None = None, **environ: str) 
 def test_commands_ask_the_hub_and_not_slurm(slurm: FakeSlurm, hub: HubProcess) -> None:
     looks = [look() for _ in range(50)]
     assert {found.source for found in looks} == {f"unix:{hub.socket}"}
+    assert (
+        'gpujob_hub_http_requests_total{cluster="c1",handler="/api/v1/jobs",code="200"} 1\n' in hub.get("/metrics")[1]
+    )
     assert {*looks[0].rows} == {*parse_queue(RUNNING + line("8", "PENDING"))}
     assert len(slurm.calls("squeue")) == 1
     assert look("bob").source == look(None).source == look(cluster="c2").source == look(GPUJOB_HUB="none").source
