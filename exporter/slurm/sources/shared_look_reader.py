@@ -50,6 +50,11 @@ class QueueLook(Look):
 
     rows: tuple[QueueRow, ...] = ()
 
+    @property
+    def is_of_hub(self) -> bool:
+        """Whether it came from a hub, which may have a newer one."""
+        return self.source not in ("squeue", "slurmrestd")
+
 
 class NodesLook(Look):
     """An answer of sinfo."""

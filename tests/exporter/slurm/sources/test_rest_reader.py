@@ -59,6 +59,25 @@ def test_numbers_and_flags_of_all_versions(change: Mapping[str, object], field: 
 
 
 @pytest.mark.parametrize(
+    ("change", "output"),
+    [
+        ({"standard_output": "/logs/a|b %j.log", "name": "x|y"}, "/logs/a|b 32.log"),
+        ({"standard_output": "", "current_working_directory": "/home/ada"}, "/home/ada/slurm-32.out"),
+        ({"standard_output": "", "batch_flag": False}, None),
+        ({"array_job_id": 30, "array_task_string": "1-3%2", "standard_output": "/logs/30_4294967294.log"}, None),
+        ({"array_job_id": 30, "array_task_string": "1-3%2", "standard_output": "/logs/%A_%a.log"}, None),
+        ({"array_job_id": 30, "array_task_id": 2, "standard_output": "/logs/%A_%a.log"}, "/logs/30_2.log"),
+    ],
+)
+def test_the_output_is_the_file_of_the_job(change: Mapping[str, object], output: str | None) -> None:
+    body = sample("22.05.8")
+    body["jobs"] = [body["jobs"][0] | {"array_task_id": None, **change}]
+    (row,) = parse_rest_jobs(body)
+    assert row.output == output
+    assert row.name == change.get("name", "node_fail")
+
+
+@pytest.mark.parametrize(
     ("body", "problem"),
     [
         ({"jobs": [], "errors": [{"description": "Authentication failure"}]}, "error: Authentication failure"),
