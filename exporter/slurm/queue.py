@@ -30,6 +30,7 @@ MOST_GARBLED = 0.01  # share of rows; with more the answer cannot be trusted to 
 
 _ROW = re.compile(rf"{JOB_ID}\|")
 _DEPENDENCY = re.compile(r":(\d+)")  # ids in `afterok:4459_*(unfulfilled),afterany:4460(unfulfilled)`
+_TASK_PATTERN = re.compile(r"%\d*a")
 _PATTERN = re.compile(r"%(?:\d*)([Aajux%])")
 
 
@@ -168,7 +169,8 @@ def parse_row(text: str) -> QueueRow | None:
         "%": "%",
     }
     path = _PATTERN.sub(lambda found: values[found[1]], output)
-    file = path if path.startswith("/") and path != "/dev/null" else None
+    is_of_tasks = job_id.endswith("]") and _TASK_PATTERN.search(output) is not None  # each has its own
+    file = path if path.startswith("/") and path != "/dev/null" and not is_of_tasks else None
     return QueueRow(
         job_id,
         sight,

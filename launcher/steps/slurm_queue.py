@@ -9,12 +9,12 @@ from exporter.contract import run_files
 from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, part_rows
 from exporter.slurm.sources.rest_reader import slurm_reader
-from exporter.slurm.sources.shared_look_reader import read_queue_look
+from exporter.slurm.sources.shared_look_reader import LOOK_S, QueueLook, read_queue_look
 from exporter.slurm.states import ENDS
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import user_name
 
-READ_INTERVAL_S = 5.0  # between two reads of the answer, which may be long
+READ_INTERVAL_S = 5.0  # shortest time between two reads of the answer, which may be long
 MOST_AHEAD_S = 30.0  # of the clock of a node; a moment that is later says nothing
 
 
@@ -30,12 +30,27 @@ def read_unfinished(user: str, cluster: str | None, since: float) -> tuple[Queue
 
     Raises SlurmUnansweredError, also if only an older answer is known.
     """
-    now = time.time()
-    since = min(since, now) if since < now + MOST_AHEAD_S else 0.0
-    look = read_queue_look(slurm_reader(user, cluster, os.environ), os.environ, since=since)
-    if look.problem is not None or look.as_of is None or look.as_of < since:
-        command, _, problem = (look.problem or "squeue has not been asked since then").partition(" ")
+    look = read_queue_look(slurm_reader(user, cluster, os.environ), os.environ, since=usable_since(since))
+    if (problem := unusable(look, usable_since(since))) is not None:
+        command, _, problem = problem.partition(" ")
         raise SlurmUnansweredError(command, problem)
+    return unfinished(look)
+
+
+def usable_since(moment: float) -> float:
+    """From when on answers count; 0 if the moment is of a clock that is wrong."""
+    now = time.time()
+    return min(moment, now) if moment < now + MOST_AHEAD_S else 0.0
+
+
+def unusable(look: QueueLook, since: float) -> str | None:
+    """Why an answer says nothing; None if it does."""
+    if look.problem is None and (look.as_of or 0.0) < since:
+        return f"{look.source} has not been asked since then"
+    return look.problem
+
+
+def unfinished(look: QueueLook) -> tuple[QueueRow, ...]:
     return tuple(row for row in look.rows if row.sight.state not in ENDS)
 
 
@@ -49,23 +64,33 @@ class SlurmQueue:
         self._user = str(user or user_name())
         self._cluster = str(cluster) if cluster else None
         self._since = submitted if isinstance(submitted, float) else 0.0
-        self._read_at = float("-inf")
+        self._next_at = float("-inf")
         self._state = QueueState(None)
 
     def require_since(self, moment: float) -> None:
         """Believe only answers from this moment on: the job has started or ended then."""
         self._since = max(self._since, moment)
-        self._read_at = float("-inf")
+        self._next_at = float("-inf")
 
     def read(self) -> QueueState:
-        """Return the state, read at most ``READ_INTERVAL_S`` ago."""
-        if time.monotonic() - self._read_at < READ_INTERVAL_S:
+        """Return the state, read again when there may be another answer."""
+        if time.monotonic() < self._next_at:
             return self._state
+        since, wait_s = usable_since(self._since), LOOK_S
         try:
-            found = part_rows(read_unfinished(self._user, self._cluster, self._since), self._job_id)
-            # of the components of a heterogeneous job the first one has the batch step
-            self._state = QueueState(found[0].sight.state, found[0].sight.reason) if found else QueueState("")
+            look = read_queue_look(slurm_reader(self._user, self._cluster, os.environ), os.environ, since=since)
         except SlurmUnansweredError:
             self._state = QueueState(None)
-        self._read_at = time.monotonic()
+        else:
+            if unusable(look, since) is not None:
+                self._state = QueueState(None)
+            else:
+                found = part_rows(unfinished(look), self._job_id)
+                # of the components of a heterogeneous job the first one has the batch step
+                self._state = QueueState(found[0].sight.state, found[0].sight.reason) if found else QueueState("")
+            if (look.as_of or 0.0) < since or look.is_of_hub:
+                wait_s = READ_INTERVAL_S
+            else:
+                wait_s = min(max(look.tried + LOOK_S - time.time(), READ_INTERVAL_S), LOOK_S)
+        self._next_at = time.monotonic() + wait_s
         return self._state

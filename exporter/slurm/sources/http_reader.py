@@ -10,6 +10,7 @@ from exporter.contract.records import NOTHING
 
 UNIX = "unix:"
 OK = 200
+HTTPS_PORT = 443
 MOST_BYTES = 256 << 20  # of an answer: 5,000 jobs of slurmrestd are 42 MB
 _URL = re.compile(r"(https?)://([^/?#@\s]+)(/[^?#\s]*)?")
 FORMS = "unix:/run/user/1000/gpujob/hub.sock, http://localhost:9420 or https://HOST:PORT"
@@ -31,11 +32,11 @@ def check_address(text: str) -> None:
 
 def read_json(address: str, path: str, deadline_s: float, headers: Mapping[str, str] = NOTHING) -> Mapping[str, object]:
     """Read the JSON at a path. ``deadline_s`` bounds each wait. Raises NoAnswerError."""
-    from http.client import HTTPConnection, HTTPException, HTTPSConnection  # lazy: 20 ms, and most have no service
+    from http.client import HTTPConnection, HTTPException  # lazy: 20 ms, and most have no service
 
     try:
+        connection, prefix = HTTPConnection("localhost"), ""
         if address.startswith(UNIX):
-            connection, prefix = HTTPConnection("localhost", timeout=deadline_s), ""
             connection.sock = socket.socket(socket.AF_UNIX)
             connection.sock.settimeout(deadline_s)
             connection.sock.connect(address.removeprefix(UNIX))
@@ -43,8 +44,8 @@ def read_json(address: str, path: str, deadline_s: float, headers: Mapping[str, 
             found = _URL.fullmatch(address)
             if found is None:
                 raise NoAnswerError(f"{address!r} is no address")
-            kind = HTTPSConnection if found[1] == "https" else HTTPConnection
-            connection, prefix = kind(found[2], timeout=deadline_s), (found[3] or "").rstrip("/")
+            connection, prefix = HTTPConnection(found[2]), (found[3] or "").rstrip("/")
+            connection.sock = _connect(connection.host, connection.port, found[1] == "https", found[2], deadline_s)
         try:
             connection.request("GET", prefix + path, headers={"Accept": "application/json", **headers})
             response = connection.getresponse()
@@ -60,3 +61,18 @@ def read_json(address: str, path: str, deadline_s: float, headers: Mapping[str, 
     if not isinstance(body, dict):
         raise NoAnswerError(f"{address} does not answer with a JSON object")
     return body
+
+
+def _connect(host: str, port: int, is_tls: bool, place: str, deadline_s: float) -> socket.socket:
+    """A connection. A hub that was loaded without TLS lacks the HTTPSConnection of http.client."""
+    named = re.search(r":\d+$", place) is not None
+    plain = socket.create_connection((host, port if named or not is_tls else HTTPS_PORT), deadline_s)
+    if not is_tls:
+        return plain
+    import ssl  # lazy: 20 ms, and few addresses are https
+
+    try:
+        return ssl.create_default_context().wrap_socket(plain, server_hostname=host)
+    except OSError:
+        plain.close()
+        raise

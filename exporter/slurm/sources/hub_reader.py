@@ -94,9 +94,7 @@ def read_hub(slurm: SlurmReader, environ: Mapping[str, str]) -> HubLook | None:
     None if none runs. One that the user has named and that does not answer has a problem instead.
     """
     named = environ.get(VARIABLE)
-    if named == NO_HUB:
-        return None
-    for address in (named,) if named else _own_addresses(slurm, environ):
+    for address in hub_addresses(slurm, environ):
         try:
             check_address(address)
             answer = HubAnswer.from_json(_read(slurm, address, environ), address)
@@ -119,8 +117,11 @@ def _read(slurm: SlurmReader, address: str, environ: Mapping[str, str]) -> Mappi
     return read_json(address, f"/api/v1/jobs?limit={MOST_JOBS}{whose}", DEADLINE_S, headers)
 
 
-def _own_addresses(slurm: SlurmReader, environ: Mapping[str, str]) -> list[str]:
-    """Sockets of hubs of this user on this machine."""
+def hub_addresses(slurm: SlurmReader, environ: Mapping[str, str]) -> list[str]:
+    """The hub that the user has named, else the sockets of hubs of this user on this machine."""
+    named = environ.get(VARIABLE)
+    if named:
+        return [] if named == NO_HUB else [named]
     state = user_state_folder(environ)
     cluster = _cluster(slurm, environ)
     names = [f"hub-user-{cluster}.sock", HUB_SOCKET] if cluster else [HUB_SOCKET]

@@ -14,6 +14,8 @@ SOURCES = ("auto", "commands", "rest")
 REST = "slurmrestd"
 VERSIONS = tuple(f"v0.0.{number}" for number in range(45, 37, -1))  # Slurm 26.05 to 22.05; each serves three or more
 NOT_FOUND = 404
+NO_TASK = 0xFFFFFFFE  # what %a becomes for the tasks of an array that wait together
+_BAR = "\0"  # stands for | where a line of squeue separates with it; no path contains it
 _UNSET = 0xFFFFFFFE  # NO_VAL, and INFINITE above it, as numbers of v0.0.38
 # of several flags squeue prints the first of these
 _FLAGS = ("COMPLETING", "STAGE_OUT", "CONFIGURING", "RESIZING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD")
@@ -91,7 +93,7 @@ def parse_rest_jobs(body: Mapping[str, object]) -> tuple[QueueRow, ...]:
     if body.get("errors") or not isinstance(jobs, list):
         raise SlurmUnansweredError(REST, f"answers with an error: {error_text(body) or 'there are no jobs in it'}")
     known = [job for job in jobs if isinstance(job, dict) and _number(job, "job_id")]
-    rows = [parse_row(_row_text(job)) for job in known]
+    rows = [_parse_job(job) for job in known]
     if None in rows or len(rows) < len(jobs):
         raise SlurmUnansweredError(REST, "gave an answer that cannot be used: jobs in it cannot be parsed")
     return with_never(row for row in rows if row is not None)
@@ -102,6 +104,11 @@ def error_text(body: Mapping[str, object]) -> str:
     errors = body.get("errors")
     found = [each for each in errors if isinstance(each, dict)] if isinstance(errors, list) else []
     return "; ".join(str(each.get("description") or each.get("error") or "unknown") for each in found)
+
+
+def _parse_job(job: Mapping[str, object]) -> QueueRow | None:
+    row = parse_row(_row_text(job))
+    return row if row is None or row.output is None else row._replace(output=row.output.replace(_BAR, "|"))
 
 
 def _row_text(job: Mapping[str, object]) -> str:
@@ -143,8 +150,11 @@ def _text(job: Mapping[str, object], name: str) -> str:
 
 def _output(job: Mapping[str, object], *, is_task: bool) -> str:
     """The file of the standard output; v0.0.38 leaves out the one that sbatch takes by default."""
-    if (named := _text(job, "standard_output")) or not job.get("batch_flag"):
-        return named
+    named = _text(job, "standard_output")  # from v0.0.42 on with its patterns filled in
+    if _text(job, "array_task_string") and f"{NO_TASK}" in named:
+        return ""  # each task has its own
+    if named or not job.get("batch_flag"):
+        return named.replace("|", _BAR)
     return f"{_text(job, 'current_working_directory')}/slurm-{'%A_%a' if is_task else '%j'}.out"
 
 

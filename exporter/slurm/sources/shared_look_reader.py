@@ -19,10 +19,11 @@ from exporter.contract.user_state import user_cache_folder
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.sources.hub_reader import HubAnswer, read_hub
+from exporter.slurm.sources.hub_reader import HubAnswer, hub_addresses, read_hub
 
 LOOK_S = 40.0  # age at which Slurm is asked anew: two RPCs each, so three a minute
 LEAST_S = 5.0  # between two questions, however many jobs have changed
+HUB_READ_S = 10.0  # age at which a hub is asked anew
 HUB_LATE_S = 20.0  # how late the answer of a hub may be after its interval, with its jitter and a slow controller
 RETRY_S = 0.1  # between two reads of the file while another process asks
 OWNER_ONLY = 0o600  # names of jobs may be private
@@ -49,6 +50,11 @@ class QueueLook(Look):
 
     rows: tuple[QueueRow, ...] = ()
 
+    @property
+    def is_of_hub(self) -> bool:
+        """Whether it came from a hub, which may have a newer one."""
+        return self.source not in ("squeue", "slurmrestd")
+
 
 class NodesLook(Look):
     """An answer of sinfo."""
@@ -66,14 +72,44 @@ def read_queue_look(
 
     An answer before ``since`` is of no use: then Slurm is asked anew, unless that was done a moment ago.
     """
-    found = read_hub(slurm, environ)
-    if found is not None and found.answer is not None:
-        look = hub_look(found.address, found.answer, clock())
-        if look is not None and (look.as_of or 0.0) >= since:
-            return look
+    of_hub, hub_problem = _read_hub_look(slurm, environ, clock, since)
+    if of_hub is not None and (of_hub.as_of or 0.0) >= since:
+        return of_hub
     name = f"{slurm.source}-{slurm.user or 'all'}-{slurm.cluster or ''}"
     look = _read_look(QueueLook, name, slurm.queue, environ, clock, since)
-    return look.replace(source=slurm.source, hub_problem=None if found is None else found.problem)
+    return look.replace(source=slurm.source, hub_problem=hub_problem)
+
+
+def _read_hub_look(
+    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float], since: float
+) -> tuple[QueueLook | None, str | None]:
+    """The queue as a hub knows it, None without one that fits, and the problem of a hub that the user has named.
+
+    Commands share this answer too: a hub of 10,000 jobs works 100 ms for it.
+    """
+    addresses = hub_addresses(slurm, environ)
+    folder = _own_folder(environ) if addresses else None
+    path = (
+        None
+        if folder is None
+        else _path(folder, QueueLook, (addresses, slurm.user, slurm.cluster, environ.get("SLURM_CLUSTERS")))
+    )
+    known = None if path is None else QueueLook.read_valid(path)
+    if known is not None and 0.0 <= clock() - known.tried < HUB_READ_S and (known.as_of or 0.0) >= since:
+        return known, None
+    found = read_hub(slurm, environ)
+    if found is None or found.answer is None:
+        return None, None if found is None else found.problem
+    look = hub_look(found.address, found.answer, clock())
+    if look is not None and path is not None:
+        with contextlib.suppress(OSError):
+            run_files.write_json(path, look.to_json(), durable=False, mode=OWNER_ONLY)
+    return look, None
+
+
+def _path(folder: Path, kind: type[Look], name: object) -> Path:
+    digest = hashlib.sha256(repr(name).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+    return folder / f"{kind.__name__.lower()}-{digest}.json"
 
 
 def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
@@ -89,7 +125,7 @@ def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
     if is_late and problem is None:
         return None
     cluster, as_of = answer.scope.cluster, answer.as_of
-    return QueueLook(cluster=cluster, as_of=as_of, tried=as_of, problem=problem, source=address, rows=answer.rows())
+    return QueueLook(cluster=cluster, as_of=as_of, tried=now, problem=problem, source=address, rows=answer.rows())
 
 
 def read_nodes_look(
@@ -116,8 +152,7 @@ def _read_look(
     folder = _own_folder(environ)
     if folder is None:
         return _usable(_asked(kind, cluster, None, ask, clock))
-    digest = hashlib.sha256(repr((name, cluster)).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    path = folder / f"{kind.__name__.lower()}-{digest}.json"
+    path = _path(folder, kind, (name, cluster))
     end = time.monotonic() + DEADLINE_S
     while True:
         known = kind.read_valid(path)

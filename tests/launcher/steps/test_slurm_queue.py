@@ -71,9 +71,9 @@ def test_an_answer_before_the_submission_says_nothing_of_the_job(
 ) -> None:
     slurm.say("squeue", "out", "")
     SlurmQueue(tmp_path / "7_other").read()
+    monkeypatch.setattr(slurm_queue, "READ_INTERVAL_S", 0.0)
     queue = SlurmQueue(run_dir(tmp_path, "4459", submitted=time.time()))
     assert queue.read() == QueueState(None)  # Slurm was asked a moment ago
-    monkeypatch.setattr(slurm_queue, "READ_INTERVAL_S", 0.0)
     monkeypatch.setattr(shared_look_reader, "LEAST_S", 0.0)
     slurm.say("squeue", "out", "PENDING\n")
     assert [queue.read().state for _ in range(3)] == ["PENDING"] * 3
@@ -87,3 +87,19 @@ def test_an_unknown_job_differs_from_a_slurm_that_does_not_answer(slurm: FakeSlu
     slurm.say("squeue", "status", 1)
     slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
     assert SlurmQueue(tmp_path / "4459_job").read() == QueueState(None)
+
+
+def test_without_a_place_to_share_it_the_answer_is_kept(
+    slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    monkeypatch.setattr(slurm_queue, "READ_INTERVAL_S", 0.0)
+    slurm.say("squeue", "out", "PENDING\n")
+    queue = SlurmQueue(tmp_path / "4459_job")
+    assert [queue.read().state for _ in range(20)] == ["PENDING"] * 20
+    slurm.say("squeue", "status", 1)
+    slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    queue.require_since(time.time())
+    assert [queue.read().state for _ in range(20)] == [None] * 20
+    assert len(slurm.calls("squeue")) == 2

@@ -362,8 +362,7 @@ def test_a_queued_job_is_pending(slurm: FakeSlurm, folder: Path) -> None:
 
 def test_a_job_that_slurm_no_longer_knows_is_unknown(slurm: FakeSlurm, folder: Path) -> None:
     submit(slurm, folder)
-    slurm.say("squeue", "status", 1)
-    slurm.say("squeue", "err", "slurm_load_jobs error: Invalid job id specified\n")
+    slurm.say("squeue", "out", "")
     done = gpujob("watch", "4459", "--once", "--json", cwd=folder, env=slurm.environment())
     assert (done.returncode, json.loads(done.stdout)["state"]) == (9, "UNKNOWN")
 

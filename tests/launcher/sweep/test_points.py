@@ -1,7 +1,6 @@
 """A job file with a sweep, and its points."""
 
 import math
-import string
 from typing import Any
 
 import pytest
@@ -194,7 +193,8 @@ def test_a_short_name_is_a_file_word(text: str) -> None:
 
 texts = st.text(st.characters(exclude_categories=["Cs"], exclude_characters="\0"), max_size=12)
 scalars = st.none() | st.booleans() | st.integers(-(2**40), 2**40) | st.floats(allow_nan=False) | texts
-keys = st.text(string.ascii_lowercase, min_size=1, max_size=6).map(lambda word: f"x_{word}")
+letters = "abcdefghij"  # without those of key, pass and token: values of such names are refused
+keys = st.text(letters, min_size=1, max_size=6).map(lambda word: f"x_{word}")
 lists = st.lists(scalars.filter(lambda value: value is not None), min_size=1, max_size=4)
 
 

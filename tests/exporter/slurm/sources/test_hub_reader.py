@@ -2,9 +2,14 @@
 
 import json
 import os
+import ssl
+import subprocess
+import sys
 import time
 from collections.abc import Iterator, Mapping
+from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
+from threading import Thread
 
 import pytest
 
@@ -17,8 +22,10 @@ from exporter.slurm.sources import shared_look_reader
 from exporter.slurm.sources.hub_reader import HubAnswer, read_hub
 from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look
 from tests.exporter.hub.test_process import COMPLETED, RUNNING, HubProcess, line
+from tests.support.certificates import Authority
 from tests.support.exporter import until
 from tests.support.fake_slurm import FakeSlurm
+from tests.support.launcher import ROOT
 
 SAMPLES = sorted((Path(__file__).parents[1] / "samples").glob("squeue.*.txt"))
 SCOPE: Mapping[str, JsonValue] = {"cluster": "c1", "user": None, "partitions": [], "interval_s": 60.0}
@@ -62,6 +69,9 @@ def look(user: str | None = "root", cluster: str | None = None, **environ: str) 
 def test_commands_ask_the_hub_and_not_slurm(slurm: FakeSlurm, hub: HubProcess) -> None:
     looks = [look() for _ in range(50)]
     assert {found.source for found in looks} == {f"unix:{hub.socket}"}
+    assert (
+        'gpujob_hub_http_requests_total{cluster="c1",handler="/api/v1/jobs",code="200"} 1\n' in hub.get("/metrics")[1]
+    )
     assert {*looks[0].rows} == {*parse_queue(RUNNING + line("8", "PENDING"))}
     assert len(slurm.calls("squeue")) == 1
     assert look("bob").source == look(None).source == look(cluster="c2").source == look(GPUJOB_HUB="none").source
@@ -136,3 +146,41 @@ def test_a_hub_with_other_jobs_is_not_asked(body: Mapping[str, object], monkeypa
     found = read_hub(SlurmReader("ada", "c1", {}), {"GPUJOB_HUB": "unix:/x"})
     assert found is not None
     assert (found.answer, found.problem is None) == (None, False)
+
+
+def test_an_https_address_is_verified(tmp_path: Path) -> None:
+    pair = Authority(tmp_path).issue("server", "IP:127.0.0.1")
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(pair.certificate, pair.key)
+    with HTTPServer(("127.0.0.1", 0), _Echo) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever, daemon=True).start()
+        program = (
+            "import sys; from exporter.web import aiohttp_server; from exporter.slurm.sources.http_reader import *\n"
+            f"try: print(read_json('https://127.0.0.1:{server.server_port}/x', '/jobs', 5.0))\n"
+            "except NoAnswerError as error: print(error)"
+        )  # the server of a hub, which has been loaded before, has none of TLS
+        shown = [
+            subprocess.run(
+                [sys.executable, "-c", program],
+                env={**os.environ, **trusted, "PYTHONPATH": str(ROOT)},
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=True,
+            ).stdout
+            for trusted in ({"SSL_CERT_FILE": str(tmp_path / "ca.pem")}, {})
+        ]
+        server.shutdown()
+    assert shown[0] == "{'path': '/x/jobs'}\n"
+    assert "certificate verify failed" in shown[1]
+
+
+class _Echo(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps({"path": self.path}).encode())
+
+    def log_message(self, *_: object) -> None:
+        """Print nothing."""

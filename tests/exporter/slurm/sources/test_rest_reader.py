@@ -1,6 +1,9 @@
 """The queue out of slurmrestd: the rows of squeue, whatever the version."""
 
+import getpass
 import json
+import subprocess
+import sys
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -9,10 +12,15 @@ from typing import Any
 
 import pytest
 
+from exporter.__main__ import REST_ADDRESS, needs_openssl
 from exporter.contract.errors import ExporterError
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import parse_queue
-from exporter.slurm.sources.rest_reader import RestReader, parse_rest_jobs, slurm_reader
+from exporter.slurm.sources.http_reader import NoAnswerError, read_json
+from exporter.slurm.sources.rest_reader import ADDRESS, RestReader, parse_rest_jobs, slurm_reader
+from tests.support.exporter import until
+from tests.support.fake_slurm import FakeSlurm
+from tests.support.launcher import ROOT
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 VERSIONS = ("22.05.8", "24.11.5", "26.05.5")
@@ -59,6 +67,25 @@ def test_numbers_and_flags_of_all_versions(change: Mapping[str, object], field: 
 
 
 @pytest.mark.parametrize(
+    ("change", "output"),
+    [
+        ({"standard_output": "/logs/a|b %j.log", "name": "x|y"}, "/logs/a|b 32.log"),
+        ({"standard_output": "", "current_working_directory": "/home/ada"}, "/home/ada/slurm-32.out"),
+        ({"standard_output": "", "batch_flag": False}, None),
+        ({"array_job_id": 30, "array_task_string": "1-3%2", "standard_output": "/logs/30_4294967294.log"}, None),
+        ({"array_job_id": 30, "array_task_string": "1-3%2", "standard_output": "/logs/%A_%a.log"}, None),
+        ({"array_job_id": 30, "array_task_id": 2, "standard_output": "/logs/%A_%a.log"}, "/logs/30_2.log"),
+    ],
+)
+def test_the_output_is_the_file_of_the_job(change: Mapping[str, object], output: str | None) -> None:
+    body = sample("22.05.8")
+    body["jobs"] = [body["jobs"][0] | {"array_task_id": None, **change}]
+    (row,) = parse_rest_jobs(body)
+    assert row.output == output
+    assert row.name == change.get("name", "node_fail")
+
+
+@pytest.mark.parametrize(
     ("body", "problem"),
     [
         ({"jobs": [], "errors": [{"description": "Authentication failure"}]}, "error: Authentication failure"),
@@ -77,6 +104,7 @@ class Rest(ThreadingHTTPServer):
 
     def __init__(self, version: str) -> None:
         self.version, self.asked = version, list[str]()
+        self.user = "ada"  # of its job
         super().__init__(("127.0.0.1", 0), RestHandler)
 
 
@@ -89,7 +117,9 @@ class RestHandler(BaseHTTPRequestHandler):
         is_allowed = self.headers["X-SLURM-USER-TOKEN"] == "secret" and self.headers["X-SLURM-USER-NAME"] == "ada"
         self.send_response(401 if not is_allowed else 200 if is_known else 404)
         self.end_headers()
-        self.wfile.write(json.dumps(sample("24.11.5")).encode())
+        body = sample("24.11.5")
+        body["jobs"][0]["user_name"] = self.server.user
+        self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, *_: object) -> None:
         """Print nothing."""
@@ -118,6 +148,16 @@ def test_the_version_is_found_once_and_the_token_is_of_the_user(rest: Rest) -> N
         slurm_reader("ada", None, environ).queue()
 
 
+def test_a_hub_may_be_a_client_of_https(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["gpujob-exporter", "hub"])
+    found = []
+    for address in ("unix:/run/rest.sock", "http://host:6820", "https://host:6820"):
+        monkeypatch.setenv(ADDRESS, address)
+        found.append(needs_openssl())
+    assert found == [False, False, True]
+    assert REST_ADDRESS == ADDRESS
+
+
 def test_auto_takes_commands_where_there_are_some(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ = {"GPUJOB_SLURMRESTD": "unix:/run/rest.sock"}
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -133,3 +173,31 @@ def test_auto_takes_commands_where_there_are_some(tmp_path: Path, monkeypatch: p
     ):
         with pytest.raises(ExporterError, match=problem):
             slurm_reader(None, None, wrong)
+
+
+def test_a_hub_takes_the_queue_from_slurmrestd(rest: Rest, tmp_path: Path) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    slurm.say("scontrol", "config", "ClusterName = c1\nPrivateData = none\n")
+    rest.user = getpass.getuser()  # the hub follows the jobs of its own user
+    argv = [sys.executable, "-m", "exporter", "hub", "--source", "rest"]
+    environ = {**slurm.environment(XDG_RUNTIME_DIR="", USER="ada", SLURM_JWT="secret"), "PYTHONPATH": str(ROOT)}
+    done = subprocess.run(argv, env=environ, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "GPUJOB_SLURMRESTD is not set" in done.stderr) == (2, True)
+    environ["GPUJOB_SLURMRESTD"] = f"http://127.0.0.1:{rest.server_port}"
+    socket = slurm.folder / "state/gpujob/hub/hub.sock"
+    with subprocess.Popen(argv, env=environ, stderr=subprocess.PIPE) as hub:
+        try:
+            body: Any = until(lambda: socket.exists() and _jobs(socket), "the jobs")
+        finally:
+            hub.terminate()
+            hub.communicate(timeout=60)
+    assert (body["source"], [job["job_id"] for job in body["jobs"]]) == ("slurmrestd", ["32"])
+    assert slurm.calls("squeue") == []
+
+
+def _jobs(socket: Path) -> Mapping[str, object] | None:
+    try:
+        body = read_json(f"unix:{socket}", "/api/v1/jobs", 5.0)
+    except NoAnswerError:
+        return None
+    return body if body["jobs"] else None
