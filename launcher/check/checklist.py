@@ -51,7 +51,7 @@ SECTION_BY_KEY = {
     **dict.fromkeys(("paths", "resume", "verify", "logs_dir"), "Output"),
     **dict.fromkeys(("monitoring", "progress", "errors", "patterns", "target_dir"), "Monitoring"),
     **dict.fromkeys(("prometheus_url", "alertmanager_url", "listen_address"), "Monitoring"),
-    **dict.fromkeys(("web_config_file", "metrics_access", "detail"), "Monitoring"),
+    **dict.fromkeys(("web_config_file", "metrics_access", "detail", "alerts", "notify"), "Monitoring"),
 }  # section of each key of a job or cluster file; other keys are in Job
 TOPOLOGY_CODES = (
     ("topology-missing", re.compile(r"(?:resources\.\w+_)?workers: (?:is missing|the job has none)")),
