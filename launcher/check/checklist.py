@@ -148,6 +148,7 @@ def _output(job: PlannedJob) -> Iterator[CheckFinding]:
 
 
 def _monitoring(job: PlannedJob) -> Iterator[CheckFinding]:
+    yield from job_checks.check_notify(job)
     yield from plan_checks.check_watching(job)
     own = len(job.spec.errors)
     message = f"{own} pattern{'s' if own != 1 else ''} of the job, in addition to the standard ones"
