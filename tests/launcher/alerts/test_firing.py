@@ -1,6 +1,7 @@
 """`gpujob alerts`: what fires, from Alertmanager, Prometheus and the receiver; silences and trials."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -52,7 +53,7 @@ SILENCES = json.dumps(
     [
         {
             "id": "s1",
-            "matchers": [{"name": "job_id", "value": "7", "isRegex": False, "isEqual": True}],
+            "matchers": [{"name": "job_id", "value": "7(_[0-9]+)?", "isRegex": True, "isEqual": True}],
             "endsAt": "2026-11-20T14:31:07Z",
             "createdBy": "ada",
             "status": {"state": "active"},
@@ -113,6 +114,7 @@ def test_a_view_has_the_silences_of_its_job_that_last() -> None:
     silences = parse_silences(SILENCES)
     until = NOW + 3600.0
     assert muted_alerts(silences, "7", NOW) == (MutedAlert(alert=None, until=until, by="ada"),)
+    assert muted_alerts(silences, "7_3", NOW) == muted_alerts(silences, "7", NOW)  # a task of the array
     assert muted_alerts(silences, "8", NOW) == muted_alerts(silences, "7", until) == ()
 
 
@@ -223,12 +225,14 @@ class TestWithAlertmanager:
         mine = {**KILLED, "user": user_name()}
         result = gpujob("mute", "7", "--for", "2h")
         assert result.output.startswith("Muted: all alerts of job 7 until ")
-        site.fire(mine, {**mine, "job_id": "9"})
+        site.fire(mine, {**mine, "job_id": "7_3"}, {**mine, "job_id": "9"})
         site.services.wait(lambda each: "job 9" in each.body or '"9"' in each.body, len(CHANNELS))
         shown = json.loads(gpujob("--json").output)
-        assert [(each["labels"]["job_id"], each["muted"]) for each in shown["alerts"]] == [("7", True), ("9", False)]
+        assert [(each["labels"]["job_id"], each["muted"]) for each in shown["alerts"]] == [
+            *(("7", True), ("7_3", True), ("9", False))
+        ]
         assert "[muted for " in gpujob("7").output
-        assert not [each for each in site.services.messages if "job 7" in each.body]
+        assert not [each for each in site.services.messages if re.search("job 7(_3)? ", each.body)]
 
         view = _muting(10.0)(JobView(time=time.time(), job_id="7", job_name="embed", state="RUNNING"))
         assert [(each.alert, each.by) for each in view.muted] == [(None, user_name())]
