@@ -94,6 +94,14 @@ class StopView(Record):
     kill_at: float | None = None  # when the remaining workers are killed
 
 
+class MutedAlert(Record):
+    """Alerts of the job that fire without notifying anybody."""
+
+    alert: str | None  # its name; None for all alerts of the job
+    until: float | None
+    by: str
+
+
 class JobView(Record):
     """The state of a job."""
 
@@ -134,6 +142,7 @@ class JobView(Record):
     events: tuple[Event, ...] = ()  # oldest first
     nodes: tuple[NodeView, ...] = ()
     launch: LaunchView = LaunchView()
+    muted: tuple[MutedAlert, ...] = ()  # only in `gpujob watch`, and if the cluster file names the Alertmanager
     cause: EndCause | None = None
     report: Report | None = None  # when the job has ended
     run_dir: str = ""

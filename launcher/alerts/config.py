@@ -161,7 +161,7 @@ def _route(notify: NotifySpec, receivers: Sequence[str]) -> Tree:
     """
 
     def to(name: str, *matchers: str, **more: object) -> Tree:
-        return {"matchers": list(matchers), "receiver": f"{PREFIX}{name}", **more}
+        return {**({"matchers": list(matchers)} if matchers else {}), "receiver": f"{PREFIX}{name}", **more}
 
     has_owner = f"{PREFIX}owner" in receivers
     only = [to(f"channel-{name}", f'notify="{name}"', group_wait="10s") for name in notify.channels]

@@ -20,6 +20,11 @@ class Found(NamedTuple):
     inhibited: bool = False
 
 
+def job_matcher(job_id: str) -> tuple[str, str]:
+    """Name with operator, and value, of the label of a job. The number of an array is for all its tasks too."""
+    return ("job_id=~", f"{job_id}(_[0-9]+)?") if job_id.isdigit() else ("job_id", job_id)
+
+
 class Silence(NamedTuple):
     """A silence that is active."""
 
@@ -28,8 +33,13 @@ class Silence(NamedTuple):
     until: float | None
     by: str
 
+    def is_of(self, job_id: str) -> bool:
+        """Whether it was made for this job, or this array."""
+        return job_matcher(job_id) in self.matchers
+
     def about(self, job_id: str) -> bool:
-        return ("job_id", job_id) in self.matchers
+        """Whether it mutes this job, possibly with all other tasks of its array."""
+        return self.is_of(job_id) or self.is_of(job_id.partition("_")[0])
 
     @property
     def alert(self) -> str | None:

@@ -13,6 +13,7 @@ On several nodes of one Slurm step, the first node prepares it for all.
 import dataclasses
 import json
 import os
+import shlex
 import socket
 import sys
 import tempfile
@@ -85,18 +86,13 @@ def find_place(environ: Mapping[str, str], hostname: str, job: str | None) -> No
 def notices(config: MonitorConfig) -> list[str]:
     """Notices about settings that do less than one may expect, without secrets."""
     found, alerts = [], config.alerts
-    place = "alertmanager/alertmanager.yml"
     routed = "alerts are rules of Prometheus (alertmanager/rules/) that Alertmanager routes; "
     if alerts.email.address is not None and alerts.email.enabled:
-        found.append(
-            f"alerts by mail: {routed}write {alerts.email.address} as `to:` of an `email_configs:` entry below a "
-            f"receiver in {place}, and the mail server as `smtp_smarthost:` below its `global:`"
-        )
+        command = f"gpujob alerts config --alert-email {shlex.quote(alerts.email.address)}"
+        found.append(f"alerts by mail: {routed}`{command}` writes its configuration")
     if alerts.slack.webhook is not None and alerts.slack.enabled:
-        found.append(
-            f"alerts to Slack: {routed}put the webhook into a file and name that as `api_url_file:` of a "
-            f"`slack_configs:` entry below a receiver in {place}"
-        )
+        command = "gpujob alerts config --alert-slack FILE"
+        found.append(f"alerts to Slack: {routed}put the webhook into a file, and `{command}` writes its configuration")
     if alerts.terminal.enabled:
         found.append("the terminal display is `gpujob attach`, or `gpujob watch` in another terminal")
     for name, path in config.paths.model_dump().items():

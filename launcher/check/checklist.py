@@ -51,7 +51,7 @@ SECTION_BY_KEY = {
     **dict.fromkeys(("paths", "resume", "verify", "logs_dir"), "Output"),
     **dict.fromkeys(("monitoring", "progress", "errors", "patterns", "target_dir"), "Monitoring"),
     **dict.fromkeys(("prometheus_url", "alertmanager_url", "listen_address"), "Monitoring"),
-    **dict.fromkeys(("web_config_file", "metrics_access", "detail"), "Monitoring"),
+    **dict.fromkeys(("web_config_file", "metrics_access", "detail", "alerts", "notify"), "Monitoring"),
 }  # section of each key of a job or cluster file; other keys are in Job
 TOPOLOGY_CODES = (
     ("topology-missing", re.compile(r"(?:resources\.\w+_)?workers: (?:is missing|the job has none)")),
@@ -148,6 +148,7 @@ def _output(job: PlannedJob) -> Iterator[CheckFinding]:
 
 
 def _monitoring(job: PlannedJob) -> Iterator[CheckFinding]:
+    yield from job_checks.check_notify(job)
     yield from plan_checks.check_watching(job)
     own = len(job.spec.errors)
     message = f"{own} pattern{'s' if own != 1 else ''} of the job, in addition to the standard ones"

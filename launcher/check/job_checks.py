@@ -10,6 +10,7 @@ from pathlib import Path
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.errors import did_you_mean
+from launcher.jobfile.alerts.notify import OWN_NAMES
 from launcher.jobfile.backend_kinds import BACKEND_KINDS
 from launcher.jobfile.jobfile import HUB
 from launcher.jobfile.redaction import is_harmless, is_secret_name
@@ -38,6 +39,7 @@ def check_planned_job(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         check_benchmark,
         check_readiness,
         check_slurm,
+        check_notify,
     ):
         yield from check(planned_job)
 
@@ -287,3 +289,13 @@ def check_slurm(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     if asked.segment and (odd := next((nodes for nodes in parts if nodes % asked.segment), None)):
         message = f"{odd} nodes are not a multiple of {asked.segment}, so Slurm may refuse the job; use a divisor"
         yield finding.warning("segment", "slurm.segment", message)
+
+
+def check_notify(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    """Check that the one who is notified is a channel of the site. A site without channels routes in its own way."""
+    name, notify = planned_job.spec.alerts.notify, planned_job.cluster.notify
+    if name is None or not notify.channels or name in (*OWN_NAMES, *notify.channels):
+        return
+    known = (*OWN_NAMES, *notify.channels)
+    message = f'"{name}" is no channel of the cluster file{did_you_mean(name, known)} (known: {", ".join(known)})'
+    yield finding.error("no-channel", "alerts.notify", message)

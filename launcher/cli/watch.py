@@ -1,9 +1,11 @@
 """The command `gpujob watch`, and the view that `gpujob run` also shows."""
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
@@ -17,6 +19,9 @@ if TYPE_CHECKING:
     from launcher.watch.view import JobClient
 
 
+MUTED_S = 2.0  # for what is muted, before a picture without it is printed
+
+
 def show_job(
     client: "JobClient",
     interval: float,
@@ -25,25 +30,26 @@ def show_job(
     ascii_only: bool,
     *,
     on_interrupt: str,
+    complete: "Callable[[JobView], JobView]" = lambda view: view,
 ) -> "JobView":
     """Show the job until ``is_over`` returns true. Returns the last view.
 
     On a terminal the last picture of an ended job gives way to the report that the caller prints.
-    ``on_interrupt`` is what Ctrl-C does to this command.
+    ``on_interrupt`` is what Ctrl-C does to this command. ``complete`` adds to a view what the job does not know.
     """
     from launcher.watch.lines import LineView
 
-    view = client.read_view()
+    view = complete(client.read_view())
     with _picture(no_color, ascii_only, on_interrupt) if sys.stdout.isatty() else nullcontext() as show_picture:
         show = show_picture or LineView(sys.stdout).show
         while True:
             if ends := is_over(view):
-                view = client.read_view()
+                view = complete(client.read_view())
             show(view)
             if ends:
                 return view
             time.sleep(interval)
-            view = client.read_view()
+            view = complete(client.read_view())
 
 
 @contextmanager
@@ -66,6 +72,25 @@ def _picture(no_color: bool, ascii_only: bool, on_interrupt: str) -> "Iterator[C
             live.update(fit_picture(view, console, ascii_only=plain, on_interrupt=on_interrupt), refresh=True)
 
         yield show
+
+
+def _muting(wait_s: float) -> "Callable[[JobView], JobView]":
+    """What adds the muted alerts to a view; nothing if the cluster file names no Alertmanager."""
+    from launcher.errors import LauncherError
+    from launcher.rundir.cluster_file import read_cluster_key
+
+    try:
+        url = read_cluster_key("alertmanager_url", os.environ, Path.cwd())[1]
+    except LauncherError:
+        url = None  # a view needs no cluster file
+    if not isinstance(url, str):
+        return lambda view: view
+    from launcher.alerts.api import find_sources, read_silences
+    from launcher.alerts.muted import SilencesReader, muted_alerts
+
+    sources = find_sources({"alertmanager": url}, None)
+    reader = SilencesReader(lambda: read_silences(sources[0]) if sources else [], wait_s)
+    return lambda view: view.replace(muted=muted_alerts(reader.latest, view.job_id, view.time))
 
 
 def _plain_characters(console: "Console", ascii_only: bool) -> bool:
@@ -116,10 +141,10 @@ def watch(
             sys.exit(watch_sweep(directory, interval, until, once=once, as_json=as_json))
         if is_pipeline(directory):
             sys.exit(watch_pipeline(directory, interval, until, once=once, as_json=as_json))
-        client = JobClient(directory)
+        client, complete = JobClient(directory), _muting(MUTED_S if once else 0.0)
         if once or as_json:
             while True:
-                view = client.read_view()
+                view = complete(client.read_view())
                 if as_json:
                     print_json(view.to_json())
                 else:
@@ -132,7 +157,7 @@ def watch(
                 time.sleep(interval)
         else:
             ends_view = "ends the view, not the job"
-            view = show_job(client, interval, over, no_color, ascii_only, on_interrupt=ends_view)
+            view = show_job(client, interval, over, no_color, ascii_only, on_interrupt=ends_view, complete=complete)
             if view.state not in UNFINISHED and sys.stdout.isatty():
                 print_report(view.report or client.report(), as_json=False)
     except KeyboardInterrupt:

@@ -145,7 +145,7 @@ def planned_targets(plan: Plan, facts: RunFacts) -> tuple[PlannedTarget, ...]:
     if not plan.monitoring:
         return ()
     host, _, port = (plan.manifest.listen_address or ":0").rpartition(":")
-    manifest = plan.manifest
+    manifest, notify = plan.manifest, plan.manifest.notify
     labels = {
         "cluster": safe_label(manifest.cluster) or "slurm",
         "job_id": JOB_ID,
@@ -156,7 +156,7 @@ def planned_targets(plan: Plan, facts: RunFacts) -> tuple[PlannedTarget, ...]:
     return tuple(
         PlannedTarget(
             (f"{host or node}:{'{port}' if port == '0' else port}",),
-            {**labels, "node": safe_label(node), "job": SCRAPE_JOB},
+            {**labels, "node": safe_label(node), "job": SCRAPE_JOB, **({"notify": notify} if notify else {})},
         )
         for node in facts.hosts
     )

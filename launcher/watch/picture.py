@@ -9,7 +9,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderR
 from rich.text import Text
 
 from exporter.contract.status import DamagedFile, FileSystem
-from exporter.contract.view import JobView, OutputView
+from exporter.contract.view import JobView, MutedAlert, OutputView
 from launcher.report.workers import values_text
 from launcher.watch.gpus import gpu_problems
 from launcher.watch.lines import LIKELY, STALLED_SHOWN, eta_text, has_eta, has_work, progress_text, rate_text
@@ -132,6 +132,13 @@ def _facts(view: JobView) -> Iterator[Row]:
     for text in (", ".join([*outputs, *spaces]), _checkpoint_text(view), values_text(view.workers)):
         if text:
             yield Row(text, is_urgent=False)
+    if view.muted:
+        yield Row(f"alerts muted: {', '.join(map(_muted_text, view.muted))}", is_urgent=False)
+
+
+def _muted_text(muted: MutedAlert) -> str:
+    end = "" if muted.until is None else f" until {clock_text(muted.until)}"
+    return f"{muted.alert or 'all'}{end} by {muted.by or 'somebody'}"
 
 
 def _output_text(group: OutputView) -> str:

@@ -72,6 +72,7 @@ def test_the_wheel_contains_only_both_packages_and_the_entry(wheel: Path) -> Non
     for folder in (
         "alertmanager/rules",
         "alertmanager/runbooks",
+        "alertmanager/templates",
         "grafana/dashboards",
         "grafana/provisioning",
     ):
@@ -111,6 +112,15 @@ def installed(request: pytest.FixtureRequest, wheel: Path, tmp_path_factory: pyt
     site = run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).stdout.strip()
     Path(site, "dependencies.pth").write_text(f"{DEPENDENCIES}\n")
     return folder / "bin"
+
+
+def test_the_configuration_of_alertmanager_has_the_templates_of_the_wheel(installed: Path, tmp_path: Path) -> None:
+    (tmp_path / "url").write_text("https://hooks.example.org/x\n", encoding="utf-8")
+    (tmp_path / "url").chmod(0o600)
+    done = run(installed / "gpujob", "alerts", "config", "--alert-slack", "url", cwd=tmp_path, HOME=str(tmp_path))
+    assert done.returncode == 0, done.stderr
+    made = (tmp_path / "alerting" / "templates" / "gpujob.tmpl").read_text("utf-8")
+    assert made == (ROOT / "alertmanager" / "templates" / "gpujob.tmpl").read_text("utf-8")
 
 
 def test_the_commands_work_outside_the_checkout(installed: Path, tmp_path: Path) -> None:

@@ -4,7 +4,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 import tempfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -93,7 +92,8 @@ def config(
 
 def shipped_folder() -> Path:
     """Rules, routes and templates: of the clone, or of the installed package."""
-    places = (Path(__file__).parents[3] / "alertmanager", Path(sys.prefix) / "share" / "gpujob" / "alertmanager")
+    above = Path(__file__).parents
+    places = (above[3] / "alertmanager", above[6] / "share" / "gpujob" / "alertmanager")  # PREFIX/lib/python/packages
     found = next((place for place in places if (place / "templates").is_dir()), None)
     if found is None:
         raise LauncherError(f"{places[-1]} is missing; install gpujob again")

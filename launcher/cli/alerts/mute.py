@@ -57,12 +57,13 @@ def mute(job: str, seconds: float, alert: str | None, url: str | None, as_json: 
     from exporter.alerts.messages import iso
     from exporter.contract.identity import safe_label
     from launcher.alerts.api import add_silence
+    from launcher.alerts.firing import job_matcher
     from launcher.rundir.cluster_file import read_cluster_key
     from launcher.rundir.rundir import user_name
 
     source, now, job_id = manager(url), time.time(), id_of(job)
     cluster = read_cluster_key("cluster", os.environ, Path.cwd())[1]
-    labels = {"job_id": safe_label(job_id), "user": safe_label(user_name())}
+    labels = {"user": safe_label(user_name())}
     if isinstance(cluster, str):
         labels["cluster"] = safe_label(cluster)
     if alert is not None:
@@ -71,7 +72,8 @@ def mute(job: str, seconds: float, alert: str | None, url: str | None, as_json: 
         source,
         {
             "matchers": [
-                {"name": name, "value": value, "isRegex": False, "isEqual": True} for name, value in labels.items()
+                {"name": name.removesuffix("=~"), "value": value, "isRegex": name.endswith("=~"), "isEqual": True}
+                for name, value in (job_matcher(safe_label(job_id)), *labels.items())
             ],
             "startsAt": iso(now),
             "endsAt": iso(now + seconds),
@@ -99,7 +101,7 @@ def unmute(job: str, alert: str | None, url: str | None, as_json: bool) -> None:
     wanted = [
         silence
         for silence in read_silences(source)
-        if silence.about(job_id) and (alert is None or silence.alert == alert)
+        if silence.is_of(job_id) and (alert is None or silence.alert == alert)
     ]
     if not wanted:
         raise LauncherError(f"job {job_id} is not muted; `gpujob alerts {job_id}` shows what is")

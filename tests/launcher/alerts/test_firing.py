@@ -1,6 +1,7 @@
 """`gpujob alerts`: what fires, from Alertmanager, Prometheus and the receiver; silences and trials."""
 
 import json
+import re
 import signal
 import subprocess
 import sys
@@ -13,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from exporter.alerts.messages import iso
+from exporter.contract.view import JobView, MutedAlert
 from launcher.alerts.api import Source, ask, read_alerts
 from launcher.alerts.firing import (
     parse_alertmanager,
@@ -22,8 +24,10 @@ from launcher.alerts.firing import (
     render,
     selected,
 )
+from launcher.alerts.muted import muted_alerts
 from launcher.alerts.trial import Sent, outcomes, parse_counts
 from launcher.cli.main import commands
+from launcher.cli.watch import _muting
 from launcher.errors import LauncherError
 from launcher.rundir.rundir import user_name
 from tests.support.alert_services import ALERTMANAGER, CHANNELS, Services, running_alertmanager
@@ -49,7 +53,7 @@ SILENCES = json.dumps(
     [
         {
             "id": "s1",
-            "matchers": [{"name": "job_id", "value": "7", "isRegex": False, "isEqual": True}],
+            "matchers": [{"name": "job_id", "value": "7(_[0-9]+)?", "isRegex": True, "isEqual": True}],
             "endsAt": "2026-11-20T14:31:07Z",
             "createdBy": "ada",
             "status": {"state": "active"},
@@ -104,6 +108,14 @@ def test_another_answer_is_an_error(text: str) -> None:
     for parse in (parse_alertmanager, parse_prometheus, parse_receiver, parse_silences):
         with pytest.raises(ValueError, match=r"."):
             parse(text)
+
+
+def test_a_view_has_the_silences_of_its_job_that_last() -> None:
+    silences = parse_silences(SILENCES)
+    until = NOW + 3600.0
+    assert muted_alerts(silences, "7", NOW) == (MutedAlert(alert=None, until=until, by="ada"),)
+    assert muted_alerts(silences, "7_3", NOW) == muted_alerts(silences, "7", NOW)  # a task of the array
+    assert muted_alerts(silences, "8", NOW) == muted_alerts(silences, "7", until) == ()
 
 
 def test_a_trial_compares_what_was_sent_before_and_after() -> None:
@@ -213,12 +225,17 @@ class TestWithAlertmanager:
         mine = {**KILLED, "user": user_name()}
         result = gpujob("mute", "7", "--for", "2h")
         assert result.output.startswith("Muted: all alerts of job 7 until ")
-        site.fire(mine, {**mine, "job_id": "9"})
+        site.fire(mine, {**mine, "job_id": "7_3"}, {**mine, "job_id": "9"})
         site.services.wait(lambda each: "job 9" in each.body or '"9"' in each.body, len(CHANNELS))
         shown = json.loads(gpujob("--json").output)
-        assert [(each["labels"]["job_id"], each["muted"]) for each in shown["alerts"]] == [("7", True), ("9", False)]
+        assert [(each["labels"]["job_id"], each["muted"]) for each in shown["alerts"]] == [
+            *(("7", True), ("7_3", True), ("9", False))
+        ]
         assert "[muted for " in gpujob("7").output
-        assert not [each for each in site.services.messages if "job 7" in each.body]
+        assert not [each for each in site.services.messages if re.search("job 7(_3)? ", each.body)]
+
+        view = _muting(10.0)(JobView(time=time.time(), job_id="7", job_name="embed", state="RUNNING"))
+        assert [(each.alert, each.by) for each in view.muted] == [(None, user_name())]
 
         assert gpujob("unmute", "7").output == "No longer muted: all alerts of job 7\n"
         assert "muted" not in gpujob("7").output

@@ -75,8 +75,8 @@ def test_alert_notices_do_not_show_the_webhook(tmp_path: Path) -> None:
     flags = {**FLAGS, "output_dir": str(tmp_path), "alert_email": "a@b.c", "alert_slack": "https://hooks/secret"}
     mail, slack, directory = notices(load_monitor_config(None, flags))
     assert "a@b.c" in mail
-    assert "alertmanager/alertmanager.yml" in mail
-    assert "alertmanager/alertmanager.yml" in slack
+    assert "gpujob alerts config --alert-email" in mail
+    assert "gpujob alerts config --alert-slack FILE" in slack
     assert "secret" not in slack
     assert directory == "log_dir: /l does not exist yet"
 

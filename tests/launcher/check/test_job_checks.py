@@ -11,6 +11,7 @@ from launcher.check.job_checks import (
     check_container,
     check_groups,
     check_model,
+    check_notify,
     check_readiness,
     check_roles,
     check_secrets,
@@ -295,6 +296,18 @@ def test_unknown_model_and_image_aliases_have_their_own_codes(tmp_path: Path) ->
     for model, image, codes in (("dsr", "sgll", {"no-model-alias", "no-image-alias"}), ("dsr1", "sgl", set())):
         spec: dict[str, Any] = {"model": {"path": model}, "container": {"image": image}}
         assert {item.code for item in check_aliases(planned_job(tmp_path, cluster=cluster, **spec))} == codes
+
+
+def test_who_is_notified_must_be_a_channel_of_the_site(tmp_path: Path) -> None:
+    site = {"notify": {"channels": {"oncall": {"pagerduty": {"key_file": "/k"}}}}}
+
+    def found(name: str | None, cluster: dict[str, Any]) -> list[str]:
+        alerts = {} if name is None else {"notify": name}
+        return [str(item) for item in check_notify(planned_job(tmp_path, cluster=cluster, alerts=alerts))]
+
+    message = '"oncal" is no channel of the cluster file; did you mean "oncall"? (known: owner, none, oncall)'
+    assert found("oncal", site) == [f"alerts.notify: {message}"]
+    assert found("oncal", {}) == found("oncall", site) == found("none", site) == found(None, site) == []
 
 
 def test_every_start_runs_these_checks(tmp_path: Path) -> None:

@@ -16,6 +16,7 @@ from launcher.watch.lines import LineView
 from launcher.watch.picture import Detail, fit_picture, render_picture
 from launcher.watch.text import clock_time_text, printable_line, size_text, worker_state
 from launcher.watch.waiting import STOPS_JOB
+from launcher.words import clock_text
 from tests.launcher.conftest import Golden
 from tests.support.builders import NOW, dead, job_view, worker_end, worker_entry
 
@@ -137,6 +138,16 @@ def test_other_views_match_their_golden_pages(golden: Golden) -> None:
     golden("launcher/watch-ended.txt", screen(ended_view(), 100))
     golden("launcher/watch-pending.txt", screen(pending_view(), 100))
     golden("launcher/watch-serving.txt", screen(serving_view("running", "running", "waiting", phase="launching"), 100))
+
+
+def test_muted_alerts_are_shown_with_their_end() -> None:
+    rows: list[dict[str, Any]] = [
+        {"alert": None, "until": NOW + 3600, "by": "ada"},
+        {"alert": "GpuJobSlowdown", "until": None, "by": EVIL},
+    ]
+    text = screen(a_view(muted=rows), 200)
+    assert f"alerts muted: all until {clock_text(NOW + 3600)} by ada, GpuJobSlowdown by evil" in text
+    assert "muted" not in screen(a_view())
 
 
 def test_the_ascii_view_contains_only_ascii() -> None:

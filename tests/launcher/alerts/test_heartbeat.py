@@ -1,0 +1,76 @@
+"""The heartbeat through the whole chain: our configuration, a real Alertmanager, and the receiver."""
+
+import json
+import signal
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from exporter.alerts.messages import iso
+from exporter.contract.records import JsonValue
+from launcher.alerts.api import Source, ask
+from launcher.cli.main import commands
+from tests.support.alert_services import ALERTMANAGER, running_alertmanager
+
+pytestmark = [
+    pytest.mark.prometheus,
+    pytest.mark.skipif(ALERTMANAGER is None, reason="alertmanager is not installed"),
+]
+
+
+def until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 20.0
+    while not condition():
+        assert time.monotonic() < end, "too late"
+        time.sleep(0.05)
+
+
+def test_a_heartbeat_arrives_each_time_and_its_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    state, log = tmp_path / "state", tmp_path / "state" / "alerts.log"
+    words = ["receive-alerts", "--state-dir", str(state), "--web.listen-address", "127.0.0.1:0", "--silence-after", "3"]
+    receiver = subprocess.Popen([sys.executable, "-m", "exporter", *words], stderr=subprocess.DEVNULL)
+    try:
+        until((state / "receiver.json").exists)
+        url = json.loads((state / "receiver.json").read_text(encoding="utf-8"))["url"]
+        channel = f'{{log: {{token_file: {state}/token, url: "{url}/gpujob"}}}}'
+        (tmp_path / "gpujob.yaml").write_text(f"notify: {{channels: {{log: {channel}}}}}\n", encoding="utf-8")
+        tmp_path.chmod(0o700)
+        monkeypatch.setenv("GPUJOB_CONFIG", str(tmp_path / "gpujob.yaml"))
+        assert CliRunner().invoke(commands, ["alerts", "config", "-o", str(tmp_path / "made")]).exit_code == 0
+        config = tmp_path / "made" / "alertmanager.yml"
+        text = config.read_text(encoding="utf-8")
+        times_of = "group_interval: {}\n      repeat_interval: {}"
+        slow, fast = times_of.format("1m", "50s"), times_of.format("1s", "800ms")
+        assert slow in text
+        config.write_text(text.replace(slow, fast), encoding="utf-8")
+
+        def heartbeat() -> str:
+            with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
+                lines = page.read().decode().splitlines()
+            return "".join(line for line in lines if line.startswith("gpujob_alerts_heartbeat"))
+
+        with running_alertmanager(config, tmp_path / "data") as manager:
+            now = time.time()
+            times = {"startsAt": iso(now), "endsAt": iso(now + 600)}
+            labels = {"alertname": "GpuJobWatchdog", "severity": "none", "component": "self"}
+            alerts: list[JsonValue] = [{"labels": {**labels}, **times}]
+            ask(Source("alertmanager", manager), "/api/v2/alerts", alerts)
+            beats = set[str]()
+            end = time.monotonic() + 6.5
+            while time.monotonic() < end:
+                beats.add(heartbeat())
+                time.sleep(0.1)
+            beats = {beat for beat in beats if "timestamp" in beat}
+            assert len(beats) >= 5  # each second, and not only each second one
+            assert "BROKEN" not in log.read_text(encoding="utf-8")
+        until(lambda: "ALERTING IS BROKEN" in log.read_text(encoding="utf-8"))
+        assert heartbeat().endswith("_ok 0")
+    finally:
+        receiver.send_signal(signal.SIGTERM)
+        receiver.wait(10)
