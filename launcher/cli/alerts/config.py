@@ -93,7 +93,8 @@ def config(
 def shipped_folder() -> Path:
     """Rules, routes and templates: of the clone, or of the installed package."""
     above = Path(__file__).parents
-    places = (above[3] / "alertmanager", above[6] / "share" / "gpujob" / "alertmanager")  # PREFIX/lib/python/packages
+    prefixes = above[6:7]  # of PREFIX/lib/pythonX/site-packages/launcher/cli/alerts; a clone may lie less deep
+    places = (above[3] / "alertmanager", *(prefix / "share" / "gpujob" / "alertmanager" for prefix in prefixes))
     found = next((place for place in places if (place / "templates").is_dir()), None)
     if found is None:
         raise LauncherError(f"{places[-1]} is missing; install gpujob again")
