@@ -118,7 +118,7 @@ def hook(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def receiver(tmp_path: Path, hook: Path) -> Iterator[Running]:
-    running = Running(tmp_path / "state", "--silence-after", "2", "--on-silence", str(hook))
+    running = Running(tmp_path / "state", "--silence-after", "4", "--on-silence", str(hook))
     yield running
     running.process.send_signal(signal.SIGTERM)
     assert running.process.wait(10) == 0
