@@ -50,9 +50,10 @@ def id_of(job: str) -> str:
     "--for", "seconds", metavar="TIME", default="2h", callback=_parse_duration, help="30m, 2h, 1d (default 2h)."
 )
 @ALERT
+@click.option("--user", "owner", metavar="NAME", help="Owner of the job (default: you).")
 @URL
 @JSON
-def mute(job: str, seconds: float, alert: str | None, url: str | None, as_json: bool) -> None:
+def mute(job: str, seconds: float, alert: str | None, owner: str | None, url: str | None, as_json: bool) -> None:
     """Mute the alerts of a job for some time. They still fire, and nobody is notified."""
     from exporter.alerts.messages import iso
     from exporter.contract.identity import safe_label
@@ -63,7 +64,8 @@ def mute(job: str, seconds: float, alert: str | None, url: str | None, as_json: 
 
     source, now, job_id = manager(url), time.time(), id_of(job)
     cluster = read_cluster_key("cluster", os.environ, Path.cwd())[1]
-    labels = {"user": safe_label(user_name())}
+    owner = owner or user_name()
+    labels = {"user": safe_label(owner)}
     if isinstance(cluster, str):
         labels["cluster"] = safe_label(cluster)
     if alert is not None:
@@ -84,7 +86,7 @@ def mute(job: str, seconds: float, alert: str | None, url: str | None, as_json: 
     if as_json:
         print_json({"schema": 1, "silence": silence, "job_id": job_id, "alert": alert, "until": iso(now + seconds)})
     else:
-        click.echo(f"Muted: {alert or 'all alerts'} of job {job_id} until {iso(now + seconds)}")
+        click.echo(f"Muted: {alert or 'all alerts'} of job {job_id} of {owner} until {iso(now + seconds)}")
         click.echo(f"Hear them again: gpujob alerts unmute {job_id}")
 
 

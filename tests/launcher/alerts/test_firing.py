@@ -224,7 +224,7 @@ class TestWithAlertmanager:
     def test_a_muted_job_notifies_nobody_until_it_is_heard_again(self, site: Site) -> None:
         mine = {**KILLED, "user": user_name()}
         result = gpujob("mute", "7", "--for", "2h")
-        assert result.output.startswith("Muted: all alerts of job 7 until ")
+        assert result.output.startswith(f"Muted: all alerts of job 7 of {user_name()} until ")
         site.fire(mine, {**mine, "job_id": "7_3"}, {**mine, "job_id": "9"})
         site.services.wait(lambda each: "job 9" in each.body or '"9"' in each.body, len(CHANNELS))
         shown = json.loads(gpujob("--json").output)
@@ -246,6 +246,7 @@ class TestWithAlertmanager:
     def test_one_alert_of_a_job_can_be_muted_alone(self, site: Site) -> None:
         mine = {**KILLED, "user": user_name()}
         assert gpujob("mute", "7", "--alert", "Slowdown", "--json").exit_code == 0
+        assert gpujob("mute", "7", "--alert", "WorkerKilled", "--user", "somebody-else", "--json").exit_code == 0
         site.fire(mine, {**SLOW, "user": user_name()})
         found = {each.alert.name: bool(each.silenced_by) for each in read_alerts(Source("alertmanager", site.url))}
         assert found == {"GpuJobWorkerKilled": False, "GpuJobSlowdown": True}
