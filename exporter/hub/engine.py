@@ -24,6 +24,7 @@ from exporter.hub.jobs import (
     take_missed,
     take_queue,
     take_reports,
+    unknown_rows,
     with_prices,
     with_runs,
 )
@@ -266,7 +267,8 @@ class Engine:
         runs, now = self._runs(), self._clock.time()
         missed = Observation({**self._jobs})
         if not self._has_accounting:  # which would tell more of such a job
-            missed = take_missed(self._jobs, rows_of_runs(self._jobs, runs, self._born), now)
+            rows = rows_of_runs(self._jobs, runs, self._born)
+            missed = take_missed(self._jobs, self._not_in_store(rows), now)
         jobs = with_runs(missed.jobs, runs)
         seen = take_reports(jobs, now, has_accounting=self._has_accounting)
         self._runs_taken = runs
@@ -294,10 +296,13 @@ class Engine:
         self._note("sacct", begun, None)
         self._missed_since = now
         new = [row for row in rows if (row.sight.submitted or 0.0) >= self._born and (row.sight.ended or 0.0) >= since]
-        told = {(job.key, job.tracked.submitted) for job in self._store.jobs_by_id(row.job_id for row in new)}
-        own = [row for row in new if (row.job_id, row.sight.submitted) not in told]
-        self._take(take_missed(self._jobs, own, now), now, {"missed_since": str(now)})
+        seen = take_missed(self._jobs, self._not_in_store(new), now)
+        self._take(seen, now, {"missed_since": str(now)})
         self._publish(is_ready=self.view.is_ready)
+
+    def _not_in_store(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
+        """The rows of jobs that this hub has never known: most are of jobs that it knew and has forgotten."""
+        return unknown_rows(rows, self._store.jobs_by_id(row.job_id for row in rows))
 
     def _read_nodes(self) -> None:
         begun = self._clock.monotonic()

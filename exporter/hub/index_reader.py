@@ -13,7 +13,7 @@ from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.user_state import hub_socket, user_state_folder
-from exporter.hub.jobs import Job, Run, rows_of_runs, take_missed, with_runs
+from exporter.hub.jobs import Run, rows_of_runs, take_missed, unknown_rows, with_runs
 from exporter.hub.registry_reader import Entry, RegistryReader, read_run
 from exporter.hub.store import Batch, Store, StoreFacts
 from exporter.slurm.accounting import Attempt
@@ -106,27 +106,25 @@ def rebuild_index(
         if store.problem is not None:
             raise ExporterError(store.problem)
         history = list(_history(slurm, since, now, problems))
-        jobs = take_missed({}, (row for row, _ in history), now).jobs
+        jobs = take_missed({}, _not_in(store, [row for row, _ in history]), now).jobs
         for row, attempt in history:
-            if row.job_id in jobs:
+            if row.job_id in jobs and jobs[row.job_id].tracked.submitted == row.sight.submitted:
                 job = jobs[row.job_id]
                 jobs[row.job_id] = job._replace(tracked=job.tracked.replace(figures=attempt.figures()))
         from_accounting = len(jobs)
         rows = [row for row in rows_of_runs(jobs, runs, since) if row.user == user]
-        jobs = with_runs(take_missed(jobs, rows, now).jobs, runs)
-        new = _unknown(store, jobs)
-        store.save(Batch(now, new))
+        jobs = with_runs(take_missed(jobs, _not_in(store, rows), now).jobs, runs)
+        store.save(Batch(now, list(jobs.values()), is_history=True))
         if store.problem is not None:
             raise ExporterError(store.problem)
-        return Rebuilt(len(new), from_accounting, len(jobs) - from_accounting, tuple(problems))
+        return Rebuilt(len(jobs), from_accounting, len(jobs) - from_accounting, tuple(problems))
     finally:
         store.close()
         os.close(lock)
 
 
-def _unknown(store: Store, jobs: Mapping[str, Job]) -> list[Job]:
-    known = {(job.key, job.tracked.submitted) for job in store.jobs_by_id(jobs)}
-    return [job for job in jobs.values() if (job.key, job.tracked.submitted) not in known]
+def _not_in(store: Store, rows: Sequence[QueueRow]) -> list[QueueRow]:
+    return unknown_rows(rows, store.jobs_by_id(row.job_id for row in rows))
 
 
 def _history(slurm: SlurmReader, since: float, now: float, problems: list[str]) -> Iterator[tuple[QueueRow, Attempt]]:

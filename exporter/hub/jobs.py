@@ -291,6 +291,16 @@ def rows_of_runs(jobs: Mapping[str, Job], runs: Iterable[Run], since: float) -> 
     return found
 
 
+def unknown_rows(rows: Iterable[QueueRow], known: Iterable[Job]) -> list[QueueRow]:
+    """The rows of other jobs than the known ones; clocks of Slurm and of the login node may differ."""
+    times = {job.key: (job.first_submitted or 0.0, job.tracked.submitted or 0.0) for job in known}
+    return [
+        row
+        for row in rows
+        if all(abs(time - (row.sight.submitted or 0.0)) > SAME_SUBMISSION_S for time in times.get(row.job_id, ()))
+    ]
+
+
 def take_missed(jobs: Mapping[str, Job], rows: Iterable[QueueRow], now: float) -> Observation:
     """Take jobs that have ended before the queue was read."""
     ended = {key: row for key, row in split_rows(rows).items() if row.sight.state in ENDS and key not in jobs}

@@ -73,6 +73,7 @@ class Batch(NamedTuple):
     changes: Sequence[ToldChange] = ()
     counters: Mapping[CounterKey, float] = {}
     meta: Mapping[str, str] = {}
+    is_history: bool = False  # whether its jobs ended long ago, and are found only now
 
 
 class StoreFacts(NamedTuple):
@@ -182,7 +183,8 @@ class Store:
                 self._removed[name_of(job)] = job
             for job in batch.jobs:
                 self._removed.pop(name_of(job), None)
-                self._jobs[name_of(job)] = job, name_of(job) in batch.kept, batch.now
+                seen = end_of(job.tracked) if batch.is_history else batch.now
+                self._jobs[name_of(job)] = job, name_of(job) in batch.kept, seen
             self._changes.extend(batch.changes)
             self._counters |= batch.counters
             self._meta |= batch.meta

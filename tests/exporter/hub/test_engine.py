@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from exporter.contract.budget import USER_DAYS, Budget
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
-from exporter.hub.jobs import Outcome, Run
+from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome, Run
 from exporter.hub.look import AFTER_END_S
 from exporter.hub.site_reader import Site
 from exporter.hub.store import Store
@@ -259,9 +259,13 @@ def test_without_accounting_such_a_job_is_found_in_its_run_directory(hub: Hub) -
     hub.steps(60)
     hub.restart()
     hub.steps(60)
-    assert hub.told() == [("7", "PENDING", "RUNNING"), ("7", "RUNNING", "TIMEOUT")]
+    told = [("7", "PENDING", "RUNNING"), ("7", "RUNNING", "TIMEOUT")]
+    assert hub.told() == told
     job = hub.engine.view.jobs["7"]
     assert (job.tracked.name, job.gpus, job.tracked.run_dir) == ("train", 2.0, "/runs/7")
+    hub.steps(SHOWN_AFTER_END_S * 2, 60.0)
+    assert not hub.engine.view.jobs
+    assert hub.told() == told  # its entry stays, and it is known
 
 
 def test_budgets_of_users_count_what_ended_in_their_days_and_what_runs(hub: Hub) -> None:

@@ -87,6 +87,10 @@ def test_sums_are_over_ended_jobs_and_a_file_of_version_1_has_them_too(tmp_path:
     jobs = [ended("1", "ada", 20.0, eur), ended("2", "ada", 30.0, eur), ended("3", "eve", 30.0, None), job("4")]
     store = Store(path)
     store.save(Batch(40.0, jobs))
+    store.save(Batch(99.0, [ended("5", "bob", 35.0, None)], is_history=True))
+    assert [each.key for each in store.jobs_since(0.0, "bob", None, 9)] == ["5"]
+    assert store.jobs_since(36.0, "bob", None, 9) == []  # it is in its place by time, whenever it is found
+    store.save(Batch(99.0, removed=[ended("5", "bob", 35.0, None)]))
     assert store.sums_since(25.0, "user", None) == [
         Sums("ada", "EUR", 1, 40.0, None, None, None, 20.0),
         Sums("eve", None, 1, 40.0, None, None, None, None),

@@ -100,5 +100,5 @@ def test_all_users_of_some_partitions_are_one_question_too(folder: Path) -> None
 def test_what_the_controller_says_of_itself(folder: Path) -> None:
     script(folder, "scontrol", "printf 'ClusterName = c1\\nPrivateData = accounts,jobs\\nMinJobAge = 2 sec\\n'")
     assert SlurmReader(None, None, os.environ).cluster_facts() == ("c1", True, 2.0)
-    assert parse_cluster_facts("ClusterName = c1\nPrivateData             = none\n")[:2] == ("c1", False)
-    assert parse_cluster_facts("")[:2] == (None, True)
+    assert parse_cluster_facts("ClusterName = c1\nPrivateData             = none\n") == ("c1", False, None)
+    assert parse_cluster_facts("") == (None, True, None)
