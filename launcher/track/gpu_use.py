@@ -47,7 +47,7 @@ def parse_gpu_metrics(header: str, end: str) -> GpuUse | None:
     Columns are found by names such as ``utilization.gpu [%]``, ``memory.used [MiB]``, ``gpu_util`` and
     ``mem_total_gb``. None without them, or if the unit of the memory is unknown.
     """
-    names = [name.strip().lower() for name in next(csv.reader([header]), [])]
+    names = [name.strip().lower() for name in _cells(header)]
     gpu = next((name for name in names if name in ("index", "gpu", "gpu_id", "gpu_index", "uuid")), None)
     utilization = next((name for name in names if "util" in name and "mem" not in name), None)
     used = next((name for name in names if "mem" in name and "used" in name), None)
@@ -55,13 +55,22 @@ def parse_gpu_metrics(header: str, end: str) -> GpuUse | None:
     latest: dict[str, GpuUse] = {}
     if utilization is None or used is None or total is None:
         return None
-    for cells in csv.reader(end.split("\n")):
+    for line in end.split("\n"):
+        cells = _cells(line)
         row = dict(zip(names, cells, strict=False))
         values = [_number(row, utilization, percent=True), _number(row, used), _number(row, total)]
         known = [value for value in values if value is not None]
         if len(cells) == len(names) and len(known) == len(values):
             latest[row[gpu] if gpu is not None else ""] = GpuUse(*known)
     return _together(list(latest.values())) if latest else None
+
+
+def _cells(line: str) -> list[str]:
+    """Cells of one row; none if it is no row, for example with a carriage return in its middle."""
+    try:
+        return next(csv.reader([line]), [])
+    except csv.Error:
+        return []
 
 
 def _number(row: Mapping[str, str], name: str, *, percent: bool = False) -> float | None:

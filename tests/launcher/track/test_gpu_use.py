@@ -26,6 +26,8 @@ GIB = 2.0**30
         ("gpu_util,mem_used,mem_total", "87,62,80\n", None),  # without a unit
         ("gpu_util,mem_used_gb", "87,62\n", None),
         ("gpu_util,mem_used_gb,mem_total_gb", "87,62,80\n90,6", GpuUse(0.87, 62 * GIB, 80 * GIB)),  # being written
+        ("gpu_util,mem_used_gb,mem_total_gb", "87,62,80\n9\r0,6,80\n", GpuUse(0.87, 62 * GIB, 80 * GIB)),  # no row
+        ("gpu_util\r,mem_used_gb", "87,62\n", None),
         ("", "", None),
     ],
 )
