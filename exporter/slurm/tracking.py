@@ -176,9 +176,11 @@ def _observe(job: TrackedJob, sight: Sight, now: float, changes: list[Change]) -
     """Lead the job to what Slurm reports, over the states in between."""
     is_back = sight.state == "PENDING" and job.state not in ("PENDING", UNKNOWN)
     if sight.restarts >= job.attempt or is_back:  # `is_back`: some flags of a requeue come before its count
+        moment = sight.submitted if sight.submitted != job.submitted else None
         if job.state == "PENDING":  # it ran and was requeued between two polls
             job = _change(job, "RUNNING", None, now, changes)
-        moment = sight.submitted if sight.submitted != job.submitted else None
+            if moment is not None:  # Slurm no longer tells when it began, but it was before the requeue
+                changes[-1] = changes[-1]._replace(time=min(now, moment))
         attempt = max(job.attempt, sight.restarts) + 1 if is_back else sight.restarts + 1
         job = job.replace(attempt=attempt, started=None, ended=None, figures=None, figures_asked=None)
         job = _change(job, "PENDING", moment, now, changes)

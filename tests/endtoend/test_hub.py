@@ -142,6 +142,7 @@ def test_every_change_is_told_once_although_the_hub_is_killed(jobs: JobSpace) ->
 
 
 OTHER_USERS = ("games", "news")  # of any Debian, without jobs of their own
+SEEN_S = 7.0  # until the hub has seen a job: after a requeue, Slurm does not tell when the attempt before began
 SLEEPS = "exec sleep 300"
 TAKES_MEMORY = "exec python3 -c 'b\" \" * (400 << 20)'"
 """More than a job of 50 MiB has."""
@@ -167,6 +168,7 @@ class Story:
         self.states |= {job: state for state, job in victims.items()}
         for job in victims.values():
             self.cluster.wait_for_job(int(job), 120, {"RUNNING"})
+        time.sleep(SEEN_S)
         for node in (lost, back):
             self.states[self._sbatch(OTHER_USERS[0], "first", "sleep 3", "-w", node, gpus)] = "COMPLETED"
 
@@ -199,7 +201,8 @@ class Story:
         """Requeue and cancel, as users do."""
         for job in self.requeued:
             self.cluster.wait_for_job(int(job), 120, {"RUNNING"})
-            self.cluster.run(["scontrol", "requeue", job], user=ROOT, check=True)
+        time.sleep(SEEN_S)
+        self.cluster.run(["scontrol", "requeue", ",".join(self.requeued)], user=ROOT, check=True)
         self.cluster.wait_for_job(int(self.cancelled[0]), 120, {"RUNNING"})
         self.cluster.run(["scancel", *self.cancelled, *self.never], user=ROOT, check=True)
 

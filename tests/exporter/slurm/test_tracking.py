@@ -57,6 +57,11 @@ def test_a_requeue_is_no_end() -> None:
     assert known.jobs["7"].attempt == 2
 
 
+def test_an_attempt_between_two_polls_began_before_its_requeue() -> None:
+    known = compare_queue({"7": job()}, [row("PENDING", restarts=1, submitted=1070.0)], 1120.0)
+    assert told(known.changes) == [("PENDING", "RUNNING", 1070.0), ("RUNNING", "PENDING", 1070.0)]
+
+
 def test_a_flag_of_a_requeue_before_its_count_is_told_once() -> None:
     known = compare_queue({"7": job()}, [row("RUNNING", started=1010.0)], 1060.0)
     flag = compare_queue(known.jobs, [row("PENDING")], 1120.0)
