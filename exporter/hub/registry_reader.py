@@ -32,6 +32,7 @@ from exporter.machine.threads import name_thread
 
 READ_EACH_S = 5.0  # so that the end of a run is known in seconds
 QUIET_EACH_S = 60.0  # for the directories of runs that have ended, and of those that nobody follows
+YOUNG_S = 600.0  # since its submission, while a run is read as often as one that has not ended
 FRESH_S = 2.0  # a directory that changed so recently may change again without another time
 MOST_BYTES = 16 * 1024  # of an entry
 MOST_REPORT_BYTES = 32 * 1024 * 1024  # that of 1,000 workers has some megabytes
@@ -110,6 +111,11 @@ class _RunDir:
         entry, is_monitored = self.entry, any(each.labels.get("job") == SCRAPE_JOB for each in self.groups)
         known = (entry.job_id, self.user, entry.run_dir, entry.submitted)
         return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget)
+
+    @property
+    def is_young(self) -> bool:
+        """Whether it was submitted a while ago: its job may run before Slurm's queue is read again."""
+        return time.time() - self.entry.submitted < YOUNG_S
 
     def read(self) -> None:
         """Read the files again if the directory has changed."""
@@ -233,7 +239,7 @@ class RegistryReader:
         due = [
             each
             for path, each in self._run_dirs.items()
-            if now - each.read_at >= QUIET_EACH_S or path in live or each.groups
+            if now - each.read_at >= QUIET_EACH_S or path in live or each.groups or each.is_young
         ]
         for each in due:
             each.read_at = now

@@ -9,13 +9,14 @@ from exporter.contract import run_files
 from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, part_rows
 from exporter.slurm.sources.rest_reader import slurm_reader
-from exporter.slurm.sources.shared_look_reader import LOOK_S, QueueLook, read_queue_look
+from exporter.slurm.sources.shared_look_reader import LEAST_S, LOOK_S, QueueLook, read_queue_look
 from exporter.slurm.states import ENDS
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import user_name
 
 READ_INTERVAL_S = 5.0  # shortest time between two reads of the answer, which may be long
 MOST_AHEAD_S = 30.0  # of the clock of a node; a moment that is later says nothing
+_BEGAN = time.time()  # this command: its first answer is a new one, since a report is about what is true now
 
 
 class QueueState(NamedTuple):
@@ -30,11 +31,19 @@ def read_unfinished(user: str, cluster: str | None, since: float) -> tuple[Queue
 
     Raises SlurmUnansweredError, also if only an older answer is known.
     """
-    look = read_queue_look(slurm_reader(user, cluster, os.environ), os.environ, since=usable_since(since))
+    look = _read_look(user, cluster, usable_since(since))
     if (problem := unusable(look, usable_since(since))) is not None:
         command, _, problem = problem.partition(" ")
         raise SlurmUnansweredError(command, problem)
     return unfinished(look)
+
+
+def _read_look(user: str, cluster: str | None, since: float) -> QueueLook:
+    """The queue, by an answer of after the beginning of this command. Raises SlurmUnansweredError."""
+    least_s = LEAST_S if since > _BEGAN else 0.0
+    return read_queue_look(
+        slurm_reader(user, cluster, os.environ), os.environ, since=max(since, _BEGAN), least_s=least_s
+    )
 
 
 def usable_since(moment: float) -> float:
@@ -78,7 +87,7 @@ class SlurmQueue:
             return self._state
         since, wait_s = usable_since(self._since), LOOK_S
         try:
-            look = read_queue_look(slurm_reader(self._user, self._cluster, os.environ), os.environ, since=since)
+            look = _read_look(self._user, self._cluster, since)
         except SlurmUnansweredError:
             self._state = QueueState(None)
         else:

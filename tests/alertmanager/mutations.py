@@ -18,10 +18,10 @@ import yaml
 
 from tests.alertmanager.promtool_cases import (
     alert_rules,
-    among_bystanders,
     end_of_operand,
     files_about,
     promtool_output,
+    variants,
 )
 
 LEAST_SHARE = 0.95  # of all changes that a test must notice
@@ -104,7 +104,7 @@ def main() -> int:
     parser.add_argument("alerts", nargs="*", metavar="ALERT", help="only these (default: all)")
     wanted = set(parser.parse_args().alerts)
     rules = [rule for name, rule in alert_rules().items() if not wanted or name in wanted]
-    files = {rule["alert"]: [*files_about(rule["alert"]), *among_bystanders(rule["alert"])] for rule in rules}
+    files = {rule["alert"]: [*files_about(rule["alert"]), *variants(rule["alert"])] for rule in rules}
     broken = [rule["alert"] for rule in rules if promtool_output(rule, files[rule["alert"]]) is not None]
     assert not broken, f"these fail unchanged: {', '.join(broken)}"
 

@@ -18,8 +18,11 @@ TESTS = Path(__file__).resolve().parent
 
 Case = dict[str, Any]
 Labels = Mapping[str, str]
+NO_LABELS: Labels = {}
 
 ELSEWHERE = "elsewhere"  # value of the label by which a bystander differs
+WITHOUT_NOTIFY: frozenset[str] = frozenset()  # alerts of series that have no such label
+SUMS_SIDECARS: frozenset[str] = frozenset()  # alerts whose value is a sum over sidecars
 STEPS = 10_000  # samples of a bystander
 OTHER_VALUES = {"gpujob_alert_threshold": "1000000000"}  # of bystanders, where 1 would change nothing
 # An operator's labels, before its right-hand side; that of `or` counts by itself. Strings are hidden first.
@@ -97,22 +100,24 @@ def promtool_output(rule: dict[str, Any], files: list[dict[str, Any]]) -> str | 
         return None if done.returncode == 0 else done.stdout + done.stderr
 
 
-def among_bystanders(alert: str) -> list[dict[str, Any]]:
-    """The cases of an alert among bystanders, which change nothing of what they expect.
+def variants(alert: str) -> list[dict[str, Any]]:
+    """The cases of an alert in other circumstances, which change nothing of what they expect.
 
-    A bystander is in the state that the right-hand side of an operator looks for, and differs in one of the operator's
-    labels: it is of another cluster, job, user, node or worker.
+    Among bystanders: each is in the state that the right-hand side of an operator looks for, and differs in one of the
+    operator's labels. It is of another cluster, job, user, node or worker. With a label `notify`, which the alert has
+    then too. With all series twice, as those of a sidecar that was restarted on another port.
     """
     found = []
     guards = list(_guards(str(alert_rules()[alert]["expr"])))
     for file in files_about(alert):
-        cases = []
-        for case in file["tests"]:
-            bystanders = sorted(set(_bystanders(case, guards)))
-            if bystanders and case["alert_rule_test"]:
-                cases.append(_among(case, bystanders, alert))
-        if cases:
-            found.append({**file, "tests": cases})
+        cases = [case for case in file["tests"] if case["alert_rule_test"]]
+        made = [_among(case, sorted(set(_bystanders(case, guards))), alert) for case in cases]
+        if alert not in WITHOUT_NOTIFY:
+            made += [_notified(case, alert) for case in cases]
+        if alert not in SUMS_SIDECARS:
+            made += [_twice(case, alert) for case in cases]
+        if made:
+            found.append({**file, "tests": made})
     return found
 
 
@@ -157,11 +162,41 @@ def _bystanders(case: Case, guards: list[tuple[tuple[str, ...], str, Labels, str
 
 
 def _among(case: Case, bystanders: list[tuple[str, str]], alert: str) -> Case:
-    series = [*case["input_series"], *({"series": text, "values": values} for text, values in bystanders)]
+    series = [{"series": text, "values": values} for text, values in bystanders]
+    return _varied(case, alert, "among bystanders", [*case["input_series"], *series])
+
+
+def _notified(case: Case, alert: str) -> Case:
+    label = {"notify": "oncall"}
+    series = [{**each, "series": _with_labels(each["series"], label)} for each in case["input_series"]]
+    return _varied(case, alert, "with notify", series, label)
+
+
+def _twice(case: Case, alert: str) -> Case:
+    port = {"instance": "n1:2", "job": "gpujob-other"}
+    again = [{**each, "series": _with_labels(each["series"], port)} for each in case["input_series"]]
+    return _varied(
+        case,
+        alert,
+        "on two ports",
+        [*case["input_series"], *(each for each in again if each not in case["input_series"])],
+    )
+
+
+def _with_labels(series: str, labels: Labels) -> str:
+    """The name of a series of ours with these labels instead of its own of these names."""
+    if not series.startswith("gpujob_"):
+        return series
+    name, _, rest = series.partition("{")
+    own = dict(_LABEL.findall(rest))
+    return f"{name}{{{_text({**own, **labels})}}}"
+
+
+def _varied(case: Case, alert: str, how: str, series: list[Case], more: Labels = NO_LABELS) -> Case:
     own = {"alertname": alert, "alertstate": "firing"}
     others = "".join(f',{label}!="{ELSEWHERE}"' for label in ("cluster", "job_id", "user", "node", "worker", "rank"))
     return {
-        "name": f"{case.get('name')} (among bystanders)",
+        "name": f"{case.get('name')} ({how})",
         "interval": case.get("interval", "1m"),
         "input_series": series,
         "promql_expr_test": [
@@ -169,7 +204,7 @@ def _among(case: Case, bystanders: list[tuple[str, str]], alert: str) -> Case:
                 "expr": f"ALERTS{{{_text(own)}{others}}}",
                 "eval_time": row["eval_time"],
                 "exp_samples": [
-                    {"labels": f"ALERTS{{{_text({**own, **expected.get('exp_labels', {})})}}}", "value": 1}
+                    {"labels": f"ALERTS{{{_text({**own, **expected.get('exp_labels', {}), **more})}}}", "value": 1}
                     for expected in row.get("exp_alerts") or ()
                 ],
             }

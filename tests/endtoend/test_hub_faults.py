@@ -22,7 +22,7 @@ NODES = 2
 HUB_PORT, PROMETHEUS_PORT = 9420, 9090  # of the head, on which nothing else runs
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "run-the-hub.md"
 REFRESH_S = 2
-SIDECARS = 'up{job="gpujob-sidecar"}'
+SIDECARS = 'up{job="gpujob-sidecar",node=~"hub.+"}'  # the user may have had jobs on other clusters
 
 
 @pytest.fixture(scope="module")

@@ -63,3 +63,4 @@ def test_slurmrestd_has_the_rows_of_squeue(jobs: JobSpace) -> None:
     finally:
         cluster.signal(rest, signal.SIGKILL)
         rest.communicate(timeout=60)
+        cluster.run(["scancel", "-u", jobs.user], user=ROOT, check=True)  # or the next test waits for room

@@ -66,17 +66,22 @@ L = TypeVar("L", QueueLook, NodesLook)
 
 
 def read_queue_look(
-    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float] = time.time, since: float = 0.0
+    slurm: SlurmReader,
+    environ: Mapping[str, str],
+    clock: Callable[[], float] = time.time,
+    since: float = 0.0,
+    least_s: float | None = None,
 ) -> QueueLook:
     """The queue of the reader's user, from a hub if one runs. Raises SlurmUnansweredError if nothing is known.
 
-    An answer before ``since`` is of no use: then Slurm is asked anew, unless that was done a moment ago.
+    An answer before ``since`` is of no use: then Slurm is asked anew, unless that was done within ``least_s`` (default:
+    LEAST_S).
     """
     of_hub, hub_problem = _read_hub_look(slurm, environ, clock, since)
     if of_hub is not None and (of_hub.as_of or 0.0) >= since:
         return of_hub
     name = f"{slurm.source}-{slurm.user or 'all'}-{slurm.cluster or ''}"
-    look = _read_look(QueueLook, name, slurm.queue, environ, clock, since)
+    look = _read_look(QueueLook, name, slurm.queue, environ, clock, since, least_s)
     return look.replace(source=slurm.source, hub_problem=hub_problem)
 
 
@@ -142,6 +147,7 @@ def _read_look(
     environ: Mapping[str, str],
     clock: Callable[[], float],
     since: float = 0.0,
+    least_s: float | None = None,
 ) -> L:
     """The look in the file while it is fresh, else Slurm's answer, else the old look with the problem.
 
@@ -156,7 +162,7 @@ def _read_look(
     end = time.monotonic() + DEADLINE_S
     while True:
         known = kind.read_valid(path)
-        if known is not None and _is_fresh(known, clock(), since):
+        if known is not None and _is_fresh(known, clock(), since, least_s):
             return _usable(known)
         try:
             descriptor = lock_file(path.with_suffix(".lock"))
@@ -170,7 +176,7 @@ def _read_look(
             return _usable(_asked(kind, cluster, known, ask, clock))
     try:
         known = kind.read_valid(path)  # another process may have written it before the lock was ours
-        if known is None or not _is_fresh(known, clock(), since):
+        if known is None or not _is_fresh(known, clock(), since, least_s):
             known = _asked(kind, cluster, known, ask, clock)
             with contextlib.suppress(OSError):  # it is asked again by the next command
                 run_files.write_json(path, known.to_json(), durable=False, mode=OWNER_ONLY)
@@ -180,9 +186,9 @@ def _read_look(
             os.close(descriptor)
 
 
-def _is_fresh(look: Look, now: float, since: float) -> bool:
+def _is_fresh(look: Look, now: float, since: float, least_s: float | None) -> bool:
     age_s = now - look.tried  # a moment in the future was written by another clock
-    return 0.0 <= age_s < (LOOK_S if look.tried >= since else LEAST_S)
+    return 0.0 <= age_s < (LOOK_S if look.tried >= since else LEAST_S if least_s is None else least_s)
 
 
 def _asked(
