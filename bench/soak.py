@@ -219,6 +219,7 @@ def _figures(samples: Sequence[Sample], watched: _Watch, warm_up_s: float, most:
         mib, *others = ([sample.parts[name][key] for sample in warm] for key in ("mib", "descriptors", "threads"))
         parts[name] = {
             "mib": round(mib[-1], 1),
+            "mib_by_tenth": _by_tenth([sample.parts[name]["mib"] for sample in samples if name in sample.parts]),
             "mib_per_hour": round(_slope(hours, mib), 2),
             "mib_per_1000_restarts": round(_slope(thousands, mib), 2),
             "more_descriptors": _more(others[0]),
@@ -255,6 +256,12 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> float:
     half = len(x) // 2
     pairs = zip(x, y, x[-half:], y[-half:], strict=False)
     return statistics.median([(y1 - y0) / (x1 - x0) for x0, y0, x1, y1 in pairs if x1 > x0] or [0.0])
+
+
+def _by_tenth(values: Sequence[float]) -> list[float]:
+    """The median of each tenth of the run: growth that ends looks different from growth that goes on."""
+    tenth = max(1, len(values) // 10)
+    return [round(statistics.median(values[at : at + tenth]), 1) for at in range(0, tenth * 10, tenth)]
 
 
 def _more(values: Sequence[float]) -> float:
