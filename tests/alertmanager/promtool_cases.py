@@ -21,8 +21,8 @@ Labels = Mapping[str, str]
 NO_LABELS: Labels = {}
 
 ELSEWHERE = "elsewhere"  # value of the label by which a bystander differs
-WITHOUT_NOTIFY: frozenset[str] = frozenset()  # alerts of series that have no such label
-SUMS_SIDECARS: frozenset[str] = frozenset()  # alerts whose value is a sum over sidecars
+WITHOUT_NOTIFY = ("job", "self")  # components of alerts from series of the hub and of Prometheus itself
+COUNTS_TWICE = {"GpuJobWorkersLost", "GpuJobHubBlind"}  # alerts that count workers, or hubs, of two ports as two
 STEPS = 10_000  # samples of a bystander
 OTHER_VALUES = {"gpujob_alert_threshold": "1000000000"}  # of bystanders, where 1 would change nothing
 # An operator's labels, before its right-hand side; that of `or` counts by itself. Strings are hidden first.
@@ -112,9 +112,9 @@ def variants(alert: str) -> list[dict[str, Any]]:
     for file in files_about(alert):
         cases = [case for case in file["tests"] if case["alert_rule_test"]]
         made = [_among(case, sorted(set(_bystanders(case, guards))), alert) for case in cases]
-        if alert not in WITHOUT_NOTIFY:
+        if alert_rules()[alert]["labels"]["component"] not in WITHOUT_NOTIFY:
             made += [_notified(case, alert) for case in cases]
-        if alert not in SUMS_SIDECARS:
+        if alert not in COUNTS_TWICE:
             made += [_twice(case, alert) for case in cases]
         if made:
             found.append({**file, "tests": made})
