@@ -7,7 +7,9 @@ from typing import NamedTuple
 from exporter.alerts.messages import iso
 from exporter.contract.records import JsonValue
 
-_COUNT = re.compile(r"^alertmanager_notification_requests(_failed)?_total\{([^}]*)\} (\S+)$", re.MULTILINE)
+_COUNT = re.compile(
+    r"^alertmanager_notification_requests(_failed)?_total\{([^}]*)\} (\d+(?:\.\d+)?(?:e\+?\d{1,3})?)$", re.MULTILINE
+)
 _INTEGRATION = re.compile(r'integration="(\w+)"')
 INTEGRATIONS = {"log": "webhook"}  # of Alertmanager, where it has another name than our kind of channel
 ALERT = "GpuJobTrial"

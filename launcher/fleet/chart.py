@@ -145,7 +145,7 @@ def _mean(values: Iterable[float | None]) -> float | None:
 def bars(values: Iterable[float | None], most: float | None, levels: str = BLOCKS) -> str:
     """One character for each value, a space where it is unknown; ``most`` is the highest bar."""
     return "".join(
-        " " if value is None or not most else levels[min(len(levels) - 1, int(len(levels) * max(0.0, value) / most))]
+        " " if value is None or not most else levels[int(min(len(levels) - 1, len(levels) * max(0.0, value) / most))]
         for value in values
     )
 

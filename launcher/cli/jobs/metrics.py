@@ -99,6 +99,8 @@ def _ask_slurm(job_id: str, user: str) -> "JobMetrics":
 
     slurm = slurm_reader(user, None, os.environ)
     known = part_rows(read_queue_look(slurm, os.environ).rows, job_id)
+    if not known:  # it may have been submitted since that answer
+        known = part_rows(read_queue_look(slurm, os.environ, since=time.time(), least_s=0.0).rows, job_id)
     running = [row for row in known if row.sight.started is not None and row.sight.state not in ENDS]
     if len(running) == 1:
         return running_metrics(running[0], slurm.running_use(job_id), time.time())

@@ -90,7 +90,8 @@ def track(
     path, lock = find_state_files((user, selection.cluster, *jobs), state_file, os.environ)
 
     def read_queue(since: float) -> "QueueLook":
-        return read_queue_look(slurm, os.environ, since=since)
+        # an answer of a moment ago may lack a job that was just submitted
+        return read_queue_look(slurm, os.environ, since=since, least_s=0.0)
 
     def start(rows: "tuple[QueueRow, ...]") -> TrackState:
         found, now = read_selected(slurm, selection, name, rows), time.time()

@@ -10,7 +10,8 @@ from pathlib import Path
 import pytest
 
 from exporter.contract.file_locks import lock_file
-from exporter.slurm.commands_reader import NO_CLUSTER
+from exporter.slurm.commands_reader import NO_CLUSTER, SlurmReader
+from exporter.slurm.sources.shared_look_reader import read_queue_look
 from launcher.cli.main import main
 from launcher.track.state import find_state_files
 from tests.support.fake_slurm import BIN, FakeSlurm
@@ -46,6 +47,16 @@ def track(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -
 
 def interrupt(_signum: int, _frame: object) -> None:
     raise KeyboardInterrupt
+
+
+def test_an_answer_of_before_the_submission_does_not_hide_a_job(
+    slurm: FakeSlurm, track: Run, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    slurm.say("squeue", "out", "")
+    read_queue_look(SlurmReader("ada", None, os.environ), os.environ)  # as another command a moment ago
+    slurm.say("squeue", "out", COMPLETED)
+    assert track("7")[0] == 0
 
 
 def test_after_ctrl_c_the_same_command_goes_on(slurm: FakeSlurm, track: Run) -> None:
