@@ -177,13 +177,18 @@ def signalled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Signa
         signal.signal(number, handler)
 
 
+def send_sigint() -> None:
+    """Send SIGINT to the main thread. While that blocks it, any other thread would take one to the process."""
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+
+
 def interrupt_at(monkeypatch: pytest.MonkeyPatch, owner: object, name: str, call: int) -> None:
     """Send SIGINT just before the ``call``-th call of a function."""
     original, counter = getattr(owner, name), itertools.count(1)
 
     def interrupted(*args: Any) -> Any:
         if next(counter) == call:
-            os.kill(os.getpid(), signal.SIGINT)
+            send_sigint()
         return original(*args)
 
     monkeypatch.setattr(owner, name, interrupted)
@@ -215,7 +220,7 @@ def test_ctrl_c_after_the_end_of_all_points_is_no_error(signalled: Signalled, mo
     def waitid_after_end(*args: int) -> object:
         for process in signalled.started:
             waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
-        os.kill(os.getpid(), signal.SIGINT)
+        send_sigint()
         return waitid(*args)
 
     monkeypatch.setattr(os, "waitid", waitid_after_end)
@@ -227,11 +232,9 @@ def test_a_second_ctrl_c_reaches_the_points(signalled: Signalled) -> None:
     signalled.command = ["sh", "-c", STUBBORN]
 
     def interrupt() -> None:
-        # This thread must not take the signal while the main thread blocks it: nothing would wake that one then.
-        signal.pthread_sigmask(signal.SIG_BLOCK, ENDING_SIGNALS)
         for seen in ("ready", "asked"):
             poll((signalled.folder / seen).exists, f"a point that is {seen}")
-            os.kill(os.getpid(), signal.SIGINT)
+            send_sigint()
 
     sender = threading.Thread(target=interrupt, daemon=True)
     sender.start()
