@@ -259,7 +259,19 @@ def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
     if _was_oom_killed_before_stop(evidence):
         return None
     asked = _teardown_reason(evidence, bool(_requests_to_end(evidence)))
-    return None if asked is None else ExitReason(asked[0], (*facts, asked[1]))
+    if asked is None:
+        return None
+    killed = [_oom_of_peer_text(evidence)] if asked[0] == "terminated_peer" and _noticed_oom_of_peer(evidence) else []
+    return ExitReason(asked[0], (*facts, asked[1], *killed))
+
+
+def _noticed_oom_of_peer(evidence: ExitEvidence) -> bool:
+    """Whether the kernel had killed a peer of its control group when it ended, by itself or as it was asked."""
+    return (evidence.oom_kills or 0) > 0 and bool(evidence.oom_peers)
+
+
+def _oom_of_peer_text(evidence: ExitEvidence) -> str:
+    return f"the kernel had killed {evidence.oom_peers[0].name} of the same control group"
 
 
 def _was_oom_killed_before_stop(evidence: ExitEvidence) -> bool:
@@ -348,7 +360,7 @@ def _reason_from_kernel(evidence: ExitEvidence) -> tuple[str, str] | None:
     if evidence.oom_victim:
         return "host_oom", f"the kernel log says: {evidence.oom_victim}{_memory_text(evidence)}"
     if is_its_own is None:
-        return "terminated_peer", f"the kernel had killed {victims[0].name} of the same control group"
+        return "terminated_peer", _oom_of_peer_text(evidence)
     for fault in evidence.gpu_faults:
         if fatal_xid_text(fault.xid) and fault.is_near(evidence.end):
             return "gpu_fault", fault.words

@@ -20,6 +20,7 @@ from tests.alertmanager.promtool_cases import (
     alert_rules,
     end_of_operand,
     files_about,
+    hide_strings,
     promtool_output,
     variants,
 )
@@ -27,7 +28,6 @@ from tests.alertmanager.promtool_cases import (
 LEAST_SHARE = 0.95  # of all changes that a test must notice
 PARALLEL = 2
 
-_STRING = re.compile(r'"(?:[^"\\]|\\.)*"')
 _NUMBER = re.compile(r"(?<![\w.\[{])(\d+(?:\.\d+)?)(?![\w.\]])")
 _COMPARISON = re.compile(r"(?<![=!<>~])(>=|<=|==|!=|>|<)(?![=~])")
 _GUARD = re.compile(r"\b(and|unless|or)\b")
@@ -62,7 +62,7 @@ def _tripled(duration: str) -> str:
 
 
 def _changed_expressions(expr: str) -> Iterator[tuple[str, str]]:
-    hidden = _STRING.sub(lambda found: '"' + "_" * (len(found[0]) - 2) + '"', expr)  # texts are no code
+    hidden = hide_strings(expr)
     for found in _NUMBER.finditer(hidden):
         for factor in (0.5, 2.0):
             number = float(found[1]) * factor if float(found[1]) else factor

@@ -123,7 +123,7 @@ def variants(alert: str) -> list[dict[str, Any]]:
 
 def _guards(expr: str) -> Iterator[tuple[tuple[str, ...], str, Labels, str]]:
     """Labels, series, matched labels and value of each series in a guard."""
-    hidden = _STRING.sub(lambda found: '"' + "_" * (len(found[0]) - 2) + '"', expr)
+    hidden = hide_strings(expr)
     for guard in _GUARD.finditer(hidden):
         labels = tuple(re.findall(r"\w+", guard[1]))
         end = end_of_operand(hidden, guard.end())
@@ -215,6 +215,11 @@ def _varied(case: Case, alert: str, how: str, series: list[Case], more: Labels =
 
 def _text(labels: Mapping[str, object]) -> str:
     return ",".join(f"{name}={json.dumps(str(value))}" for name, value in labels.items())
+
+
+def hide_strings(expr: str) -> str:
+    """The expression with its strings blanked: what they contain is no code."""
+    return _STRING.sub(lambda found: '"' + "_" * (len(found[0]) - 2) + '"', expr)
 
 
 def end_of_operand(hidden: str, at: int) -> int:

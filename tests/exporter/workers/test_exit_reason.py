@@ -538,6 +538,14 @@ def test_logs_are_needed_only_for_unexpected_ends(evidence: ExitEvidence, needs:
                 "Xid 31 on GPU 3, process 7: invalid address, by the program",
             ),
         ),
+        (  # asked to end before it could do so by itself
+            ExitEvidence(code=1, end=101.0, oom_kills=1, oom_peers=(VICTIM,), forwarded=(TERM,), stop=PEER),
+            (
+                "exit status 1",
+                "the job was being stopped: worker_w1 rank 1 on node02 ended by app_error",
+                "the kernel had killed worker_w3 of the same control group",
+            ),
+        ),
     ],
 )
 def test_the_evidence_is_explained_as_text(evidence: ExitEvidence, texts: tuple[str, ...]) -> None:
