@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # All tests, in four lanes side by side: most tests wait, and those of the one Slurm cluster cannot run beside each other.
-# Tests that start clusters of their own are another lane, with another user, who has no jobs or records in common.
+# Tests that start clusters of their own are another lane, with those of many jobs, and with another user, who has no jobs
+# or records in common.
 #
 #   lanes.sh PYTHON [OPTIONS OF PYTEST...]
 #
@@ -10,7 +11,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 python=$1
 shift
-own_clusters=(tests/endtoend/test_{exit_reasons,full_disk,hub_faults,kills,serving}.py tests/realstack)
+own_clusters=(tests/endtoend/test_{exit_reasons,full_disk,hub,hub_faults,kills,serving,track}.py tests/realstack)
 cluster=(tests/endtoend "${own_clusters[@]/#/--ignore=}")
 launcher=(tests/launcher)
 others=(tests --ignore=tests/endtoend --ignore=tests/realstack "${launcher[@]/#/--ignore=}")

@@ -32,6 +32,9 @@ def test_every_query_of_the_dashboard_returns_data_for_a_running_job(
 
     up = f'gpujob_worker_up{{job_id="{job.job_id}",rank="7"}} == 1'
     stack.wait_for(lambda: stack.query(up), 120, "a running worker")
+    # only a file that is no longer written is checked, and only this worker ends
+    output = job.run_dir / "output_worker_7.jsonl"
+    cluster.wait_for(lambda: output.exists() and output.stat().st_size, 60, "output of worker 7")
     kill_worker(cluster, job, 7)
     # this job has an exit, a limit, progress and GPUs, but no services; all other queries must return data
     may_be_empty = {"worker_rss", "log_errors", "memory_pressure", "slowdown", "lag", "xids", "gpu_conditions"}
