@@ -5,6 +5,7 @@ Each prints one line of JSON; exit status 1 when a goal is missed.
 
 import importlib
 import json
+import signal
 import sys
 
 BENCHES = (
@@ -21,6 +22,7 @@ def main() -> int:
     if unknown:
         print(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join((*BENCHES, *LONG))})", file=sys.stderr)
         return 2
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # so that no bench leaves its processes
     missed = False
     for name in names:
         print(f"{name} ...", file=sys.stderr, flush=True)

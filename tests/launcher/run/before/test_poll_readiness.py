@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -80,6 +80,8 @@ class Server:
         self._listening.shutdown(socket.SHUT_RDWR)
         self._listening.close()
         for connection in self._connections:
+            with suppress(OSError):
+                connection.shutdown(socket.SHUT_RDWR)  # wakes the thread that reads from it; a close does not
             connection.close()
 
 
