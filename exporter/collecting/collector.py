@@ -32,6 +32,7 @@ if TYPE_CHECKING:  # only for annotations: collectors are defined before GPUs
     from exporter.gpus.host_reader import GpuHost
 
 WORKER_LABELS = ("worker", "role", "rank")
+IDLE_INTERVAL_S = 60.0  # of a collector with nothing to read: GpuJobCollectorFailing fires after 5 minutes without one
 
 
 @dataclass(frozen=True)

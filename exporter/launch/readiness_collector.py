@@ -1,6 +1,6 @@
 """Readiness of the job's services and workers, shown by its first node."""
 
-from exporter.collecting.collector import CollectorContext, StatusParts
+from exporter.collecting.collector import IDLE_INTERVAL_S, CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract.status import Readiness, RoleReadiness
 from exporter.launch.readiness_reader import PublishedReadiness, read_readiness
@@ -18,7 +18,6 @@ TIMEOUT = Family(
 )
 
 POLL_S = 5.0
-OTHER_NODES_INTERVAL_S = 3600.0  # on the other nodes, which have nothing to read
 
 
 class ReadinessCollector:
@@ -31,7 +30,7 @@ class ReadinessCollector:
         self._run_dir = context.manifest.run_dir
         self._attempt = context.identity.attempt
         self._is_first = context.identity.node_index == 0
-        self.interval_s = POLL_S if self._is_first else OTHER_NODES_INTERVAL_S
+        self.interval_s = POLL_S if self._is_first else IDLE_INTERVAL_S
 
     def read(self) -> PublishedReadiness | None:
         return read_readiness(self._run_dir, self._attempt) if self._is_first else None

@@ -6,7 +6,7 @@ import weakref
 from collections.abc import Iterable
 from functools import partial
 
-from exporter.collecting.collector import CollectorContext, StatusParts
+from exporter.collecting.collector import IDLE_INTERVAL_S, CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published
 from exporter.contract.identity import safe_label
@@ -17,7 +17,6 @@ from exporter.machine.file_host import WatchHandle, WatchHanging
 HEADER = "time,node,gpu,utilization_percent,memory_used_gb,memory_total_gb,power_watts,temperature_celsius"
 GROUP = "output"  # path group whose directory gets the file
 LEAST_INTERVAL_S = 1.0
-DISABLED_INTERVAL_S = 3600.0  # nothing to write, so hardly ever run
 WAIT_S = 5.0  # a write that takes longer fails, although it may still complete
 GB = 1 << 30  # GPU vendors call 1 GiB a GB: an 80 GB GPU has 80 of these
 
@@ -39,7 +38,7 @@ class GpuMetricsCollector:
         self._lines_fd = -1  # descriptor of the lines of one reading
         self._is_written = True  # whether those were written, so that the buffer is free
         self._last_written: float | None = None  # time of the reading that was written last
-        self.interval_s = DISABLED_INTERVAL_S
+        self.interval_s = IDLE_INTERVAL_S
         group = next((group for group in manifest.groups if group.name == GROUP), None)
         if manifest.gpu_metrics and group is not None:
             self.interval_s = max(LEAST_INTERVAL_S, manifest.check_interval_s)

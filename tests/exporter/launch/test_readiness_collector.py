@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from exporter.collecting.collector import IDLE_INTERVAL_S
 from exporter.contract import run_files
 from exporter.launch.readiness_collector import EXPECTED, READY, TIMEOUT, WORKERS, ReadinessCollector
 from tests.support.exporter import make_context, make_manifest, page_of, samples_of
@@ -80,4 +81,4 @@ def test_a_job_without_readiness_has_no_series(tmp_path: Path) -> None:
 def test_only_the_first_node_publishes_readiness(tmp_path: Path) -> None:
     second = make_collector(tmp_path, BODY, node="node02", node_index=1)
     assert second.read() is None
-    assert second.interval_s > 1000
+    assert second.interval_s == IDLE_INTERVAL_S

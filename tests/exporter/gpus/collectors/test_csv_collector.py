@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from exporter.collecting.collector import IDLE_INTERVAL_S
 from exporter.collecting.families import Samples
 from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import PathGroup
@@ -154,7 +155,7 @@ def test_nothing_is_written_unless_the_file_is_enabled(job: Job, tmp_path: Path)
     collector = job.collector(gpu_metrics=False)
     collector.read()
     assert list((tmp_path / "out").iterdir()) == []
-    assert collector.interval_s >= 3600
+    assert collector.interval_s == IDLE_INTERVAL_S
 
 
 def test_a_job_without_output_directory_has_no_file(job: Job) -> None:
