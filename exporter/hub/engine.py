@@ -14,6 +14,7 @@ from exporter.contract.records import JsonObject
 from exporter.hub.api.answers import change_json
 from exporter.hub.counters import Counters, count
 from exporter.hub.jobs import (
+    SAME_SUBMISSION_S,
     Job,
     Observation,
     Run,
@@ -41,6 +42,7 @@ from exporter.hub.look import (
 from exporter.hub.page.job_page import JobPage
 from exporter.hub.page.series import CommandUse
 from exporter.hub.site_reader import NO_SITE, Site
+from exporter.hub.stale_runs import StaleRuns, ids_of
 from exporter.hub.store import Batch, Store, ToldChange, name_of, user_totals
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
 from exporter.slurm.diagnostics import Diagnostics
@@ -119,6 +121,7 @@ class Engine:
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
         self._has_accounting = True
         self._runs_taken: Iterable[Run] = ()
+        self._stale = StaleRuns(store.jobs_by_id)
         self._missed_at, self._missed_since = 0.0, float(saved.meta.get("missed_since", 0.0))
         self._due_at = 0.0  # when accounting is next to be asked about a job
         self._lost_asked: dict[str, float] = {}  # when accounting last answered about a job that left the queue
@@ -173,6 +176,8 @@ class Engine:
             self._check_budgets()
         if self._runs() is not self._runs_taken and self.view.is_ready:
             self._take_runs()
+        if self.view.is_ready:
+            self._find_stale_runs()
         if self._may_miss_jobs() and self._clock.monotonic() >= self._missed_at:
             self._find_missed()
         question, now = None, self._clock.time()
@@ -261,6 +266,24 @@ class Engine:
             paths = frozenset(job.run_dir for job in own if job.run_dir and (not job.is_over or job.is_reported))
             self._live = view, paths
         return self._live[1]
+
+    def stale_targets(self) -> Mapping[str, float]:
+        """Run directories whose jobs have ended, and before when their targets were written if nobody serves them."""
+        return self._stale.before
+
+    def _find_stale_runs(self) -> None:
+        asked = self._stale.update(self._runs(), self._jobs, self._clock.time())
+        if not asked or not self._has_accounting or self._clock.monotonic() < self._next_at["sacct"]:
+            return
+        begun, since = self._clock.monotonic(), min(run.submitted for run in asked) - SAME_SUBMISSION_S
+        try:
+            attempts = self._slurm.accounting(ids_of(asked), max(0.0, since))
+        except SlurmUnansweredError as error:
+            self._note("sacct", begun, error)
+            self._has_accounting = not error.is_lasting
+            return
+        self._note("sacct", begun, None)
+        self._stale.take(asked, attempts, self._clock.time())
 
     def _take_runs(self) -> None:
         """Learn from the run directories, which tell an end before Slurm does."""

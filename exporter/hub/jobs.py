@@ -110,6 +110,13 @@ class Run(NamedTuple):
     budget: Budget | None = None
 
 
+def is_of_run(job: Job, run: Run) -> bool:
+    """Whether the job with the id of the run is that run. A user is believed about own jobs only."""
+    if job.user != run.user or job.first_submitted is None:
+        return False
+    return abs(job.first_submitted - run.submitted) <= SAME_SUBMISSION_S
+
+
 class Observation(NamedTuple):
     """Jobs after an answer, and what it changed. Jobs that it did not change are the same objects."""
 
@@ -214,13 +221,11 @@ def _take_figures(job: TrackedJob, attempts: list[Attempt] | None, now: float) -
 
 
 def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
-    """The jobs with the run directories of those that gpujob launched. A user is believed about own jobs only."""
+    """The jobs with the run directories of those that gpujob launched."""
     found = dict(jobs)
     for run in runs:
         job = found.get(run.job_id)
-        if job is None or job.user != run.user or job.first_submitted is None:
-            continue
-        if abs(job.first_submitted - run.submitted) > SAME_SUBMISSION_S:
+        if job is None or not is_of_run(job, run):
             continue
         if job.tracked.run_dir is None:
             job = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))

@@ -5,17 +5,19 @@ import logging
 import math
 import os
 import pwd
+import socket
 import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.budget import Budget
 from exporter.contract.identity import safe_label
+from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.records import JsonValue, Record, to_json
 from exporter.contract.target_files import (
     ENGINE_JOB,
@@ -27,6 +29,7 @@ from exporter.contract.target_files import (
 )
 from exporter.hub.jobs import Outcome, Run
 from exporter.hub.mount_reader import MountReader, Read
+from exporter.hub.stale_runs import GONE_AFTER_S
 from exporter.machine.mounts import MountPoint, mount_table
 from exporter.machine.threads import name_thread
 
@@ -49,6 +52,19 @@ class Entry(Record):
     submitted: float
     job_name: str = ""
     budget: Budget | None = None
+
+
+class _Process(Record):
+    """What a hub needs of ``orchestrator.json``."""
+
+    pid: int = 0
+    start_ticks: int | None = None
+    host: str = ""
+
+    def has_ended(self) -> bool:
+        """Whether it ran on this machine, and is gone."""
+        ticks = read_start_ticks(self.pid)
+        return self.host == socket.gethostname() and (ticks is None or self.start_ticks not in (None, ticks))
 
 
 class Registry(NamedTuple):
@@ -101,6 +117,8 @@ class _RunDir:
         self.uid, self.entry, self._own_uid = uid, entry, own_uid
         self.user = _user_name(uid)
         self.groups: tuple[TargetGroup, ...] = ()
+        self.groups_at = 0.0  # when they were written
+        self.gone_since: float | None = None  # of a job without Slurm: when its processes were first gone
         self.outcome: Outcome | None = None
         self.problem: str | None = None
         self.read_at = -math.inf
@@ -125,15 +143,41 @@ class _RunDir:
         except OSError:
             self.groups = ()  # it was removed, or shows itself to nobody; what is known of the end stays
             return
+        if self.groups and not self._is_of_slurm:
+            self.gone_since = (self.gone_since or time.time()) if self._is_gone() else None
         if mtime_ns == self._mtime_ns:
             return
         self.groups = self._read_groups()
         self.outcome = self._read_outcome() or self.outcome
         self._mtime_ns = mtime_ns if time.time() - mtime_ns / 1e9 > FRESH_S and self.problem is None else 0
 
+    @property
+    def _is_of_slurm(self) -> bool:
+        return self.entry.job_id[:1].isdigit()
+
+    def _is_gone(self) -> bool:
+        """Whether the process that leads a job without Slurm has ended, and no sidecar writes any more."""
+        try:
+            process = _Process.read_valid(Path(self.entry.run_dir, run_files.ORCHESTRATOR_FILE))
+            with os.scandir(Path(self.entry.run_dir, run_files.STATUS_DIR)) as statuses:
+                written = max((each.stat().st_mtime for each in statuses), default=0.0)
+        except OSError:
+            return False
+        return process is not None and process.has_ended() and time.time() - written > GONE_AFTER_S
+
+    def is_stale(self, written_before: float | None) -> bool:
+        """Whether nobody serves its targets: the job is gone, and could not remove them.
+
+        ``written_before`` is from Slurm: targets that were written earlier are of a job or attempt that has ended.
+        """
+        if written_before is not None and self.groups_at < written_before:
+            return True
+        return self.gone_since is not None and time.time() - self.gone_since > GONE_AFTER_S
+
     def _read_groups(self) -> tuple[TargetGroup, ...]:
         path = Path(self.entry.run_dir, run_files.TARGETS_FILE)
         try:
+            self.groups_at = path.stat().st_mtime
             uid, text = read_target_file(path)
             if uid != self.uid:
                 return ()
@@ -213,6 +257,8 @@ class RegistryReader:
         self._mounts = MountReader(mounts or mount_table().current)
         self._known_problems = frozenset[str]()
         self.live: Callable[[], Collection[str]] = tuple  # run directories of jobs that have not ended
+        # of jobs that have: the run directory, and before when its targets were written if they are of no use
+        self.stale: Callable[[], Mapping[str, float]] = dict
         self.latest: Registry | None = None
 
     def start(self) -> None:
@@ -254,10 +300,12 @@ class RegistryReader:
         """Publish what is known. The runs are the same object as before if they are the same."""
         runs, groups = tuple(each.run for each in self._run_dirs.values()), list[TargetGroup]()
         problems, counts = [folder.problem for folder in self._folders], Counter[int]()
-        hanging = self._mounts.hanging()
+        hanging, stale = self._mounts.hanging(), self.stale()
         problems += [f"{point} does not answer: run directories on it are not read" for point in sorted(hanging)]
         for each in self._run_dirs.values():
             problems.append(each.problem)
+            if each.is_stale(stale.get(each.entry.run_dir)):
+                continue
             counts[each.uid] += sum(len(group.targets) for group in each.groups)
             if counts[each.uid] > MOST_TARGETS:
                 problems.append(f"{each.entry.run_dir}: {each.user} has more than {MOST_TARGETS} targets; not used")

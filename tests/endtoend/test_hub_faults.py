@@ -22,6 +22,7 @@ NODES = 2
 HUB_PORT, PROMETHEUS_PORT = 9420, 9090  # of the head, on which nothing else runs
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "run-the-hub.md"
 REFRESH_S = 2
+NO_REQUEUE = {"partition": "gpu", "time_limit": "00:10:00", "directives": {"no-requeue": True}}
 SIDECARS = 'up{job="gpujob-sidecar",node=~"hub.+"}'  # the user may have had jobs on other clusters
 
 
@@ -143,3 +144,25 @@ def test_prometheus_loses_and_doubles_no_target_while_the_hub_restarts(jobs: Job
     cluster.wait_for(lambda: not query(SIDECARS), 60, "the targets to go")
     total = query("sum(last_over_time(gpujob_worker_items_processed_total[5m]))")
     assert total == {"": "6400"}, "the last values of all workers"
+
+
+def test_targets_of_a_job_whose_nodes_lost_their_power_go(jobs: JobSpace) -> None:
+    cluster, hub = jobs.cluster, RealHub(jobs)
+    job = jobs.submit(embed_job("dark", nodes=NODES, count=4, items=64000, slurm=NO_REQUEUE))
+
+    def targets() -> int:
+        own = (group for group in hub.json("/targets") if group["labels"]["job_id"] == job.job_id)
+        return sum(len(group["targets"]) for group in own)
+
+    cluster.wait_for(lambda: targets() == NODES, 90, "all sidecars")
+    nodes = [f"hub{number}" for number in range(1, NODES + 1)]
+    for node in nodes:
+        cluster.kill_node(node)
+    try:
+        cluster.wait_for(lambda: states_of(hub, job.job_id) == ["NODE_FAIL"], 120, "the end of the job")
+        assert targets() == NODES, "they stay for a while"
+        cluster.wait_for(lambda: targets() == 0, 120, "the targets to go")
+    finally:
+        for node in nodes:
+            cluster.start_node(node)
+    assert (job.run_dir / "targets.json").exists(), "nobody was there to remove it"

@@ -1,6 +1,7 @@
 """What the hub learns from Slurm's answers, and what it still knows after a restart."""
 
 import gzip
+import math
 import tempfile
 from pathlib import Path
 
@@ -14,6 +15,7 @@ from exporter.hub.engine import Engine, Settings
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome, Run
 from exporter.hub.look import AFTER_END_S
 from exporter.hub.site_reader import Site
+from exporter.hub.stale_runs import GONE_AFTER_S
 from exporter.hub.store import Store
 from exporter.slurm.accounting import Step
 from exporter.slurm.commands_reader import ClusterFacts
@@ -471,3 +473,35 @@ def test_whenever_it_restarts_no_change_is_told_twice_and_no_counter_falls(
 
 def life_end(given_lives: list[Life], job_id: str) -> float:
     return given_lives[int(job_id)].attempts[-1].sight.ended or 0.0
+
+
+def test_targets_are_stale_once_slurm_says_that_their_job_or_attempt_has_ended(hub: Hub) -> None:
+    def run(job_id: str, submitted: float = 1000.0) -> Run:
+        return Run(job_id, "ada", f"/runs/{job_id}", submitted, is_monitored=True)
+
+    hub.runs = [*map(run, ("7", "8", "9", "local-1")), run("3", 300.0), run("4", 300.0), run("6", 300.0)]
+    jobs = [queue_row(job_id, "RUNNING", 1000.0, started=1001.0) for job_id in ("7", "8", "9")]
+    hub.slurm.rows = [*jobs, queue_row("6", "RUNNING", 2000.0)]  # the id of another job
+    hub.slurm.attempts = [attempt("3", "NODE_FAIL", 300.0, 310.0, 400.0), attempt("4", "RUNNING", 300.0, 310.0, None)]
+    hub.steps(10)
+    # accounting knows the end of one job that the queue does not have
+    assert (hub.engine.stale_targets(), hub.slurm.asked) == ({"/runs/3": math.inf}, [("3", "4", "6")])
+    ended = queue_row("7", "NODE_FAIL", 1000.0, started=1001.0, ended=1060.0)
+    requeued = queue_row("8", "PENDING", 1060.0, restarts=1)
+    hub.slurm.rows = [ended, requeued, jobs[2]]
+    hub.steps(GONE_AFTER_S)
+    assert hub.engine.stale_targets() == {"/runs/3": math.inf}
+    hub.steps(GONE_AFTER_S + 65)
+    stale = {"/runs/3": math.inf, "/runs/7": math.inf, "/runs/8": 1060.0}
+    assert hub.engine.stale_targets() == stale
+    hub.slurm.rows = [jobs[2], requeued]
+    hub.steps(2 * SHOWN_AFTER_END_S, 60.0)
+    hub.slurm.attempts = []
+    hub.restart()
+    hub.steps(70)
+    assert hub.engine.stale_targets() == {
+        path: stale[path] for path in ("/runs/7", "/runs/8")
+    }  # 3 is no job of its own
+    hub.slurm.rows = [jobs[2], queue_row("8", "RUNNING", 1060.0, restarts=1, started=5000.0)]
+    hub.steps(70)
+    assert hub.engine.stale_targets().keys() == {"/runs/7"}

@@ -3,6 +3,8 @@
 import json
 import logging
 import os
+import socket
+import subprocess
 import threading
 import time
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from exporter.contract import run_files
+from exporter.contract.process_identity import read_start_ticks
 from exporter.hub import mount_reader
 from exporter.hub.registry_reader import QUIET_EACH_S, RegistryReader, parse_outcome
 from exporter.machine.mounts import MountPoint
@@ -124,3 +127,49 @@ def test_a_mount_that_hangs_costs_its_own_runs_only(
     assert all(run.outcome is not None for run in registry.runs())
     assert all(registry.mounts().values())
     assert caplog.records[-1].getMessage() == f"{mounts[1].point} answers again"
+
+
+def publish(run_dir: Path) -> None:
+    groups = [{"targets": ["n1:9410"], "labels": {"job": "gpujob-sidecar", "job_id": "7"}}]
+    run_files.write_json(run_dir / run_files.TARGETS_FILE, groups)
+
+
+def test_targets_of_an_attempt_that_slurm_has_ended_go_and_those_of_the_next_one_stay(tmp_path: Path) -> None:
+    register(tmp_path / "entries", tmp_path / "run")
+    publish(tmp_path / "run")
+    registry = RegistryReader([tmp_path / "entries"], only_own=True)
+    registry.live = lambda: (str(tmp_path / "run"),)
+    now, found = time.time(), []
+    for before in ({}, {str(tmp_path / "run"): now + 10}, {str(tmp_path / "run"): now - 10}):
+        registry.stale = lambda before=before: before  # type: ignore[misc] # a value of this turn
+        registry.read()
+        found.append(len(registry.targets("sidecar") or ()))
+    assert found == [1, 0, 1]
+    assert registry.runs()[0].is_monitored  # alerts about a running job ask for its plan
+
+
+@pytest.mark.parametrize("host", [socket.gethostname(), "elsewhere"])
+def test_targets_of_a_job_without_slurm_go_after_its_processes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, host: str
+) -> None:
+    run_dir = tmp_path / "run"
+    register(tmp_path / "entries", run_dir, "local-7")
+    publish(run_dir)
+    status = run_dir / run_files.STATUS_DIR / f"{host}.json"
+    status.parent.mkdir()
+    status.write_text("{}")
+    registry = RegistryReader([tmp_path / "entries"], only_own=True)
+    now, clock, found = time.time(), time.time(), []
+    monkeypatch.setattr(time, "time", lambda: clock)
+    with subprocess.Popen(["sleep", "60"]) as process:
+        record = {"schema": 1, "pid": process.pid, "start_ticks": read_start_ticks(process.pid), "host": host}
+        run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, record)
+        for after_s, written_s in ((200, 0), (300, 290), (400, 290), (470, 290), (480, 475)):
+            os.utime(status, (now + written_s, now + written_s))
+            clock = now + after_s
+            registry.read()
+            found.append(len(registry.targets("sidecar") or ()))
+            process.kill()
+            process.wait()
+    # it runs; its sidecar writes; both are gone; and for longer; its sidecar is back
+    assert found == ([1, 1, 1, 0, 1] if host == socket.gethostname() else [1] * 5)
