@@ -14,11 +14,11 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile, CheckpointIndex
 from exporter.files.checkpoints.layouts_reader import MOST_INDEXES, index_ends, index_paths, read_index
+from exporter.files.checkpoints.open_files_reader import are_closed
 from exporter.files.checkpoints.parts_reader import BESIDE, is_unproven, part_flaw, part_result
 from exporter.files.formats import FileCheck
 from exporter.files.formats.source import KINDS
 from exporter.machine.folders import name_matcher
-from exporter.machine.open_files import are_closed
 
 MOST_LEVELS = 8  # directory levels walked, the checkpoint's own included
 MOST_ENTRIES = 20_000  # entries of one checkpoint, and entries read in one poll

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.machine.open_files import are_closed
+from exporter.files.checkpoints.open_files_reader import are_closed
 
 MAPPED = "import mmap, os; f = open('{0}', 'r+b'); m = mmap.mmap(f.fileno(), 0); os.closerange(3, 99)"
 
