@@ -14,6 +14,7 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile, CheckpointIndex
 from exporter.files.checkpoints.layouts_reader import MOST_INDEXES, index_ends, index_paths, read_index
+from exporter.files.checkpoints.open_files_reader import are_closed
 from exporter.files.checkpoints.parts_reader import BESIDE, is_unproven, part_flaw, part_result
 from exporter.files.formats import FileCheck
 from exporter.files.formats.source import KINDS
@@ -30,6 +31,8 @@ MOST_FOLDERS = 16  # subdirectories of a settled entry whose mtimes are compared
 SETTLED_S = 10.0  # a file is checked once unchanged for this long and over two polls
 RECHECK_S = 10.0  # a file counts as damaged if a second check after this time agrees
 SURE_S = 60.0  # or if it has been unchanged for this long
+CLOSED_S = 2.0  # or this long and over two polls, if no process can write it any more
+_TEXT_FORMATS = ("json", "jsonl", "csv")  # programs close them between records
 POLL_S = 0.3  # time for one poll, the next continues; one file on a cold server may take milliseconds
 CLOCK_SLACK_S = 60.0  # files this much older than the start may be the job's: a file server's clock may be behind
 MOST_CHECKS, CHECK_S = 8, 0.05  # files checked in one poll, and the time for it
@@ -130,14 +133,25 @@ class CheckpointWatch:
     where I/O may hang; ``poll`` raises OSError if the folder cannot be read.
     """
 
-    def __init__(self, directory: str, pattern: str, since: float | None = None, *, verify: bool = True) -> None:
-        """Check only files written after ``since`` (epoch seconds), and none without ``verify``."""
+    def __init__(
+        self,
+        directory: str,
+        pattern: str,
+        since: float | None = None,
+        *,
+        verify: bool = True,
+        is_only_node: bool = False,
+    ) -> None:
+        """Check only files written after ``since`` (epoch seconds), and none without ``verify``.
+
+        With ``is_only_node``, all writers run on this node.
+        """
         self._directory = directory
         self._matches = name_matcher(pattern)
         # whether names may carry temporary marks: not if the pattern itself asks for them
         self._may_have_marks = bare_name(pattern) == pattern
         self._since = since
-        self._verify = verify
+        self._verify, self._is_only_node = verify, is_only_node
         self._entry_watches: dict[str, _EntryWatch] = {}
         self._retired: set[str] = set()
         self._passed_over: dict[str, str] = {}
@@ -452,7 +466,7 @@ class CheckpointWatch:
             and len(unit.checked) < len(unit.entry.files)
             and not unit.temporary
             and unit.polls_unchanged > 0
-            and now - unit.changed_at >= SETTLED_S
+            and now - unit.changed_at >= (CLOSED_S if self._is_only_node else SETTLED_S)
             and (self._since is None or unit.was_seen_changing or unit.newest_mtime >= self._since - CLOCK_SLACK_S)
         ]
         for name, unit, files in sorted(waiting, key=lambda found: found[1].newest_mtime, reverse=True):
@@ -469,7 +483,12 @@ class CheckpointWatch:
         ) or FileCheck(BESIDE, None)
         flaw = part_flaw(file.path, found)
         if found.state == "invalid" and not file.temporary:
-            if file.path not in watch.suspected and now - watch.changed_at < SURE_S:
+            is_closed = self._is_only_node and watch.entry is not None and self._is_closed(watch.entry, file, found)
+            if is_closed and watch.entry is not None:
+                watch.entry = watch.entry._replace(is_closed=True)
+            elif now - watch.changed_at < SETTLED_S or (
+                file.path not in watch.suspected and now - watch.changed_at < SURE_S
+            ):
                 watch.suspected = {**watch.suspected, file.path: now}
                 return
             watch.damaged = {**watch.damaged, file.path: flaw}
@@ -480,3 +499,20 @@ class CheckpointWatch:
         if watch.checked is EMPTY_DICT:
             watch.checked = {}
         watch.checked[file.path] = found.state == "valid"
+
+    def _is_closed(self, entry: CheckpointEntry, file: CheckpointFile, found: FileCheck) -> bool:
+        """Whether a damaged file can no longer become whole: no process has any file of its entry open.
+
+        Only damage that its format proves counts, or a length that an index states which was not written earlier.
+        """
+        if found.format in _TEXT_FORMATS or not file.size:
+            return False
+        if found.format is None:
+            times = {other.path: other.mtime for other in entry.files}
+            naming = [index.path for index in entry.indexes if file.path in dict(index.lengths)]
+            if not naming or any(times.get(path, 0.0) < file.mtime for path in naming):
+                return False
+        if not are_closed(os.path.join(self._directory, other.path) for other in entry.files):
+            return False
+        facts = os.lstat(os.path.join(self._directory, file.path))
+        return (facts.st_size, facts.st_mtime) == (file.size, file.mtime)

@@ -100,6 +100,7 @@ class CheckpointsCollector:
                     group.pattern,
                     start,
                     verify=self._is_first_node,
+                    is_only_node=manifest.nodes == 1,
                 )
                 self._handle = context.files.watch("checkpoints", make)
 

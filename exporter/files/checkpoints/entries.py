@@ -45,3 +45,4 @@ class CheckpointEntry(NamedTuple):
     checked: int = 0  # files with a final check result
     damaged: tuple[DamagedFile, ...] = ()  # damaged files: in a sidecar, those that a second check confirmed
     unproven: tuple[DamagedFile, ...] = ()  # files that may be damaged, and why nobody can tell
+    is_closed: bool = False  # whether a file is damaged and no process can write it any more

@@ -97,6 +97,7 @@ class CheckpointSet:
     shrunk: bool = False  # whether a file was truncated or replaced since then
     pause_s: float = 0.0
     reported: set[str] = field(default_factory=set)  # kinds of events already reported for its present content
+    is_finished: bool = False  # whether its writer showed that it had finished it
     was_seen_changing: bool = False  # whether we saw any of it appear or change
     # whether it is text without a step, as ``checkpoint_log.txt``: ignored beside real checkpoints
     is_text_only: bool = False

@@ -27,7 +27,8 @@ SETTLE_S, MOST_SETTLE_S = 10.0, 300.0
 SETTLE_PAUSES = 2.0  # wait this many times the longest pause seen
 WAIT_RATIO = 3.0  # wait for missing files this many times as long as the longest recent checkpoint took
 MISSING_S = 60.0  # but at least this long: a shard may be gathered for a while before it is written
-DAMAGED_S = 60.0  # no damage is reported sooner after a change: a writer may pause in the middle of a file
+# no damage is reported sooner after a change unless the writer has finished: it may pause in the middle of a file
+DAMAGED_S = 60.0
 MOST_CLOCK_SLACK_S = 3600.0  # a file server's clock may be this far behind, for files that we saw change
 ABANDONED_S = 600.0  # a temporary file unchanged this long was left by a writer that ended
 MOST_HELD = 8  # checkpoints whose files are kept in memory, the newest
@@ -164,6 +165,7 @@ class CheckpointTracker:
                 found.pause_s = max(found.pause_s, since - found.changed_at)
             found.changed_at = max(found.changed_at, since) if found.entries else since
             found.reported.clear()
+            found.is_finished = False
             if (
                 not self._is_first_update
                 and (before is None or not before.has_dropped_files)
@@ -272,7 +274,8 @@ class CheckpointTracker:
         partial = any(entry.is_partial for entry in found.entries.values()) and quiet < ABANDONED_S
         partial = partial or (self._has_live_temporary(found, now) and not found.is_renamed)
         settled = quiet >= self._settle_s and not late
-        if not missing and not partial and (settled or self._is_surely_complete(found)):
+        is_lost = any(entry.view.is_closed for entry in found.entries.values())
+        if not missing and not partial and (settled or is_lost or self._is_surely_complete(found)):
             if quiet >= ALIAS_S or not may_be_alias_of_other(found, self._sets.values()):
                 self._mark_complete(found, events)
             return
@@ -384,6 +387,7 @@ class CheckpointTracker:
         goes_on = before is not None and is_only_extended(before, files, found)
         if goes_on and SETTLE_PAUSES * found.pause_s <= MOST_SETTLE_S:
             self._settle_s = max(self._settle_s, SETTLE_PAUSES * found.pause_s)
+        found.is_finished = self._is_surely_complete(found)
         shown = self._publish(found, "complete")
         found.last_complete, found.state, found.pending = shown, shown.state, False
         found.shrunk, found.pause_s, found.was_watched = False, 0.0, True
@@ -423,7 +427,8 @@ class CheckpointTracker:
             if self._may_be_older(found):
                 return None, None
             quiet = math.inf if self._ended else self._now - found.changed_at
-            if quiet >= max(DAMAGED_S, self._settle_s) or is_superseded(found, self._sets.values()):
+            is_final = found.is_finished or any(entry.is_closed for entry in seen)
+            if is_final or quiet >= max(DAMAGED_S, self._settle_s) or is_superseded(found, self._sets.values()):
                 return False, f"{bad.file}: {bad.reason}"
             self._suspected.add(found.key)
             return None, None

@@ -34,8 +34,16 @@ def safetensors_bytes(floats: int = 4) -> bytes:
 class Folder:
     """A checkpoint folder with a clock, its watch and its tracker."""
 
-    def __init__(self, path: Path, pattern: str = "*", start: float | None = START, *, verify: bool = False) -> None:
-        self.path = path
+    def __init__(
+        self,
+        path: Path,
+        pattern: str = "*",
+        start: float | None = START,
+        *,
+        verify: bool = False,
+        is_only_node: bool = False,
+    ) -> None:
+        self.path, self.is_only_node = path, is_only_node
         self.pattern, self.start, self.verify = pattern, start, verify
         self.now = START + 1000.0
         self.happened: list[CheckpointEvent] = []
@@ -44,7 +52,9 @@ class Folder:
 
     def restart(self) -> None:
         """Replace watch and tracker, as a new sidecar does."""
-        self.watch = CheckpointWatch(str(self.path), self.pattern, self.start, verify=self.verify)
+        self.watch = CheckpointWatch(
+            *(str(self.path), self.pattern, self.start), verify=self.verify, is_only_node=self.is_only_node
+        )
         self.checkpoints = CheckpointTracker(self.start)
         self.history = self.checkpoints.history
 

@@ -21,3 +21,11 @@ def verified(tmp_path: Path) -> Folder:
     found = Folder(tmp_path / "ckpt", verify=True)
     found.poll()
     return found
+
+
+@pytest.fixture
+def lone(tmp_path: Path) -> Folder:
+    """The same for a job on one node."""
+    found = Folder(tmp_path / "ckpt", verify=True, is_only_node=True)
+    found.poll()
+    return found

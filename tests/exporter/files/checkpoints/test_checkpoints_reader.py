@@ -5,8 +5,11 @@ import os
 import pickle
 import shutil
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
+from subprocess import PIPE
 from typing import Any
 
 import pytest
@@ -21,6 +24,17 @@ from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, saf
 from tests.support.exporter import SOON_S, without_rights
 
 NOW = START + 1000.0
+
+
+class _StorageInfo:
+    """Where an item of a PyTorch distributed checkpoint is."""
+
+    def __init__(self, name: str, length: int) -> None:
+        self.relative_path, self.offset, self.length = name, 0, length
+
+
+def distcp_index(lengths: dict[str, int]) -> bytes:
+    return pickle.dumps([_StorageInfo(name, length) for name, length in lengths.items()])
 
 
 def names_of(reading: CheckpointReading) -> list[str]:
@@ -368,6 +382,63 @@ def test_a_truncated_file_is_damaged_as_soon_as_the_next_is_written(verified: Fo
     assert verified.poll_for(30) == ["saved checkpoint_1.pt"]
     verified.write("checkpoint_2.pt", torch_bytes())
     assert verified.poll_for(30) == ["damaged checkpoint_1.pt", "saved checkpoint_2.pt"]
+
+
+@pytest.mark.parametrize("name", ["checkpoint_1.pt", "step_1/a.pt"])
+def test_on_one_node_a_truncated_file_is_damaged_at_the_second_poll(lone: Folder, name: str) -> None:
+    lone.write(name, torch_bytes()[:-30])
+    saved = name.partition("/")[0]
+    assert lone.poll_for(10) == [f"saved {saved}", f"damaged {saved}"]
+    assert (lone.last.state, lone.poll_for(120)) == ("invalid", [])
+
+
+def test_on_one_node_a_truncated_file_that_is_open_may_become_whole(lone: Folder) -> None:
+    content = torch_bytes()
+    path = lone.write("step_1/a.pt", content[:-30])
+    code = "import sys; f = open(sys.argv[1], 'r+b'); print(flush=True); sys.stdin.read()"
+    with subprocess.Popen([sys.executable, "-c", code, path], stdin=PIPE, stdout=PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        assert lone.poll_for(55) == ["saved step_1"]
+    lone.write("step_1/a.pt", content)
+    lone.poll_for(120)
+    assert (lone.last.state, [event.kind for event in lone.happened]) == ("complete", ["saved"])
+
+
+@pytest.mark.parametrize("pause_s", [5, 10, 30, 55])
+def test_on_one_node_shards_written_slowly_are_never_damaged(lone: Folder, pause_s: float) -> None:
+    for step in (1, 2):
+        for rank in range(4):
+            lone.write(f"step_{step}/mp_rank_0{rank}_model_states.pt", b"")
+            lone.poll_for(pause_s)
+            lone.write(f"step_{step}/mp_rank_0{rank}_model_states.pt", torch_bytes(rank))
+            lone.poll_for(pause_s)
+        lone.write(f"step_{step}/state.json", "[1,")
+        lone.poll_for(pause_s)
+    lone.poll_for(200)
+    assert {event.kind for event in lone.happened} == {"saved"}
+
+
+def test_on_one_node_shards_replaced_before_their_index_are_not_damaged(lone: Folder) -> None:
+    for size in (8, 4):
+        for rank in range(2):
+            lone.write(f"step_1/__{rank}_0.distcp", os.urandom(size))
+            lone.poll_for(30)
+        lone.write("step_1/.metadata", distcp_index({f"__{rank}_0.distcp": size for rank in range(2)}))
+        lone.poll_for(120)
+    assert {event.kind for event in lone.happened} == {"saved"}
+    for rank in range(2):
+        lone.write(f"step_2/__{rank}_0.distcp", os.urandom(3 + rank))
+    lone.poll()
+    lone.write("step_2/.metadata", distcp_index({f"__{rank}_0.distcp": 4 for rank in range(2)}))
+    assert lone.poll_for(10) == ["saved step_2", "damaged step_2"]
+
+
+def test_damage_of_a_file_that_was_renamed_into_place_needs_only_a_second_check(verified: Folder) -> None:
+    verified.write("checkpoint_1.pt.tmp", torch_bytes()[:-30])
+    verified.poll()
+    verified.rename("checkpoint_1.pt.tmp", "checkpoint_1.pt")
+    assert verified.poll_for(30) == ["saved checkpoint_1.pt", "damaged checkpoint_1.pt"]
 
 
 @pytest.mark.parametrize("name", ["a.ckpt", "a.bin", "a.pt", "a.safetensors"])
