@@ -1,12 +1,14 @@
-"""Run the measurements: ``python -m bench [NAME...]``.
+"""Run the measurements: ``python -m bench [NAME...]``, or compare two runs: ``python -m bench compare OLD NEW``.
 
-Each prints one line of JSON; exit status 1 when a goal is missed.
+Each prints one line of JSON; exit status 1 when a goal is missed, or was met in the old run alone.
 """
 
 import importlib
 import json
 import signal
 import sys
+
+from bench.compare import compare
 
 BENCHES = (
     *("exposition", "wrapper", "processes", "exits", "kills", "logs"),
@@ -18,6 +20,11 @@ LONG = ("soak", "slurm_kills")  # only by name: they take long, or need root
 def main() -> int:
     """Exit status."""
     names = sys.argv[1:] or BENCHES
+    if names[0] == "compare":
+        if len(names) != 3:
+            print("two files are needed: python -m bench compare OLD NEW", file=sys.stderr)
+            return 2
+        return compare(*names[1:])
     unknown = set(names) - {*BENCHES, *LONG}
     if unknown:
         print(f"unknown: {', '.join(sorted(unknown))} (known: {', '.join((*BENCHES, *LONG))})", file=sys.stderr)
