@@ -67,6 +67,7 @@ class Job(NamedTuple):
     has_nodes_alone: bool = False
     outcome: Outcome | None = None  # of the present attempt, if gpujob launched the job
     budget: Budget | None = None  # of the job file
+    notify: str = ""  # of the job file: who is notified of its alerts
 
     @property
     def first_partition(self) -> str:
@@ -108,6 +109,7 @@ class Run(NamedTuple):
     outcome: Outcome | None = None
     name: str = ""
     budget: Budget | None = None
+    notify: str = ""
 
 
 def is_of_run(job: Job, run: Run) -> bool:
@@ -231,8 +233,9 @@ def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
             job = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))
         of_attempt = (each for each in (run.outcome, job.outcome) if each and each.attempt == job.tracked.restarts)
         outcome = next(of_attempt, None)
-        if (job.is_monitored, job.outcome, job.budget) != (run.is_monitored, outcome, run.budget):
-            job = job._replace(is_monitored=run.is_monitored, outcome=outcome, budget=run.budget)
+        learned = (run.is_monitored, outcome, run.budget, run.notify)
+        if (job.is_monitored, job.outcome, job.budget, job.notify) != learned:
+            job = job._replace(is_monitored=run.is_monitored, outcome=outcome, budget=run.budget, notify=run.notify)
         found[run.job_id] = job
     return found
 
@@ -372,6 +375,7 @@ def _with_row(job: Job | None, row: QueueRow) -> Job:
         has_nodes_alone=job is not None and job.has_nodes_alone,
         outcome=None if job is None else job.outcome,
         budget=None if job is None else job.budget,
+        notify="" if job is None else job.notify,
     )
 
 

@@ -52,6 +52,7 @@ class Entry(Record):
     submitted: float
     job_name: str = ""
     budget: Budget | None = None
+    notify: str = ""
 
 
 class _Process(Record):
@@ -128,7 +129,7 @@ class _RunDir:
     def run(self) -> Run:
         entry, is_monitored = self.entry, any(each.labels.get("job") == SCRAPE_JOB for each in self.groups)
         known = (entry.job_id, self.user, entry.run_dir, entry.submitted)
-        return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget)
+        return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget, entry.notify)
 
     @property
     def is_young(self) -> bool:

@@ -38,6 +38,7 @@ class JobEntry(Record):
     host: str = ""
     cluster: str | None = None  # None for the cluster of the machine that submitted it
     budget: Budget | None = None
+    notify: str = ""  # as in the manifest
 
 
 def register_job(run_dir: Path, submission: Mapping[str, object], environ: Mapping[str, str], workdir: Path) -> None:

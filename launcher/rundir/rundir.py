@@ -111,6 +111,7 @@ def describe_submission(plan: Plan, job_id: str, cluster: str | None = None) -> 
         "host": socket.gethostname(),
         "submitted": time.time(),
         "budget": plan.resolved.get("budget"),
+        "notify": plan.manifest.notify,
         "workdir": plan.workdir,
         "job_dir": plan.job_dir,
         "git": _git_state(plan.workdir),

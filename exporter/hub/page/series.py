@@ -15,6 +15,7 @@ from exporter.slurm.prices import Prices
 from exporter.slurm.states import ENDS, array_of
 
 JOB = ("job_id", "job_name", "user", "partition")
+ALERTING_JOB = (*JOB, "notify")  # of the series that alerts count; notify is that of the job file, or empty
 PLACE = ("user", "partition")
 
 INFO = Family(
@@ -23,10 +24,10 @@ INFO = Family(
     (*JOB, "attempt", "account", "qos", "launched_by"),
     "info",
 )
-STATE = Family("job_state", "1 for the present base state of the job.", (*JOB, "state"))
-REASON = Family("job_pending_reason", "1 for the reason why the job waits.", (*JOB, "reason"))
-MONITORED = Family("job_monitored", "1 while the sidecars of the job are to be scraped.", JOB)
-SUBMIT = Family("job_submit_timestamp_seconds", "When this attempt of the job was submitted.", JOB)
+STATE = Family("job_state", "1 for the present base state of the job.", (*ALERTING_JOB, "state"))
+REASON = Family("job_pending_reason", "1 for the reason why the job waits.", (*ALERTING_JOB, "reason"))
+MONITORED = Family("job_monitored", "1 while the sidecars of the job are to be scraped.", ALERTING_JOB)
+SUBMIT = Family("job_submit_timestamp_seconds", "When this attempt of the job was submitted.", ALERTING_JOB)
 START = Family("job_start_timestamp_seconds", "When this attempt of the job started.", JOB)
 END = Family("job_end_timestamp_seconds", "When the job ended.", JOB)
 EXPECTED_START = Family("job_expected_start_timestamp_seconds", "When Slurm expects a waiting job to start.", JOB)
@@ -53,7 +54,7 @@ JOB_ENERGY = Family(
 )
 JOB_COST = Family("job_cost", "List price of the ended job, over its attempts.", (*JOB, "currency"))
 PRICE = Family("job_price_per_hour", "List price of the GPUs of the running job.", (*JOB, "currency"))
-JOB_BUDGET = Family("job_budget_used_ratio", "Used share of the running job's budget.", (*JOB, "kind"))
+JOB_BUDGET = Family("job_budget_used_ratio", "Used share of the running job's budget.", (*ALERTING_JOB, "kind"))
 USER_BUDGET = Family("user_budget_used_ratio", "Used share of the user's budget.", ("user", "kind"))
 ITEMS = Family("job_items_processed", "Items of the ended job, from its report.", JOB)
 ITEMS_EXPECTED = Family("job_items_expected", "Items that the ended job should have, from its report.", JOB)
@@ -166,13 +167,14 @@ def render_job(job: Job, out: Samples) -> None:
         qos=safe_label(job.qos),
         launched_by=launched_by,
     )
-    row.add(STATE, 1, state=safe_label(tracked.state))
+    notify = safe_label(job.notify)
+    row.add(STATE, 1, notify=notify, state=safe_label(tracked.state))
     is_pending = tracked.state == "PENDING"
     if is_pending and tracked.reason:
-        row.add(REASON, 1, reason=_head(tracked.reason))
+        row.add(REASON, 1, notify=notify, reason=_head(tracked.reason))
     if job.is_monitored:
-        row.add(MONITORED, 1)
-    row.add(SUBMIT, tracked.submitted)
+        row.add(MONITORED, 1, notify=notify)
+    row.add(SUBMIT, tracked.submitted, notify=notify)
     row.add(START, tracked.started)
     row.add(END, tracked.ended)
     row.add(EXPECTED_START, job.expected_start if is_pending else None)
@@ -215,7 +217,7 @@ def _job_labels(job: Job) -> dict[str, str]:
 def render_job_budget(job: Job, now: float, out: Samples) -> None:
     """Add the use of a job's budget, which changes while it runs."""
     for kind, ratio in budget_use(job, now).items():
-        out.add(JOB_BUDGET, ratio, **_job_labels(job), kind=kind)
+        out.add(JOB_BUDGET, ratio, **_job_labels(job), notify=safe_label(job.notify), kind=kind)
 
 
 def render_user_budgets(used: Mapping[tuple[str, str], float], out: Samples) -> None:

@@ -405,8 +405,9 @@ def test_in_a_cluster_jobs_that_wait_are_only_in_the_sums(tmp_path: Path) -> Non
     hub.runs = [Run("9", "eve", "/runs/9", 100.0)]
     hub.steps(60)
     assert 'job_id="9"' not in hub.page()  # eve's word says nothing about ada's job
-    hub.runs = [Run("9", "ada", "/runs/9", 101.0)]
+    hub.runs = [Run("9", "ada", "/runs/9", 101.0, notify="oncall")]
     hub.steps(60)
+    assert 'notify="oncall",state="RUNNING"' in hub.page()
     assert (
         'job_id="9",job_name="job",user="ada",partition="gpu",attempt="1",account="lab",qos="normal",launched_by="gpujob"'
         in hub.page()

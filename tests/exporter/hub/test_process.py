@@ -165,10 +165,8 @@ def test_promtool_accepts_the_page(hub: HubProcess) -> None:
     assert (checked.returncode, checked.stderr, checked.stdout) == (0, "", "")
     names = {name.partition("{")[0] for name in page.splitlines() if not name.startswith("#")}
     assert names <= {family.full_name for family in FAMILIES}
-    assert (
-        'gpujob_job_state{cluster="c1",job_id="7",job_name="a_job",user="root",partition="gpu",state="RUNNING"} 1'
-        in page
-    )
+    labels = 'cluster="c1",job_id="7",job_name="a_job",user="root",partition="gpu",notify="",state="RUNNING"'
+    assert f"gpujob_job_state{{{labels}}} 1" in page
 
 
 def test_slurm_that_does_not_answer_leaves_the_last_states(slurm: FakeSlurm, hub: HubProcess) -> None:

@@ -32,6 +32,7 @@ def register(folder: Path, run_dir: Path, job_id: str = "7") -> None:
     folder.mkdir(exist_ok=True)
     run_dir.mkdir(parents=True)
     entry = {"schema": 1, "job_id": job_id, "job_name": "train", "run_dir": str(run_dir), "submitted": 10.0}
+    entry["notify"] = "oncall"
     run_files.write_json(folder / f"{job_id}-12345678.json", entry)
 
 
@@ -46,7 +47,7 @@ def test_the_end_of_a_run_is_read_once_it_is_reported(tmp_path: Path) -> None:
     registry.live = lambda: (str(run_dir),)
     registry.read()
     before = registry.runs()
-    assert [(run.job_id, run.name, run.outcome) for run in before] == [("7", "train", None)]
+    assert [(run.job_id, run.name, run.notify, run.outcome) for run in before] == [("7", "train", "oncall", None)]
     registry.read()
     assert registry.runs() is before  # nothing has changed
     report(run_dir)

@@ -76,6 +76,7 @@ def by_key(*jobs: Job) -> dict[str, Job]:
 def of_job(samples: dict[str, str], job_id: str) -> dict[str, str]:
     place = f'{{job_id="{job_id}",job_name="job",user="ada",partition="gpu"'
     own = {name.replace(place, "").strip("},"): value for name, value in samples.items() if place in name}
+    own = {name.replace(',notify=""', ""): value for name, value in own.items()}
     return {name.removeprefix("gpujob_job_"): value for name, value in own.items()}
 
 
@@ -137,6 +138,14 @@ def test_the_budget_of_a_job_is_used_while_it_runs() -> None:
     ended = budgeted._replace(tracked=budgeted.tracked.replace(state="COMPLETED", ended=NOW))
     unpriced = budgeted._replace(price=None, budget=Budget(cost=4.9))
     assert "budget" not in " ".join((*of_job(page(ended), "7"), *of_job(page(unpriced), "7")))
+
+
+def test_series_that_alerts_count_say_who_is_notified() -> None:
+    budgeted = RUNNING._replace(budget=Budget(gpu_hours=2.0), notify="on call")
+    found = of_job(page(budgeted, PENDING._replace(notify="on call")), "7")
+    found |= of_job(page(PENDING._replace(notify="on call")), "8")
+    said = {name.partition(",")[0] for name in found if 'notify="on_call"' in name}
+    assert said == {"state", "pending_reason", "monitored", "submit_timestamp_seconds", "budget_used_ratio"}
 
 
 def test_what_is_unknown_has_no_series() -> None:

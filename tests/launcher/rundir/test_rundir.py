@@ -32,12 +32,12 @@ def test_a_staged_directory_is_hidden_until_it_has_its_name(hard_name: str, tmp_
     assert json.loads((run_dir / "4459.json").read_text())["job_name"] == hard_name
 
 
-def test_the_budget_of_a_job_goes_to_its_entry(tmp_path: Path) -> None:
-    plan = plan_of(job_spec(budget={"gpu_hours": 9}), workdir=str(tmp_path))
+def test_the_budget_of_a_job_and_who_is_notified_go_to_its_entry(tmp_path: Path) -> None:
+    plan = plan_of(job_spec(budget={"gpu_hours": 9}, alerts={"notify": "oncall"}), workdir=str(tmp_path))
     environ = {"XDG_STATE_HOME": str(tmp_path)}
     register_job(tmp_path / "run", rundir.describe_submission(plan, "7"), environ, tmp_path)
     (entry,) = read_own_entries(environ)
-    assert entry.budget == Budget(gpu_hours=9)
+    assert (entry.budget, entry.notify) == (Budget(gpu_hours=9), "oncall")
 
 
 def test_files_that_may_contain_secrets_are_private(tmp_path: Path) -> None:
