@@ -107,6 +107,8 @@ class Engine:
         self._jobs: dict[str, Job] = {job.key: job for job in saved.jobs}
         self.counters: Counters = dict(saved.counters)
         self._rows: Mapping[str, QueueRow] = {}  # of the latest answer
+        self.covers_since = float(saved.meta.get("covers_since", "inf"))  # no end after it is missing in the index
+        self._covers_until = max(float(saved.meta.get(name, 0.0)) for name in ("covers_until", "as_of"))
         self._born = float(saved.meta.get("born", 0.0))  # changes before it are not this hub's
         self.last_number = saved.last_number
         self.recent: deque[ToldChange] = deque(maxlen=RECENT_CHANGES)
@@ -219,8 +221,27 @@ class Engine:
         self._runs_taken = ()  # new jobs may be those of runs that are known
         seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
+        self._cover(now)
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)
+
+    def _cover(self, now: float) -> None:
+        """Note from when on no end is missing in the index: Slurm may have forgotten jobs between two answers."""
+        listed_s = None if self.facts is None else self.facts.ended_listed_s
+        gap_s, since = now - self._covers_until, self.covers_since
+        if since > now or (gap_s > max(self.interval_s * 2, listed_s or 0.0) and not self._fill_gap(now)):
+            since = now
+        if since != self.covers_since:
+            self._store.save(Batch(now, meta={"covers_since": str(since)}))
+        self.covers_since, self._covers_until = since, now
+
+    def _fill_gap(self, now: float) -> bool:
+        """Find jobs that came and went while nobody looked. Returns whether accounting knew them."""
+        if now - self._covers_until > MOST_MISSED_S or not self._has_accounting:
+            return False
+        self._missed_since = min(self._missed_since, self._covers_until) or self._covers_until
+        self._find_missed()
+        return self._missed_since >= now
 
     def _check_budgets(self) -> None:
         """Compare what users have taken with their budgets."""

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import pwd
 import re
 import signal
@@ -22,7 +23,7 @@ from exporter.hub.engine import Engine
 from exporter.hub.jobs import Job
 from exporter.hub.page.series import SelfFacts, render_controller, render_nodes, render_self, render_user_budgets
 from exporter.hub.registry_reader import RegistryReader
-from exporter.hub.store import Store
+from exporter.hub.store import JOBS_KEPT_S, Store, name_of
 from exporter.web import limits, negotiation
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Door
@@ -238,9 +239,13 @@ class HubService:
         found = answers.matching(self._engine.view.jobs.values(), query)
         if query.since is not None:
             since, most = query.since, query.limit + 1
-            found = await asyncio.to_thread(self._store.jobs_since, since, query.user, query.state, most)
+            past = await asyncio.to_thread(self._store.jobs_since, since, query.user, query.state, most)
+            known = {name_of(job) for job in past}
+            found = [job for job in found if not job.tracked.is_over and name_of(job) not in known] + past
         entries = to_json(found[: query.limit], self._engine.view.as_of or 0.0)
-        return web.json_response(self._head().with_body(is_all=len(found) <= query.limit) | {name: entries})
+        covers_since = None if query.since is None else max(self._engine.covers_since, time.time() - JOBS_KEPT_S)
+        body = self._head().with_body(is_all=len(found) <= query.limit, covers_since=_moment(covers_since))
+        return web.json_response(body | {name: entries})
 
     async def _job(self, request: web.Request) -> web.Response:
         job_id, viewer = request.match_info["job_id"], self._viewer(request)
@@ -347,6 +352,10 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None
         loop.call_soon_threadsafe(function)
     except RuntimeError:
         pass  # closed
+
+
+def _moment(time_s: float | None) -> float | None:
+    return None if time_s is None or math.isinf(time_s) else time_s
 
 
 def _wrong(error: WrongQueryError) -> web.Response:
