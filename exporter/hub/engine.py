@@ -3,6 +3,7 @@
 import logging
 import math
 import random
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +56,7 @@ RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
 MISSED_EACH_S = 300.0  # between two questions for jobs that came and went between two polls
 MOST_MISSED_S = 86400.0  # how far back such a question goes
 BUDGETS_EACH_S = 300.0  # between two comparisons of all users with their budgets
+WATCHED_NODES_S = 30.0  # age at which nodes are read again for somebody who asks
 DAY_S = 86400.0
 MOST_OFFSET_S = 2.0  # between two clocks, that nobody has to know of
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
@@ -134,6 +136,7 @@ class Engine:
         self.controller: Diagnostics | None = None
         self.clock_offset_s: float | None = None  # the controller's clock less that of this machine
         self.on_change: Callable[[], None] = lambda: None
+        self.wake = threading.Event()  # set while something is due that was not foreseen
         self._page = self._new_page()
         as_of = saved.meta.get("as_of")
         self.view = View(self._jobs, None if as_of is None else float(as_of), b"")
@@ -347,6 +350,15 @@ class Engine:
     def _not_in_store(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
         """The rows of jobs that this hub has never known: most are of jobs that it knew and has forgotten."""
         return unknown_rows(rows, self._store.jobs_by_id(row.job_id for row in rows))
+
+    def want_nodes(self) -> bool:
+        """Have the nodes read soon if somebody watches them. Returns whether they will be."""
+        last = self.commands["sinfo"].last_success
+        if "sinfo" in self._failing or (last is not None and self._clock.time() - last < WATCHED_NODES_S):
+            return False
+        self._next_at["sinfo"] = self._clock.monotonic()
+        self.wake.set()
+        return True
 
     def _read_nodes(self) -> None:
         begun = self._clock.monotonic()

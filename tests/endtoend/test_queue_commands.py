@@ -120,6 +120,10 @@ def test_the_hub_and_accounting_say_the_same_of_ended_jobs(jobs: JobSpace) -> No
     cluster.run(["scancel", busy], user=ROOT, check=True)
     cluster.wait_for(lambda: hub.states().get(busy) == "CANCELLED" and has_figures(), 120, "the last end")
     address = f"unix:{next(hub.folder.glob('*.sock'))}"
+    told = [shown(jobs, "fleet", "--hub", each) for each in (address, "none")]
+    assert [each.pop("source") for each in told] == [address, "sinfo"]
+    assert all(abs(each.pop("as_of") - time.time()) < 45 for each in told)
+    assert told[0] == told[1]
     told = [shown(jobs, "ps", "--since", _iso(begin), "--hub", each) for each in (address, "none")]
     assert [each["ended_from"] for each in told] == [f"{address} and accounting", "accounting"]
     keys = ("job_name", "status", "user", "account", "region", "started_at", "ended_at", "attempt", "figures")

@@ -31,6 +31,8 @@ from exporter.web.aiohttp_server import web
 
 POLL_S = 30.0  # longest wait for a change
 MOST_POLLS = 256  # requests that wait for changes at the same time
+NODES_WAIT_S = 1.0  # for sinfo, before the nodes are answered as they were
+NODES_POLL_S = 0.02
 END_S = 1.0  # for open requests at the end
 NEEDS = {"/": Needs.NOTHING, "/-/healthy": Needs.NOTHING, "/-/ready": Needs.NOTHING}  # others need credentials
 
@@ -213,6 +215,10 @@ class HubService:
         return web.json_response(self._head().with_body(by=query.by, since=query.since, groups=groups))
 
     async def _fleet(self, request: web.Request) -> web.Response:
+        last, end = self._engine.commands["sinfo"].last_success, time.monotonic() + NODES_WAIT_S
+        if self._engine.want_nodes():
+            while self._engine.commands["sinfo"].last_success == last and time.monotonic() < end:
+                await asyncio.sleep(NODES_POLL_S)
         nodes = self._engine.nodes
         if nodes is None:
             return web.json_response(self._head().with_body(error="the nodes have not been read"), status=503)

@@ -6,10 +6,11 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from exporter.contract.records import Record, RecordError
+from exporter.contract.records import JsonValue, Record, RecordError
 from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, user_state_folder
 from exporter.slurm.accounting import Figures
 from exporter.slurm.commands_reader import SlurmReader
+from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow, Sight
 from exporter.slurm.sources.http_reader import UNIX, NoAnswerError, check_address, read_json
 from exporter.slurm.states import ENDS
@@ -85,6 +86,37 @@ class HubAnswer(Record):
         return tuple(job.row() for job in self.jobs if job.is_listed or job.state in ENDS)
 
 
+class HubNode(Record):
+    """A node in the answer of a hub."""
+
+    instance: str
+    fleet: str
+    state: str
+    responds: bool = True
+    gpus: tuple[Mapping[str, JsonValue], ...] = ()
+    gpus_used: int | None = None
+    cpus: int | None = None
+    cpus_used: int | None = None
+    memory_mib: int | None = None
+    reason: str | None = None
+
+    def row(self) -> NodeRow:
+        """The row of sinfo of which the hub has learned this. Raises ValueError and KeyError if its GPUs are none."""
+        gpus = {str(gpu.get("name") or ""): int(str(gpu["count"])) for gpu in self.gpus}
+        used = (self.gpus_used, self.cpus, self.cpus_used, self.memory_mib, self.reason)
+        return NodeRow(self.instance, self.state, self.responds, self.fleet, gpus, *used)
+
+
+class HubNodes(Record):
+    """The answer of a hub about the nodes."""
+
+    SCHEMA = 1
+
+    as_of: float | None = None  # when sinfo last answered
+    scope: HubScope
+    instances: tuple[HubNode, ...] = ()
+
+
 class HubLook(NamedTuple):
     """What was found of a hub."""
 
@@ -112,6 +144,22 @@ def read_hub(slurm: SlurmReader, environ: Mapping[str, str], since: float | None
             return HubLook(address, answer)
         if named:
             return HubLook(address, None, f"{address} {problem}")
+    return None
+
+
+def read_hub_nodes(
+    slurm: SlurmReader, environ: Mapping[str, str]
+) -> tuple[str, float | None, tuple[NodeRow, ...]] | None:
+    """The address of a hub of the cluster, when it read the nodes, and these; None without one."""
+    for address in hub_addresses(slurm, environ):
+        try:
+            check_address(address)
+            answer = HubNodes.from_json(read_hub_json(address, "/api/v1/fleet", environ), address)
+            rows = tuple(node.row() for node in answer.instances)
+        except (NoAnswerError, RecordError, ValueError, KeyError):
+            continue
+        if _cluster(slurm, environ) in (None, answer.scope.cluster):
+            return address, answer.as_of, rows
     return None
 
 
