@@ -3,6 +3,7 @@
 import logging
 import math
 import random
+import threading
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -55,6 +56,7 @@ RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
 MISSED_EACH_S = 300.0  # between two questions for jobs that came and went between two polls
 MOST_MISSED_S = 86400.0  # how far back such a question goes
 BUDGETS_EACH_S = 300.0  # between two comparisons of all users with their budgets
+WATCHED_NODES_S = 30.0  # age at which nodes are read again for somebody who asks
 DAY_S = 86400.0
 MOST_OFFSET_S = 2.0  # between two clocks, that nobody has to know of
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
@@ -107,6 +109,8 @@ class Engine:
         self._jobs: dict[str, Job] = {job.key: job for job in saved.jobs}
         self.counters: Counters = dict(saved.counters)
         self._rows: Mapping[str, QueueRow] = {}  # of the latest answer
+        self.covers_since = float(saved.meta.get("covers_since", "inf"))  # no end after it is missing in the index
+        self._covers_until = max(float(saved.meta.get(name, 0.0)) for name in ("covers_until", "as_of"))
         self._born = float(saved.meta.get("born", 0.0))  # changes before it are not this hub's
         self.last_number = saved.last_number
         self.recent: deque[ToldChange] = deque(maxlen=RECENT_CHANGES)
@@ -132,6 +136,7 @@ class Engine:
         self.controller: Diagnostics | None = None
         self.clock_offset_s: float | None = None  # the controller's clock less that of this machine
         self.on_change: Callable[[], None] = lambda: None
+        self.wake = threading.Event()  # set while something is due that was not foreseen
         self._page = self._new_page()
         as_of = saved.meta.get("as_of")
         self.view = View(self._jobs, None if as_of is None else float(as_of), b"")
@@ -219,8 +224,27 @@ class Engine:
         self._runs_taken = ()  # new jobs may be those of runs that are known
         seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
+        self._cover(now)
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)
+
+    def _cover(self, now: float) -> None:
+        """Note from when on no end is missing in the index: Slurm may have forgotten jobs between two answers."""
+        listed_s = None if self.facts is None else self.facts.ended_listed_s
+        gap_s, since = now - self._covers_until, self.covers_since
+        if since > now or (gap_s > max(self.interval_s * 2, listed_s or 0.0) and not self._fill_gap(now)):
+            since = now
+        if since != self.covers_since:
+            self._store.save(Batch(now, meta={"covers_since": str(since)}))
+        self.covers_since, self._covers_until = since, now
+
+    def _fill_gap(self, now: float) -> bool:
+        """Find jobs that came and went while nobody looked. Returns whether accounting knew them."""
+        if now - self._covers_until > MOST_MISSED_S or not self._has_accounting:
+            return False
+        self._missed_since = min(self._missed_since, self._covers_until) or self._covers_until
+        self._find_missed()
+        return self._missed_since >= now
 
     def _check_budgets(self) -> None:
         """Compare what users have taken with their budgets."""
@@ -326,6 +350,15 @@ class Engine:
     def _not_in_store(self, rows: Sequence[QueueRow]) -> list[QueueRow]:
         """The rows of jobs that this hub has never known: most are of jobs that it knew and has forgotten."""
         return unknown_rows(rows, self._store.jobs_by_id(row.job_id for row in rows))
+
+    def want_nodes(self) -> bool:
+        """Have the nodes read soon if somebody watches them. Returns whether they will be."""
+        last = self.commands["sinfo"].last_success
+        if "sinfo" in self._failing or (last is not None and self._clock.time() - last < WATCHED_NODES_S):
+            return False
+        self._next_at["sinfo"] = self._clock.monotonic()
+        self.wake.set()
+        return True
 
     def _read_nodes(self) -> None:
         begun = self._clock.monotonic()

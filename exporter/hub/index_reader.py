@@ -3,6 +3,7 @@
 import http.client
 import json
 import os
+import pwd
 import socket
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -13,12 +14,16 @@ from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.user_state import hub_socket, user_state_folder
-from exporter.hub.jobs import Run, rows_of_runs, take_missed, unknown_rows, with_runs
+from exporter.hub.api.answers import job_json
+from exporter.hub.jobs import SAME_SUBMISSION_S, Job, Run, rows_of_runs, take_missed, unknown_rows, with_runs
 from exporter.hub.registry_reader import Entry, RegistryReader, read_run
-from exporter.hub.store import Batch, Store, StoreFacts
+from exporter.hub.store import JOBS_KEPT_S, Batch, Store, StoreFacts, name_of
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
+from exporter.slurm.sources.hub_reader import MOST_JOBS, VARIABLE, HubJob, hub_addresses, read_hub
+from exporter.slurm.sources.shared_look_reader import cluster_name, hub_look
+from exporter.slurm.tracking import Event
 
 FILE_NAME = "hub-user.sqlite"
 WINDOW_S = 30 * 86400.0  # of one question to accounting, which may refuse longer ones
@@ -40,6 +45,66 @@ class Rebuilt(NamedTuple):
     from_accounting: int
     from_run_dirs: int
     problems: tuple[str, ...] = ()
+
+
+class History(NamedTuple):
+    """Jobs of the past, of which nobody asks accounting."""
+
+    source: str  # the address of a hub, or a file
+    jobs: tuple[HubJob, ...]  # that ended after the time which was asked for, or had not ended
+    covers_since: float  # jobs that ended from then on
+    covers_until: float  # to then are all there
+    is_of_hub: bool = False  # which knows what runs now
+
+
+def read_history(slurm: SlurmReader, environ: Mapping[str, str], since: float) -> History | None:
+    """What the hub knows of a user's jobs, else the user's index; None if there is neither. Never raises."""
+    found, now = read_hub(slurm, environ, since), time.time()
+    if found is not None:
+        answer = found.answer
+        if answer is None or answer.covers_since is None or hub_look(found.address, answer, now) is None:
+            return None
+        return History(found.address, answer.jobs, answer.covers_since, now, is_of_hub=True)
+    return _read_own_history(slurm, environ, since, now) if _may_read_index(slurm, environ) else None
+
+
+def _may_read_index(slurm: SlurmReader, environ: Mapping[str, str]) -> bool:
+    """Whether the index has the jobs that are asked for: those of this user and cluster."""
+    try:
+        own = pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError:
+        return False
+    is_wanted = not environ.get(VARIABLE) and not hub_addresses(slurm, environ)
+    return is_wanted and slurm.user == own and slurm.cluster is None
+
+
+def _read_own_history(slurm: SlurmReader, environ: Mapping[str, str], since: float, now: float) -> History | None:
+    try:
+        path = index_path(environ)
+        lock = lock_file(path.with_suffix(".lock")) if path.exists() else None
+    except (ExporterError, OSError):
+        return None  # a hub of another machine has it
+    if lock is None:
+        return None
+    try:
+        store = Store(path)
+        try:
+            meta = store.saved.meta
+            if store.problem is not None or meta.get("cluster", "") != cluster_name(environ):
+                return None
+            found = store.jobs_since(since, slurm.user, None, MOST_JOBS + 1)
+            known = {name_of(job) for job in found}
+            found += [job for job in store.saved.jobs if job.user == slurm.user and name_of(job) not in known]
+        finally:
+            store.close()
+    finally:
+        os.close(lock)
+    covers_since = max(float(meta.get("covers_since", "inf")), now - JOBS_KEPT_S)
+    covers_until = max(float(meta.get(name, 0.0)) for name in ("covers_until", "as_of"))
+    if len(found) > MOST_JOBS or covers_since >= covers_until:
+        return None
+    jobs = (HubJob.from_json(job_json(job, now)) for job in found)
+    return History(str(path), tuple(jobs), covers_since, covers_until)
 
 
 def index_path(environ: Mapping[str, str], state_dir: Path | None = None) -> Path:
@@ -107,20 +172,49 @@ def rebuild_index(
             raise ExporterError(store.problem)
         history = list(_history(slurm, since, now, problems))
         jobs = take_missed({}, _not_in(store, [row for row, _ in history]), now).jobs
+        earlier: dict[str, list[Attempt]] = {}
+        for _, attempt in history:
+            earlier.setdefault(attempt.job_id, []).append(attempt)
         for row, attempt in history:
             if row.job_id in jobs and jobs[row.job_id].tracked.submitted == row.sight.submitted:
                 job = jobs[row.job_id]
                 jobs[row.job_id] = job._replace(tracked=job.tracked.replace(figures=attempt.figures()))
+        jobs = {key: with_earlier(job, earlier.get(key, ())) for key, job in jobs.items()}
         from_accounting = len(jobs)
         rows = [row for row in rows_of_runs(jobs, runs, since) if row.user == user]
         jobs = with_runs(take_missed(jobs, _not_in(store, rows), now).jobs, runs)
-        store.save(Batch(now, list(jobs.values()), is_history=True))
+        meta = {} if problems else _coverage(store, since, now, cluster_name(environ))
+        store.save(Batch(now, list(jobs.values()), meta=meta, is_history=True))
         if store.problem is not None:
             raise ExporterError(store.problem)
         return Rebuilt(len(jobs), from_accounting, len(jobs) - from_accounting, tuple(problems))
     finally:
         store.close()
         os.close(lock)
+
+
+def with_earlier(job: Job, attempts: Iterable[Attempt]) -> Job:
+    """The job with the earlier attempts that led to it by requeues, each right after the end of the previous one."""
+    history, submitted, count = job.tracked.history, job.tracked.submitted, 0
+    for attempt in sorted(attempts, key=lambda each: -(each.sight.submitted or 0.0)):
+        begin, end = attempt.sight.started, attempt.sight.ended
+        if submitted is None or end is None or (attempt.sight.submitted or 0.0) >= submitted:
+            continue
+        if abs(submitted - end) > SAME_SUBMISSION_S or attempt.user != job.user:
+            break  # an older job with this id
+        ran = () if begin is None else (Event(state="RUNNING", time=begin, seen=end),)
+        history = (*ran, Event(state="PENDING", time=end, seen=end), *history)
+        submitted, count = attempt.sight.submitted, count + 1
+    tracked = job.tracked.replace(history=history, restarts=count, attempt=count + 1)
+    return job._replace(tracked=tracked, first_submitted=submitted) if count else job
+
+
+def _coverage(store: Store, since: float, now: float, cluster: str) -> dict[str, str]:
+    """What the index notes of the time whose jobs accounting has given it."""
+    meta = store.saved.meta
+    known = max(float(meta.get(name, 0.0)) for name in ("covers_until", "as_of"))
+    earlier = float(meta.get("covers_since", "inf")) if known >= since else since
+    return {"covers_since": str(min(since, earlier)), "covers_until": str(now), "cluster": cluster}
 
 
 def _not_in(store: Store, rows: Sequence[QueueRow]) -> list[QueueRow]:

@@ -84,6 +84,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
         asyncio.run(_serve(options, environ, folder, engine, store, registry, doors, web_file, thread))
     finally:
         stop.set()
+        engine.wake.set()
         if thread.is_alive():
             thread.join(END_S)
         store.close()
@@ -165,7 +166,9 @@ def _ask(engine: Engine, stop: threading.Event) -> None:
     """Ask Slurm until the end."""
     name_thread("ask_slurm")
     wait_s = 0.0
-    while not stop.wait(wait_s):
+    while not stop.is_set():
+        engine.wake.wait(wait_s)
+        engine.wake.clear()
         try:
             wait_s = engine.step()
         except Exception:

@@ -170,10 +170,6 @@ class SlurmReader:
         text = run_reading(["scontrol", *self._on, "show", "config"], self._environment)
         return parse_cluster_facts(text)
 
-    def accounting_since(self, since: float) -> tuple[Attempt, ...]:
-        """All attempts that ran or waited after ``since``, and their steps. Raises SlurmUnansweredError."""
-        return parse_accounting(self._read_window(since, accounting.FORMAT))
-
     def ended_since(self, since: float) -> tuple[QueueRow, ...]:
         """Last attempts of jobs that ran after ``since``, as rows of the queue. Raises SlurmUnansweredError."""
         text = self._read_window(since, accounting.ROW_FORMAT, "-X")
@@ -181,9 +177,10 @@ class SlurmReader:
         self._count_lines("sacct", text, len(rows))
         return tuple(row for row in rows if self.user in (None, row.user))
 
-    def history(self, since: float, until: float) -> tuple[tuple[QueueRow, Attempt], ...]:
-        """The same in a window, with all attempts and their steps. Raises SlurmUnansweredError."""
-        found = parse_history(self._read_window(since, accounting.ROW_FORMAT, "-E", f"uts{int(until)}"))
+    def history(self, since: float, until: float | None = None) -> tuple[tuple[QueueRow, Attempt], ...]:
+        """All attempts that ran or waited in a window, and their steps. Raises SlurmUnansweredError."""
+        end = [] if until is None else ["-E", f"uts{int(until)}"]
+        found = parse_history(self._read_window(since, accounting.ROW_FORMAT, *end))
         return tuple((row, attempt) for row, attempt in found if self.user in (None, row.user))
 
     def usage_since(self, since: float) -> tuple[UsageRow, ...]:

@@ -115,20 +115,27 @@ class Filters(NamedTuple):
         )
 
 
-def ended_rows(attempts: Iterable[Attempt], queue: Iterable[QueueRow]) -> list[tuple[QueueRow, Figures]]:
+def ended_rows(
+    attempts: Iterable[tuple[QueueRow, Attempt]], queue: Iterable[QueueRow]
+) -> list[tuple[QueueRow, Figures]]:
     """Ended jobs of the accounting, with the figures of their last attempts.
 
     Those that the queue still has keep the queue's row, which knows more.
     """
-    in_order = sorted(attempts, key=lambda attempt: attempt.sight.submitted or 0.0)
-    last = {task: attempt for attempt in in_order for task in task_ids(attempt.job_id)}
+    in_order = sorted(attempts, key=lambda pair: pair[1].sight.submitted or 0.0)
+    last: dict[str, tuple[QueueRow, Attempt]] = {}
+    restarts = Counter[str]()
+    for pair in in_order:
+        for task in task_ids(pair[1].job_id):
+            restarts[task] += task in last
+            last[task] = pair
     shown = {task: row for row in queue for task in task_ids(row.job_id)}
     found = []
-    for task, attempt in last.items():
+    for task, (known, attempt) in last.items():
         row = shown.get(task)
         is_same = row is not None and row.sight.state in ENDS and row.sight.ended == attempt.sight.ended
         if attempt.sight.state in ENDS and (row is None or is_same):
-            own = QueueRow(task, attempt.sight, attempt.name, None, resources=attempt.resources, user=attempt.user)
+            own = known._replace(job_id=task, sight=attempt.sight._replace(restarts=restarts[task]))
             found.append((row if row is not None and is_same else own, attempt.figures()))
     return found
 

@@ -10,6 +10,7 @@ import pytest
 from exporter.slurm.accounting import tres
 from exporter.slurm.sources.shared_look_reader import LOOK_S
 from tests.endtoend.jobs import JobSpace, embed_job
+from tests.endtoend.test_hub import RealHub
 from tests.endtoend.test_track import COUNTED_SQUEUE, REQUEUED, sbatch
 from tests.realstack.cluster import ROOT
 
@@ -92,6 +93,49 @@ def test_jobs_nodes_and_hours_are_those_of_slurm(jobs: JobSpace) -> None:
     late = shown(jobs, "usage", "--by", "name", "--since", _iso(started + 2))  # after the job began
     (rest,) = (group for group in late["groups"] if group["name"] == "a|b 'c'")
     assert rest["gpu_hours"] == pytest.approx((end - started - 2) * 2 / 3600, abs=1e-4)
+
+
+def test_the_hub_and_accounting_say_the_same_of_ended_jobs(jobs: JobSpace) -> None:
+    cluster = jobs.cluster
+    early = sbatch(jobs, "early", "sleep 2", "--gres=gpu:1", "--mem=50")
+    cluster.wait_for(lambda: _ended(jobs, early), 60, "a job that no hub has seen")
+    hub = RealHub(jobs)
+    begin = time.time() - 120
+    sbatch(jobs, "good", "exec srun sleep 6", "--gres=gpu:2", "--mem=50")
+    bad = sbatch(jobs, "bad", "sleep 2; exit 3", "--mem=50")
+    array = sbatch(jobs, "arr", "sleep 1", "--array=0-3%2", "--gres=gpu:1", "--mem=50")
+    again = sbatch(jobs, "again", REQUEUED, "--requeue", "--gres=gpu:1", "--mem=50")
+    busy = sbatch(jobs, "busy", "exec sleep 300", "--gres=gpu:1", "--mem=50")
+    cluster.wait_for(lambda: cluster.job_state(int(again)) == "RUNNING", 60, "the job that is requeued")
+    cluster.wait_for(lambda: hub.states().get(again) == "RUNNING", 60, "the hub")
+    cluster.run(["scontrol", "requeue", again], user=ROOT, check=True)
+    cluster.wait_for(lambda: cluster.job_state(int(again)) == "COMPLETED", 240, "the second attempt")
+    cluster.wait_for(lambda: all(_ended(jobs, job_id) for job_id in (bad, array, again)), 60, "accounting")
+
+    def has_figures() -> bool:
+        found = hub.json("/api/v1/jobs")["jobs"]
+        return all(job["figures"] for job in found if job["is_over"] and job["started"])
+
+    cluster.wait_for(has_figures, 120, "the figures of the hub")
+    cluster.run(["scancel", busy], user=ROOT, check=True)
+    cluster.wait_for(lambda: hub.states().get(busy) == "CANCELLED" and has_figures(), 120, "the last end")
+    address = f"unix:{next(hub.folder.glob('*.sock'))}"
+    told = [shown(jobs, "fleet", "--hub", each) for each in (address, "none")]
+    assert [each.pop("source") for each in told] == [address, "sinfo"]
+    assert all(abs(each.pop("as_of") - time.time()) < 45 for each in told)
+    assert told[0] == told[1]
+    told = [shown(jobs, "ps", "--since", _iso(begin), "--hub", each) for each in (address, "none")]
+    assert [each["ended_from"] for each in told] == [f"{address} and accounting", "accounting"]
+    keys = ("job_name", "status", "user", "account", "region", "started_at", "ended_at", "attempt", "figures")
+    by_hub, by_accounting = ({k: {key: v[key] for key in keys} for k, v in of_jobs(each).items()} for each in told)
+    assert by_hub == by_accounting
+    assert len(by_hub) >= 9
+    for since in (_iso(begin), _iso(time.time() - 15)):  # before the hub began, and within its time
+        for by in ("name", "partition"):
+            used = [shown(jobs, "usage", "--since", since, "--by", by, "--hub", each) for each in (address, "none")]
+            assert used[0]["groups"] == used[1]["groups"]
+        assert used[1]["source"] == "accounting"
+    assert used[0]["source"] == address
 
 
 def test_a_job_of_gpujob_has_progress_and_metrics_while_it_runs_and_afterwards(jobs: JobSpace) -> None:

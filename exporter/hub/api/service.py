@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import math
 import pwd
 import re
 import signal
@@ -22,7 +23,7 @@ from exporter.hub.engine import Engine
 from exporter.hub.jobs import Job
 from exporter.hub.page.series import SelfFacts, render_controller, render_nodes, render_self, render_user_budgets
 from exporter.hub.registry_reader import RegistryReader
-from exporter.hub.store import Store
+from exporter.hub.store import JOBS_KEPT_S, Store, name_of
 from exporter.web import limits, negotiation
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Door
@@ -30,6 +31,8 @@ from exporter.web.aiohttp_server import web
 
 POLL_S = 30.0  # longest wait for a change
 MOST_POLLS = 256  # requests that wait for changes at the same time
+NODES_WAIT_S = 1.0  # for sinfo, before the nodes are answered as they were
+NODES_POLL_S = 0.02
 END_S = 1.0  # for open requests at the end
 NEEDS = {"/": Needs.NOTHING, "/-/healthy": Needs.NOTHING, "/-/ready": Needs.NOTHING}  # others need credentials
 
@@ -212,6 +215,10 @@ class HubService:
         return web.json_response(self._head().with_body(by=query.by, since=query.since, groups=groups))
 
     async def _fleet(self, request: web.Request) -> web.Response:
+        last, end = self._engine.commands["sinfo"].last_success, time.monotonic() + NODES_WAIT_S
+        if self._engine.want_nodes():
+            while self._engine.commands["sinfo"].last_success == last and time.monotonic() < end:
+                await asyncio.sleep(NODES_POLL_S)
         nodes = self._engine.nodes
         if nodes is None:
             return web.json_response(self._head().with_body(error="the nodes have not been read"), status=503)
@@ -238,9 +245,13 @@ class HubService:
         found = answers.matching(self._engine.view.jobs.values(), query)
         if query.since is not None:
             since, most = query.since, query.limit + 1
-            found = await asyncio.to_thread(self._store.jobs_since, since, query.user, query.state, most)
+            past = await asyncio.to_thread(self._store.jobs_since, since, query.user, query.state, most)
+            known = {name_of(job) for job in past}
+            found = [job for job in found if not job.tracked.is_over and name_of(job) not in known] + past
         entries = to_json(found[: query.limit], self._engine.view.as_of or 0.0)
-        return web.json_response(self._head().with_body(is_all=len(found) <= query.limit) | {name: entries})
+        covers_since = None if query.since is None else max(self._engine.covers_since, time.time() - JOBS_KEPT_S)
+        body = self._head().with_body(is_all=len(found) <= query.limit, covers_since=_moment(covers_since))
+        return web.json_response(body | {name: entries})
 
     async def _job(self, request: web.Request) -> web.Response:
         job_id, viewer = request.match_info["job_id"], self._viewer(request)
@@ -347,6 +358,10 @@ def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None
         loop.call_soon_threadsafe(function)
     except RuntimeError:
         pass  # closed
+
+
+def _moment(time_s: float | None) -> float | None:
+    return None if time_s is None or math.isinf(time_s) else time_s
 
 
 def _wrong(error: WrongQueryError) -> web.Response:

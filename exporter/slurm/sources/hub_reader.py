@@ -6,12 +6,15 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
-from exporter.contract.records import Record, RecordError
+from exporter.contract.records import JsonValue, Record, RecordError
 from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, user_state_folder
+from exporter.slurm.accounting import Figures
 from exporter.slurm.commands_reader import SlurmReader
+from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow, Sight
 from exporter.slurm.sources.http_reader import UNIX, NoAnswerError, check_address, read_json
 from exporter.slurm.states import ENDS
+from exporter.slurm.tracking import Event
 
 VARIABLE = "GPUJOB_HUB"  # with the address of a hub, or NO_HUB; its token for TCP is in GPUJOB_HUB_TOKEN
 NO_HUB = "none"
@@ -42,6 +45,8 @@ class HubJob(Record):
     dependency: str | None = None
     log: str | None = None
     is_listed: bool = True
+    figures: Figures | None = None
+    history: tuple[Event, ...] = ()
 
     def row(self) -> QueueRow:
         """The row of squeue of which the hub has learned this."""
@@ -74,10 +79,42 @@ class HubAnswer(Record):
     scope: HubScope
     jobs: tuple[HubJob, ...] = ()
     is_all: bool = True
+    covers_since: float | None = None  # of an answer about the past: from when on no end is missing
 
     def rows(self) -> tuple[QueueRow, ...]:
         """Jobs in Slurm's queue, and those that ended in the last 30 minutes."""
         return tuple(job.row() for job in self.jobs if job.is_listed or job.state in ENDS)
+
+
+class HubNode(Record):
+    """A node in the answer of a hub."""
+
+    instance: str
+    fleet: str
+    state: str
+    responds: bool = True
+    gpus: tuple[Mapping[str, JsonValue], ...] = ()
+    gpus_used: int | None = None
+    cpus: int | None = None
+    cpus_used: int | None = None
+    memory_mib: int | None = None
+    reason: str | None = None
+
+    def row(self) -> NodeRow:
+        """The row of sinfo of which the hub has learned this. Raises ValueError and KeyError if its GPUs are none."""
+        gpus = {str(gpu.get("name") or ""): int(str(gpu["count"])) for gpu in self.gpus}
+        used = (self.gpus_used, self.cpus, self.cpus_used, self.memory_mib, self.reason)
+        return NodeRow(self.instance, self.state, self.responds, self.fleet, gpus, *used)
+
+
+class HubNodes(Record):
+    """The answer of a hub about the nodes."""
+
+    SCHEMA = 1
+
+    as_of: float | None = None  # when sinfo last answered
+    scope: HubScope
+    instances: tuple[HubNode, ...] = ()
 
 
 class HubLook(NamedTuple):
@@ -88,8 +125,8 @@ class HubLook(NamedTuple):
     problem: str | None = None  # why a hub that was named has no answer
 
 
-def read_hub(slurm: SlurmReader, environ: Mapping[str, str]) -> HubLook | None:
-    """The answer of a hub that has all jobs that the reader would ask for.
+def read_hub(slurm: SlurmReader, environ: Mapping[str, str], since: float | None = None) -> HubLook | None:
+    """The answer of a hub that has all jobs that the reader would ask for; also of those that ended since a time.
 
     None if none runs. One that the user has named and that does not answer has a problem instead.
     """
@@ -97,7 +134,7 @@ def read_hub(slurm: SlurmReader, environ: Mapping[str, str]) -> HubLook | None:
     for address in hub_addresses(slurm, environ):
         try:
             check_address(address)
-            answer = HubAnswer.from_json(_read(slurm, address, environ), address)
+            answer = HubAnswer.from_json(_read(slurm, address, environ, since), address)
         except (NoAnswerError, RecordError, ValueError) as error:
             if named:
                 return HubLook(address, None, str(error))
@@ -110,11 +147,33 @@ def read_hub(slurm: SlurmReader, environ: Mapping[str, str]) -> HubLook | None:
     return None
 
 
-def _read(slurm: SlurmReader, address: str, environ: Mapping[str, str]) -> Mapping[str, object]:
+def read_hub_nodes(
+    slurm: SlurmReader, environ: Mapping[str, str]
+) -> tuple[str, float | None, tuple[NodeRow, ...]] | None:
+    """The address of a hub of the cluster, when it read the nodes, and these; None without one."""
+    for address in hub_addresses(slurm, environ):
+        try:
+            check_address(address)
+            answer = HubNodes.from_json(read_hub_json(address, "/api/v1/fleet", environ), address)
+            rows = tuple(node.row() for node in answer.instances)
+        except (NoAnswerError, RecordError, ValueError, KeyError):
+            continue
+        if _cluster(slurm, environ) in (None, answer.scope.cluster):
+            return address, answer.as_of, rows
+    return None
+
+
+def _read(slurm: SlurmReader, address: str, environ: Mapping[str, str], since: float | None) -> Mapping[str, object]:
+    whose = f"&user={quote(slurm.user, safe='')}" if slurm.user is not None else ""
+    past = "" if since is None else f"&since={since:.3f}"
+    return read_hub_json(address, f"/api/v1/jobs?limit={MOST_JOBS}{whose}{past}", environ)
+
+
+def read_hub_json(address: str, path: str, environ: Mapping[str, str]) -> Mapping[str, object]:
+    """What a hub says at a path. Raises NoAnswerError."""
     token = environ.get(f"{VARIABLE}_TOKEN") if not address.startswith(UNIX) else None
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    whose = f"&user={quote(slurm.user, safe='')}" if slurm.user is not None else ""
-    return read_json(address, f"/api/v1/jobs?limit={MOST_JOBS}{whose}", DEADLINE_S, headers)
+    return read_json(address, path, DEADLINE_S, headers)
 
 
 def hub_addresses(slurm: SlurmReader, environ: Mapping[str, str]) -> list[str]:

@@ -19,7 +19,7 @@ from exporter.contract.user_state import user_cache_folder
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.sources.hub_reader import HubAnswer, hub_addresses, read_hub
+from exporter.slurm.sources.hub_reader import HubAnswer, hub_addresses, read_hub, read_hub_nodes
 
 LOOK_S = 40.0  # age at which Slurm is asked anew: two RPCs each, so three a minute
 LEAST_S = 5.0  # between two questions, however many jobs have changed
@@ -57,7 +57,7 @@ class QueueLook(Look):
 
 
 class NodesLook(Look):
-    """An answer of sinfo."""
+    """An answer of sinfo, or of a hub."""
 
     rows: tuple[NodeRow, ...] = ()
 
@@ -136,8 +136,12 @@ def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
 def read_nodes_look(
     slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float] = time.time
 ) -> NodesLook:
-    """The nodes. Raises SlurmUnansweredError if nothing is known."""
-    return _read_look(NodesLook, "nodes", slurm.nodes, environ, clock)
+    """The nodes, from a hub if one runs and has them. Raises SlurmUnansweredError if nothing is known."""
+    found, now = read_hub_nodes(slurm, environ), clock()
+    if found is not None and found[1] is not None and now - found[1] < LOOK_S:
+        address, as_of, rows = found
+        return NodesLook(cluster=cluster_name(environ), as_of=as_of, tried=now, source=address, rows=rows)
+    return _read_look(NodesLook, "nodes", slurm.nodes, environ, clock).replace(source="sinfo")
 
 
 def _read_look(

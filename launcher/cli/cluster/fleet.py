@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.cluster.queue_options import VERBOSE, WATCH, repeat, require_command, show_age, terminal_width
+from launcher.cli.cluster.queue_options import VERBOSE, WATCH, repeat, show_age, terminal_width
 from launcher.cli.job_source import warn
 from launcher.cli.parts import HUB
 
@@ -25,8 +25,8 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     sidecars of your jobs have reported one in the last 24 hours; about nodes without a report nothing is said.
 
     With -v also the reasons, and the commands with which an administrator takes nodes out of service. gpujob does
-    not run them. If Slurm does not answer, the last known state is shown with its age; 9 is the exit status if
-    nothing is known.
+    not run them. A running hub has the nodes, else sinfo. If Slurm does not answer, the last known state is shown with
+    its age; 9 is the exit status if nothing is known.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from exporter.slurm.sources.rest_reader import slurm_reader
@@ -36,7 +36,6 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     from launcher.fleet.prices import read_prices
     from launcher.rundir.rundir import user_name
 
-    require_command("sinfo")
     slurm, me = slurm_reader(None, None, os.environ), user_name()
     wanted = frozenset((partition or "").split(",")) if partition else None
     prices = read_prices(os.environ, Path.cwd())
@@ -56,6 +55,11 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
         rows.sort(key=lambda row: row.partition)
         nodes = known_nodes(rows, queue, read_progress(own, now).values(), now)
         lines = render_nodes(nodes, now, verbose=verbose, prices=prices, width=terminal_width())
-        return {**nodes_json(nodes, now, prices), "as_of": look.as_of, "problem": look.problem}, lines
+        return {
+            **nodes_json(nodes, now, prices),
+            "as_of": look.as_of,
+            "problem": look.problem,
+            "source": look.source,
+        }, lines
 
     repeat(show, watch=watch, as_json=as_json)

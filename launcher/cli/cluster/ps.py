@@ -28,7 +28,7 @@ SORT_NAMES = ("submitted", "started", "name", "job", "state", "gpus")
 
 @click.command(epilog="example: gpujob ps -a --since 7d -n 20")
 @click.option("-a", "--all", "ended_too", is_flag=True, help="Also jobs that have ended, while Slurm lists them.")
-@since_option("Also jobs that have ended since then, from accounting, as in 7d or 2026-01-31.")
+@since_option("Also jobs that have ended since then, as in 7d or 2026-01-31.")
 @click.option("-v", "--verbose", is_flag=True, help="More columns, and a line for each task of an array.")
 @WATCH
 @click.option("--user", metavar="USER", help="Owner of the jobs; by default you.")
@@ -58,8 +58,9 @@ def ps(
     """List your jobs: those that have not ended, or the last one that did.
 
     A running hub has the jobs; without one Slurm is asked at most every 40 seconds, whatever the number of commands,
-    and after each submission. Ended jobs are listed for some minutes. GPUs, CPUs and memory of a waiting job are what
-    it asks for. Tasks of an array are one line, and so are the jobs of a pipeline; --run opens it.
+    and after each submission. Ended jobs are listed for some minutes; those of --since are from the hub, from your
+    index (`gpujob index`), or from accounting. GPUs, CPUs and memory of a waiting job are what it asks for. Tasks of
+    an array are one line, and so are the jobs of a pipeline; --run opens it.
 
     Progress, ETA and MARGIN, the time between the forecast and the time limit, are of jobs that gpujob launched; jobs
     of `gpujob run` are listed too. COST is the list price of the cluster file. IDLE with -v is the share of the GPU
@@ -129,6 +130,7 @@ def ps(
             prices=prices,
             width=terminal_width(),
         )
+        lines += ["", f"ended jobs are from {source}"] if since is not None and has_slurm else []
         origin = {"as_of": look.as_of, "problem": look.problem, "source": look.source, "ended_from": source}
         return {**jobs_json(jobs[:number], now, prices), **origin}, lines
 
@@ -164,17 +166,17 @@ def _read_ended(
 ) -> "tuple[list[QueueRow], dict[str, Figures], str]":
     """Ended jobs that the queue does not have, figures by job id, and where they are from."""
     from exporter.slurm.commands_reader import SlurmUnansweredError
-    from launcher.fleet.jobs_view import ended_rows
+    from launcher.fleet.history import read_ended
     from launcher.fleet.own_runs import read_ended_runs
 
     known = {row.job_id for row in queue}
     try:
-        ended = ended_rows(slurm.accounting_since(since), queue)
+        ended, source = read_ended(slurm, queue, since, os.environ)
     except SlurmUnansweredError as error:
         if not mine:
             raise
         warn(f"{error}; ended jobs are those of gpujob, from their reports")
         rows = read_ended_runs(os.environ, since)
         return [row for row in rows if row.job_id not in known], {}, "reports"
-    figures = {row.job_id: found for row, found in ended}
-    return [row for row, _ in ended if row.job_id not in known], figures, "accounting"
+    figures = {row.job_id: found for row, found in ended if found is not None}
+    return [row for row, _ in ended if row.job_id not in known], figures, source

@@ -1,4 +1,4 @@
-"""The command `gpujob usage`: GPU hours, CPU hours and list prices out of Slurm's accounting."""
+"""The command `gpujob usage`: GPU hours, CPU hours and list prices of jobs, from the hub or accounting."""
 
 import os
 import sys
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.cluster.queue_options import require_command, since_option
-from launcher.cli.parts import fail, print_json
+from launcher.cli.cluster.queue_options import since_option
+from launcher.cli.parts import HUB, fail, print_json
 
 GROUP_NAMES = ("user", "account", "partition", "name")
 
@@ -18,15 +18,19 @@ GROUP_NAMES = ("user", "account", "partition", "name")
 @click.option("--by", type=click.Choice(GROUP_NAMES), default="user", show_default=True, help="What is summed up.")
 @click.option("--user", metavar="USER", help="Owner of the jobs; by default you.")
 @click.option("--all-users", is_flag=True, help="Jobs of everybody, as far as Slurm shows them.")
+@HUB
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV with a header.")
 def usage(since: float, by: str, user: str | None, all_users: bool, as_json: bool, as_csv: bool) -> None:
     """Show what jobs took: GPU hours, CPU hours, and the list price if the cluster file has prices.
 
     Hours are those of the allocation, used or not, of all attempts, also of those that were requeued. Of jobs that
-    began before the time only the part within it counts. The exit status is 9 if accounting does not answer.
+    began before the time only the part within it counts. They are from the hub or your index (`gpujob index`), and
+    from accounting where these have nothing; the last line says which. The exit status is 9 if accounting does not
+    answer.
     """
     from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
+    from launcher.fleet.history import read_used
     from launcher.fleet.prices import read_prices
     from launcher.fleet.usage_view import render_usage, usage_csv, usage_json, usage_table
     from launcher.report.state import EXIT_STATUS
@@ -36,21 +40,21 @@ def usage(since: float, by: str, user: str | None, all_users: bool, as_json: boo
         fail("--user and --all-users exclude each other; leave one of them out")
     if as_json and as_csv:
         fail("--json and --csv exclude each other; leave one of them out")
-    require_command("sacct")
     prices, until = read_prices(os.environ, Path.cwd()), time.time()
     if since >= until:
         fail("--since is not in the past; give an earlier time")
     slurm = SlurmReader(None if all_users else user or user_name(), None, os.environ)
     try:
-        table = usage_table(slurm.usage_since(since), by)
+        rows, source = read_used(slurm, since, until, os.environ)
     except SlurmUnansweredError as error:
         if error.is_lasting or error.is_local:
             raise
         click.echo(f"gpujob: {error}", err=True)
         sys.exit(EXIT_STATUS["UNKNOWN"])
+    table = usage_table(rows, by)
     if as_json:
-        print_json(usage_json(table, since, until, prices))
+        print_json({**usage_json(table, since, until, prices), "source": source})
     elif as_csv:
         click.echo(usage_csv(table, prices), nl=False)
     else:
-        click.echo("\n".join(render_usage(table, prices)))
+        click.echo("\n".join([*render_usage(table, prices), "", f"from {source}"]))

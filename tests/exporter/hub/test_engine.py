@@ -476,6 +476,17 @@ def life_end(given_lives: list[Life], job_id: str) -> float:
     return given_lives[int(job_id)].attempts[-1].sight.ended or 0.0
 
 
+def test_nodes_are_read_more_often_while_somebody_watches_them(hub: Hub) -> None:
+    hub.slurm.rows = []
+    hub.steps(10)
+    found = []
+    for _ in range(4):
+        hub.steps(10)
+        found.append((hub.engine.want_nodes(), hub.engine.wake.is_set()))
+        hub.engine.step()
+    assert found == [(False, False), (False, False), (True, True), (False, True)]
+
+
 def test_targets_are_stale_once_slurm_says_that_their_job_or_attempt_has_ended(hub: Hub) -> None:
     def run(job_id: str, submitted: float = 1000.0) -> Run:
         return Run(job_id, "ada", f"/runs/{job_id}", submitted, is_monitored=True)

@@ -214,6 +214,7 @@ def test_runs_nodes_and_usage_are_answered_and_not_sent_twice(slurm: FakeSlurm, 
     (node,) = until(lambda: hub.json("/api/v1/fleet").get("instances"), "the nodes")
     assert (node["instance"], node["gpus"], node["gpus_used"]) == ("n1", [{"name": "h100", "count": 8}], 6)
     assert node["price_per_hour"]["amount"] == 8 * 3600
+    assert len(slurm.calls("sinfo")) == 1  # the nodes are new enough for everybody
     (group,) = hub.json("/api/v1/usage?since=0&by=partition")["groups"]
     assert (group["partition"], group["jobs"], group["gpu_seconds"]) == ("gpu", 3, 2 * 4 * 10)
     assert 'gpujob_hub_unparsed_lines_total{cluster="c1",command="sinfo"} 1\n' in hub.get("/metrics")[1]

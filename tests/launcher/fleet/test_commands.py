@@ -99,6 +99,8 @@ def test_usage_asks_accounting_for_attempts_within_the_time(slurm: FakeSlurm, gp
     assert [line.split() for line in out.splitlines()] == [
         ["USER", "JOBS", "GPU_H", "CPU_H", "COST"],
         ["ada", "1", "4.00", "16.00", "EUR", "9.60"],
+        [],
+        ["from", "accounting"],
     ]
     (call,) = slurm.calls("sacct")
     begin = float(call["argv"][call["argv"].index("-S") + 1].removeprefix("uts"))

@@ -9,7 +9,7 @@ import pytest
 
 from exporter.contract.report import GpuSums
 from exporter.contract.status import EtaEstimate
-from exporter.slurm.accounting import Figures, parse_accounting
+from exporter.slurm.accounting import Figures, parse_history
 from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow, Sight, parse_queue
 from launcher.cli.cluster.ps import SORT_NAMES
@@ -143,7 +143,8 @@ def test_json_has_the_runs_with_their_jobs() -> None:
 
 
 def test_ended_jobs_have_the_figures_of_their_last_attempts() -> None:
-    attempts = parse_accounting((SAMPLES / "sacct.24.11.5.txt").read_text(encoding="utf-8"))
+    text = (SAMPLES / "sacct.24.11.5.txt").read_text(encoding="utf-8")
+    attempts = parse_history("".join(f"gpu|lab|normal|1|n1|{line}\n" for line in text.splitlines()))
     ended = {row.job_id: (row, figures) for row, figures in ended_rows(attempts, ROWS)}
     row, figures = ended["2"]
     assert (row.name, row.sight.state, row.resources) == (

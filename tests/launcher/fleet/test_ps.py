@@ -23,7 +23,7 @@ RUNNING = (
 )
 WAITING = "8|PENDING|Priority|101|N/A|N/A|5:00|0||cpu|cpu=4|8|ada|lab|normal|1|(null)|/dev/null|next|\n"
 ENDED = "9|FAILED|NonZeroExitCode|90|95|99|5:00|0|n1|gpu|cpu=4|9|ada|lab|normal|1|(null)|/dev/null|old|\n"
-ACCOUNTED = "5|ada|COMPLETED|0:0|50|60|160|100|5|4|00:01:40|cpu=4,gres/gpu=2,mem=1000M||early\n"
+ACCOUNTED = "gpu|lab|normal|1|n1|5|ada|COMPLETED|0:0|50|60|160|100|5|4|00:01:40|cpu=4,gres/gpu=2,mem=1000M||early\n"
 REPORT = {"schema": 1, "job_id": "6", "job_name": "x", "exit_status": 0, "attempt": 0}  # keys that every report has
 GONE = "slurm_load_jobs error: Unable to contact slurm controller"
 
@@ -87,9 +87,10 @@ def test_ended_jobs_come_from_accounting_with_their_efficiency(
     slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path
 ) -> None:
     queue(slurm)
-    slurm.say("sacct", "out", ACCOUNTED + "5.0|||0:0|60|60|160|100||4|00:01:40||cpu=1,mem=250000000|python\n")
+    slurm.say("sacct", "out", ACCOUNTED + "|||||5.0|||0:0|60|60|160|100||4|00:01:40||cpu=1,mem=250000000|python\n")
     status, out, err = gpujob("ps", "--since", "1970-01-01")
     assert (status, err, names(out)) == (0, "", ["next", "job", "old", "early"])
+    assert out.splitlines()[-1] == "ended jobs are from accounting"
     early = out.splitlines()[4]
     assert early.split()[:5] == ["early", "5", "slurm", "2", "COMPLETED"]
     assert " 25%   24%   " in early
