@@ -66,11 +66,11 @@ def _receivers(notify: NotifySpec, site: Site) -> list[Tree]:
     made = {name: _channel(channel, notify, site) for name, channel in notify.channels.items()}
     found: list[Tree] = [{"name": f"{PREFIX}none"}]
     logs = [name for name, channel in notify.channels.items() if channel.log is not None]
-    heartbeat = [
-        {**hook, "send_resolved": False}
-        for name in logs
-        for hook in map(_mapping, _list(made[name]["webhook_configs"]))
-    ]
+    beats = [made[name] for name in logs]
+    if notify.heartbeat is not None:
+        beats.append(_webhook(site.read_secret(notify.heartbeat.url_file), notify.heartbeat.token_file))
+    hooks = [_mapping(hook) for beat in beats for hook in _list(beat["webhook_configs"])]
+    heartbeat = [{**hook, "send_resolved": False} for hook in hooks]
     found.append({"name": f"{PREFIX}heartbeat", **({"webhook_configs": heartbeat} if heartbeat else {})})
     for key in ("page", "notify", "operators"):
         names = getattr(notify, key)

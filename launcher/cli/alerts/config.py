@@ -102,8 +102,9 @@ def shipped_folder() -> Path:
 
 
 def secret_files(notify: "NotifySpec") -> list[str]:
-    """Files of the channels with one secret each, on this machine or on that of Alertmanager."""
-    kinds = [each for channel in notify.channels.values() for _, each in channel if each is not None]
+    """Files of the channels and of the heartbeat with one secret each, on this machine or on that of Alertmanager."""
+    kinds: list[object] = [each for channel in notify.channels.values() for _, each in channel if each is not None]
+    kinds.append(notify.heartbeat)
     found = [getattr(kind, key, None) for kind in kinds for key in ("url_file", "key_file", "token_file")]
     return [file for file in (*found, notify.smtp and notify.smtp.password_file) if file]
 

@@ -141,6 +141,7 @@ class NotifySpec(FileModel):
     page: list[str] | None = None
     notify: list[str] | None = None
     operators: list[str] | None = None
+    heartbeat: WebhookChannel | None = None
     office_hours: OfficeHours | None = None
 
 

@@ -20,6 +20,7 @@ notify:
   owner_domain: example.org
   board_url: https://grafana.example.org/d/gpujob-job
   office_hours: {start: "09:00"}
+  heartbeat: {url_file: DIR/url}
   page: [oncall, log]
   operators: [admins, log]
   channels:

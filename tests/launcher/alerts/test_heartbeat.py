@@ -6,7 +6,7 @@ import subprocess
 import sys
 import time
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,7 @@ from exporter.alerts.messages import iso
 from exporter.contract.records import JsonValue
 from launcher.alerts.api import Source, ask
 from launcher.cli.main import commands
-from tests.support.alert_services import ALERTMANAGER, running_alertmanager
+from tests.support.alert_services import ALERTMANAGER, Services, running_alertmanager
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -31,7 +31,16 @@ def until(condition: Callable[[], bool]) -> None:
         time.sleep(0.05)
 
 
-def test_a_heartbeat_arrives_each_time_and_its_end_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def outside() -> Iterator[Services]:
+    services = Services()
+    yield services
+    services.close()
+
+
+def test_a_heartbeat_arrives_each_time_and_its_end_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outside: Services
+) -> None:
     state, log = tmp_path / "state", tmp_path / "state" / "alerts.log"
     words = ["receive-alerts", "--state-dir", str(state), "--web.listen-address", "127.0.0.1:0", "--silence-after", "3"]
     receiver = subprocess.Popen([sys.executable, "-m", "exporter", *words], stderr=subprocess.DEVNULL)
@@ -39,7 +48,10 @@ def test_a_heartbeat_arrives_each_time_and_its_end_is_reported(tmp_path: Path, m
         until((state / "receiver.json").exists)
         url = json.loads((state / "receiver.json").read_text(encoding="utf-8"))["url"]
         channel = f'{{log: {{token_file: {state}/token, url: "{url}/gpujob"}}}}'
-        (tmp_path / "gpujob.yaml").write_text(f"notify: {{channels: {{log: {channel}}}}}\n", encoding="utf-8")
+        (tmp_path / "url").write_text(f"{outside.url}/outside\n", encoding="utf-8")
+        (tmp_path / "url").chmod(0o600)
+        notify = f"notify: {{channels: {{log: {channel}}}, heartbeat: {{url_file: {tmp_path}/url}}}}\n"
+        (tmp_path / "gpujob.yaml").write_text(notify, encoding="utf-8")
         tmp_path.chmod(0o700)
         monkeypatch.setenv("GPUJOB_CONFIG", str(tmp_path / "gpujob.yaml"))
         assert CliRunner().invoke(commands, ["alerts", "config", "-o", str(tmp_path / "made")]).exit_code == 0
@@ -68,6 +80,8 @@ def test_a_heartbeat_arrives_each_time_and_its_end_is_reported(tmp_path: Path, m
                 time.sleep(0.1)
             beats = {beat for beat in beats if "timestamp" in beat}
             assert len(beats) >= 5  # each second, and not only each second one
+            assert len(outside.messages) >= 5
+            assert {message.channel for message in outside.messages} == {"outside"}
             assert "BROKEN" not in log.read_text(encoding="utf-8")
         until(lambda: "ALERTING IS BROKEN" in log.read_text(encoding="utf-8"))
         assert heartbeat().endswith("_ok 0")
