@@ -219,6 +219,7 @@ class Evidence:
         for _, unit in found:
             if unit.second_literals and _frequency(unit.second_literals) < _frequency(unit.literals):
                 unit.swap_literals()
+            unit.forget_context()  # to learn it takes longer than the few records that are searched in vain
         return found
 
     @cached_property

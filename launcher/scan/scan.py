@@ -258,7 +258,6 @@ class _LogScanner:
         self._lines_before, report.lines, report.records, report.unfinished = [], 0, 0, None
         self._found_values = set()
         self._middle = self._find_edges()
-        self._track_position(engine, 0, self._middle[0])
         self._earlier_timeouts = dict(engine.timeouts)
         report.pattern_results = [_empty_result(pattern) for pattern in self._patterns]
         tail, started, detect_s = LogTail(report.path), time.process_time(), 0.0
@@ -280,7 +279,7 @@ class _LogScanner:
                 scan.feed(piece.buffer, piece.end, piece.offset)
                 end = piece.offset + piece.end
                 if end - begin >= SEGMENT_BYTES:
-                    self._add_findings(scan.finish(tail.reread), (begin, end))
+                    self._add_findings(engine, scan.finish(tail.reread), (begin, end))
                     scan, begin = engine.begin_file(self._timestamps), end
             offset = max(end, tail.position().offset)
             if rest := tail.pop_unfinished_record():
@@ -289,7 +288,7 @@ class _LogScanner:
                 end = offset + len(rest)
                 if text := _shown_text(rest):
                     report.unfinished = ScanRecord(offset, text, unfinished=True)
-            self._add_findings(scan.finish(tail.reread), (begin, end))
+            self._add_findings(engine, scan.finish(tail.reread), (begin, end))
             if tail.problem is not None:
                 raise UnreadableLog(report.path, tail.problem)
             report.size = end
@@ -302,8 +301,10 @@ class _LogScanner:
             report.detect_cpu_s += detect_s
             report.search_cpu_s += time.process_time() - started - detect_s
 
-    def _add_findings(self, findings: LogFindings, span: Span) -> None:
+    def _add_findings(self, engine: SearchEngine, findings: LogFindings, span: Span) -> None:
         """Merge the findings of one part into the results."""
+        if not self._searched_spans:
+            self._track_position(engine, 0, self._middle[0])
         self._searched_spans.append(span)
         self._follower.add(findings, self._middle[0], min(self._middle[1], self._complete_end))
         owners: dict[tuple[str, str], list[int]] = {}

@@ -42,6 +42,7 @@ _COUNTED_WORDS = {
 }
 # words in lines where a percentage means progress
 _PROGRESS_WORDS = re.compile(r"(?i)progress|complete|done|finished|processed|\|")
+_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)
 _WORD_AFTER = re.compile(r"[ \t]{0,2}[^\W\d]{2,30}")
 
 
@@ -58,9 +59,12 @@ def progress_lines(
 
     Suggested names are unique and not in ``names``.
     """
-    seen, shown, taken = set[bytes](), 0, set(names)
+    seen, rejected, shown, taken = set[bytes](), set[bytes](), 0, set(names)
     for candidate in candidates:
-        if not looks_like_progress(candidate.raw):
+        # digits all count the same, so few records of a log differ
+        zeros = candidate.raw.translate(_ZEROS)
+        if zeros in rejected or not looks_like_progress(candidate.raw):
+            rejected.add(zeros)
             continue
         form = _DIGITS.sub(b"0", candidate.raw[:MOST_LINE])
         if form in seen:

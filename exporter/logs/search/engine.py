@@ -10,10 +10,12 @@ does not contain are in it.
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import reduce
+from operator import or_
 
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.records import Buffer, LogChunk
-from exporter.logs.search.automata import AutomatonGroup, ShortTexts, build_automata
+from exporter.logs.search.automata import ENOUGH_BYTES, AutomatonGroup, ShortTexts, build_automata
 from exporter.logs.search.findings import LogFindings
 from exporter.logs.search.literals import safe_length
 from exporter.logs.search.matches import FEW_RECORDS, MatchResults, SupportsTimestamps
@@ -71,6 +73,7 @@ class SearchEngine:
         )
         # Microseconds that better automata for backlogs would have saved, and those that justify a rebuild
         self._wasted_us, self._rebuild_us = 0.0, BUILD_US
+        self._reuse_bytes = ENOUGH_BYTES  # left to search with the automata of a backlog before building those for all
         self.units_by_mask: dict[int, tuple[SearchUnit, ...]] = {}
         self._update_masks()
 
@@ -128,6 +131,18 @@ class SearchEngine:
             found += further
         wanted = self.forward_mask | mask
         return tuple(group for group in found if group.mask & wanted)
+
+    def groups_for_all(self, chunk: LogChunk) -> tuple[tuple[AutomatonGroup, ...], Sequence[SearchUnit]]:
+        """Automata for as many units as possible, and the units without one.
+
+        Those of a backlog, if built, leave out the few values that are frequent in it: cheaper than new automata.
+        """
+        backlog = None if self._backlog_mask is None else self._groups.get(self.forward_mask | self._backlog_mask)
+        if backlog is None or self._reuse_bytes <= 0 or self.every_mask in self._groups:
+            return self.groups(self.every_mask, chunk), self.literal_free_units
+        self._reuse_bytes -= chunk.end
+        found = reduce(or_, (group.mask for group in backlog), 0)
+        return backlog, [unit for unit in (*self.forward_units, *self.last_match_units) if not unit.bit & found]
 
     def swap_literals(self, unit: SearchUnit) -> None:
         """Search for the second set of a unit's literals from now on."""
@@ -265,7 +280,7 @@ class FileSearch:
             self._search_each(chunk, (*engine.forward_units, *engine.last_match_units))
             return
         noted: dict[int, list[tuple[int, int]]] = {}
-        groups = engine.groups(engine.every_mask, chunk)
+        groups, others = engine.groups_for_all(chunk)
         taken: dict[int, int] = {}
         for group in groups:
             if hits := group.find(chunk.view()):
@@ -276,7 +291,7 @@ class FileSearch:
                     if len(groups) > 1:
                         places.sort()
                     self._find_last(unit, chunk, reversed(places), None)
-        self._search_each(chunk, engine.literal_free_units)
+        self._search_each(chunk, others)
 
     def _search_each(self, chunk: LogChunk, units: Iterable[SearchUnit]) -> None:
         """Search for one unit after the other."""

@@ -36,6 +36,10 @@ class SearchUnit:
     def swap_literals(self) -> None:
         """Exchange the sets of literals; what is known around the first does not hold around the second."""
         self.literals, self.second_literals = self.second_literals, self.literals
+        self.forget_context()
+
+    def forget_context(self) -> None:
+        """Do without what must be around a literal."""
         self.after_literal, self.previous_bytes, self.prefix_bytes = {}, b"", b""
 
     @cached_property
