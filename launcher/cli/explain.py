@@ -64,11 +64,12 @@ def _print_keys(keys: "Sequence[Key]") -> None:
 def _threshold_lines() -> list[str]:
     """Every threshold with its unit, default and an example."""
     from exporter.contract.alert_thresholds import THRESHOLDS
+    from launcher.jobfile.alerts.thresholds import default_text
 
     rows = [("THRESHOLD", "UNIT", "DEFAULT", "EXAMPLE", "FIRES")]
     for name, known in THRESHOLDS.items():
         side = "above" if known.fires_above else "below"
-        rows.append((name, known.unit, f"{known.default:.15g}", known.example, f"{side}: {known.meaning}"))
+        rows.append((name, known.unit, default_text(known), known.example, f"{side}: {known.meaning}"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)] + [0]
     return ["  " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
 

@@ -157,6 +157,11 @@ def _find_unusable_texts(value: object, location: list[int | str]) -> Iterator[t
             yield from _find_unusable_texts(inner, [*location, index])
 
 
+_CURES = {  # of missing keys
+    "key_file": "; write the key into a file of mode 0600, and name the file",
+    "token_file": "; `gpujob alerts receive` makes it: name the file `token` in its directory",
+    "url_file": "; write the URL into a file of mode 0600, and name the file",
+}
 _EXPECTED = {
     "int_type": "a whole number",
     "int_from_float": "a whole number",
@@ -236,7 +241,7 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
         hint = f'; did you mean "{near}"?' if near is not None else ""
         return f'{place}: unknown key "{key}"{hint} (known: {", ".join(sorted(known))})'
     if kind == "missing":
-        return f"{place}: is missing"
+        return f"{place}: is missing" + _CURES.get(str(error["loc"][-1]), "")
     if kind in _EXPECTED:
         fix = ""
         if kind == "string_type" and isinstance(value, bool) and (word := _source_text(text, error["loc"])):

@@ -38,6 +38,14 @@ def _size(value: object) -> object:
     return float(match[1]) * (1024 if match[3] else 1000) ** _POWERS[match[2]] if match else value
 
 
+def default_text(known: Threshold) -> str:
+    """The default of a threshold, as a job file may contain it."""
+    bases = {"B": 1000, "iB": 1024} if known.unit == "bytes" else {}
+    sizes = {f"{prefix}{unit}": base ** _POWERS[prefix] for unit, base in bases.items() for prefix in "kMGTP"}
+    texts = [f"{known.default / size:.15g}{unit}" for unit, size in sizes.items() if not known.default % size]
+    return min([*texts, f"{known.default:.15g}"], key=len)
+
+
 def _bounds(known: Threshold) -> str:
     return f"above {known.least:g}" + (f" and at most {known.most:g}" if known.most < 1e18 else "")
 

@@ -160,6 +160,8 @@ MISTAKES = [
     ),
     ("smtp: {", "# {", "notify.smtp: is missing, and channels.admins needs it; write the mail server and the sender"),
     ("chat: {slack", "none: {slack", "notify.channels.none: is a name of gpujob; give the channel another one"),
+    ("{discord: {url_file", "{discord: {}} #", ".discord.url_file: is missing; write the URL into a file of mode 0600"),
+    ("{email: {to: admins@example.org}}", "{log: {}}", ".log.token_file: is missing; `gpujob alerts receive` makes it"),
     ("{email: {to: admins@example.org}}", "{}", "has no kinds of channels; give each channel exactly one of email"),
     ("to: admins@example.org", "to: admins", "'admins' is not an address; write for example ada@example.org"),
     ("smtp.example.org:587", "smtp.example.org", "'smtp.example.org' is not host:port; write for example smtp."),
