@@ -162,7 +162,7 @@ def sorted_evidence(
 
 
 def _variance(values: Sequence[float], weights: Sequence[float]) -> float:
-    mean = sum(map(mul, values, weights)) / sum(weights)
+    mean: float = sum(map(mul, values, weights)) / sum(weights)
     return sum(weight * (value - mean) * (value - mean) for value, weight in zip(values, weights, strict=True))
 
 
