@@ -19,6 +19,7 @@ from exporter.files.formats import (
     numpy_file,
     parquet,
     safetensors,
+    tar_file,
     tfrecord,
     torch_file,
     zip_file,
@@ -64,7 +65,7 @@ class FileFormat(Protocol):
 BINARY_FORMATS: tuple[FileFormat, ...] = (
     # some of these share a ZIP archive, so zip comes last
     *(gzip_file, zstd_file, hdf5, parquet, numpy_file, torch_file, zip_file),
-    *(tfrecord, arrow, safetensors),  # without a magic number, the most structured beginning first
+    *(tar_file, tfrecord, arrow, safetensors),  # without a magic number, the most structured beginning first
 )
 TEXT_FORMATS: tuple[FileFormat, ...] = (json_text, json_lines, csv_text)
 JSON_FORMATS: tuple[FileFormat, ...] = (json_text, json_lines)  # a file of one kind may be named like the other
@@ -183,13 +184,11 @@ def _is_plain_text(source: FileSource) -> bool:
 
 
 def _unchecked_kind(source: FileSource, name: str) -> str | None:
-    top = source.head(262)
+    top = source.head(FIRST_BYTES)
     if name.endswith(SHARED_TEXT_EXTENSIONS) and _is_plain_text(source):
         return "a text"
     if name.endswith(tfrecord.EXTENSIONS) and top[:1] == b"x" and len(top) > 1 and not int.from_bytes(top[:2]) % 31:
         return "zlib"
-    if top[257:] == b"ustar":
-        return "a tar archive"
     return next((name for magic, name in UNCHECKED_MAGICS if top.startswith(magic)), None)
 
 

@@ -43,6 +43,7 @@ PRIOR_ERROR = 0.08
 PRIOR_ERROR_WEIGHT = 0.5
 SHARPNESS = 0.07  # losses that differ by this part of the least one matter
 LEAST_SHARPNESS = 0.005  # losses that differ by this much always matter
+MOST_EVIDENCE = 4.0  # of the shape of a trend alone
 DISAGREEMENT_FACTOR = 1.5  # doubt if the experts disagree by 1
 
 
@@ -156,7 +157,7 @@ class BacktestHistory:
         self, recent: float, since: float, done: float, total: float | None
     ) -> tuple[float, float, float, float, float, float]:
         """The trends through ``recent``, the mean seconds per item of the last ``since`` items."""
-        slope, growth, by_length, _ = self.trends
+        slope, growth, by_length = self.trends[:3]
         linear = recent + slope * since / 2
         if linear < 0.1 * recent:
             linear, slope = recent, 0.0
@@ -257,17 +258,18 @@ class BacktestHistory:
         if not tested:
             return ExpertTrust(FIRST_WEIGHTS, error)
         losses = [loss / weight_sum for loss in sums]
-        weights = expert_weights(losses)
+        weights = expert_weights(losses, min(MOST_EVIDENCE, self.trends.sorted_evidence))
         # The estimates given then did not know what the run has taught since: the experts' own error counts as much.
         own = sum(map(mul, weights, losses))
         return ExpertTrust(weights, (error + min(error, own)) / 2)
 
 
-def expert_weights(losses: list[float]) -> tuple[float, ...]:
-    """Trust in each expert by its mean loss; the sum is 1."""
+def expert_weights(losses: list[float], sorted_evidence: float = 0.0) -> tuple[float, ...]:
+    """Trust in each expert by its mean loss, the last one also by its evidence, a logarithm; the sum is 1."""
     best = min(losses)
     scale = max(LEAST_SHARPNESS, SHARPNESS * best)
     raw = [math.exp((best - loss) / scale) for loss in losses]
+    raw[-1] *= math.exp(sorted_evidence)
     whole = sum(raw)
     return tuple(weight / whole for weight in raw)
 

@@ -105,6 +105,7 @@ class Trends(NamedTuple):
     exponential: float = 0.0  # change of the logarithm per item
     by_length: float = 0.0  # change of the logarithm per normal deviate of the rank
     is_steady: bool = False  # whether lines fit better than steps at changes of speed: old speeds still teach something
+    sorted_evidence: float = 0.0  # how much more likely the lengths of sorted items are than a trend; a logarithm
 
 
 NO_TRENDS = Trends()
@@ -133,7 +134,36 @@ def fit_trends(segments: Sequence[WorkSegment], starts: Sequence[float], offset:
         curved.likely_slope(TREND_SPREAD) / scale,
         by_length.likely_slope(LENGTH_SPREAD) if total else 0.0,
         is_steady=True,
+        sorted_evidence=sorted_evidence(places, logs, weights, by_length, curved) if total else 0.0,
     )
+
+
+def sorted_evidence(
+    places: Sequence[float],
+    logs: Sequence[float],
+    weights: Sequence[float],
+    by_length: "FittedLine",
+    curved: "FittedLine",
+) -> float:
+    """How much more likely the lengths of sorted items are than a trend or a slow start; a logarithm, never negative.
+
+    After a slow start the later half is level. ``by_length`` and ``curved`` are the fits of all.
+    """
+    half = len(places) // 2
+    deviates = [rank_deviate(place) for place in places]
+    late = [log - by_length.slope * deviate for log, deviate in zip(logs[half:], deviates[half:], strict=True)]
+    ratios = (
+        (len(places), curved.residual, by_length.residual),
+        (len(late), _variance(logs[half:], weights[half:]), _variance(late, weights[half:])),
+    )
+    if any(other <= 0 or sorted_ <= 0 for _, other, sorted_ in ratios):
+        return 0.0
+    return max(0.0, min(size / 2 / RESIDUAL_FACTOR * math.log(other / sorted_) for size, other, sorted_ in ratios))
+
+
+def _variance(values: Sequence[float], weights: Sequence[float]) -> float:
+    mean: float = sum(map(mul, values, weights)) / sum(weights)
+    return sum(weight * (value - mean) * (value - mean) for value, weight in zip(values, weights, strict=True))
 
 
 class FittedLine(NamedTuple):

@@ -22,6 +22,7 @@ EVEN_PERIOD_PROBABILITY, ODD_PERIOD_PROBABILITY = 0.9, 0.5
 LONG_PAUSE_SHARE = 0.4  # a pause longer than this part of the work before it is probably an accident
 LONG_PAUSE_PROBABILITY = 0.2
 MOST_EPOCHS = 20  # with more, nearly every position would be the end of one
+FEW_PAUSES = 3  # pauses of one kind after which its length is known
 EARLY_SHARE = 1 / 6  # part of the work in which the first pause is likely
 
 
@@ -263,7 +264,8 @@ class Pauses:
     def first_share(self, done: float, total: float, step: float) -> float:
         """Part of the work so far after which a pause of a new kind may come here; 0 if none is likely.
 
-        Evaluations follow epochs, which divide the total evenly. The first pause of all usually comes early.
+        Evaluations follow epochs, which divide the total evenly. The first pause of all usually comes early, and the
+        next ones as far apart: their length is uncertain until there are a few.
         """
         work = done - self.start
         if not 0 < done < total or work <= 0:
@@ -272,6 +274,10 @@ class Pauses:
             epochs = round(done * parts / total)
             if abs(done - epochs * total / parts) <= max(1.0, step) and (epochs == 1 or self.start > 0):
                 return min(1.0, total / parts / work)
+        for kind in self.kinds():
+            apart = kind.first - self.start
+            if kind.times < FEW_PAUSES and apart > 0 and abs(work - round(work / apart) * apart) <= max(1.0, step):
+                return min(1.0, apart / work)
         return float(not self.seen and work < EARLY_SHARE * total)
 
     def expected(self, done: float, total: float, step: float) -> ExpectedPauses:

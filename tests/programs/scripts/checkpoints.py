@@ -5,6 +5,7 @@ import json
 import os
 import pickle
 import sys
+import tarfile
 from pathlib import Path
 
 import accelerate
@@ -75,6 +76,9 @@ def of_torch() -> None:
     for rank in range(2):
         shard = {"args": arguments, "model": weights}
         torch.save(shard, place("megatron", f"iter_{STEP:07}/mp_rank_{rank:02}/model_optim_rng.pt"))
+    with tarfile.open(place("nemo", f"model_{STEP}.nemo"), "w:") as archive:  # as NeMo's save_restore_connector does
+        for name in ("config.json", "optimizer.bin"):
+            archive.add(place("hf bin", f"checkpoint-{STEP}/{name}"), arcname=f"./{name}")
     torch.multiprocessing.spawn(distributed, args=(str(place("dcp", f"step-{STEP}")),), nprocs=2)
 
 

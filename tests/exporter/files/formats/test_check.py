@@ -27,6 +27,7 @@ from exporter.files.formats.source import FileDamaged, FileSource, ValidFile, op
 from tests.exporter.files.formats import test_arrow as arrow
 from tests.exporter.files.formats import test_gzip_file as gzip_file
 from tests.exporter.files.formats import test_parquet as parquet
+from tests.exporter.files.formats import test_tar_file as tar_file
 from tests.exporter.files.formats import test_tfrecord as tfrecord
 from tests.exporter.files.formats import test_zip_file as zip_file
 from tests.exporter.files.formats import test_zstd_file as zstd_file
@@ -47,7 +48,7 @@ FILLERS = [
 WHOLE = [
     *((path.read_bytes(), path.name) for path in sorted(FOLDER.glob("*.*")) if path.suffix != ".md"),
     *((arrow.older(arrow.STREAM), "older.arrow"), (parquet.parquet(parquet.encoded(parquet.WHOLE)[1]), "a.parquet")),
-    *((tfrecord.REAL, "a.tfrecord"), (gzip_file.SMALL, "a.gz"), (zstd_file.ALL, "a.zst")),
+    *((tar_file.WHOLE, "a.nemo"), (tfrecord.REAL, "a.tfrecord"), (gzip_file.SMALL, "a.gz"), (zstd_file.ALL, "a.zst")),
     *((data, f"{name}.zip") for name, data in zip_file.WHOLE.items()),
 ]
 
@@ -143,7 +144,7 @@ def test_only_a_complete_file_has_a_format_without_an_extension(data: bytes, exp
 
 @pytest.mark.parametrize(
     ("data", "text"),
-    [(b"\x80\x04\x95" + bytes(9), "a pickle"), (bytes(257) + b"ustar\x0000", "a tar archive"), (b"GGUF\3", "GGUF")],
+    [(b"\x80\x04\x95" + bytes(9), "a pickle"), (b"GGUF\3", "GGUF")],
 )
 def test_another_known_format_is_not_invalid(data: bytes, text: str) -> None:
     for name in ("a.pt", "a.npy", "file"):

@@ -529,3 +529,15 @@ def test_a_prior_gives_an_estimate_after_one_line() -> None:
 
 def test_a_run_that_was_too_short_leaves_no_prior() -> None:
     assert feed(run(5)).prior() is None
+
+
+def test_the_first_tenth_of_items_sorted_by_length_shows_the_rest() -> None:
+    dice = random.Random(1)
+    lengths = sorted((dice.lognormvariate(2.0, 0.8) for _ in range(1000)), reverse=True)
+    estimator, t = EtaEstimator(), 0.0
+    for done, seconds in enumerate(lengths[:100], 1):
+        t += seconds * dice.lognormvariate(0.0, 0.05)
+        estimator.update(t, float(done), 1000.0)
+    estimate = estimator.estimate(t)
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(sum(lengths[100:]), rel=0.2)

@@ -78,6 +78,14 @@ def test_the_spread_of_sorted_lengths_is_found_in_their_first_quarter(slope: flo
     assert fit_trends(segments(paces), (), 0.0, 1200.0).by_length == pytest.approx(slope, rel=0.05)
 
 
+def test_the_first_tenth_shows_whether_items_are_sorted_or_the_start_was_slow() -> None:
+    by_length = [math.exp(-0.8 * rank_deviate((10 * k + 5) / 3000)) * WOBBLE[k % 3] for k in range(30)]
+    assert fit_trends(segments(by_length), (), 0.0, 3000.0).sorted_evidence > 4
+    slow_start = [(1 + 2 * math.exp(-k / 4)) * WOBBLE[k % 3] for k in range(30)]
+    assert fit_trends(segments(slow_start), (), 0.0, 3000.0).sorted_evidence == 0
+    assert fit_trends(DRIFT, (), 0.0, 3000.0).sorted_evidence < 1
+
+
 def test_noise_and_few_segments_are_no_trend() -> None:
     noise = fit_trends(segments([1.0, 1.4, 0.8, 1.2, 0.7, 1.3] * 4), (), 0.0, 480.0)
     assert abs(noise.linear) * 240 < 0.05

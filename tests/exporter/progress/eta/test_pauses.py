@@ -186,3 +186,12 @@ def test_a_first_pause_is_not_expected_early_after_another_one() -> None:
     pauses = Pauses()
     pauses.add(Pause(30.0, 60.0, 300.0), 1.0)
     assert pauses.first_share(110.0, 1000.0, 1.0) == 0.0
+
+
+def test_the_next_pauses_are_as_far_apart_as_the_first_until_their_length_is_known() -> None:
+    pauses = Pauses()
+    for times in (1, 2, 3):
+        pauses.add(Pause(68.0 * times, 400.0, 2000.0 * times), 1.0)
+        share = 1 / (times + 1) if times < 3 else 0.0
+        assert pauses.first_share(68.0 * (times + 1), 1010.0, 1.0) == pytest.approx(share)
+        assert pauses.first_share(68.0 * (times + 1) + 10, 1010.0, 1.0) == 0.0
