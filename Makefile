@@ -19,7 +19,7 @@ help:
 	@echo "make test-gpu  the tests of a real NVIDIA GPU, on a machine that has one"
 	@echo "make test-programs  programs of frameworks under gpujob, and damaged checkpoints of libraries (installs them into .venv-programs)"
 	@echo "make test-slurm-versions  the same jobs on Slurm 22.05, 24.11 and 26.05 (root; fetches Debian trees)"
-	@echo "make test-mutations       changes alert rules one detail at a time: a test must notice each"
+	@echo "make test-mutations       changes alert rules one detail at a time: tests must notice 95 % (RULES=gpujob-disk or an alert: only these)"
 	@echo "make fuzz      damaged input for every parser of foreign data, for SECONDS=600"
 	@echo "make check     format, lint, types, layers, rules"
 	@echo "make bench     measure; prints ratios"
@@ -73,7 +73,7 @@ test-slurm-versions: install-dev packages
 
 # Nothing is kept: a failure prints the smallest input, which becomes a test of its parser.
 test-mutations: install-dev
-	$(BIN)/python -m tests.alertmanager.mutations
+	$(BIN)/python -m tests.alertmanager.mutations $(RULES)
 
 fuzz: install-dev
 	FUZZ_SECONDS=$(or $(SECONDS),600) nice $(BIN)/python -m pytest -q tests/fuzz $(PYTEST_OPTIONS)

@@ -118,7 +118,7 @@ def test_rules_fire_and_stay_silent(path: Path) -> None:
 @needs_tools
 @pytest.mark.parametrize("alert", sorted(name for name in alert_rules() if variants(name)))
 def test_bystanders_notify_and_another_port_change_no_alert(alert: str) -> None:
-    assert promtool_output(alert_rules()[alert], variants(alert)) is None
+    assert promtool_output([alert_rules()[alert]], variants(alert)) is None
 
 
 @needs_tools

@@ -1,95 +1,22 @@
 """Thresholds of jobs: the default of the rules, the job's own, and off, for each name."""
 
 import re
-from pathlib import Path
-from typing import Any
 
 import pytest
-import yaml
 
-from exporter.contract.alert_thresholds import THRESHOLDS, AlertThreshold
+from exporter.contract.alert_thresholds import THRESHOLDS
+from launcher.jobfile.alerts.thresholds import default_text, threshold_value
 from launcher.jobfile.keys import read_descriptions
-from tests.alertmanager.test_rules import RULES, alerts, needs_tools, promtool_files, run
-
-J = 'cluster="c",job_name="n",user="u",partition="p",notify="me",node="a"'
-RUNNING = {'gpujob_phase{%s,phase="running"}': "1x90", "gpujob_start_timestamp_seconds{%s}": "1x90"}
-LIMIT = {"gpujob_time_limit_seconds{%s}": "7200x90", "gpujob_time_limit_timestamp_seconds{%s}": "7200x90"}
-# Series of a job, and a threshold between its value and the default, so that it is silent with it
-CASES: dict[str, tuple[dict[str, str], float]] = {
-    "slowdown": ({'gpujob_worker_slowdown_ratio{%s,worker="w"}': "1.4x90"}, 1.5),
-    "straggler": ({'gpujob_worker_lag_ratio{%s,worker="w"}': "0.3x90"}, 0.4),
-    "time_limit_chance": ({"gpujob_time_limit_met_probability_ratio{%s}": "0.05x90", **LIMIT}, 0.01),
-    "host_memory": (
-        {"gpujob_cgroup_memory_working_set_bytes{%s}": "97x90", "gpujob_cgroup_memory_limit_bytes{%s}": "100x90"},
-        0.98,
-    ),
-    "disk_free": (
-        {
-            'gpujob_filesystem_avail_bytes{%s,group="output"}': "9e9x90",
-            'gpujob_filesystem_size_bytes{%s,group="output"}': "1e13x90",
-        },
-        8e9,
-    ),
-    "checkpoint_late": (
-        {"gpujob_checkpoint_last_timestamp_seconds{%s}": "1x90", "gpujob_checkpoint_interval_seconds{%s}": "900x90"},
-        8,
-    ),
-    "log_burst": ({'gpujob_log_errors_total{%s,worker="w",pattern="x",severity="warning"}': "0+2x90"}, 50),
-    "log_unread": ({'gpujob_log_lag_bytes{%s,worker="w"}': "1e8x90"}, 1e9),
-    "gpu_idle": (
-        {
-            'gpujob_worker_gpu_condition{%s,worker="w",rank="0",condition="unused"}': "1x90",
-            'gpujob_worker_up{%s,worker="w",rank="0"}': "1x90",
-        },
-        1,
-    ),
-    "worker_restarts": (
-        {
-            'gpujob_worker_last_exit_timestamp_seconds{%s,worker="w",rank="0",reason="app_error"}': "4800x90",
-            'gpujob_worker_last_exit_restarts_left{%s,worker="w",rank="0",reason="app_error"}': "1x90",
-        },
-        1,
-    ),
-}
-
-
-def job_series(job: int, series: dict[str, str]) -> list[dict[str, str]]:
-    return [
-        {"series": f'{name.replace("%s", J)[:-1]},job_id="{job}"}}', "values": values}
-        for name, values in {**RUNNING, **series}.items()
-    ]
-
-
-def threshold_case(name: str) -> dict[str, Any]:
-    """A job with the default, one with its own threshold, and one with off: only the first has alerts."""
-    series, own = CASES[name]
-    rows = [row for job in (1, 2, 3) for row in job_series(job, series)]
-    for job, value in ((2, own), (3, None)):
-        text = f"{AlertThreshold(name, value).series_value:g} ".replace("inf", "Inf")
-        label = 'gpujob_alert_threshold{%s,alert="' + name + '"}'
-        rows.append(job_series(job, {label: text * 90})[-1])
-    fires = THRESHOLDS[name].alerts
-    expected = [{"labels": f'{{job_id="1",notify="me",alertname="{alert}"}}', "value": 1} for alert in fires]
-    selected = f'alertname=~"{"|".join(fires)}",alertstate="firing"'
-    expr = f"count by (job_id, notify, alertname) (ALERTS{{{selected}}})"
-    when = [{"expr": expr, "eval_time": "85m", "exp_samples": expected}]
-    return {"name": name, "interval": "1m", "input_series": rows, "promql_expr_test": when}
+from tests.alertmanager.promtool_cases import promtool_output
+from tests.alertmanager.test_rules import alerts, needs_tools
+from tests.alertmanager.threshold_cases import threshold_case
 
 
 @needs_tools
-def test_jobs_have_the_default_their_own_threshold_or_none(tmp_path: Path) -> None:
-    like = yaml.safe_load(promtool_files()[0].read_text(encoding="utf-8"))
-    groups = [group["name"] for path in RULES.glob("*.yml") for group in yaml.safe_load(path.read_text())["groups"]]
-    body = {
-        "rule_files": [str(path) for path in sorted(RULES.glob("*.yml"))],
-        "evaluation_interval": like["evaluation_interval"],
-        "group_eval_order": ["gpujob-recording", *(name for name in groups if name != "gpujob-recording")],
-        "tests": [threshold_case(name) for name in THRESHOLDS],
-    }
-    path = tmp_path / "thresholds.test.yml"
-    path.write_text(yaml.safe_dump(body), encoding="utf-8")
-    done = run("promtool", "test", "rules", path)
-    assert done.returncode == 0, done.stdout
+@pytest.mark.parametrize("name", THRESHOLDS)
+def test_jobs_have_the_default_their_own_threshold_or_none(name: str) -> None:
+    rules = [alerts()[alert] for alert in THRESHOLDS[name].alerts]
+    assert promtool_output(rules, [{"evaluation_interval": "1m", "tests": [threshold_case(name)]}]) is None
 
 
 @pytest.mark.parametrize("name", THRESHOLDS)
@@ -100,7 +27,8 @@ def test_rules_and_texts_have_the_default_of_the_table(name: str) -> None:
         assert f'alert="{name}"' in expr
         defaults = re.findall(r", ([\d.]+), ([\d.]+)\)", expr) or [("10e9",) * 2] * ("< 10e9" in expr)
         assert {(float(low), float(high)) for low, high in defaults} == {(known.default, known.default)}
+    assert known.unit != "bytes" or threshold_value(name, default_text(known)) == known.default
     for file, prefix in (("job", "that of the cluster file, else "), ("cluster", "")):
         text = read_descriptions()[file][f"alerts.{name}"].meaning
-        shown = {10e9: "10GB", 64 * 1024**2: "64MiB"}.get(known.default, f"{known.default:g}")
+        shown = default_text(known)
         assert text.endswith(f"{known.meaning}. Null: {prefix}{shown}.")
