@@ -85,7 +85,7 @@ PACKAGES = {  # third-party package: where it may be imported
     "psutil": ("launcher.check",),
     "pynvml": ("exporter.gpus",),
     "regex": ("exporter.logs.search.time_budget",),
-    "requests": ("launcher.check", "launcher.watch"),
+    "requests": ("launcher.check", "launcher.report.trackers", "launcher.watch"),
     "rich": ("launcher.watch", "launcher.cli"),
     "yaml": (
         *("launcher.jobfile", "launcher.planner", "launcher.rundir"),

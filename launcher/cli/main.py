@@ -5,6 +5,7 @@ import json
 import os
 import sys
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
 import click
@@ -21,7 +22,7 @@ from launcher.cli.cluster.ps import ps
 from launcher.cli.cluster.usage import usage
 from launcher.cli.explain import explain
 from launcher.cli.init import init
-from launcher.cli.job_source import USAGE, JobCommand, in_option_words, takes_job
+from launcher.cli.job_source import USAGE, JobCommand, in_option_words, takes_job, warn
 from launcher.cli.jobs.attach import attach
 from launcher.cli.jobs.connect import connect
 from launcher.cli.jobs.logs import logs
@@ -283,12 +284,28 @@ def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
         _report_difference(found)
+    if found.state not in UNFINISHED:
+        _end_tracked_runs(client.run_dir, found)
     if found.state not in UNFINISHED and not (found.requeued or client.is_local or client.manifest.attached):
         from launcher.report.accounting.ask import with_accounting
 
         found = with_accounting(client.run_dir, found, os.environ)
     print_report(found, as_json, markdown=markdown)
     sys.exit(found.exit_status)
+
+
+def _end_tracked_runs(run_dir: Path, found: "Report") -> None:
+    """End the runs in trackers of an own job whose orchestrator died without a report."""
+    from launcher.report.trackers.mlflow import TrackerError, end_runs
+    from launcher.run.orchestrator import load_plan
+
+    try:
+        if (run_dir / run_files.REPORT_FILE).exists() or run_dir.stat().st_uid != os.geteuid():
+            return  # done by the orchestrator, or not ours: its plan must not get our credentials
+        for run_id in end_runs(load_plan(run_dir), found, os.environ, time.time()):
+            warn(f"the run {run_id} of MLflow is ended: it still counted as running")
+    except (TrackerError, OSError) as error:
+        warn(f"runs of MLflow cannot be ended: {error}")
 
 
 def _report_difference(found: "Report") -> None:

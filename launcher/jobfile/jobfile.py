@@ -38,8 +38,10 @@ from launcher.jobfile.value_types import (
     Variables,
     check_entry,
     combine_problems,
+    known_name,
 )
 from launcher.jobfile.yamlfile import parse_yaml_model, read_mapping, validate_model
+from launcher.plan.trackers import TRACKERS
 from launcher.rundir.cluster_file import SYSTEM_FILE, find_cluster_file
 from launcher.rundir.yaml_files import read_yaml_text
 
@@ -84,6 +86,9 @@ class BudgetSpec(FileModel):
         return self
 
 
+TrackerName = Annotated[str, known_name("tracker", TRACKERS), Field(json_schema_extra={"enum": list(TRACKERS)})]
+
+
 class JobSpec(FileModel):
     """A job file."""
 
@@ -113,6 +118,7 @@ class JobSpec(FileModel):
     monitoring: MonitoringSpec = MonitoringSpec()
     alerts: AlertsSpec = AlertsSpec()
     budget: BudgetSpec | None = None
+    on_end: list[TrackerName] = []
 
     @field_validator("errors")
     @classmethod

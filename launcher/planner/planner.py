@@ -16,6 +16,7 @@ from launcher.jobfile.monitoring import error_patterns, progress_patterns
 from launcher.jobfile.redaction import redacted_job
 from launcher.jobfile.value_types import parse_time_limit
 from launcher.plan.plan import DEFAULT_KILL_WAIT_S, Plan
+from launcher.plan.trackers import tracker_environment
 from launcher.planner.assembly import assemble_tasks
 from launcher.planner.slurm_options import (
     container_plan,
@@ -49,6 +50,9 @@ def make_plan(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> Pl
     assembly = assemble_tasks(spec, cluster, layout, local=invocation.local)
     tasks = tuple(planned.task for planned in assembly.tasks)
     workdir = _workdir(spec, invocation)
+    own_name = run_dir_name(spec, layout, invocation.timestamp)
+    tracking = tracker_environment(spec.on_end, own_name)
+    planned = tuple(dataclasses.replace(each, env={**tracking, **each.env}) for each in assembly.tasks)
     cpus_of = {role.name: role.options.cpus for role in layout.roles}
     cpus = Counter[int]()
     for task in tasks:
@@ -61,12 +65,12 @@ def make_plan(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> Pl
         gpus_per_node=spec.resources.gpus_per_node,
         cpus_per_node=spec.resources.cpus_per_node or max(least_cpus, cpus_of_full_nodes(spec, cluster) or 0),
         memory_per_node=spec.resources.memory_per_node,
-        tasks=mark_contained(assembly.tasks, spec),
+        tasks=mark_contained(planned, spec),
         manifest=_manifest(spec, cluster, invocation, layout, tasks),
         job_dir=str(invocation.job_dir),
         workdir=str(workdir),
         logs_dir=resolve_directory(cluster.logs_dir, workdir) or str(workdir / LOGS_DIR),
-        run_dir_name=run_dir_name(spec, layout, invocation.timestamp),
+        run_dir_name=own_name,
         target_dir=resolve_directory(cluster.target_dir, workdir),
         slurm=slurm_options(spec, cluster, layout),
         monitoring=spec.monitoring.enabled,

@@ -21,11 +21,14 @@ from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, wri
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 from exporter.workers.slurm_end_notice import LAST_ENDS
+from launcher.errors import LauncherError
+from launcher.plan.plan import Plan
 from launcher.report import run_logs, verification  # noqa: F401 - loaded now: an upgrade during the job may not mix versions
 from launcher.report.inputs import ReportPace
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS
 from launcher.report.text import render_report
+from launcher.report.trackers.mlflow import HURRY_S, WAIT_S, end_runs
 from launcher.run.job_log import log_line, log_raw_line
 from launcher.run.job_state import JobRun, attempt_optional
 from launcher.run.launch_check import LaunchChecklist
@@ -92,14 +95,28 @@ def _write_error(line: str) -> None:
         os.write(2, f"{line}\n".encode("utf-8", "replace"))
 
 
-def publish_report(manifest: Manifest, report: Report, events: EventLog, report_fd: int | None = None) -> None:
-    """Write and log the report of a job that has ended, and save its run history."""
+def publish_report(
+    plan: Plan, report: Report, events: EventLog, report_fd: int | None = None, tracker_wait_s: float = WAIT_S
+) -> None:
+    """Write and log the report of a job that has ended, save its run history, and end its runs in trackers."""
+    manifest = plan.manifest
     attempt_optional("write the report", lambda: save_report(manifest.run_dir, report, report_fd))
     attempt_optional("save the run history", lambda: save_run_history(manifest, report))
     events.write("job ended", state=report.state, items=report.items)
+    attempt_optional("end runs of MLflow", lambda: _end_tracked_runs(plan, report, tracker_wait_s))
     log_line(f"Job {report.job_id} {report.state}")
     for line in render_report(report).splitlines():
         log_raw_line(f"    {line}".rstrip())
+
+
+def _end_tracked_runs(plan: Plan, report: Report, wait_s: float) -> None:
+    try:
+        ended = end_runs(plan, report, os.environ, time.time(), wait_s)
+    except LauncherError as error:
+        log_line(f"cannot end runs of MLflow: {error}")
+        return
+    for run_id in ended:
+        log_line(f"The run {run_id} of MLflow is ended: it still counted as running")
 
 
 def write_diagnoses(
@@ -178,7 +195,8 @@ class EndOfJob:
     def _build_and_publish_report(self, checklist: LaunchChecklist | None, *, requeued: bool) -> Report:
         """Build, write and log the report."""
         report = self._build_report(checklist, requeued=requeued)
-        publish_report(self._plan.manifest, report, self._job_state.events, self._job.report_fd)
+        wait_s = HURRY_S if self._is_in_kill_wait else WAIT_S
+        publish_report(self._plan, report, self._job_state.events, self._job.report_fd, wait_s)
         return report
 
     def _write_first_report(self, checklist: LaunchChecklist | None) -> None:

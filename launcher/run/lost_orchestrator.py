@@ -225,7 +225,7 @@ class LostOrchestrator:
         write_diagnoses(self._plan.manifest, self._attempt, self._hosts, ends)
         # rebuilt, so that it refers to the diagnoses
         final_report = self._build_report() if report.state not in VERIFIED_STATES else report
-        publish_report(self._plan.manifest, final_report, self._events, self._report_fd)
+        publish_report(self._plan, final_report, self._events, self._report_fd)
         return final_report.exit_status
 
     def _build_report(self) -> Report:

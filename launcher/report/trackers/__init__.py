@@ -1,0 +1,1 @@
+"""Runs of experiment trackers, ended from outside after the program that opened them was killed."""
