@@ -10,7 +10,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 python=$1
 shift
-own_clusters=(tests/endtoend/test_{exit_reasons,full_disk,hub_faults,kills,serving}.py tests/realstack)
+own_clusters=(tests/endtoend/test_{bad_day,exit_reasons,full_disk,hub_faults,kills,serving}.py tests/realstack)
 cluster=(tests/endtoend "${own_clusters[@]/#/--ignore=}")
 launcher=(tests/launcher)
 others=(tests --ignore=tests/endtoend --ignore=tests/realstack "${launcher[@]/#/--ignore=}")
