@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # Processes of a job write no bytecode, so without this each would compile what it loads.
 COMPILE := python -m compileall -q exporter launcher
 
-.PHONY: help install install-dev packages demo test test-quick test-gpu test-programs test-slurm-versions test-mutations fuzz lint check bench soak kills clean
+.PHONY: help install install-dev packages demo test test-quick test-gpu test-programs test-slurm-versions test-stack-versions test-mutations fuzz lint check bench soak kills clean
 
 help:
 	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-gpu  the tests of a real NVIDIA GPU, on a machine that has one"
 	@echo "make test-programs  programs of frameworks under gpujob, and damaged checkpoints of libraries (installs them into .venv-programs)"
 	@echo "make test-slurm-versions  the same jobs on Slurm 22.05, 24.11 and 26.05 (root; fetches Debian trees)"
+	@echo "make test-stack-versions  the same rules and messages on three versions of Prometheus and Alertmanager"
 	@echo "make test-mutations       changes alert rules one detail at a time: tests must notice 95 % (RULES=gpujob-disk or an alert: only these)"
 	@echo "make fuzz      damaged input for every parser of foreign data, for SECONDS=600"
 	@echo "make check     format, lint, types, layers, rules"
@@ -70,6 +71,10 @@ test-programs: install-dev
 # SUITES="machine forky" takes some of them.
 test-slurm-versions: install-dev packages
 	@bash tests/realstack/versions.sh $(SUITES)
+
+# The packages are extracted into a folder, so this needs no root but for that folder: GPUJOB_STACK_CACHE names another.
+test-stack-versions: install-dev packages
+	@bash tests/realstack/stack-versions.sh $(SUITES)
 
 # Nothing is kept: a failure prints the smallest input, which becomes a test of its parser.
 test-mutations: install-dev

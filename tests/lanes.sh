@@ -11,7 +11,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 python=$1
 shift
-own_clusters=(tests/endtoend/test_{exit_reasons,full_disk,hub,hub_faults,kills,serving,track}.py tests/realstack)
+own_clusters=(tests/endtoend/test_{bad_day,exit_reasons,full_disk,hub,hub_faults,kills,serving,track}.py tests/realstack)
 cluster=(tests/endtoend "${own_clusters[@]/#/--ignore=}")
 launcher=(tests/launcher)
 others=(tests --ignore=tests/endtoend --ignore=tests/realstack "${launcher[@]/#/--ignore=}")

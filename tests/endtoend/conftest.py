@@ -41,7 +41,7 @@ def stack(space_dir: Path, cluster: Cluster) -> Iterator[Stack]:
     if reason := prometheus_unavailable():
         pytest.skip(reason)
     targets = space_dir / "targets"
-    targets.mkdir()
+    targets.mkdir(exist_ok=True)
     targets.chmod(stat.S_IRWXU | stat.S_IRWXG | stat.S_IRWXO)
     with Stack(space_dir / "stack", cluster, targets_dir=targets) as instance:
         yield instance

@@ -12,6 +12,8 @@
 #                         They are in $STACK_DIR/ports.json while the stack is up
 #   RULES=<project>/alertmanager/rules/*.yml   globs of rule files, one per line; empty: none
 #   TARGETS_DIR=$STACK_DIR/targets    what to scrape: file_sd, *.json
+#   WHOLE=                when set, the stack scrapes itself too, and hides alerts as the shipped configuration does
+#   HUB=                  host:port of a hub to scrape
 #   BIN=                  a folder with other versions of the programs
 # Alerts arrive in $STACK_DIR/alerts.jsonl, one line per webhook call.
 # For a cluster of slurm-cluster.sh run this on its head (slurm-cluster.sh exec), every command.
@@ -113,12 +115,18 @@ alerting: {alertmanagers: [{static_configs: [{targets: ["127.0.0.1:$(port alertm
 scrape_configs:
 $scrape
 CONF
+    [ -z "${HUB:-}" ] || echo "  - {job_name: gpujob-hub, static_configs: [{targets: [\"$HUB\"]}]}" >>"$D/prometheus.yml"
+    if [ -n "${WHOLE:-}" ]; then
+        echo "  - {job_name: prometheus, static_configs: [{targets: [\"127.0.0.1:$(port prometheus)\"]}]}" >>"$D/prometheus.yml"
+    fi
     cat >"$D/alertmanager.yml" <<CONF
 route: {receiver: test, group_by: [cluster, job_id, user], group_wait: 1s, group_interval: 2s, repeat_interval: 1h}
 receivers:
   - name: test
     webhook_configs: [{url: "http://127.0.0.1:$(port receiver)/", send_resolved: true}]
 CONF
+    [ -z "${WHOLE:-}" ] || sed -n '/^inhibit_rules:/,/^receivers:/{/^receivers:/d;p}' \
+        "$HERE/../../alertmanager/alertmanager.yml" >>"$D/alertmanager.yml"
     echo "rule files: $found"
     promtool check config "$D/prometheus.yml" >"$D/check.log" 2>&1 || { cat "$D/check.log" >&2; die "bad rules or configuration"; }
     amtool check-config "$D/alertmanager.yml" >"$D/check.log" 2>&1 || { cat "$D/check.log" >&2; die "bad alertmanager.yml"; }

@@ -38,8 +38,9 @@ def prometheus_unavailable() -> str | None:
 class Stack:
     """A stack on loopback, or with `cluster` on its head, where nodes can be scraped by name.
 
-    `rules` are globs of rule files (default: those of the project; an empty list: none). Use it as a context
-    manager, or call `up` and `down`; take it down before its cluster.
+    `rules` are globs of rule files (default: those of the project; an empty list: none). A `whole` one
+    scrapes itself too and hides alerts as the shipped configuration does. `hub` is the host:port of a hub to scrape.
+    Use it as a context manager, or call `up` and `down`; take it down before its cluster.
     """
 
     def __init__(
@@ -50,6 +51,8 @@ class Stack:
         rules: Sequence[str | Path] | None = None,
         targets_dir: Path | None = None,
         port: int = 0,
+        whole: bool = False,
+        hub: str = "",
     ) -> None:
         self.directory = directory.resolve()
         self.cluster = cluster
@@ -58,7 +61,10 @@ class Stack:
             "STACK_DIR": str(self.directory),
             "TARGETS_DIR": str(self.targets_dir),
             "PORT": str(port),
+            "HUB": hub,
         }
+        if whole:
+            self._settings["WHOLE"] = "yes"
         if rules is not None:
             self._settings["RULES"] = "\n".join(map(str, rules))
 

@@ -236,7 +236,7 @@ def test_a_tree_without_slurm_is_refused(folder: Path) -> None:
             Cluster(folder / "inside", nodes=1, accounting=False, prefix=PREFIX, root=folder / tree).up()
 
 
-@pytest.mark.parametrize("script", ["slurm-root.sh", "versions.sh"])
+@pytest.mark.parametrize("script", ["slurm-root.sh", "versions.sh", "stack-versions.sh"])
 def test_a_debian_suite_must_be_a_name(script: str, tmp_path: Path) -> None:
     for bad in ("../elsewhere", "a b", ""):
         argv = [str(HERE / script), bad, *([str(tmp_path / "tree")] if script == "slurm-root.sh" else [])]
