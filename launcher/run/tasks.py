@@ -1,5 +1,6 @@
 """Start the tasks of a job, find out why they end, and apply their restart policies."""
 
+import dataclasses
 import functools
 import subprocess
 import time
@@ -13,6 +14,7 @@ from exporter.workers.exit_reason import evidence_from_record, signal_name
 from launcher.errors import LauncherError
 from launcher.plan.plan import WORKERS, TaskPlan
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures
+from launcher.run.before.resume import find_checkpoint
 from launcher.run.job_log import launch_lines, log_line
 from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, Stop, attempt_optional
 from launcher.run.run_records import RunRecords
@@ -363,7 +365,16 @@ class JobTasks:
             left = rest or any(rank in self._ended or rank in self._with_leftovers for rank in ranks)
             if group.restart_at is not None and now >= group.restart_at and not left:
                 group.restart += 1
+                self._update_checkpoint()
                 self._start_group(group)
+
+    def _update_checkpoint(self) -> None:
+        """Let restarted workers resume from what the job has saved meanwhile."""
+        signals = self._signals
+        found = find_checkpoint(self._plan, self._facts, lambda: signals.end_signal is not None, is_restart=True)
+        if found != self._facts.checkpoint:
+            self._facts = dataclasses.replace(self._facts, checkpoint=found)
+            self._steps.update_facts(self._facts)
 
     # -- teardown --------------------------------------------------------------------------------
 

@@ -1,5 +1,6 @@
 """The verdict on any file, checkpoint or folder, whoever wrote it."""
 
+import contextlib
 import glob
 import gzip
 import json
@@ -128,6 +129,9 @@ def _verify_files(place: Path) -> PathVerdict:
     verdict.flaws = [*found.flaws, *found.empty_files]
     verdict.records = found.records if found.counted and not found.uncounted else None
     verdict.verdict, verdict.reason = _verdict_on_files(found, verdict.flaws)
+    if verdict.verdict == UNDECIDED and verdict.kind == "file" and not found.unreadable:
+        with contextlib.suppress(NotRegularFile), open_source(place.parent, place.name) as source:
+            verdict.reason = check_file(source).reason or verdict.reason
     return verdict
 
 

@@ -91,6 +91,7 @@ LINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
             r"free\(\): |malloc\(\): |realloc\(\): |munmap_chunk\(\): |\*\*\* (?:stack smashing|buffer overflow))"
         ),
     ),
+    (NOTICED, "assertion", lazy_regex(r".{0,500}\bCheck failed: .{0,200}Synchronize")),  # of work that failed before
     (ERROR, "assertion", lazy_regex(r".{1,500}: Assertion [`'].{1,1000}' failed\.?|.{0,500}\bCheck failed: ")),
     (ERROR, "panic", lazy_regex(r"thread '.{0,100}' (?:\(\d+\) )?panicked at ")),
     (

@@ -13,18 +13,21 @@ from launcher.verify.files import LastCheckpoint, VerifiedCheckpoint
 from launcher.verify.timed_reads import run_file_work
 
 MOST_S = 60.0  # for the search: a hanging file server must not hold up the job
+RESTART_MOST_S = 10.0  # the same before the restart of a worker, while others may run
 KIND = "checkpoint"
 
 
-def find_checkpoint(plan: Plan, facts: RunFacts, is_ending: Callable[[], bool]) -> str:
+def find_checkpoint(plan: Plan, facts: RunFacts, is_ending: Callable[[], bool], *, is_restart: bool = False) -> str:
     """Return the path of the newest whole checkpoint, otherwise of the newest undamaged one; empty without any.
 
-    Only for an attempt that may resume. ``log.out`` names it, and damaged or doubtful ones that are newer.
+    Only for an attempt that may resume, or before the ``is_restart`` of a worker. ``log.out`` names it, and damaged or
+    doubtful ones that are newer. If they cannot be read in time, a restart gets that of the ``facts`` again.
     """
     group = plan.group(KIND)
-    if group is None or group.pattern is None or not (facts.attempt or plan.manifest.resumes):
+    if group is None or group.pattern is None or not (facts.attempt or plan.manifest.resumes or is_restart):
         return ""
-    directory, end = plan.manifest.directory(group), time.monotonic() + MOST_S
+    directory = plan.manifest.directory(group)
+    end = time.monotonic() + (RESTART_MOST_S if is_restart else MOST_S)
     search = partial(LastCheckpoint, str(directory), group.pattern, 0.0, wants_whole=True)
     host = FileWatchHost(SystemClock())
     try:
@@ -34,7 +37,7 @@ def find_checkpoint(plan: Plan, facts: RunFacts, is_ending: Callable[[], bool]) 
     found = result.facts
     if not isinstance(found, VerifiedCheckpoint) or not (found.done or found.undamaged):
         log_line("Checkpoint to resume from: unknown, since the checkpoints could not be read in time")
-        return ""
+        return facts.checkpoint
     if found.last is None:
         return ""
     last, best = found.last.checkpoint, found.whole or found.undamaged

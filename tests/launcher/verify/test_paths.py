@@ -112,6 +112,7 @@ def test_the_command_prints_the_verdict_and_the_checkpoint_to_resume_from(tmp_pa
     done = gpujob("verify", "--json", "--deep", "notes.dat", cwd=tmp_path)
     (found,) = json.loads(done.stdout)["paths"]
     assert (done.returncode, found["verdict"], found["parts"]) == (9, "cannot tell", ["notes.dat"])
+    assert found["reason"] == "has an unknown format"
 
 
 def test_a_run_directory_and_a_job_are_sent_to_the_report(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 """The checkpoint that an attempt resumes from."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -51,4 +52,32 @@ def test_a_job_that_resumes_reads_the_placeholder(tmp_path: Path) -> None:
     (run_dir,) = (tmp_path / "logs").glob("local-*")
     (log,) = run_dir.glob("*_worker_w0.out")
     assert f"from {tmp_path.resolve()}/checkpoint_100.pt" in log.read_text()
+    assert DAMAGED + "is empty" in (run_dir / "log.out").read_text()
+
+
+def test_a_restarted_worker_gets_what_the_job_has_saved_meanwhile(tmp_path: Path) -> None:
+    write_two(tmp_path / "saved", "one_file")
+    (tmp_path / "saved/checkpoint_200.pt").write_bytes(b"")
+    job = {
+        "name": "job",
+        "workers": [
+            {
+                "role": "w",
+                "command": [
+                    "sh",
+                    "-c",
+                    "echo from {checkpoint}; test -e saved || exit 0; mv saved/* new; rmdir saved; exit 3",
+                ],
+                "restart": {"max": 1, "backoff": 0},
+            }
+        ],
+        "paths": {"checkpoint_dir": "new"},
+        "monitoring": {"linger": 0},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    done = gpujob("run", "--quiet", "job.yaml", cwd=tmp_path)
+    (run_dir,) = (tmp_path / "logs").glob("local-*")
+    logs = sorted(run_dir.glob("*_w_w0*.out"))
+    good = tmp_path.resolve() / "new/checkpoint_100.pt"
+    assert [log.read_text().splitlines()[0] for log in logs] == ["from ", f"from {good}"], done.stdout
     assert DAMAGED + "is empty" in (run_dir / "log.out").read_text()
