@@ -217,12 +217,12 @@ def _take_figures(job: TrackedJob, attempts: list[Attempt] | None, now: float) -
 
 def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
     """The jobs with the run directories of those that gpujob launched. A user is believed about own jobs only."""
-    found = dict(jobs)
+    found, of_arrays = dict(jobs), dict[str, Run]()
     for run in runs:
         job = found.get(run.job_id)
-        if job is None or job.user != run.user or job.first_submitted is None:
-            continue
-        if abs(job.first_submitted - run.submitted) > SAME_SUBMISSION_S:
+        if job is None and run.notify:
+            of_arrays[run.job_id] = run  # a sweep is registered under the id of its array
+        if job is None or not _is_of(run, job):
             continue
         if job.tracked.run_dir is None:
             job = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))
@@ -232,7 +232,17 @@ def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
         if (job.is_monitored, job.outcome, job.budget, job.notify) != learned:
             job = job._replace(is_monitored=run.is_monitored, outcome=outcome, budget=run.budget, notify=run.notify)
         found[run.job_id] = job
+    for key, job in found.items() if of_arrays else ():
+        array = of_arrays.get(array_of(key))
+        if array is not None and job.notify != array.notify and _is_of(array, job):
+            found[key] = job._replace(notify=array.notify)
     return found
+
+
+def _is_of(run: Run, job: Job) -> bool:
+    if job.user != run.user or job.first_submitted is None:
+        return False
+    return abs(job.first_submitted - run.submitted) <= SAME_SUBMISSION_S
 
 
 def with_prices(
