@@ -224,9 +224,11 @@ def _take_figures(job: TrackedJob, attempts: list[Attempt] | None, now: float) -
 
 def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
     """The jobs with the run directories of those that gpujob launched."""
-    found = dict(jobs)
+    found, of_arrays = dict(jobs), dict[str, Run]()
     for run in runs:
         job = found.get(run.job_id)
+        if job is None and run.notify:
+            of_arrays[run.job_id] = run  # a sweep is registered under the id of its array
         if job is None or not is_of_run(job, run):
             continue
         if job.tracked.run_dir is None:
@@ -237,6 +239,10 @@ def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
         if (job.is_monitored, job.outcome, job.budget, job.notify) != learned:
             job = job._replace(is_monitored=run.is_monitored, outcome=outcome, budget=run.budget, notify=run.notify)
         found[run.job_id] = job
+    for key, job in found.items() if of_arrays else ():
+        array = of_arrays.get(array_of(key))
+        if array is not None and job.notify != array.notify and is_of_run(job, array):
+            found[key] = job._replace(notify=array.notify)
     return found
 
 

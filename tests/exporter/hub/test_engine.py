@@ -408,6 +408,10 @@ def test_in_a_cluster_jobs_that_wait_are_only_in_the_sums(tmp_path: Path) -> Non
     hub.runs = [Run("9", "ada", "/runs/9", 101.0, notify="oncall")]
     hub.steps(60)
     assert 'notify="oncall",state="RUNNING"' in hub.page()
+    hub.runs = [*hub.runs, Run("8", "ada", "/sweeps/8", 101.0, notify="sweeps")]
+    hub.slurm.rows = [queue_row("8_1", "RUNNING", started=110.0)]
+    hub.steps(60)
+    assert 'notify="sweeps",state="RUNNING"' in hub.page()
     assert (
         'job_id="9",job_name="job",user="ada",partition="gpu",attempt="1",account="lab",qos="normal",launched_by="gpujob"'
         in hub.page()
