@@ -143,6 +143,10 @@ class Engine:
         self._live = self.view, frozenset[str]()
         self._publish(is_ready=False)
 
+    def known_cluster(self) -> str | None:
+        """The name of the cluster; None until Slurm has told it."""
+        return None if self.label == UNNAMED else self.label
+
     @property
     def interval_s(self) -> float:
         return self._pace["squeue"].interval_s

@@ -52,6 +52,7 @@ class Entry(Record):
     submitted: float
     job_name: str = ""
     budget: Budget | None = None
+    slurm_cluster: str | None = None  # None if it is not known, or without Slurm
 
 
 class _Process(Record):
@@ -259,6 +260,7 @@ class RegistryReader:
         self.live: Callable[[], Collection[str]] = tuple  # run directories of jobs that have not ended
         # of jobs that have: the run directory, and before when its targets were written if they are of no use
         self.stale: Callable[[], Mapping[str, float]] = dict
+        self.cluster: Callable[[], str | None] = lambda: None  # whose jobs are wanted, once it is known
         self.latest: Registry | None = None
 
     def start(self) -> None:
@@ -277,7 +279,11 @@ class RegistryReader:
         """Read what may have changed."""
         now, live = time.monotonic(), self.live()
         self._mounts.read(Read(str(folder.path), folder.read) for folder in self._folders)
-        entries = {entry.run_dir: (uid, entry) for folder in self._folders for uid, entry in self._of(folder)}
+        wanted = (None, self.cluster())  # a home may serve several clusters, which give the same ids
+        known = [each for folder in self._folders for each in self._of(folder)]
+        if wanted[1] is not None:
+            known = [(uid, entry) for uid, entry in known if entry.slurm_cluster in wanted]
+        entries = {entry.run_dir: (uid, entry) for uid, entry in known}
         for path, (uid, entry) in entries.items():
             if path not in self._run_dirs:
                 self._run_dirs[path] = _RunDir(uid, entry, self._own_uid)

@@ -92,6 +92,12 @@ HUB_RPCS = Family(
 HUB_RPC_SECONDS = Family("hub_controller_rpc_seconds_total", "Time that those requests took.", ("who",), "counter")
 HUB_MOUNTS = Family("hub_mount_responding", "Whether a mount with run directories answers.", ("mount",))
 HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler", "code"), "counter")
+HUB_REQUEST_SECONDS = Family(
+    "hub_http_request_seconds_total",
+    "Time that those requests took, with what they waited for.",
+    ("handler",),
+    "counter",
+)
 FAMILIES = (
     *(INFO, STATE, REASON, MONITORED, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
     *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOB_IDLE, JOB_SEEN, JOB_ENERGY, JOB_COST, PRICE, ITEMS),
@@ -108,6 +114,7 @@ FAMILIES = (
         HUB_RPCS,
         HUB_RPC_SECONDS,
         HUB_REQUESTS,
+        HUB_REQUEST_SECONDS,
         NODE_STATE,
         NODE_GPUS,
         NODE_GPUS_USED,
@@ -134,6 +141,7 @@ class SelfFacts(NamedTuple):
     store_bytes: int | None
     store_works: bool
     requests: Mapping[tuple[str, int], int]  # by handler and status
+    request_s: Mapping[str, float]  # by handler
     mounts: Mapping[str, bool]  # with run directories, and whether they answer
 
 
@@ -286,6 +294,8 @@ def render_self(facts: SelfFacts, out: Samples) -> None:
         out.add(HUB_MOUNTS, responds, mount=mount)
     for (handler, code), number in facts.requests.items():
         out.add(HUB_REQUESTS, number, handler=handler, code=code)
+    for handler, seconds in facts.request_s.items():
+        out.add(HUB_REQUEST_SECONDS, seconds, handler=handler)
 
 
 def _head(reason: str) -> str:

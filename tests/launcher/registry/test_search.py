@@ -242,4 +242,5 @@ def test_an_entry_says_what_the_index_of_a_cluster_needs(tmp_path: Path, elsewhe
         "host": "login1",
         "cluster": "hal",
         "budget": None,
+        "slurm_cluster": "hal",
     }
