@@ -108,6 +108,7 @@ class Run(NamedTuple):
     outcome: Outcome | None = None
     name: str = ""
     budget: Budget | None = None
+    job_ids: tuple[str, ...] = ()  # all ids; a sweep has one for each array
 
 
 def is_of_run(job: Job, run: Run) -> bool:

@@ -117,6 +117,7 @@ class _RunDir:
     def __init__(self, uid: int, entry: Entry, own_uid: int) -> None:
         self.uid, self.entry, self._own_uid = uid, entry, own_uid
         self.user = _user_name(uid)
+        self.job_ids: tuple[str, ...] = (entry.job_id,)
         self.groups: tuple[TargetGroup, ...] = ()
         self.groups_at = 0.0  # when they were written
         self.gone_since: float | None = None  # of a job without Slurm: when its processes were first gone
@@ -129,7 +130,7 @@ class _RunDir:
     def run(self) -> Run:
         entry, is_monitored = self.entry, any(each.labels.get("job") == SCRAPE_JOB for each in self.groups)
         known = (entry.job_id, self.user, entry.run_dir, entry.submitted)
-        return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget)
+        return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget, self.job_ids)
 
     @property
     def is_young(self) -> bool:
@@ -199,6 +200,14 @@ class _RunDir:
             return parse_outcome(text, self.entry.job_id) if uid == self.uid else None
         except (OSError, ValueError, RecursionError):
             return None  # none yet, or of a version that we do not know
+
+
+def _ids_by_run_dir(entries: Iterable[tuple[int, Entry]]) -> dict[str, tuple[str, ...]]:
+    """Ids of the jobs of each run directory: a sweep has several arrays."""
+    found: dict[str, list[str]] = {}
+    for _, entry in entries:
+        found.setdefault(entry.run_dir, []).append(entry.job_id)
+    return {path: tuple(sorted(job_ids)) for path, job_ids in found.items()}
 
 
 def read_run(uid: int, entry: Entry) -> Run:
@@ -288,6 +297,8 @@ class RegistryReader:
             if path not in self._run_dirs:
                 self._run_dirs[path] = _RunDir(uid, entry, self._own_uid)
         self._run_dirs = {path: self._run_dirs[path] for path in entries}
+        for path, own in _ids_by_run_dir(known).items():
+            self._run_dirs[path].job_ids = own
         due = [
             each
             for path, each in self._run_dirs.items()

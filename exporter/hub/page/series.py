@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import safe_label
-from exporter.hub.costs import budget_use, cost, energies, gpu_seconds, idle_s, seen_ratio
+from exporter.hub.costs import cost, energies, gpu_seconds, idle_s, seen_ratio
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey, Counters
 from exporter.hub.jobs import Job
 from exporter.slurm.accounting import tres
@@ -53,7 +53,7 @@ JOB_ENERGY = Family(
 )
 JOB_COST = Family("job_cost", "List price of the ended job, over its attempts.", (*JOB, "currency"))
 PRICE = Family("job_price_per_hour", "List price of the GPUs of the running job.", (*JOB, "currency"))
-JOB_BUDGET = Family("job_budget_used_ratio", "Used share of the running job's budget.", (*JOB, "kind"))
+JOB_BUDGET = Family("job_budget_used_ratio", "Used share of the budget of a running job or sweep.", (*JOB, "kind"))
 USER_BUDGET = Family("user_budget_used_ratio", "Used share of the user's budget.", ("user", "kind"))
 ITEMS = Family("job_items_processed", "Items of the ended job, from its report.", JOB)
 ITEMS_EXPECTED = Family("job_items_expected", "Items that the ended job should have, from its report.", JOB)
@@ -220,9 +220,9 @@ def _job_labels(job: Job) -> dict[str, str]:
     return dict(zip(JOB, labels, strict=True))
 
 
-def render_job_budget(job: Job, now: float, out: Samples) -> None:
-    """Add the use of a job's budget, which changes while it runs."""
-    for kind, ratio in budget_use(job, now).items():
+def render_job_budget(job: Job, used: Mapping[str, float], out: Samples) -> None:
+    """Add the used shares of a job's budget."""
+    for kind, ratio in used.items():
         out.add(JOB_BUDGET, ratio, **_job_labels(job), kind=kind)
 
 
