@@ -6,13 +6,14 @@ import random
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.contract.budget import USER_DAYS
 from exporter.contract.clock import Clock
 from exporter.contract.records import JsonObject
 from exporter.hub.api.answers import change_json
+from exporter.hub.costs import sweep_budget_use
 from exporter.hub.counters import Counters, count
 from exporter.hub.jobs import (
     SAME_SUBMISSION_S,
@@ -20,6 +21,7 @@ from exporter.hub.jobs import (
     Observation,
     Run,
     forget,
+    is_of_run,
     rows_of_runs,
     split_rows,
     take_accounting,
@@ -50,6 +52,7 @@ from exporter.slurm.diagnostics import Diagnostics
 from exporter.slurm.nodes import NodeRow, most_cpus
 from exporter.slurm.prices import DEFAULT
 from exporter.slurm.queue import QueueRow
+from exporter.slurm.states import array_of
 from exporter.slurm.tracking import Change
 
 RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
@@ -143,6 +146,10 @@ class Engine:
         self._live = self.view, frozenset[str]()
         self._publish(is_ready=False)
 
+    def known_cluster(self) -> str | None:
+        """The name of the cluster; None until Slurm has told it."""
+        return None if self.label == UNNAMED else self.label
+
     @property
     def interval_s(self) -> float:
         return self._pace["squeue"].interval_s
@@ -177,7 +184,7 @@ class Engine:
             self._read_nodes()
         if self._clock.monotonic() >= self._next_at["sdiag"] and self.view.is_ready:
             self._read_controller()
-        if self._budgets and self._clock.monotonic() >= self._budgets_at and self.view.is_ready:
+        if self._clock.monotonic() >= self._budgets_at and self.view.is_ready:
             self._check_budgets()
         if self._runs() is not self._runs_taken and self.view.is_ready:
             self._take_runs()
@@ -250,6 +257,9 @@ class Engine:
         """Compare what users have taken with their budgets."""
         now, use = self._clock.time(), dict[tuple[str, str], float]()
         self._budgets_at = self._clock.monotonic() + BUDGETS_EACH_S
+        self._page.sweeps = list(self._sweep_budgets(now))
+        if not self._budgets:
+            return
         running = [job for job in self._jobs.values() if job.tracked.state == "RUNNING"]
         sums = self._store.sums_since(now - USER_DAYS * DAY_S, "user", None)
         for user, (gpu_s, amount) in user_totals(sums, running, now).items():
@@ -257,6 +267,23 @@ class Engine:
             if budget is not None:
                 use |= {(user, kind): ratio for kind, ratio in budget.used(gpu_s, amount)}
         self.budget_use = use
+
+    def _sweep_budgets(self, now: float) -> Iterator[tuple[Job, Mapping[str, float]]]:
+        """Sweeps with a budget and tasks that have not ended, each as one job, and the used shares."""
+        for run in self._runs():
+            if run.budget is None or run.job_id in self._jobs or not run.job_id.isdecimal():
+                continue
+            present = {
+                name_of(job): job
+                for job in self._jobs.values()
+                if array_of(job.tracked.job_id) in run.job_ids and is_of_run(job, run)
+            }
+            if all(job.tracked.is_over for job in present.values()):
+                continue
+            past = {name_of(job): job for job in self._store.tasks_of(run.job_ids, run.user) if is_of_run(job, run)}
+            first = next(iter(present.values()))
+            whole = first._replace(tracked=first.tracked.replace(job_id=run.job_id))
+            yield whole, sweep_budget_use(run.budget, (past | present).values(), now)
 
     def _read_controller(self) -> None:
         begun, asked_at = self._clock.monotonic(), self._clock.time()

@@ -110,6 +110,7 @@ class Run(NamedTuple):
     name: str = ""
     budget: Budget | None = None
     notify: str = ""
+    job_ids: tuple[str, ...] = ()  # all ids; a sweep has one for each array
 
 
 def is_of_run(job: Job, run: Run) -> bool:
@@ -228,7 +229,7 @@ def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
     for run in runs:
         job = found.get(run.job_id)
         if job is None and run.notify:
-            of_arrays[run.job_id] = run  # a sweep is registered under the id of its array
+            of_arrays |= dict.fromkeys(run.job_ids or (run.job_id,), run)  # a sweep has the ids of its arrays
         if job is None or not is_of_run(job, run):
             continue
         if job.tracked.run_dir is None:

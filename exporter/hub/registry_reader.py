@@ -53,6 +53,7 @@ class Entry(Record):
     job_name: str = ""
     budget: Budget | None = None
     notify: str = ""
+    slurm_cluster: str | None = None  # None if it is not known, or without Slurm
 
 
 class _Process(Record):
@@ -117,6 +118,7 @@ class _RunDir:
     def __init__(self, uid: int, entry: Entry, own_uid: int) -> None:
         self.uid, self.entry, self._own_uid = uid, entry, own_uid
         self.user = _user_name(uid)
+        self.job_ids: tuple[str, ...] = (entry.job_id,)
         self.groups: tuple[TargetGroup, ...] = ()
         self.groups_at = 0.0  # when they were written
         self.gone_since: float | None = None  # of a job without Slurm: when its processes were first gone
@@ -129,7 +131,7 @@ class _RunDir:
     def run(self) -> Run:
         entry, is_monitored = self.entry, any(each.labels.get("job") == SCRAPE_JOB for each in self.groups)
         known = (entry.job_id, self.user, entry.run_dir, entry.submitted)
-        return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget, entry.notify)
+        return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget, entry.notify, self.job_ids)
 
     @property
     def is_young(self) -> bool:
@@ -201,6 +203,14 @@ class _RunDir:
             return None  # none yet, or of a version that we do not know
 
 
+def _ids_by_run_dir(entries: Iterable[tuple[int, Entry]]) -> dict[str, tuple[str, ...]]:
+    """Ids of the jobs of each run directory: a sweep has several arrays."""
+    found: dict[str, list[str]] = {}
+    for _, entry in entries:
+        found.setdefault(entry.run_dir, []).append(entry.job_id)
+    return {path: tuple(sorted(job_ids)) for path, job_ids in found.items()}
+
+
 def read_run(uid: int, entry: Entry) -> Run:
     """A run with its outcome, read once."""
     found = _RunDir(uid, entry, uid)
@@ -260,6 +270,7 @@ class RegistryReader:
         self.live: Callable[[], Collection[str]] = tuple  # run directories of jobs that have not ended
         # of jobs that have: the run directory, and before when its targets were written if they are of no use
         self.stale: Callable[[], Mapping[str, float]] = dict
+        self.cluster: Callable[[], str | None] = lambda: None  # whose jobs are wanted, once it is known
         self.latest: Registry | None = None
 
     def start(self) -> None:
@@ -278,11 +289,17 @@ class RegistryReader:
         """Read what may have changed."""
         now, live = time.monotonic(), self.live()
         self._mounts.read(Read(str(folder.path), folder.read) for folder in self._folders)
-        entries = {entry.run_dir: (uid, entry) for folder in self._folders for uid, entry in self._of(folder)}
+        wanted = (None, self.cluster())  # a home may serve several clusters, which give the same ids
+        known = [each for folder in self._folders for each in self._of(folder)]
+        if wanted[1] is not None:
+            known = [(uid, entry) for uid, entry in known if entry.slurm_cluster in wanted]
+        entries = {entry.run_dir: (uid, entry) for uid, entry in known}
         for path, (uid, entry) in entries.items():
             if path not in self._run_dirs:
                 self._run_dirs[path] = _RunDir(uid, entry, self._own_uid)
         self._run_dirs = {path: self._run_dirs[path] for path in entries}
+        for path, own in _ids_by_run_dir(known).items():
+            self._run_dirs[path].job_ids = own
         due = [
             each
             for path, each in self._run_dirs.items()

@@ -257,6 +257,12 @@ class Store:
             found += [_job(body) for body, _ in self._query(sql, ids)]
         return found
 
+    def tasks_of(self, array_ids: Iterable[str], user: str) -> list[Job]:
+        """The tasks of arrays."""
+        sql = "SELECT body FROM jobs WHERE job_id >= ? AND job_id < ? AND user = ?"
+        found = [self._query(sql, (f"{job_id}_", f"{job_id}`", user)) for job_id in array_ids]  # ` comes after _
+        return [_job(body) for rows in found for (body,) in rows]
+
     def jobs_since(self, since: float, user: str | None, state: str | None, most: int) -> list[Job]:
         """Jobs about which something was learned since then, the newest first."""
         return [_job(body) for (body,) in self.bodies_since(since, user, state, most)]

@@ -25,6 +25,7 @@ class UsageRow(NamedTuple):
     cpus: int
     gpus: dict[str, int]  # by type; a type that Slurm does not tell is empty
     name: str
+    idle_s: float | None = None  # GPU seconds in which a sidecar saw an idle GPU; None if nobody looked
 
     @property
     def gpu_seconds(self) -> float:
@@ -38,6 +39,7 @@ class Usage(NamedTuple):
     attempts: int
     cpu_s: float  # allocated, whether used or not
     gpu_s: dict[str, float]  # allocated, by type
+    idle_s: float | None = None  # of these, where sidecars looked
 
 
 class RunningUse(NamedTuple):
@@ -68,7 +70,11 @@ def sum_usage(rows: Iterable[UsageRow]) -> Usage:
     for row in rows:
         for name, count in row.gpus.items():
             gpu_s[name] = gpu_s.get(name, 0.0) + count * row.elapsed_s
-    return Usage(len({row.job_id for row in rows}), len(rows), sum(row.elapsed_s * row.cpus for row in rows), gpu_s)
+    cpu_s, idle_s = (
+        sum(row.elapsed_s * row.cpus for row in rows),
+        [row.idle_s for row in rows if row.idle_s is not None],
+    )
+    return Usage(len({row.job_id for row in rows}), len(rows), cpu_s, gpu_s, sum(idle_s) if idle_s else None)
 
 
 def parse_running_use(text: str) -> RunningUse:

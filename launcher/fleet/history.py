@@ -66,13 +66,16 @@ def read_used(slurm: SlurmReader, since: float, until: float, environ: Mapping[s
             if ended < history.covers_since or is_later:
                 continue  # accounting has it
             cut_s = max(0.0, begin - started)
-            rows.append(_usage_row(row, int(tres(row.resources, "cpu") or 0), max(0.0, elapsed_s - cut_s)))
+            whole = started == job.started and not cut_s
+            idle_s = job.gpu_idle_seconds if whole else None  # of a part of an attempt it is not known
+            cpus = int(tres(row.resources, "cpu") or 0)
+            rows.append(_usage_row(row, cpus, max(0.0, elapsed_s - cut_s), idle_s))
     return Used(tuple(rows), _source(history, since))
 
 
-def _usage_row(row: QueueRow, cpus: int, elapsed_s: float) -> UsageRow:
+def _usage_row(row: QueueRow, cpus: int, elapsed_s: float, idle_s: float | None = None) -> UsageRow:
     known = (row.job_id, row.user, row.account, row.partition, row.sight.state)
-    return UsageRow(*known, elapsed_s, cpus, gpu_counts(row.resources), row.name)
+    return UsageRow(*known, elapsed_s, cpus, gpu_counts(row.resources), row.name, idle_s)
 
 
 def attempts_of(job: HubJob, now: float) -> list[tuple[float, float, float]]:

@@ -19,14 +19,28 @@ from launcher.rundir.job_ids import task_ranges
 from launcher.watch.text import printable_line
 from launcher.words import duration_text
 
-HEAD = ("NAME", "JOB", "BACKEND", "GPU", "STATUS", "PROGRESS", "ETA", "MARGIN", "COST", "CPU%", "MEM%", "SUBMITTED")
+HEAD = (
+    *("NAME", "JOB", "BACKEND", "GPU", "PRICE", "STATUS", "PROGRESS", "ETA", "MARGIN", "COST", "CPU%", "MEM%"),
+    "SUBMITTED",
+)
 MORE = (
     *("USER", "PARTITION", "ACCOUNT", "QOS", "NODES", "ELAPSED", "LIMIT", "IDLE", "ENERGY"),
-    *("DEPENDENCY", "RESOURCES", "RUN_DIR"),
+    *("ATTEMPT", "EXIT", "DEPENDENCY", "RESOURCES", "RUN_DIR"),
 )  # with -v
-OPTIONAL = ("PROGRESS", "ETA", "MARGIN", "COST", "CPU%", "MEM%")
-OPTIONAL_MORE = ("USER", "ACCOUNT", "QOS", "NODES", "IDLE", "ENERGY", "DEPENDENCY", "RUN_DIR")
-LEFT_OUT = ("BACKEND", "MEM%", "CPU%", "SUBMITTED", "COST", "GPU", "PROGRESS", "MARGIN", "ETA")  # in a narrow window
+OPTIONAL = ("PRICE", "PROGRESS", "ETA", "MARGIN", "COST", "CPU%", "MEM%")
+OPTIONAL_MORE = ("USER", "ACCOUNT", "QOS", "NODES", "IDLE", "ENERGY", "EXIT", "DEPENDENCY", "RUN_DIR")
+LEFT_OUT = (
+    "BACKEND",
+    "PRICE",
+    "MEM%",
+    "CPU%",
+    "SUBMITTED",
+    "COST",
+    "GPU",
+    "PROGRESS",
+    "MARGIN",
+    "ETA",
+)  # in a narrow window
 MIB = 1024**2
 MOST_FORECAST_S = 90 * 86400.0  # of a start; Slurm forecasts a year behind a job without a time limit
 ENDED = (*ENDS, "INCOMPLETE", "UNKNOWN")  # the last two of jobs without Slurm
@@ -81,6 +95,10 @@ class Job(NamedTuple):
     def energy_j(self) -> float | None:
         """Energy of its GPUs so far."""
         return self.run.gpus.energy_j if self.run is not None and self.run.gpus is not None else None
+
+    def price_per_hour(self, prices: Prices | None) -> float | None:
+        """List price of an hour of its GPUs; None without a price."""
+        return None if prices is None or self.backend == "local" else prices.of_gpus(gpu_counts(self.row.resources))
 
     def cost(self, prices: Prices | None, now: float) -> float | None:
         """List price of its GPUs so far; None without a price or before its start."""
@@ -220,6 +238,7 @@ def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[
         row.job_id,
         job.backend,
         _gpu_text(job),
+        "-" if prices is None else prices.text(job.price_per_hour(prices)),
         _state_text(job, now),
         _progress_text(run),
         "stalled" if run is not None and run.stalled else duration_text(run.eta.seconds if run and run.eta else None),
@@ -234,7 +253,13 @@ def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[
         elapsed = "-" if job.tasks else duration_text(job.elapsed_s(now))
         cells += (row.user, row.partition or "-", row.account, row.qos, row.nodes, elapsed, limit)
         cells += (_percent(job.gpu_idle_ratio), energy_text(job.energy_j))
-        cells += (row.dependency, row.resources or "-", "" if run is None else run.run_dir)
+        cells += (
+            str(sight.restarts + 1),
+            figures.exit_code or "-",
+            row.dependency,
+            row.resources or "-",
+            "" if run is None else run.run_dir,
+        )
     return tuple(printable_line(cell) or "-" for cell in cells)
 
 
@@ -302,7 +327,7 @@ def _job_json(job: Job, now: float, prices: Prices | None) -> JsonValue:
     row, sight, run = job.row, job.row.sight, job.run
     cpus, memory = tres(row.resources, "cpu"), tres(row.resources, "mem")
     gpus = gpu_counts(row.resources)
-    cost = job.cost(prices, now)
+    cost, price = job.cost(prices, now), job.price_per_hour(prices)
     return {
         "job_name": row.name,
         "job_id": row.job_id,
@@ -332,6 +357,7 @@ def _job_json(job: Job, now: float, prices: Prices | None) -> JsonValue:
         "energy_j": job.energy_j,
         "run_dir": None if run is None else run.run_dir,
         "figures": None if job.figures is None else job.figures.to_json(),
+        "price_per_hour": None if price is None or prices is None else {"amount": price, "currency": prices.currency},
         "cost": None if cost is None or prices is None else {"amount": round(cost, 4), "currency": prices.currency},
     }
 

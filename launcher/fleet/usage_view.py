@@ -43,11 +43,11 @@ def usage_table(rows: Sequence[UsageRow], by: str) -> UsageTable:
 
 def render_usage(table: UsageTable, prices: Prices | None = None) -> list[str]:
     """A line for each group below the head, and the total."""
-    head = (table.by.upper(), "JOBS", "GPU_H", "CPU_H", "COST")
+    head = (table.by.upper(), "JOBS", "GPU_H", "IDLE", "CPU_H", "COST")
     rows = [_cells(table, name, usage, prices) for name, usage in table.groups.items()]
     if len(rows) > 1:
         rows.append(_cells(table, "TOTAL", table.total, prices))
-    lines = render_table(head, rows, optional=("COST",))
+    lines = render_table(head, rows, optional=("IDLE", "COST"))
     return lines if table.has_gpus or not rows else [*lines, "", NO_GPUS]
 
 
@@ -57,6 +57,7 @@ def _cells(table: UsageTable, name: str, usage: Usage, prices: Prices | None) ->
         printable_line(name) or "-",
         str(usage.jobs),
         "-" if hours is None else f"{hours:,.2f}",
+        "-" if usage.idle_s is None else f"{usage.idle_s / HOUR_S:,.2f}",
         f"{usage.cpu_s / HOUR_S:,.2f}",
         "-" if prices is None else prices.text(_cost(usage, prices)),
     )
@@ -85,6 +86,7 @@ def _values(table: UsageTable, usage: Usage, prices: Prices | None) -> dict[str,
         "attempts": usage.attempts,
         "gpu_hours": None if hours is None else round(hours, 4),
         "gpu_hours_by_type": {name or "unknown": round(gpu_s / HOUR_S, 4) for name, gpu_s in usage.gpu_s.items()},
+        "gpu_idle_hours": None if usage.idle_s is None else round(usage.idle_s / HOUR_S, 4),
         "cpu_hours": round(usage.cpu_s / HOUR_S, 4),
         "cost": None if cost is None else round(cost, 4),
         "currency": None if cost is None or prices is None else prices.currency,

@@ -144,12 +144,6 @@ class JobSpec(FileModel):
         return self
 
     @model_validator(mode="after")
-    def _a_sweep_has_no_budget(self) -> "JobSpec":
-        if self.sweep is not None and self.budget is not None:
-            raise ValueError("budget: a sweep has none; leave it out, or set one for the user in the cluster file")
-        return self
-
-    @model_validator(mode="after")
     def _secrets_have_no_value(self) -> "JobSpec":
         places = {"env": self.env, **{f"workers[{index}].env": entry.env for index, entry in enumerate(self.workers)}}
         twice = [

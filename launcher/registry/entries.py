@@ -15,6 +15,7 @@ from exporter.contract import run_files
 from exporter.contract.budget import Budget
 from exporter.contract.records import Record, RecordError
 from exporter.contract.user_state import user_state_folder
+from exporter.slurm.sources.shared_look_reader import configured_cluster
 from launcher.errors import LauncherError
 from launcher.rundir.cluster_file import find_registry_dir
 
@@ -39,6 +40,7 @@ class JobEntry(Record):
     cluster: str | None = None  # None for the cluster of the machine that submitted it
     budget: Budget | None = None
     notify: str = ""  # as in the manifest
+    slurm_cluster: str | None = None  # the same by its name, if that is known: another one may give this id too
 
 
 def register_job(run_dir: Path, submission: Mapping[str, object], environ: Mapping[str, str], workdir: Path) -> None:
@@ -49,6 +51,8 @@ def register_job(run_dir: Path, submission: Mapping[str, object], environ: Mappi
     fields = {name: submission[name] for name in JobEntry.FIELDS if name in submission}
     try:
         entry = JobEntry.from_json({**fields, "run_dir": str(run_dir)})
+        if not entry.job_id.startswith(LOCAL_PREFIX):
+            entry = entry.replace(slurm_cluster=entry.cluster or configured_cluster(environ))
     except RecordError:
         return
     for folder, mode in ((_own_folder(environ), 0o600), (_site_folder(environ, workdir), 0o644)):

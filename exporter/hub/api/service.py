@@ -66,6 +66,7 @@ class HubService:
         self._engine, self._store, self._registry = engine, store, registry
         self._own_uid, self._whole_cluster = own_uid, whole_cluster
         self._requests = Counter[tuple[str, int]]()
+        self._request_s: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._born = f"{time.time_ns():x}"  # an earlier process has had the same numbers
         self._polls = 0
@@ -117,11 +118,14 @@ class HubService:
     async def _count(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
         name = resource.canonical if resource is not None else "other"
+        begun = time.monotonic()
         try:
             response = await handler(request)
         except web.HTTPException as error:
             self._requests[name, error.status] += 1
             raise
+        finally:
+            self._request_s[name] = self._request_s.get(name, 0.0) + time.monotonic() - begun
         self._requests[name, response.status] += 1
         return response
 
@@ -144,7 +148,7 @@ class HubService:
         size, works = self._store.size_bytes(), self._store.problem is None
         engine, mounts = self._engine, self._registry.mounts()
         commands, unparsed, interval_s = engine.commands, engine.unparsed, engine.interval_s
-        facts = SelfFacts(commands, unparsed, interval_s, size, works, self._requests, mounts)
+        facts = SelfFacts(commands, unparsed, interval_s, size, works, self._requests, self._request_s, mounts)
         render_self(facts, out)
         render_user_budgets(engine.budget_use, out)
         if engine.controller is not None:

@@ -1,9 +1,10 @@
 """The series of all jobs as text, of which only those of changed jobs are made anew."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples, page_part
+from exporter.hub.costs import budget_use
 from exporter.hub.counters import Counters
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
 from exporter.hub.look import end_of, wants_figures
@@ -44,6 +45,7 @@ class JobPage:
         self._ends: dict[str, float] = {}  # when the series of ended jobs go
         self._sums: dict[Sum, int] = {}
         self._unsettled: dict[str, float] = {}  # ends of jobs that wait for their figures
+        self.sweeps: Sequence[tuple[Job, Mapping[str, float]]] = ()  # with the used shares of their budgets
         self._budgeted: dict[str, Job] = {}  # running jobs with a budget
         self._wanted: dict[str, float] = {}  # submit times of jobs that should have series
         self._rendered: dict[str, tuple[Family, ...]] = {}
@@ -71,7 +73,9 @@ class JobPage:
         render_sums(sums, self._of_sums)
         render_counters(counters, self._of_sums)
         for job in self._budgeted.values():
-            render_job_budget(job, now, self._of_sums)
+            render_job_budget(job, budget_use(job, now), self._of_sums)
+        for sweep, used in self.sweeps:
+            render_job_budget(sweep, used, self._of_sums)
         self._of_sums.add(HUB_LAG, now - min(self._unsettled.values(), default=now))
         yield self._of_sums.page()
 

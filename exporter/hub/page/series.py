@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples
 from exporter.contract.identity import safe_label
-from exporter.hub.costs import budget_use, cost, energies, gpu_seconds, idle_s, seen_ratio
+from exporter.hub.costs import cost, energies, gpu_seconds, idle_s, seen_ratio
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, IDLE_S, STARTED, WAIT_S, CounterKey, Counters
 from exporter.hub.jobs import Job
 from exporter.slurm.accounting import tres
@@ -54,7 +54,9 @@ JOB_ENERGY = Family(
 )
 JOB_COST = Family("job_cost", "List price of the ended job, over its attempts.", (*JOB, "currency"))
 PRICE = Family("job_price_per_hour", "List price of the GPUs of the running job.", (*JOB, "currency"))
-JOB_BUDGET = Family("job_budget_used_ratio", "Used share of the running job's budget.", (*ALERTING_JOB, "kind"))
+JOB_BUDGET = Family(
+    "job_budget_used_ratio", "Used share of the budget of a running job or sweep.", (*ALERTING_JOB, "kind")
+)
 USER_BUDGET = Family("user_budget_used_ratio", "Used share of the user's budget.", ("user", "kind"))
 ITEMS = Family("job_items_processed", "Items of the ended job, from its report.", JOB)
 ITEMS_EXPECTED = Family("job_items_expected", "Items that the ended job should have, from its report.", JOB)
@@ -93,6 +95,12 @@ HUB_RPCS = Family(
 HUB_RPC_SECONDS = Family("hub_controller_rpc_seconds_total", "Time that those requests took.", ("who",), "counter")
 HUB_MOUNTS = Family("hub_mount_responding", "Whether a mount with run directories answers.", ("mount",))
 HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler", "code"), "counter")
+HUB_REQUEST_SECONDS = Family(
+    "hub_http_request_seconds_total",
+    "Time that those requests took, with what they waited for.",
+    ("handler",),
+    "counter",
+)
 FAMILIES = (
     *(INFO, STATE, REASON, MONITORED, SUBMIT, START, END, EXPECTED_START, LIMIT, GPUS, NODES, CPUS, MEMORY, EXIT_CODE),
     *(CPU_RATIO, MEMORY_RATIO, LIMIT_RATIO, JOB_GPU_SECONDS, JOB_IDLE, JOB_SEEN, JOB_ENERGY, JOB_COST, PRICE, ITEMS),
@@ -109,6 +117,7 @@ FAMILIES = (
         HUB_RPCS,
         HUB_RPC_SECONDS,
         HUB_REQUESTS,
+        HUB_REQUEST_SECONDS,
         NODE_STATE,
         NODE_GPUS,
         NODE_GPUS_USED,
@@ -135,6 +144,7 @@ class SelfFacts(NamedTuple):
     store_bytes: int | None
     store_works: bool
     requests: Mapping[tuple[str, int], int]  # by handler and status
+    request_s: Mapping[str, float]  # by handler
     mounts: Mapping[str, bool]  # with run directories, and whether they answer
 
 
@@ -214,9 +224,9 @@ def _job_labels(job: Job) -> dict[str, str]:
     return dict(zip(JOB, labels, strict=True))
 
 
-def render_job_budget(job: Job, now: float, out: Samples) -> None:
-    """Add the use of a job's budget, which changes while it runs."""
-    for kind, ratio in budget_use(job, now).items():
+def render_job_budget(job: Job, used: Mapping[str, float], out: Samples) -> None:
+    """Add the used shares of a job's budget."""
+    for kind, ratio in used.items():
         out.add(JOB_BUDGET, ratio, **_job_labels(job), notify=safe_label(job.notify), kind=kind)
 
 
@@ -288,6 +298,8 @@ def render_self(facts: SelfFacts, out: Samples) -> None:
         out.add(HUB_MOUNTS, responds, mount=mount)
     for (handler, code), number in facts.requests.items():
         out.add(HUB_REQUESTS, number, handler=handler, code=code)
+    for handler, seconds in facts.request_s.items():
+        out.add(HUB_REQUEST_SECONDS, seconds, handler=handler)
 
 
 def _head(reason: str) -> str:

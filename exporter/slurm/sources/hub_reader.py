@@ -47,6 +47,7 @@ class HubJob(Record):
     is_listed: bool = True
     figures: Figures | None = None
     history: tuple[Event, ...] = ()
+    gpu_idle_seconds: float | None = None  # of the last attempt
 
     def row(self) -> QueueRow:
         """The row of squeue of which the hub has learned this."""

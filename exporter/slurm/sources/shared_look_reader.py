@@ -239,13 +239,16 @@ def cluster_name(environ: Mapping[str, str]) -> str:
 
     It is the one that the user has chosen, else that of Slurm's configuration, else known by this machine's name.
     """
-    if chosen := environ.get("SLURM_CLUSTERS"):
-        return chosen
+    return environ.get("SLURM_CLUSTERS") or configured_cluster(environ) or os.uname().nodename
+
+
+def configured_cluster(environ: Mapping[str, str]) -> str | None:
+    """The name of the cluster in Slurm's configuration; None if it cannot be read here."""
     for path in filter(None, (environ.get("SLURM_CONF"), *CONF_FILES)):
         try:
             with open(path, encoding="utf-8", errors="replace") as source:
                 found = _CLUSTER_NAME.search(source.read(MOST_CONF_BYTES))
         except OSError:
             continue
-        return found[1] if found else path
-    return os.uname().nodename
+        return found[1] if found else None
+    return None

@@ -40,6 +40,7 @@ SORT_NAMES = ("submitted", "started", "name", "job", "state", "gpus")
 @click.option("--run", "name", metavar="NAME", help="Only the jobs of this pipeline or sweep of yours, a line each.")
 @HUB
 @SOURCE
+@click.option("--format", "form", type=click.Choice(("table", "json")), default="table", help="json is --json.")
 @click.option("--json", "as_json", is_flag=True, help="JSON: runs with their jobs. An array is one run.")
 def ps(
     ended_too: bool,
@@ -53,6 +54,7 @@ def ps(
     sort: str,
     number: int | None,
     name: str | None,
+    form: str,
     as_json: bool,
 ) -> None:
     """List your jobs: those that have not ended, or the last one that did.
@@ -63,9 +65,9 @@ def ps(
     an array are one line, and so are the jobs of a pipeline; --run opens it.
 
     Progress, ETA and MARGIN, the time between the forecast and the time limit, are of jobs that gpujob launched; jobs
-    of `gpujob run` are listed too. COST is the list price of the cluster file. IDLE with -v is the share of the GPU
-    time that sidecars saw, and ENERGY that of the GPUs. If Slurm does not answer, the last known state is shown with
-    its age. The exit status is then 0, or 9 if nothing is known.
+    of `gpujob run` are listed too. PRICE of an hour and COST so far are list prices of the cluster file. IDLE with -v
+    is the share of the GPU time that sidecars saw, and ENERGY that of the GPUs. If Slurm does not answer, the last
+    known state is shown with its age. The exit status is then 0, or 9 if nothing is known.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from exporter.slurm.sources.rest_reader import slurm_reader
@@ -134,7 +136,7 @@ def ps(
         origin = {"as_of": look.as_of, "problem": look.problem, "source": look.source, "ended_from": source}
         return {**jobs_json(jobs[:number], now, prices), **origin}, lines
 
-    repeat(show, watch=watch, as_json=as_json)
+    repeat(show, watch=watch, as_json=as_json or form == "json")
 
 
 def _read_run(name: str, rows: "Iterable[QueueRow]") -> "tuple[dict[str, str], list[QueueRow]]":

@@ -28,12 +28,12 @@ REPORT = {
 }
 
 
-def register(folder: Path, run_dir: Path, job_id: str = "7") -> None:
+def register(folder: Path, run_dir: Path, job_id: str = "7", **more: object) -> None:
     folder.mkdir(exist_ok=True)
     run_dir.mkdir(parents=True)
-    entry = {"schema": 1, "job_id": job_id, "job_name": "train", "run_dir": str(run_dir), "submitted": 10.0}
+    entry = {"schema": 1, "job_id": job_id, "job_name": "train", "run_dir": str(run_dir), "submitted": 10.0, **more}
     entry["notify"] = "oncall"
-    run_files.write_json(folder / f"{job_id}-12345678.json", entry)
+    run_files.write_json(folder / f"{job_id}-{run_dir.name}.json", entry)
 
 
 def report(run_dir: Path, **over: object) -> None:
@@ -174,3 +174,14 @@ def test_targets_of_a_job_without_slurm_go_after_its_processes(
             process.wait()
     # it runs; its sidecar writes; both are gone; and for longer; its sidecar is back
     assert found == ([1, 1, 1, 0, 1] if host == socket.gethostname() else [1] * 5)
+
+
+def test_equal_ids_of_two_clusters_with_one_home_are_two_jobs(tmp_path: Path) -> None:
+    for name, cluster in (("one", "c1"), ("two", "c2"), ("old", None)):
+        register(tmp_path / "entries", tmp_path / name, slurm_cluster=cluster)
+    registry = RegistryReader([tmp_path / "entries"], only_own=True)
+    registry.read()
+    assert len(registry.runs()) == 3  # before Slurm has told its name
+    registry.cluster = lambda: "c1"
+    registry.read()
+    assert {Path(run.run_dir).name for run in registry.runs()} == {"one", "old"}

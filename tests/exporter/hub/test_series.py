@@ -60,7 +60,10 @@ def page(*jobs: Job) -> dict[str, str]:
     text = "".join(JobPage("c1", whole_cluster=False, most=100).parts(by_key(*jobs), COUNTERS, NOW))
     out = Samples({})
     use = CommandUse(3, 1, 0.5, NOW)
-    render_self(SelfFacts({"squeue": use}, {}, 60.0, 4096, True, {("/metrics", 200): 2}, {"/home": True}), out)
+    render_self(
+        SelfFacts({"squeue": use}, {}, 60.0, 4096, True, {("/metrics", 200): 2}, {"/metrics": 0.5}, {"/home": True}),
+        out,
+    )
     render_user_budgets({("ada", "cost"): 0.5}, out)
     render_controller(Diagnostics(NOW, 1, 2, 3, RpcUse(4, 0.5), RpcUse(1, 0.1)), 90.0, out)
     render_nodes(NODE_ROWS, Prices("EUR", {"h100": 2.5}), out)

@@ -8,14 +8,15 @@ from pathlib import Path
 import pytest
 
 from exporter.hub.engine import Engine, Settings
-from exporter.hub.index_reader import index_path, read_history, rebuild_index
+from exporter.hub.index_reader import History, index_path, read_history, rebuild_index
 from exporter.hub.store import Batch, Store
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader
 from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.sources.hub_reader import HubJob
 from exporter.slurm.usage import Usage, UsageRow
 from launcher.fleet.history import read_ended, read_used
-from launcher.fleet.usage_view import usage_table
+from launcher.fleet.usage_view import render_usage, usage_table
 from tests.support.exporter import FakeClock
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
@@ -108,6 +109,29 @@ def test_index_and_accounting_together_say_what_accounting_says(days: float, env
     told, wanted = ended(slurm, since, environ), ended(slurm, since, alone)
     wanted = {job_id: each for job_id, each in wanted.items() if each[0].sight.ended >= since}  # type: ignore[index]
     assert told == wanted
+
+
+def test_idle_gpu_time_is_that_of_attempts_that_are_counted_whole(
+    environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    jobs = tuple(
+        HubJob(
+            job_id=name,
+            job_name=name,
+            state="COMPLETED",
+            started=begin,
+            ended=NOW,
+            resources=TRES,
+            gpu_idle_seconds=9.0,
+        )
+        for name, begin in (("whole", NOW - 50.0), ("cut", NOW - 500.0))
+    )
+    found = History("unix:/hub", jobs, 0.0, NOW, is_of_hub=True)
+    monkeypatch.setattr("launcher.fleet.history.read_history", lambda *_: found)
+    table = usage_table(read_used(Accounting([]), NOW - 100.0, NOW, environ).rows, "name")
+    assert {name: usage.idle_s for name, usage in table.groups.items()} == {"whole": 9.0, "cut": None}
+    head, _, whole, total = render_usage(table)
+    assert (head.split()[:4], whole.split()[3], total.split()[3]) == (["NAME", "JOBS", "GPU_H", "IDLE"], "0.00", "0.00")
 
 
 def test_a_hub_that_saw_everything_needs_no_accounting(environ: dict[str, str]) -> None:

@@ -28,7 +28,7 @@ REPORT = {"schema": 1, "job_id": "6", "job_name": "x", "exit_status": 0, "attemp
 GONE = "slurm_load_jobs error: Unable to contact slurm controller"
 
 
-COLUMNS = ["NAME", "JOB", "BACKEND", "GPU", "STATUS", "PROGRESS", "ETA", "MARGIN", "COST", "SUBMITTED"]
+COLUMNS = ["NAME", "JOB", "BACKEND", "GPU", "PRICE", "STATUS", "PROGRESS", "ETA", "MARGIN", "COST", "SUBMITTED"]
 
 
 def queue(slurm: FakeSlurm, log: object = "/dev/null") -> None:

@@ -243,4 +243,5 @@ def test_an_entry_says_what_the_index_of_a_cluster_needs(tmp_path: Path, elsewhe
         "cluster": "hal",
         "budget": None,
         "notify": "",
+        "slurm_cluster": "hal",
     }

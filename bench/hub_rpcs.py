@@ -1,0 +1,114 @@
+"""RPCs that a hub and its watchers cost a real controller, for any number of jobs, as sdiag counts them by user.
+
+RPCS_JOBS are the numbers of held jobs, RPCS_WATCHERS the number of `gpujob ps -w` at once, with a hub and without one.
+Each is counted for RPCS_SECONDS. Needs root and the packages of tests/realstack.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from bench.clock import Figures
+from exporter.slurm.diagnostics import parse_diagnostics
+from tests.endtoend.jobs import GPUJOB
+from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
+
+JOBS = tuple(int(number) for number in os.environ.get("RPCS_JOBS", "1,100,5000").split(","))
+WATCHERS = int(os.environ.get("RPCS_WATCHERS", "50"))
+SECONDS = float(os.environ.get("RPCS_SECONDS", "600"))
+MOST_A_MINUTE = 3.0
+SUBMITTED_AT_ONCE = 2
+STEADY_S = 10.0  # from the start of a hub or of watchers to the first count
+BEGIN_S = 0.5  # of a watcher, on two cores
+ROUNDED = 2  # calls: a window of some minutes begins and ends anywhere between two questions
+
+
+def measure() -> Figures:
+    """RPCs a minute of the user whose hub and commands ask."""
+    if reason := slurm_unavailable(accounting=False):
+        raise SystemExit(f"hub_rpcs: {reason}")
+    folder, found = Path(tempfile.mkdtemp(prefix="gpujob-rpcs-", dir="/tmp")), dict[str, float]()
+    folder.chmod(0o777)
+    try:
+        with Cluster(folder / "cluster", nodes=1, accounting=False, prefix="rpcs") as cluster:
+            held = 0
+            for jobs in JOBS:
+                _hold(cluster, jobs - held)
+                held = jobs
+                with _hub(cluster, folder):
+                    found[f"{jobs} jobs, hub"] = _rpcs_a_minute(cluster)
+            if WATCHERS:
+                for name, environ in (("hub", {}), ("no hub", {"GPUJOB_HUB": "none"})):
+                    with _hub(cluster, folder), _watchers(cluster, folder, environ):
+                        found[f"{held} jobs, {WATCHERS} watchers, {name}"] = _rpcs_a_minute(cluster)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    most = MOST_A_MINUTE + ROUNDED * 60 / SECONDS
+    goals = {
+        "the hub: at most 3 RPCs a minute": all(
+            rpcs <= most for name, rpcs in found.items() if not name.endswith("no hub")
+        ),
+        "watchers without a hub cost at most as much again": all(rpcs <= 2 * most for rpcs in found.values()),
+    }
+    return {"seconds": SECONDS, "rpcs_a_minute": found, "goals": goals}
+
+
+def _hold(cluster: Cluster, count: int) -> None:
+    """Submit jobs that wait for ever: each with a row of its own, as those of an array have not."""
+    one = "sbatch --hold --parsable --wrap true -o /dev/null"
+    argv = ["sh", "-c", f"seq {count} | xargs -P {SUBMITTED_AT_ONCE} -I@ {one} -J held@ > /dev/null"]
+    cluster.run(argv, timeout=1200, check=True)
+
+
+@contextmanager
+def _hub(cluster: Cluster, folder: Path) -> Iterator[None]:
+    state = folder / "state"
+    argv: list[str | Path] = [GPUJOB.parent / "gpujob-exporter", "hub", "--state-dir", state / "gpujob" / "hub"]
+    process = cluster.popen(argv, env=_environ(folder), stderr=subprocess.DEVNULL)
+    try:
+        socket = state / "gpujob" / "hub" / "hub.sock"
+        ask: list[str | Path] = ["curl", "-sf", "--unix-socket", socket, "http://hub/-/ready"]
+        cluster.wait_for(lambda: cluster.run(ask).returncode == 0, 60, "the hub")
+        yield
+    finally:
+        cluster.signal(process, signal.SIGTERM)
+        process.communicate(timeout=60)
+
+
+@contextmanager
+def _watchers(cluster: Cluster, folder: Path, environ: dict[str, str]) -> Iterator[None]:
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    argv = [GPUJOB, "ps", "-w", "--json", "-n", "1"]
+    running = [cluster.popen(argv, env=_environ(folder) | environ, **quiet) for _ in range(WATCHERS)]  # type: ignore[arg-type] # both are of subprocess
+    try:
+        time.sleep(WATCHERS * BEGIN_S)  # all of them have begun
+        yield
+    finally:
+        for process in running:
+            cluster.kill(process)
+
+
+def _environ(folder: Path) -> dict[str, str]:
+    return {"XDG_RUNTIME_DIR": "", "XDG_STATE_HOME": f"{folder}/state", "XDG_CACHE_HOME": f"{folder}/cache"}
+
+
+def _rpcs_a_minute(cluster: Cluster) -> float:
+    time.sleep(STEADY_S)
+    begun, before = time.monotonic(), _calls(cluster)
+    time.sleep(SECONDS)
+    return round((_calls(cluster) - before) * 60 / (time.monotonic() - begun), 2)
+
+
+def _calls(cluster: Cluster) -> int:
+    """Calls of the cluster's user up to now, asked by root."""
+    uid = int(cluster.run(["id", "-u"], check=True).stdout)
+    text = cluster.run(["sdiag"], user=ROOT, env={"SLURM_TIME_FORMAT": "%s"}, check=True).stdout
+    found = parse_diagnostics(text, uid)
+    assert found is not None, text
+    return found.own_rpcs.calls
