@@ -118,7 +118,9 @@ def _channel(channel: ChannelSpec, notify: NotifySpec, site: Site) -> Tree:
             "description": _template("title"),
             "client": "gpujob",
             "client_url": LINK,
-            "details": {"text": _template("text")},
+            # From 0.33 on, Alertmanager reads details as YAML if they are, and takes job names in them for templates.
+            # With its first line our text is no YAML. The other two Alertmanager would fill in itself.
+            "details": {"text": f"Alerts of gpujob\n{_template('text')}", "firing": "", "resolved": ""},
         }
         return {"pagerduty_configs": [{"routing_key_file": channel.pagerduty.key_file, **url, **texts}]}
     if channel.opsgenie is not None:
