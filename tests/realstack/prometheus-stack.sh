@@ -13,7 +13,6 @@
 #   RULES=<project>/alertmanager/rules/*.yml   globs of rule files, one per line; empty: none
 #   TARGETS_DIR=$STACK_DIR/targets    what to scrape: file_sd, *.json
 #   WHOLE=                when set, the stack scrapes itself too, and hides alerts as the shipped configuration does
-#   HUB=                  host:port of a hub to scrape
 #   BIN=                  a folder with other versions of the programs
 # Alerts arrive in $STACK_DIR/alerts.jsonl, one line per webhook call.
 # For a cluster of slurm-cluster.sh run this on its head (slurm-cluster.sh exec), every command.
@@ -115,7 +114,6 @@ alerting: {alertmanagers: [{static_configs: [{targets: ["127.0.0.1:$(port alertm
 scrape_configs:
 $scrape
 CONF
-    [ -z "${HUB:-}" ] || echo "  - {job_name: gpujob-hub, static_configs: [{targets: [\"$HUB\"]}]}" >>"$D/prometheus.yml"
     if [ -n "${WHOLE:-}" ]; then
         echo "  - {job_name: prometheus, static_configs: [{targets: [\"127.0.0.1:$(port prometheus)\"]}]}" >>"$D/prometheus.yml"
     fi

@@ -39,7 +39,7 @@ class Stack:
     """A stack on loopback, or with `cluster` on its head, where nodes can be scraped by name.
 
     `rules` are globs of rule files (default: those of the project; an empty list: none). A `whole` one
-    scrapes itself too and hides alerts as the shipped configuration does. `hub` is the host:port of a hub to scrape.
+    scrapes itself too and hides alerts as the shipped configuration does.
     Use it as a context manager, or call `up` and `down`; take it down before its cluster.
     """
 
@@ -52,7 +52,6 @@ class Stack:
         targets_dir: Path | None = None,
         port: int = 0,
         whole: bool = False,
-        hub: str = "",
     ) -> None:
         self.directory = directory.resolve()
         self.cluster = cluster
@@ -61,7 +60,6 @@ class Stack:
             "STACK_DIR": str(self.directory),
             "TARGETS_DIR": str(self.targets_dir),
             "PORT": str(port),
-            "HUB": hub,
         }
         if whole:
             self._settings["WHOLE"] = "yes"
