@@ -15,7 +15,7 @@ SSTAT = """2.batch|00:00:00|1|cpu=00:00:00,energy=0,fs/disk=26082,mem=4022272,pa
 @pytest.mark.parametrize(("version", "ok_s"), [("22.05.8", 8), ("24.11.5", 8), ("26.05.5", 8)])
 def test_gpu_seconds_are_elapsed_time_times_gpus(version: str, ok_s: int) -> None:
     rows = parse_usage((SAMPLES / f"usage.{version}.txt").read_text())
-    assert rows[1]._replace(elapsed_s=0) == ("2", "ada", "", "gpu", "COMPLETED", 0, 4, {"": 4}, "ok")
+    assert rows[1]._replace(elapsed_s=0) == ("2", "ada", "", "gpu", "COMPLETED", 0, 4, {"": 4}, "ok", None)
     (odd,) = (row for row in rows if row.job_id == "13")
     assert odd.name == "a|b`c d \\\\ $(id) {x}"
     used = sum_usage(rows)
