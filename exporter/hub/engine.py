@@ -105,7 +105,7 @@ class Engine:
     ) -> None:
         self._slurm, self._store, self._settings, self._clock = slurm, store, settings, clock
         self._runs, self.prices, self._chance = runs, site.prices, chance
-        self._budgets = site.budgets
+        self._budgets, self._site_cluster = site.budgets, site.cluster
         self.budget_use: Mapping[tuple[str, str], float] = {}  # used share by user and kind
         self._budgets_at = 0.0
         saved = store.saved
@@ -118,7 +118,7 @@ class Engine:
         self.last_number = saved.last_number
         self.recent: deque[ToldChange] = deque(maxlen=RECENT_CHANGES)
         self.facts: ClusterFacts | None = None
-        self.label = settings.cluster or saved.meta.get("cluster", UNNAMED)
+        self._slurm_name = settings.cluster or saved.meta.get("cluster", UNNAMED)
         self._pace = {
             "squeue": Pace.of(settings.interval_s),
             "sacct": Pace.of(BETWEEN_QUESTIONS_S),
@@ -148,7 +148,12 @@ class Engine:
 
     def known_cluster(self) -> str | None:
         """The name of the cluster; None until Slurm has told it."""
-        return None if self.label == UNNAMED else self.label
+        return None if self._slurm_name == UNNAMED else self._slurm_name
+
+    @property
+    def label(self) -> str:
+        """The label ``cluster`` of all series: that of the sidecars, so that alerts of both are about one job."""
+        return self._slurm_name if self._settings.cluster else self._site_cluster or self._slurm_name
 
     @property
     def interval_s(self) -> float:
@@ -164,7 +169,7 @@ class Engine:
         """Whose jobs these are, and how often Slurm is asked about them."""
         slurm = self._slurm
         return {
-            "cluster": self.label,
+            "cluster": self._slurm_name,
             "user": slurm.user,
             "partitions": list(slurm.partitions),
             "interval_s": self._settings.interval_s,
@@ -209,7 +214,7 @@ class Engine:
             self._note("scontrol", begun, error)
             return
         self._note("scontrol", begun, None)
-        self.label = self._settings.cluster or self.facts.name or UNNAMED
+        self._slurm_name = self._settings.cluster or self.facts.name or UNNAMED
         if self.facts.hides_jobs and self._settings.whole_cluster:
             log.warning("Slurm has PrivateData=jobs: without operator rights this hub sees its own user's jobs only")
 
@@ -230,7 +235,7 @@ class Engine:
         self._rows = seen.rows
         self._runs_taken = ()  # new jobs may be those of runs that are known
         seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
-        self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self.label})
+        self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self._slurm_name})
         self._cover(now)
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)

@@ -1,4 +1,4 @@
-"""What a hub takes from the site's cluster file: list prices, and budgets of users."""
+"""What a hub takes from the site's cluster file: list prices, budgets of users, and the name of the cluster."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,10 +14,11 @@ SYSTEM_FILE = Path("/etc/gpujob/config.yaml")
 
 
 class Site(NamedTuple):
-    """Prices and budgets of the cluster file."""
+    """Values of the cluster file."""
 
     prices: Prices | None = None
     budgets: Mapping[str, Budget] = NOTHING  # by user; those of all others are under DEFAULT
+    cluster: str | None = None  # label of all series; None: Slurm's name
 
 
 NO_SITE = Site()
@@ -58,8 +59,12 @@ def read_site(path: Path | None) -> Site:
             raise ExporterError(f"{path}: has more than {MOST_BYTES:,} bytes, the limit; is it the right file?")
         body = parse_yaml(text)
         known = body if isinstance(body, dict) else {}
-        prices, budgets = known.get("prices"), known.get("budgets")
-        return Site(None if prices is None else parse_prices(prices), {} if budgets is None else parse_budgets(budgets))
+        prices, budgets, cluster = known.get("prices"), known.get("budgets"), known.get("cluster")
+        return Site(
+            None if prices is None else parse_prices(prices),
+            {} if budgets is None else parse_budgets(budgets),
+            str(cluster) if cluster else None,
+        )
     except OSError as error:
         raise ExporterError(f"{path}: cannot be read: {error.strerror}") from error
     except UnicodeDecodeError as error:

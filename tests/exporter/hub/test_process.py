@@ -201,7 +201,7 @@ def test_a_wrong_question_has_an_answer_that_helps(hub: HubProcess, path: str, s
 
 
 def test_runs_nodes_and_usage_are_answered_and_not_sent_twice(slurm: FakeSlurm, tmp_path: Path) -> None:
-    (tmp_path / "site.yaml").write_text("prices: {currency: EUR, gpu_hour: {default: 3600}}")
+    (tmp_path / "site.yaml").write_text("cluster: hal\nprices: {currency: EUR, gpu_hour: {default: 3600}}")
     ended = COMPLETED.replace("7|", "6|", 1).replace("|7|", "|6|")
     tasks = line("8_1", "FAILED", f"{SUBMITTED + 20:.0f}") + line("8_[2-3]", "PENDING")
     slurm.say("squeue", "out", RUNNING + ended + tasks)
@@ -217,7 +217,10 @@ def test_runs_nodes_and_usage_are_answered_and_not_sent_twice(slurm: FakeSlurm, 
     assert len(slurm.calls("sinfo")) == 1  # the nodes are new enough for everybody
     (group,) = hub.json("/api/v1/usage?since=0&by=partition")["groups"]
     assert (group["partition"], group["jobs"], group["gpu_seconds"]) == ("gpu", 3, 2 * 4 * 10)
-    assert 'gpujob_hub_unparsed_lines_total{cluster="c1",command="sinfo"} 1\n' in hub.get("/metrics")[1]
+    page = hub.get("/metrics")[1]
+    assert 'gpujob_hub_unparsed_lines_total{cluster="hal",command="sinfo"} 1\n' in page
+    assert 'cluster="c1"' not in page  # sidecars too have the label of the site, and Slurm's name is another
+    assert hub.json("/api/v1/jobs")["scope"]["cluster"] == "c1"
     for path in ("/api/v1/jobs", "/api/v1/runs", "/api/v1/fleet", "/api/v1/usage?since=0"):
         head, _ = hub.whole(path)
         tag = head.lower().partition("etag: ")[2].partition("\r")[0]
