@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from launcher.api import PathVerdict, verify_path
 from launcher.errors import LauncherError
-from launcher.verify.paths import PathVerdict, verify_path
 from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes
 from tests.launcher.verify.checkpoint_files import LAYOUTS, torch_bytes, write_checkpoint
 from tests.launcher.verify.test_checkpoint_damage import write_two
