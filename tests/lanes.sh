@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # All tests, in four lanes side by side: most tests wait, and those of the one Slurm cluster cannot run beside each other.
-# Tests that start clusters of their own are another lane, with those of many jobs, and with another user, who has no jobs
-# or records in common.
+# Tests that start clusters of their own are another lane, with those of many jobs. It has another user, who has no jobs
+# or records in common, and other names of nodes.
 #
 #   lanes.sh PYTHON [OPTIONS OF PYTEST...]
 #
@@ -27,7 +27,7 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 (run cluster "${cluster[@]}") >"$logs/cluster" 2>&1 &
 lanes=($!)
-(GPUJOB_TEST_USER=gpujobtest2 run own_clusters "${own_clusters[@]}") >"$logs/own_clusters" 2>&1 &
+(GPUJOB_TEST_USER=gpujobtest2 GPUJOB_TEST_NODES=host run own_clusters "${own_clusters[@]}") >"$logs/own_clusters" 2>&1 &
 lanes+=($!)
 (run launcher "${launcher[@]}") >"$logs/launcher" 2>&1 &
 lanes+=($!)

@@ -296,15 +296,17 @@ def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None
 
 def _end_tracked_runs(run_dir: Path, found: "Report") -> None:
     """End the runs in trackers of an own job whose orchestrator died without a report."""
-    from launcher.report.trackers.mlflow import TrackerError, end_runs
+    from launcher.plan.plan import PLAN_FILE
+    from launcher.report.trackers.mlflow import end_runs
     from launcher.run.orchestrator import load_plan
 
     try:
         if (run_dir / run_files.REPORT_FILE).exists() or run_dir.stat().st_uid != os.geteuid():
             return  # done by the orchestrator, or not ours: its plan must not get our credentials
-        for run_id in end_runs(load_plan(run_dir), found, os.environ, time.time()):
+        plan = load_plan(run_dir) if (run_dir / PLAN_FILE).exists() else None  # a job that is only watched has none
+        for run_id in [] if plan is None else end_runs(plan, found, os.environ, time.time()):
             warn(f"the run {run_id} of MLflow is ended: it still counted as running")
-    except (TrackerError, OSError) as error:
+    except (LauncherError, OSError) as error:
         warn(f"runs of MLflow cannot be ended: {error}")
 
 

@@ -63,6 +63,7 @@ def output(jobs: JobSpace) -> str:
 def on(jobs: JobSpace, node: str, *words: str) -> tuple[int, dict[str, Any]]:
     """Exit status and JSON of a command of gpujob on a node."""
     done = jobs.cluster.on(node, [GPUJOB, *words, "--json"], user=jobs.user, cwd=jobs.directory)
+    assert done.stdout, done.stderr
     return done.returncode, json.loads(done.stdout)
 
 
