@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # All tests, in four lanes side by side: most tests wait, and those of the one Slurm cluster cannot run beside each other.
-# Tests that start clusters of their own are another lane, with those of many jobs. It has another user, who has no jobs
-# or records in common, and other names of nodes.
+# Tests that start clusters of their own are another lane, with another user, who has no jobs or records in common.
 #
 #   lanes.sh PYTHON [OPTIONS OF PYTEST...]
 #
@@ -11,7 +10,7 @@ set -uo pipefail
 cd "$(dirname "$0")/.."
 python=$1
 shift
-own_clusters=(tests/endtoend/test_{bad_day,exit_reasons,full_disk,hub,hub_faults,kills,serving,track}.py tests/realstack)
+own_clusters=(tests/endtoend/test_{bad_day,exit_reasons,full_disk,hub_faults,kills,serving}.py tests/realstack)
 cluster=(tests/endtoend "${own_clusters[@]/#/--ignore=}")
 launcher=(tests/launcher)
 others=(tests --ignore=tests/endtoend --ignore=tests/realstack "${launcher[@]/#/--ignore=}")
@@ -27,7 +26,7 @@ logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 (run cluster "${cluster[@]}") >"$logs/cluster" 2>&1 &
 lanes=($!)
-(GPUJOB_TEST_USER=gpujobtest2 GPUJOB_TEST_NODES=host run own_clusters "${own_clusters[@]}") >"$logs/own_clusters" 2>&1 &
+(GPUJOB_TEST_USER=gpujobtest2 run own_clusters "${own_clusters[@]}") >"$logs/own_clusters" 2>&1 &
 lanes+=($!)
 (run launcher "${launcher[@]}") >"$logs/launcher" 2>&1 &
 lanes+=($!)

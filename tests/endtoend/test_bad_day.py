@@ -24,19 +24,25 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tests.endtoend.jobs import ROOT_DIR
+from tests.endtoend.jobs import ROOT_DIR, JobSpace
+from tests.endtoend.jobs import embed_job as slurm_embed_job
+from tests.endtoend.test_hub import RealHub
+from tests.endtoend.test_track import sbatch
 from tests.fakenvml import compiler, profiles
+from tests.realstack.cluster import Cluster, slurm_unavailable
 from tests.realstack.stack import Stack, prometheus_unavailable
 from tests.support.launcher import LocalJob, clean_environment, embed_job, poll, processes_with
 
 pytestmark = pytest.mark.prometheus
 
 FASTER = 20
+NODES = 2  # of the cluster; one of them loses power
 DOCS = ROOT_DIR / "docs" / "reference" / "alerts.md"
 USE_GPU = ROOT_DIR / "tests" / "fakenvml" / "use_gpu.py"
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 _DURATION = re.compile(r"(?<=[\[ ])(\d+)([smh])(?=[\]: \n)]|$)", re.MULTILINE)
-_AGE = re.compile(r"(?<=[<>-] )(600|1800|3600)\b")  # seconds in expressions, but those of collectors and the hub
+# seconds in expressions, but those of collectors and of the hub's own looks
+_AGE = re.compile(r"(?<=[<>-] )(600|1800|3600)\b|(?<=_job_end_timestamp_seconds\) > )(300)\b")
 LOGS = """
 import sys, time
 for done in range(1, 4001):
@@ -74,6 +80,13 @@ FAULTS = {
     "broken-rule": Fault("A rule of gpujob fails.", ("RulesFailing",)),
     "broken-targets": Fault("A target file is no JSON.", ("TargetsUnreadable",)),
 }
+SLURM_FAULTS = {
+    "fails": Fault("A job that gpujob has not launched fails.", ("Failed",)),
+    "runs-on": Fault("A job reaches its time limit.", ("TimedOut",)),
+    "lost-power": Fault("The node of a job loses power.", ("NodeFailed",)),
+    "leaks": Fault("A worker uses more memory than its job has.", ("WorkerOutOfMemory",)),
+    "dead-hub": Fault("The hub is killed.", ("HubDown",)),
+}
 WITHOUT_JOB = ("broken-rule", "broken-targets")
 FIRING = 'ALERTS{alertstate="firing",alertname!="GpuJobWatchdog"}'
 OVER_S, ALL_OVER_S = 120.0, 120.0
@@ -82,12 +95,12 @@ OVER_S, ALL_OVER_S = 120.0, 120.0
 def faster(text: str) -> str:
     """A rule file whose durations pass FASTER times as fast."""
     text = _DURATION.sub(lambda found: f"{max(1, int(found[1]) * SECONDS[found[2]] // FASTER)}s", text)
-    return _AGE.sub(lambda found: str(int(found[1]) // FASTER), text)
+    return _AGE.sub(lambda found: str(int(found[0]) // FASTER), text)
 
 
 def table() -> str:
     """The faults and their alerts, as the docs show them."""
-    rows = [f"| {fault.what} | {', '.join(fault.alerts) or 'none'} |" for fault in FAULTS.values()]
+    rows = [f"| {fault.what} | {', '.join(fault.alerts) or 'none'} |" for fault in (FAULTS | SLURM_FAULTS).values()]
     return "\n".join(("| Fault | Alerts |", "|---|---|", *rows))
 
 
@@ -369,6 +382,68 @@ def test_each_fault_gives_exactly_its_alerts_once_and_they_are_resolved(day: Bad
     # what a worse alert has hidden meanwhile is not reported as resolved
     unresolved = {key for key, seen in resolved.items() if not seen}
     assert unresolved == {("Watchdog", "Watchdog"), ("gives-up", "WorkerRestarting")}
+
+
+@pytest.fixture
+def cluster(space_dir: Path) -> Iterator[Cluster]:
+    if reason := slurm_unavailable():
+        pytest.skip(reason)
+    with Cluster(space_dir / "bad", nodes=NODES, prefix="bad") as cluster:
+        yield cluster
+
+
+@pytest.fixture
+def hub(space_dir: Path, jobs: JobSpace) -> RealHub:
+    # without a name for the cluster: hub and sidecars then use Slurm's
+    site = {"target_dir": str(space_dir / "targets"), "alerts": {"disk_free": "1MB"}}
+    (jobs.directory / "gpujob.yaml").write_text(yaml.safe_dump(site))
+    return RealHub(jobs, "--web.listen-address", "127.0.0.1:9420")
+
+
+@pytest.fixture
+def slurm_stack(space_dir: Path, cluster: Cluster, hub: RealHub) -> Iterator[Stack]:
+    write_rules(space_dir)
+    (targets := space_dir / "targets").mkdir(exist_ok=True)
+    targets.chmod(0o777)
+    rules = [space_dir / "rules" / "*.yml"]
+    token = hub.folder / "token"
+    stack = Stack(space_dir / "bad-stack", cluster, rules=rules, targets_dir=targets, whole=True, hub_token=token)
+    with stack:
+        yield stack
+
+
+@pytest.mark.slurm
+def test_each_fault_of_slurm_gives_exactly_its_alerts_once(jobs: JobSpace, hub: RealHub, slurm_stack: Stack) -> None:
+    cluster = jobs.cluster
+    sbatch(jobs, "fails", "sleep 3; exit 3", "--mem=50")
+    sbatch(jobs, "runs-on", "exec sleep 300", "--time=1", "--mem=50", "--nodelist=bad1")
+    lost = int(sbatch(jobs, "lost-power", "exec sleep 300", "--no-requeue", "--nodelist=bad2", "--exclusive"))
+    leaks = slurm_embed_job("leaks", faults="--leak 300 --at 20", rate=10, items=40000, nodes=1, count=1)
+    leaks["resources"] = {"nodes": 1, "memory_per_node": "400M"}
+    leaks["workers"][0]["gpus"] = 0
+    jobs.submit(leaks)
+    cluster.wait_for(lambda: cluster.job_state(lost) == "RUNNING", 60, "the job that loses its node")
+    cluster.kill_node("bad2")
+
+    def sent() -> dict[str, dict[str, int]]:
+        found: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
+        for alert in slurm_stack.alerts():
+            name, job = alert["labels"]["alertname"].removeprefix("GpuJob"), alert["labels"].get("job_name")
+            if alert["status"] == "firing" and name != "Watchdog":
+                found[job or "dead-hub"][name].add(alert["startsAt"])
+        return {fault: {name: len(begins) for name, begins in alerts.items()} for fault, alerts in found.items()}
+
+    wanted = {fault: dict.fromkeys(expected.alerts, 1) for fault, expected in SLURM_FAULTS.items()}
+    of_jobs = {fault: alerts for fault, alerts in wanted.items() if fault != "dead-hub"}
+    with contextlib.suppress(TimeoutError):  # reported below
+        cluster.wait_for(lambda: sent().keys() >= of_jobs.keys(), 150, "the alerts of all jobs")
+    print(hub.states(), slurm_stack.query("ALERTS"), slurm_stack.targets())
+    assert sent() == of_jobs
+    hub.kill()
+    # its series end with it, and with them the alerts of jobs
+    cluster.wait_for(lambda: "HubDown" in sent().get("dead-hub", {}), OVER_S, "the alert about the hub")
+    cluster.wait_for(lambda: len(slurm_stack.query(FIRING)) == 1, ALL_OVER_S, "one alert that is left")
+    assert sent() == wanted
 
 
 def test_the_docs_show_the_table() -> None:

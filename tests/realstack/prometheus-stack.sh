@@ -13,6 +13,7 @@
 #   RULES=<project>/alertmanager/rules/*.yml   globs of rule files, one per line; empty: none
 #   TARGETS_DIR=$STACK_DIR/targets    what to scrape: file_sd, *.json
 #   WHOLE=                when set, the stack scrapes itself too, and hides alerts as the shipped configuration does
+#   HUB_TOKEN=            file with the token of a hub to scrape, at 127.0.0.1:9420
 #   BIN=                  a folder with other versions of the programs
 # Alerts arrive in $STACK_DIR/alerts.jsonl, one line per webhook call.
 # For a cluster of slurm-cluster.sh run this on its head (slurm-cluster.sh exec), every command.
@@ -113,6 +114,11 @@ rule_files: [$rule_files]
 alerting: {alertmanagers: [{static_configs: [{targets: ["127.0.0.1:$(port alertmanager)"]}]}]}
 scrape_configs:
 $scrape
+CONF
+    [ -z "${HUB_TOKEN:-}" ] || cat >>"$D/prometheus.yml" <<CONF
+  - job_name: gpujob-hub
+    authorization: {credentials_file: $(json "$HUB_TOKEN")}
+    static_configs: [{targets: ["127.0.0.1:9420"]}]
 CONF
     if [ -n "${WHOLE:-}" ]; then
         echo "  - {job_name: prometheus, static_configs: [{targets: [\"127.0.0.1:$(port prometheus)\"]}]}" >>"$D/prometheus.yml"

@@ -39,7 +39,7 @@ class Stack:
     """A stack on loopback, or with `cluster` on its head, where nodes can be scraped by name.
 
     `rules` are globs of rule files (default: those of the project; an empty list: none). A `whole` one
-    scrapes itself too and hides alerts as the shipped configuration does.
+    scrapes itself too and hides alerts as the shipped configuration does. `hub_token` is the file of a hub to scrape.
     Use it as a context manager, or call `up` and `down`; take it down before its cluster.
     """
 
@@ -52,6 +52,7 @@ class Stack:
         targets_dir: Path | None = None,
         port: int = 0,
         whole: bool = False,
+        hub_token: Path | None = None,
     ) -> None:
         self.directory = directory.resolve()
         self.cluster = cluster
@@ -60,6 +61,7 @@ class Stack:
             "STACK_DIR": str(self.directory),
             "TARGETS_DIR": str(self.targets_dir),
             "PORT": str(port),
+            "HUB_TOKEN": str(hub_token or ""),
         }
         if whole:
             self._settings["WHOLE"] = "yes"
