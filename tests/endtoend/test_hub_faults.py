@@ -159,7 +159,8 @@ def test_targets_of_a_job_whose_nodes_lost_their_power_go(jobs: JobSpace) -> Non
     for node in nodes:
         cluster.kill_node(node)
     try:
-        cluster.wait_for(lambda: states_of(hub, job.job_id) == ["NODE_FAIL"], 120, "the end of the job")
+        assert job.wait() == "NODE_FAIL"  # Slurm's own timeouts first
+        cluster.wait_for(lambda: states_of(hub, job.job_id) == ["NODE_FAIL"], 60, "the end of the job")
         assert targets() == NODES, "they stay for a while"
         cluster.wait_for(lambda: targets() == 0, 120, "the targets to go")
     finally:
