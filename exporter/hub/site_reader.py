@@ -60,10 +60,12 @@ def read_site(path: Path | None) -> Site:
         body = parse_yaml(text)
         known = body if isinstance(body, dict) else {}
         prices, budgets, cluster = known.get("prices"), known.get("budgets"), known.get("cluster")
+        if cluster is not None and not isinstance(cluster, str):
+            raise ValueError(f"cluster: {cluster!r} is no name; write as in cluster: hal")
         return Site(
             None if prices is None else parse_prices(prices),
             {} if budgets is None else parse_budgets(budgets),
-            str(cluster) if cluster else None,
+            cluster or None,
         )
     except OSError as error:
         raise ExporterError(f"{path}: cannot be read: {error.strerror}") from error

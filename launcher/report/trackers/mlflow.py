@@ -56,7 +56,8 @@ def end_runs(plan: Plan, report: Report, environ: Mapping[str, str], now: float,
     if parts.scheme in ("", "file"):
         folder = Path(plan.workdir, unquote(parts.path))
         return list(_end_in_files(folder, name, found, status, moment, time.monotonic() + wait_s))
-    raise TrackerError(f"{place}: runs are ended only on a server, http:// or https://, and in a folder of files")
+    # without the rest, in which a password may stand
+    raise TrackerError(f"{parts.scheme}:// holds the runs; they are ended only on a server, http(s)://, or in a folder")
 
 
 def _name(context: str, job_id: str) -> str | None:
@@ -82,6 +83,7 @@ class _Server:
         import requests  # lazy: 30 ms, and few jobs have a tracker
 
         self._requests, self._address, self._end_at = requests, address, end
+        self._shown = re.sub("//[^/]*@", "//", address)  # without user and password
         self._run_id = environ.get("MLFLOW_RUN_ID")
         self._session = requests.Session()
         user, password = environ.get("MLFLOW_TRACKING_USERNAME"), environ.get("MLFLOW_TRACKING_PASSWORD")
@@ -129,18 +131,18 @@ class _Server:
     def _ask(self, path: str, body: Mapping[str, object] | None = None) -> Mapping[str, Any]:
         url, left_s = f"{self._address}/api/2.0/mlflow/{path}", self._end_at - time.monotonic()
         if left_s <= 0:
-            raise TrackerError(f"{self._address} is too slow")
+            raise TrackerError(f"{self._shown} is too slow")
         try:
             method = "GET" if body is None else "POST"
             answer = self._session.request(method, url, json=body, timeout=left_s, allow_redirects=False)
         except self._requests.RequestException as error:
-            raise TrackerError(f"{self._address} does not answer: {type(error).__name__}") from error
+            raise TrackerError(f"{self._shown} does not answer: {type(error).__name__}") from error
         try:
             found = answer.json() if answer.status_code == 200 else None
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            raise TrackerError(f"{self._address} answers {path.partition('?')[0]} with status {answer.status_code}")
+            raise TrackerError(f"{self._shown} answers {path.partition('?')[0]} with status {answer.status_code}")
         return found
 
 

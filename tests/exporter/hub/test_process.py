@@ -136,6 +136,7 @@ def test_a_second_hub_names_the_first_one(slurm: FakeSlurm, hub: HubProcess) -> 
         ("prices: 3", "prices: 3 has no price for each type of GPU; write as in prices: {currency: EUR"),
         ("prices: {gpu_hour: {h100: -1}}", "has no price for each type of GPU"),
         ("prices: {", "not YAML"),
+        ("cluster: [hal]", "cluster: ['hal'] is no name; write as in cluster: hal"),
         (
             "budgets: {ada: 3}",
             "budgets.ada: expected an object, not 3; write as in budgets: {",
