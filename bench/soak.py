@@ -5,6 +5,7 @@ and files must stay, and memory by a robust slope after a warm-up. What each run
 records and its logs are the record of the job.
 """
 
+import contextlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 import urllib.request
+from collections import defaultdict, deque
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -33,6 +35,7 @@ MOST_MORE = {"more_descriptors": 5.0, "more_threads": 1.0}  # of workers that ar
 MOST_MORE_FILES = 5
 MOST_MORE_STATUS = 0.2  # share
 SAMPLE_S = 2.0
+LASTING_S = 10.0  # what is open this long after it was seen is not just that of a worker which starts or ends
 
 PARTS = {
     "launcher.programs.supervisor": "supervisor",  # before the sidecar, whose command is part of its own
@@ -150,6 +153,8 @@ class _Watch:
         self.fallen: list[str] = []
         self.scrapes_ms: list[float] = []
         self.cpu_s: dict[str, float] = {}
+        samples = round(LASTING_S / SAMPLE_S) + 1
+        self._open: dict[str, deque[set[str]]] = defaultdict(lambda: deque(maxlen=samples))
 
     def samples(self, seconds: float) -> Iterator[Sample]:
         """Scrape once a second, with a sample of the job at some of the scrapes."""
@@ -174,27 +179,30 @@ class _Watch:
         parts = {}
         for name, pid in _lasting(self.command):
             threads = len(os.listdir(f"/proc/{pid}/task"))
-            parts[name] = {"mib": rss_mib(pid), "descriptors": _descriptors(pid), "threads": threads}
+            (now_open := self._open[name]).append(_descriptors(pid))
+            lasting = len(now_open[0] & now_open[-1])
+            parts[name] = {"mib": rss_mib(pid), "descriptors": lasting, "threads": threads}
             self.cpu_s[name] = cpu_s(pid)
         status_bytes = sum(path.stat().st_size for path in (self.run_dir / run_files.STATUS_DIR).glob("*.json"))
         names = (name for _, _, found in os.walk(self.run_dir) for name in found)
         return Sample(now, restarts, parts, sum(OF_A_RUN.search(name) is None for name in names), status_bytes)
 
 
-def _descriptors(pid: int) -> int:
-    """Open descriptors without those of processes that live: how many live at once depends on the machine."""
-    return sum(not _is_of_a_live_process(pid, descriptor) for descriptor in os.listdir(f"/proc/{pid}/fd"))
+def _descriptors(pid: int) -> set[str]:
+    """Open descriptors and their targets, without those of processes that live.
 
-
-def _is_of_a_live_process(pid: int, descriptor: str) -> bool:
-    try:
-        target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
-        if target == "anon_inode:[pidfd]":
-            target = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
-    except OSError:
-        return True  # closed meanwhile
-    of_process = OF_PROCESS.search(target)
-    return of_process is not None and Path(f"/proc/{of_process[1]}").exists()
+    How many processes live at once depends on the machine.
+    """
+    found = set()
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
+        with contextlib.suppress(OSError):  # closed meanwhile
+            target = os.readlink(f"/proc/{pid}/fd/{descriptor}")
+            if target == "anon_inode:[pidfd]":
+                target = Path(f"/proc/{pid}/fdinfo/{descriptor}").read_text()
+            of_process = OF_PROCESS.search(target)
+            if of_process is None or not Path(f"/proc/{of_process[1]}").exists():
+                found.add(f"{descriptor} {target}")
+    return found
 
 
 def _lasting(pid: int, name: str = "command") -> Iterator[tuple[str, int]]:
