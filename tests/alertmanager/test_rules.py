@@ -365,6 +365,12 @@ def test_inhibition_names_existing_alerts_and_requires_equal_labels() -> None:
                 )
 
 
+def test_an_alert_ends_a_minute_after_those_that_it_inhibits() -> None:
+    """Each group of rules is evaluated at a time of its own: what ends first must not be what hides the others."""
+    hiding = {name for rule in load(CONFIG)["inhibit_rules"] for name in named_by(rule["source_matchers"][0])}
+    assert {name for name in hiding if alerts()[name].get("keep_firing_for") not in ("1m", "15m")} == set()
+
+
 def test_no_alert_inhibits_itself_through_others() -> None:
     """Two alerts that inhibit each other would both be lost."""
     inhibits: dict[str, set[str]] = {}
