@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
-# All tests, in four lanes side by side: most tests wait, and those of the one Slurm cluster cannot run beside each other.
+# All tests, in five lanes side by side: most tests wait, and those of the one Slurm cluster cannot run beside each other.
 # Tests that start clusters of their own are another lane, with another user, who has no jobs or records in common.
 #
 #   lanes.sh PYTHON [OPTIONS OF PYTEST...]
 #
 # What the other lanes have to say comes when all have ended. With TEST_RESULTS=DIR each lane leaves its results there,
-# as cluster.xml, own_clusters.xml, launcher.xml and others.xml.
+# as cluster.xml, own_clusters.xml, launcher.xml, rules.xml and others.xml.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=$1
 shift
 own_clusters=(tests/endtoend/test_{bad_day,exit_reasons,full_disk,hub_faults,kills,serving}.py tests/realstack)
 cluster=(tests/endtoend "${own_clusters[@]/#/--ignore=}")
-launcher=(tests/launcher)
-others=(tests --ignore=tests/endtoend --ignore=tests/realstack "${launcher[@]/#/--ignore=}")
+launcher=(tests/launcher --ignore=tests/launcher/run)
+rules=(tests/alertmanager tests/docker tests/examples tests/packaging tests/launcher/run)  # ... and runs of local jobs
+others=(tests --ignore=tests/endtoend --ignore=tests/realstack --ignore=tests/launcher "${rules[@]/#/--ignore=}")
 
 run() { # NAME PATHS...: the tests of one lane
     local results=()
@@ -29,6 +30,8 @@ lanes=($!)
 (GPUJOB_TEST_USER=gpujobtest2 run own_clusters "${own_clusters[@]}") >"$logs/own_clusters" 2>&1 &
 lanes+=($!)
 (run launcher "${launcher[@]}") >"$logs/launcher" 2>&1 &
+lanes+=($!)
+(run rules "${rules[@]}") >"$logs/rules" 2>&1 &
 lanes+=($!)
 trap 'kill -INT "${lanes[@]}" 2>/dev/null; wait "${lanes[@]}"; cat "$logs"/*; exit 130' INT TERM
 

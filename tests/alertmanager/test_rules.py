@@ -1,11 +1,13 @@
 """Alert rules, their tests, runbooks and routing are consistent and accepted by the tools."""
 
+import copy
 import re
 import shutil
 import subprocess
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +52,7 @@ class Assertion:
     series_end: bool
 
 
+@cache
 def load(path: Path) -> Any:
     """The YAML document in ``path``."""
     return yaml.safe_load(path.read_text(encoding="utf-8"))
@@ -75,8 +78,13 @@ def promtool_files() -> list[Path]:
     return sorted(TESTS.glob("*.test.yml"))
 
 
-def assertions() -> Iterator[Assertion]:
+@cache
+def assertions() -> tuple[Assertion, ...]:
     """Expectations of the promtool tests about single alerts, in both of their forms."""
+    return tuple(_assertions())
+
+
+def _assertions() -> Iterator[Assertion]:
     for path in promtool_files():
         for case in load(path)["tests"]:
             series_end = any("stale" in str(series["values"]) for series in case["input_series"])
@@ -173,7 +181,7 @@ def test_an_alert_also_reaches_the_owner_of_the_job(tmp_path: Path, receivers: s
     text = (ROOT / "docs" / "how-to" / "alerts-by-mail.md").read_text(encoding="utf-8")
     blocks = [yaml.safe_load(block) for block in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL)]
     _, site, owner_routes, owner_receivers = blocks
-    config = {**load(CONFIG), **site}
+    config = copy.deepcopy(load(CONFIG)) | site
     config["route"]["routes"] = [*owner_routes, *config["route"]["routes"]]
     config["receivers"] = [*config["receivers"], *owner_receivers]
     path = tmp_path / "alertmanager.yml"
