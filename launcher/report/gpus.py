@@ -18,6 +18,7 @@ from exporter.contract.report import (
 from exporter.gpus.analysis.node_status import (
     PREFIX,
     assignable_gpus,
+    busy_text,
     divided_gpus,
     energy_text,
     missing_gpus_text,
@@ -104,10 +105,10 @@ def _state_text(device: GpuDeviceReport, node: NodeGpuReport) -> str:
 
 def _usage_cells(sums: GpuSums, memory_bytes: int | None, *, includes_all_instances: bool) -> tuple[str, str, str]:
     """Utilization, peak memory of ``memory_bytes``, and energy, as text."""
-    busy, peak = sums.utilization_mean_ratio, sums.memory_peak_bytes
+    peak = sums.memory_peak_bytes
     total = f" of {memory_bytes / GIB:.0f}" if memory_bytes else ""
     return (
-        "-" if busy is None else f"{100 * busy:.0f} %",
+        busy_text(sums),
         "-" if peak is None else f"{peak / GIB:.1f}{total} GiB",
         energy_text(sums.energy_j, includes_all_instances=includes_all_instances),
     )

@@ -48,6 +48,7 @@ def gpu_events(events: Iterable[LoggedEvent], node: str | None = None) -> list[G
 FOREIGN = "foreign"  # start of the key of a problem with processes of another job
 JOULES_PER_KWH = 3.6e6
 NODES_LISTED = 4
+LEAST_IDLE_RATIO = 0.02  # of the time; less is not worth a word
 
 
 @dataclass(frozen=True)
@@ -259,7 +260,7 @@ def account_text(account: GpuReport) -> str:
     """Summary such as ``8 x NVIDIA H200, 91 % busy, 12.3 kWh``, with the nodes that could not be read."""
     texts = [", ".join(f"{count} x {name}" for name, count in account.names.items())]
     if account.utilization_mean_ratio is not None:
-        texts.append(f"{100 * account.utilization_mean_ratio:.0f} % busy")
+        texts.append(busy_text(account, "busy"))
     if account.energy_j is not None:
         parts = any(divided_gpus(node.gpus) for node in account.nodes)
         texts.append(energy_text(account.energy_j, includes_all_instances=parts))
@@ -268,6 +269,15 @@ def account_text(account: GpuReport) -> str:
         more = f" and {len(unread) - NODES_LISTED} more nodes" if len(unread) > NODES_LISTED else ""
         texts.append(f"could not be read on {', '.join(unread[:NODES_LISTED])}{more}")
     return ", ".join(filter(None, texts))
+
+
+def busy_text(sums: GpuSums, word: str = "") -> str:
+    """Mean utilization, and the share of the time without any, such as ``53 % busy (idle 39 % of the time)``."""
+    if sums.utilization_mean_ratio is None:
+        return "-"
+    text = f"{100 * sums.utilization_mean_ratio:.0f} % {word}".strip()
+    idle = sums.idle_s / sums.seen_s if sums.idle_s and sums.seen_s else 0.0
+    return f"{text} (idle {100 * idle:.0f} % of the time)" if idle >= LEAST_IDLE_RATIO else text
 
 
 def energy_text(joules: float | None, *, includes_all_instances: bool = False) -> str:

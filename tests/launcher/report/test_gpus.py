@@ -32,7 +32,14 @@ def a_job(folder: Path) -> RunDir:
     """A job with two workers. One also uses the GPU of the other."""
     node = gpus(
         gpu(0, utilization_mean_ratio=0.92, memory_peak_bytes=120 * GIB, energy_job_j=40e6),
-        gpu(1, utilization_mean_ratio=0.5, energy_job_j=4.3e6, xids=[{**XID_79, "time": START + 40}, XID_NOISE]),
+        gpu(
+            1,
+            utilization_mean_ratio=0.5,
+            seen_s=200.0,
+            idle_s=78.0,
+            energy_job_j=4.3e6,
+            xids=[{**XID_79, "time": START + 40}, XID_NOISE],
+        ),
         health="failure",
         reasons=[{"gpu": "1", "severity": "failure", "words": "it fell | off\nthe bus"}],
     )
