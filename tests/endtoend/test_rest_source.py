@@ -32,7 +32,7 @@ def test_slurmrestd_has_the_rows_of_squeue(jobs: JobSpace) -> None:
     cluster, node = jobs.cluster, jobs.cluster.node_names[0]
     sbatch(jobs, "a|b 'c' naïve\nname", "exec srun sleep 300", "-w", node, "--gres=gpu:2", "-c2", "--mem=100")
     array = sbatch(
-        jobs, "arr", "sleep 3", "--array=1-3,7,10-19:3%1", "--mem=50", "-o", f"{jobs.directory}/%x-%A_%a-%u.log"
+        jobs, "arr", "sleep 300", "--array=1-3,7,10-19:3%1", "--mem=50", "-o", f"{jobs.directory}/%x-%A_%a-%u.log"
     )
     again = sbatch(jobs, "again", REQUEUED, "--requeue", "--gres=gpu:1", "--mem=50")
     held = sbatch(jobs, "held", "true", "--hold", "--mem=50", "--time=1-00:00:00")
