@@ -3,6 +3,7 @@
 Eight workers on four GPUs of a fake driver: one becomes slow, another fails. GPU values are invented.
 """
 
+import http.server
 import math
 import threading
 import time
@@ -18,9 +19,8 @@ from tests.realstack.stack import Stack
 from tests.support.launcher import LocalJob, clean_environment, embed_job
 
 GPUS = WORKERS = 8
-USE_GPU = Path(__file__).parents[1] / "fakenvml" / "use_gpu.py"
-SLOW, FAILING = 5, 2  # ranks
-HOSTILE = "</script><img src=x onerror=alert(1)>"  # a name that must stay text
+SLOW = 5  # a rank
+HOSTILE = "</script><img src=x onerror=alert(1)>'`${x}"  # a name that must stay text
 
 
 def values_at(elapsed: float) -> Scenario:
@@ -75,3 +75,32 @@ def watched_job(
             yield stack, job
         finally:
             ended.set()
+
+
+@contextmanager
+def hostile_target(stack: Stack) -> Iterator[None]:
+    """A sidecar of the cluster `evil` whose names are hostile."""
+    labels = f'cluster="evil",job_id="{HOSTILE}",node="{HOSTILE}"'
+    text = f'''gpujob_info{{{labels},job_name="{HOSTILE}",user="{HOSTILE}",partition="p",attempt="0"}} 1
+gpujob_worker_up{{{labels},worker="{HOSTILE}",role="worker"}} 1
+gpujob_worker_throughput_items_per_second{{{labels},worker="{HOSTILE}",role="worker"}} 1
+'''
+
+    class Sidecar(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", "text/plain; version=0.0.4")
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Log nothing."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Sidecar) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        stack.announce("evil", [f"127.0.0.1:{server.server_address[1]}"])
+        stack.wait_for(lambda: stack.query('gpujob_info{cluster="evil"}'), 60, "the hostile names")
+        try:
+            yield
+        finally:
+            server.shutdown()
