@@ -9,11 +9,12 @@ BIN := $(VENV)/bin
 # Processes of a job write no bytecode, so without this each would compile what it loads.
 COMPILE := python -m compileall -q exporter launcher
 
-.PHONY: help install install-dev packages demo test test-quick test-gpu test-programs test-slurm-versions test-stack-versions test-mutations fuzz lint check bench soak kills clean
+.PHONY: help install install-dev packages demo demo-stack test test-quick test-gpu test-programs test-slurm-versions test-stack-versions test-mutations fuzz lint check bench soak kills clean
 
 help:
 	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
 	@echo "make demo      run four workers on this machine and watch them"
+	@echo "make demo-stack  the same, with Prometheus and boards of your own"
 	@echo "make test      install what the tests need and run them all"
 	@echo "make test-quick  the tests that need no process, server or clock, in a minute"
 	@echo "make test-gpu  the tests of a real NVIDIA GPU, on a machine that has one"
@@ -52,6 +53,11 @@ packages:
 demo: $(VENV)/.installed
 	@$(BIN)/$(COMPILE)
 	$(BIN)/gpujob run examples/embed/job.yaml
+
+# The stack stays up, so that its boards can be looked at: `gpujob stack down` ends it.
+demo-stack: $(VENV)/.installed
+	@$(BIN)/$(COMPILE)
+	$(BIN)/gpujob run --stack examples/embed/job.yaml
 
 test: install-dev packages
 	@$(BIN)/$(COMPILE)

@@ -113,6 +113,7 @@ def _parser() -> argparse.ArgumentParser:
 
     _add_hub(commands)
     _add_receiver(commands)
+    _add_gate(commands)
 
     check = commands.add_parser(
         "check-config",
@@ -207,6 +208,25 @@ def _add_receiver(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         help="lowest level of messages that are logged (default: info)",
     )
     receiver.set_defaults(run=_run_receiver)
+
+
+def _add_gate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    gate = commands.add_parser(
+        "stack-gate",
+        help="serve a user's own stack below a secret path",
+        description="Serve the Prometheus and the Alertmanager of `gpujob stack` below a secret path of one port. "
+        "`gpujob stack up` starts it.",
+        epilog="example: gpujob-exporter stack-gate ~/.local/share/gpujob/stack",
+    )
+    gate.add_argument("folder", metavar="DIR", type=Path, help="folder of the stack, with gate.json")
+    gate.add_argument("--log-level", default="info", help=argparse.SUPPRESS)
+    gate.set_defaults(run=_run_gate)
+
+
+def _run_gate(arguments: argparse.Namespace) -> None:
+    from exporter.gate.gate import run_gate  # aiohttp is needed by this command alone
+
+    run_gate(arguments.folder)
 
 
 def _silence(text: str) -> float:

@@ -17,12 +17,12 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {
     "exporter": (
         *("contract", "machine", "slurm", "collecting", "logs", "files", "progress", "gpus", "workers", "launch"),
-        *("web", "sidecar", "attach", "hub", "alerts", "cli"),
+        *("web", "sidecar", "attach", "hub", "alerts", "gate", "cli"),
     ),
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),
         *("registry", "planner", "report", "check", "run", "watch", "show", "attach", "sweep"),
-        *("pipeline", "fleet", "track", "alerts", "boards", "cli"),
+        *("pipeline", "fleet", "track", "alerts", "boards", "stack", "cli"),
     ),
 }
 COMMANDS = ("launcher.cli", "exporter.cli")  # import lazily, so that `--help` and `watch` are fast
@@ -54,7 +54,7 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
         "exporter.cli",
     ),
     *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.api.doors", "exporter.hub.api.service"),
-    *("exporter.hub.process", "exporter.alerts.receiver", "exporter.alerts.log_file"),
+    *("exporter.hub.process", "exporter.alerts.receiver", "exporter.alerts.log_file", "exporter.gate"),
 )
 PURE_IN_LAUNCHER = (
     *("launcher.planner.assembly", "launcher.planner.assembly_checks", "launcher.planner.topology"),
@@ -77,7 +77,7 @@ IN_A_JOB = ("programs", "plan", "rundir", "verify", "steps", "registry", "report
 PACKAGES = {  # third-party package: where it may be imported
     "aiohttp": ("exporter.web.aiohttp_server",),
     "ahocorasick_rs": ("exporter.logs.search.automata",),
-    "bcrypt": ("exporter.web",),
+    "bcrypt": ("exporter.web", "launcher.stack"),
     "amdsmi": ("exporter.gpus.amd",),
     "click": ("launcher.cli",),
     "pydantic": ("launcher.jobfile",),

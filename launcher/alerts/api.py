@@ -12,6 +12,7 @@ from urllib.parse import quote
 from exporter.contract.records import JsonValue
 from launcher.alerts.firing import Found, Silence, parse_alertmanager, parse_prometheus, parse_receiver, parse_silences
 from launcher.errors import LauncherError
+from launcher.registry.own_stack import StackRecord
 
 TIMEOUT_S = 5.0
 MOST_BYTES = 16 * 1024 * 1024  # of an answer
@@ -85,13 +86,15 @@ def end_silence(source: Source, silence_id: str) -> None:
     ask(source, f"/api/v2/silence/{quote(silence_id)}", method="DELETE")
 
 
-def find_sources(urls: Mapping[str, object], state_folder: str | None) -> list[Source]:
-    """Servers to ask, the best one first: those of the cluster file, then this user's receiver."""
+def find_sources(urls: Mapping[str, object], state_folder: str | None, own: StackRecord | None = None) -> list[Source]:
+    """Servers to ask, the best one first: those of the cluster file, then this user's stack and receiver."""
     found = [
         Source(kind, url)
         for kind in ("alertmanager", "prometheus")
         if isinstance(url := urls.get(kind), str) and url.startswith(("http://", "https://"))
     ]
+    if own is not None and "alertmanager" in own.programs:
+        found.append(Source("alertmanager", f"{own.url}alertmanager"))
     folder = Path(state_folder or "/nonexistent", "alerts")
     try:
         url = json.loads((folder / "receiver.json").read_text("utf-8"))["url"]

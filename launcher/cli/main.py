@@ -47,6 +47,7 @@ from launcher.cli.parts import (
 from launcher.cli.plan import plan_command
 from launcher.cli.run import run
 from launcher.cli.scan import scan
+from launcher.cli.stack.group import stack
 from launcher.cli.sweep import sweep
 from launcher.cli.targets import targets
 from launcher.cli.watch import watch
@@ -373,6 +374,7 @@ for command in (
         ps,
         run,
         scan,
+        stack,
         stop,
         sweep,
     ),

@@ -43,7 +43,7 @@ RESUME = click.option(
 )
 
 
-def _set_variable(context: click.Context, name: str, value: str) -> None:
+def set_variable(context: click.Context, name: str, value: str) -> None:
     """Set an environment variable during this command."""
     before = os.environ.get(name)
 
@@ -66,7 +66,7 @@ def _choose_hub(context: click.Context, _option: click.Parameter, address: str |
         try:
             if named != NO_HUB:
                 check_address(named)
-            _set_variable(context, VARIABLE, named)
+            set_variable(context, VARIABLE, named)
         except ValueError as error:
             where = f"{VARIABLE}: " if address is None else ""
             raise click.BadParameter(f"{where}{error}, or {NO_HUB} to ask Slurm") from error
@@ -85,7 +85,7 @@ def _choose_source(context: click.Context, _option: click.Parameter, source: str
     from exporter.slurm.sources.rest_reader import SOURCE as VARIABLE
 
     if source is not None:
-        _set_variable(context, VARIABLE, source)
+        set_variable(context, VARIABLE, source)
 
 
 SOURCE = click.option(

@@ -38,6 +38,7 @@ START_POLL_S = 0.05  # between two looks whether a job in the background has sta
 @click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
 @click.option("--quiet", is_flag=True, help="No view; the report at the end.")
 @click.option("-d", "--detach", is_flag=True, help="Run in the background, also after the terminal is closed.")
+@click.option("--stack", "with_stack", is_flag=True, help="First `gpujob stack up`: your own boards.")
 @RESUME
 @click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two refreshes.")
 @NO_COLOR
@@ -47,6 +48,7 @@ def run(
     as_json: bool,
     quiet: bool,
     detach: bool,
+    with_stack: bool,
     interval: float,
     no_color: bool,
     ascii_only: bool,
@@ -74,6 +76,7 @@ def run(
     from launcher.watch.waiting import STOPS_JOB
 
     show_files(job)
+    board = _start_stack() if with_stack else None
     if (swept := sweep.read_planned_sweep(job, local=True)) is not None:
         sweep.run_command_for_sweep(swept, job.text, resume=resume, as_json=as_json, quiet=quiet, detach=detach)
         return
@@ -83,6 +86,8 @@ def run(
     job_id = f"local-{secrets.token_hex(4)}"
     run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
     register_run(run_dir, job_id)
+    if board is not None:
+        click.echo(f"board {board}&var-job_id={job_id}", err=True)
     if detach:
         _start_in_background(run_dir, job_id, as_json=as_json)
         return
@@ -116,6 +121,16 @@ def run(
         place = report_path_elsewhere(run_dir, os.environ)
         click.echo(f"gpujob: the report cannot be written to {run_dir}, so it is {place}", err=True)
     sys.exit(INTERRUPTED if started.interrupted else report.exit_status)
+
+
+def _start_stack() -> str:
+    """Start the user's own stack; return the address of the board of jobs."""
+    from launcher.cli.stack.group import boards_url, folder_of_stack, tunnel
+    from launcher.cli.stack.start import start_own_stack
+
+    record, _ = start_own_stack(folder_of_stack())
+    click.echo(f"boards {boards_url(record)}\n       from elsewhere: {tunnel(record)}", err=True)
+    return f"{boards_url(record)}?board=gpujob-job"
 
 
 def _start_in_background(run_dir: Path, job_id: str, *, as_json: bool) -> None:

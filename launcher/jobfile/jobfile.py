@@ -16,7 +16,15 @@ from launcher.errors import ConfigError
 from launcher.jobfile.alerts.notify import NotifySpec
 from launcher.jobfile.alerts.thresholds import AlertsSpec, AlertThresholds
 from launcher.jobfile.backend_kinds import ENGINES
-from launcher.jobfile.monitoring import Detail, ErrorSpec, MonitoringSpec, PatternsSpec, ProgressSpec, VerifySpec
+from launcher.jobfile.monitoring import (
+    Detail,
+    ErrorSpec,
+    MonitoringSpec,
+    PatternsSpec,
+    ProgressSpec,
+    StackSpec,
+    VerifySpec,
+)
 from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
 from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, EngineRoleSpec, FrontendSpec, ModelSpec, ReadinessSpec
 from launcher.jobfile.slurm import (
@@ -201,6 +209,7 @@ class ClusterSpec(FileModel):
     notify: NotifySpec = NotifySpec()
     prometheus_url: Url | None = None
     alertmanager_url: Url | None = None
+    stack: StackSpec = StackSpec()
     prices: PricesSpec | None = None
     budgets: dict[str, BudgetSpec] = {}
     trusted_owners: list[str] = []

@@ -1,17 +1,20 @@
 """Keys about monitoring: file names, patterns for logs, sidecars, and verification."""
 
+import re
 from collections.abc import Iterable, Mapping
 from typing import Annotated, Literal
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator
 
 from exporter.contract.manifest import LogPattern
+from exporter.contract.records import JsonValue
 from exporter.logs.lexicon import AUTO
 from exporter.logs.packs_reader import pack_names
 from exporter.logs.patterns import PatternKind, pattern_problems
 from launcher.jobfile.value_types import (
     Address,
     Count,
+    Directory,
     FileModel,
     NotNegativeSeconds,
     Seconds,
@@ -152,3 +155,27 @@ class VerifySpec(FileModel):
     outputs: int | None = Field(None, ge=1)
     records_per_item: PerItem | None = 1.0
     checksums: bool = False
+
+
+def _retention_problem(text: str) -> str | None:
+    if re.fullmatch(r"[1-9]\d{0,4}[hdwy]", text):
+        return None
+    return f"{text!r} is not a time that Prometheus keeps samples; write for example 30d, 12w or 1y"
+
+
+def _remote_write(value: object) -> object:
+    if isinstance(value, str):
+        value = {"url": value}
+    if isinstance(value, dict) and not re.fullmatch(r"https?://[^/\s]+(/\S*)?", str(value.get("url", ""))):
+        # without the value: it may have a password
+        raise ValueError('has no address of a server; write for example "https://mimir.example.org/api/v1/push"')
+    return value
+
+
+class StackSpec(FileModel):
+    """The Prometheus and Alertmanager of one user."""
+
+    bin: Directory | None = None
+    image: dict[Literal["prometheus", "alertmanager"], Directory] = {}
+    retention: Annotated[str, check_entry(_retention_problem)] = "30d"
+    remote_write: Annotated[str | dict[str, JsonValue] | None, BeforeValidator(_remote_write)] = None

@@ -13,6 +13,7 @@ from launcher.errors import ConfigError, ConfigErrors, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, load_cluster, parse_job
 from launcher.plan.plan import Plan
 from launcher.planner.planner import Invocation, make_plan
+from launcher.registry.own_stack import read_own_stack
 from launcher.rundir.rundir import user_name
 from launcher.rundir.yaml_files import read_yaml_text
 
@@ -48,6 +49,7 @@ def make_invocation(
     job_dir: Path, workdir: Path | None = None, *, local: bool, available: int | None = None
 ) -> Invocation:
     """Describe a command given here and now for this job; ``available`` is the number of nodes, if known."""
+    stack = read_own_stack(os.environ)
     return Invocation(
         job_dir=job_dir,
         workdir=workdir or Path.cwd(),
@@ -56,6 +58,7 @@ def make_invocation(
         python=sys.executable,
         local=local,
         available=available,
+        own_targets=None if stack is None else stack.targets,
     )
 
 

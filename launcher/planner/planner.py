@@ -40,6 +40,7 @@ class Invocation(NamedTuple):
     python: str  # interpreter for our own processes
     local: bool = False  # for this machine, not for Slurm
     available: int | None = None  # number of nodes, if known
+    own_targets: str | None = None  # target directory of the user's own stack
     kill_wait_s: float = DEFAULT_KILL_WAIT_S
 
 
@@ -71,7 +72,7 @@ def make_plan(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> Pl
         workdir=str(workdir),
         logs_dir=resolve_directory(cluster.logs_dir, workdir) or str(workdir / LOGS_DIR),
         run_dir_name=own_name,
-        target_dir=resolve_directory(cluster.target_dir, workdir),
+        target_dir=_target_dir(cluster, invocation, workdir),
         slurm=slurm_options(spec, cluster, layout),
         monitoring=spec.monitoring.enabled,
         launch_timeout_s=spec.monitoring.launch_timeout,
@@ -95,6 +96,10 @@ def adapt_plan(plan: Plan, kill_wait_s: float, dependency: str | None) -> Plan:
     manifest = dataclasses.replace(plan.manifest, kill_wait_s=kill_wait_s)
     plan = dataclasses.replace(plan, manifest=manifest, kill_wait_s=kill_wait_s)
     return plan if dependency is None else with_dependency(plan, dependency)
+
+
+def _target_dir(cluster: ClusterSpec, invocation: Invocation, workdir: Path) -> str | None:
+    return resolve_directory(cluster.target_dir, workdir) or invocation.own_targets
 
 
 def _workdir(spec: JobSpec, invocation: Invocation) -> Path:
@@ -139,7 +144,7 @@ def _manifest(
         linger_s=monitoring.linger,
         kill_wait_s=invocation.kill_wait_s,
         gpu_metrics=monitoring.gpu_metrics,
-        announced=cluster.target_dir is not None,
+        announced=_target_dir(cluster, invocation, workdir) is not None,
         listen_address=monitoring.listen_address or cluster.listen_address or ("127.0.0.1:0" if local else None),
         web_config_file=resolve_directory(cluster.web_config_file, workdir),
         metrics_access=cluster.metrics_access or OPEN,

@@ -117,7 +117,10 @@ def _paths(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames
     yield ValueSource(
         "logs_dir", plan.logs_dir, f"{sources.cluster}: logs_dir" if cluster.logs_dir is not None else DEFAULT
     )
-    yield _first_set("target_dir", None, plan.target_dir, sources)
+    if cluster.target_dir is None and plan.target_dir is not None:
+        yield ValueSource("target_dir", plan.target_dir, "gpujob stack")
+    else:
+        yield _first_set("target_dir", None, plan.target_dir, sources)
     yield _first_set("network_interface", None, cluster.network_interface, sources)
     yield _first_set(
         "monitoring.listen_address",

@@ -80,6 +80,7 @@ def test_the_wheel_contains_only_both_packages_and_the_entry(wheel: Path) -> Non
         files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file()}
         assert files
         assert files <= shared
+    assert "docker/prometheus.yml" in shared
     assert {f"systemd/{path.name}" for path in (ROOT / "docker" / "systemd").iterdir()} <= shared
 
 

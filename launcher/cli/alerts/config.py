@@ -45,10 +45,8 @@ def config(
     Channels are those of `notify` in the cluster file, and those of the options. The directory gets
     alertmanager.yml, the templates, and files with secrets. Everything is checked before a file is replaced.
     """
-    from launcher.alerts.config import Site, board_template, make_config
     from launcher.jobfile.alerts.notify import find_problems
     from launcher.jobfile.jobfile import load_cluster
-    from launcher.rundir.yaml_files import dump_yaml
 
     folder = Path(output).absolute()
     notify, secrets = load_cluster(os.environ, Path.cwd()).notify, dict[str, str]()
@@ -63,19 +61,8 @@ def config(
     for file in secret_files(notify):
         if file not in secrets and Path(file).exists():
             _check_mode(Path(file))
-    shipped = shipped_folder()
-    rules = _read_yaml(shipped / "alertmanager.yml").get("inhibit_rules")
-    site = Site(
-        version=_version(version),
-        read_secret=lambda file: secrets.get(file) or _read_secret(file),
-        inhibit_rules=rules if isinstance(rules, list) else (),
-        templates=f"{folder}/templates/*.tmpl",
-    )
-    tree = make_config(notify, site, {} if base is None else _read_yaml(Path(base)))
-    files = {"alertmanager.yml": dump_yaml(tree)}
-    files |= {f"templates/{path.name}": path.read_text("utf-8") for path in (shipped / "templates").glob("*.tmpl")}
-    if notify.board_url is not None:
-        files["templates/gpujob-board.tmpl"] = board_template(notify.board_url)
+    site = {} if base is None else read_yaml(Path(base))
+    files = alertmanager_files(notify, folder, _version(version), site, secrets)
     files |= {str(Path(file).relative_to(folder)): text for file, text in secrets.items()}
     is_checked = _check(files, folder)
     for name, text in files.items():
@@ -88,6 +75,32 @@ def config(
     if not is_checked:
         warn("amtool is not on PATH, so the file is not checked; run `amtool check-config` on it")
     click.echo("Alertmanager must be able to read it; then start it with --config.file, or reload it")
+
+
+def alertmanager_files(
+    notify: "NotifySpec",
+    folder: Path,
+    version: tuple[int, int],
+    base: Mapping[str, object],
+    secrets: Mapping[str, str],
+) -> dict[str, str]:
+    """The configuration and its templates. ``secrets`` has the texts of files that are yet to be written."""
+    from launcher.alerts.config import Site, board_template, make_config
+    from launcher.rundir.yaml_files import dump_yaml
+
+    shipped = shipped_folder()
+    rules = read_yaml(shipped / "alertmanager.yml").get("inhibit_rules")
+    site = Site(
+        version=version,
+        read_secret=lambda file: secrets.get(file) or read_secret(file),
+        inhibit_rules=rules if isinstance(rules, list) else (),
+        templates=f"{folder}/templates/*.tmpl",
+    )
+    files = {"alertmanager.yml": dump_yaml(make_config(notify, site, base))}
+    files |= {f"templates/{path.name}": path.read_text("utf-8") for path in (shipped / "templates").glob("*.tmpl")}
+    if notify.board_url is not None:
+        files["templates/gpujob-board.tmpl"] = board_template(notify.board_url)
+    return files
 
 
 def shipped_folder() -> Path:
@@ -159,7 +172,7 @@ def _alerts_of(path: str) -> Mapping[str, object]:
     from launcher.jobfile.monitor_config import load_monitor_config
 
     load_monitor_config(path, {})  # one error with every problem, none of them with a secret
-    found = _read_yaml(Path(path)).get("alerts")
+    found = read_yaml(Path(path)).get("alerts")
     return found if isinstance(found, dict) else {}
 
 
@@ -168,7 +181,7 @@ def _enabled(found: Mapping[str, object], key: str) -> dict[str, str]:
     return section if isinstance(section, dict) and section.get("enabled", True) else {}
 
 
-def _read_yaml(path: Path) -> dict[str, object]:
+def read_yaml(path: Path) -> dict[str, object]:
     from launcher.rundir.yaml_files import load_yaml, read_yaml_text
 
     body = load_yaml(read_yaml_text(path), str(path))
@@ -177,7 +190,7 @@ def _read_yaml(path: Path) -> dict[str, object]:
     return body
 
 
-def _read_secret(file: str) -> str:
+def read_secret(file: str) -> str:
     """The one line of a file that nobody else can read."""
     path = Path(file).expanduser()
     try:

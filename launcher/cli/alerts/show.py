@@ -24,6 +24,7 @@ def sources(url: str | None) -> "list[Source]":
     """The servers to ask. Raises LauncherError if there is none."""
     from exporter.contract.user_state import user_state_folder
     from launcher.alerts.api import Source, find_sources
+    from launcher.registry.own_stack import read_own_stack
     from launcher.rundir.cluster_file import read_cluster_key
 
     if url is not None:
@@ -32,11 +33,11 @@ def sources(url: str | None) -> "list[Source]":
         return [Source("alertmanager", url)]
     names = ("alertmanager", "prometheus")
     urls = {name: read_cluster_key(f"{name}_url", os.environ, Path.cwd())[1] for name in names}
-    if found := find_sources(urls, user_state_folder(os.environ)):
+    if found := find_sources(urls, user_state_folder(os.environ), read_own_stack(os.environ)):
         return found
     raise LauncherError(
         "no source of alerts: write `alertmanager_url` or `prometheus_url` into the cluster file, give --alertmanager "
-        "URL, or start `gpujob alerts receive`"
+        "URL, or start your own with `gpujob stack up`"
     )
 
 
@@ -69,8 +70,8 @@ def show(
 ) -> None:
     """List the alerts that fire, worst first: yours, or those of the job with this id or name.
 
-    The Alertmanager of the cluster file is asked, else its Prometheus, else your own `gpujob alerts receive`. If
-    none of them answers, the exit status is 9.
+    The Alertmanager of the cluster file is asked, else its Prometheus, else that of `gpujob stack`, else your
+    own `gpujob alerts receive`. If none of them answers, the exit status is 9.
     """
     from launcher.alerts.firing import as_json as to_json
     from launcher.alerts.firing import render, selected

@@ -1,0 +1,1 @@
+"""The gate of a user's own stack."""

@@ -1,0 +1,1 @@
+"""The command `gpujob stack` and its parts."""

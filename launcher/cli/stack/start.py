@@ -1,0 +1,127 @@
+"""What `gpujob stack up` and `gpujob run --stack` start: the programs found, and the configuration of this user."""
+
+import os
+import shutil
+import socket
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from launcher.cli.alerts.config import alertmanager_files, read_yaml, secret_files, shipped_folder
+from launcher.cli.job_source import warn
+from launcher.errors import LauncherError
+from launcher.registry.own_stack import StackRecord
+
+if TYPE_CHECKING:
+    from launcher.jobfile.alerts.notify import NotifySpec
+
+LOG_CHANNEL = "stack-log"
+
+
+def start_own_stack(
+    folder: Path, *, bin_folder: str | None = None, agent: bool = False, job: str | None = None
+) -> tuple[StackRecord, str]:
+    """Start the stack; return its record and a line about the programs. Raises LauncherError."""
+    from launcher.jobfile.jobfile import load_cluster
+    from launcher.registry.own_stack import TARGETS_DIR
+    from launcher.rundir.cluster_file import resolve_directory
+    from launcher.stack.files import Settings
+    from launcher.stack.programs import BIN_VARIABLE, Places, find_program
+    from launcher.stack.up import Wanted, running_target_files, start_stack
+    from launcher.steps.local_steps import die_with_parent
+
+    if "\n" in str(folder):
+        raise LauncherError("--dir: a name with a line break cannot be given to Prometheus; choose another one")
+    cluster = load_cluster(os.environ, Path.cwd())
+    remote = cluster.stack.remote_write
+    if agent and not remote:
+        raise LauncherError("--agent: there is nowhere to send samples; name `stack.remote_write` in the cluster file")
+    named = resolve_directory(bin_folder or os.environ.get(BIN_VARIABLE) or cluster.stack.bin, Path.cwd())
+    images = {} if bin_folder else {str(name): file for name, file in cluster.stack.image.items()}
+    places = Places(named, images, [folder])
+    names = ("prometheus",) if agent else ("prometheus", "alertmanager")
+    programs = {name: find_program(name, places, os.environ) for name in names}
+    targets = resolve_directory(cluster.target_dir, Path.cwd())
+    shipped = shipped_folder()
+    settings = Settings(
+        agent=agent,
+        remote_write=[remote] if isinstance(remote, dict) else [],
+        retention=cluster.stack.retention,
+        target_files=[f"{targets or folder / TARGETS_DIR}/*.json", *running_target_files()],
+        hub=_hub_socket(),
+        version=programs["prometheus"].version,
+    )
+
+    def alerting(record: StackRecord) -> dict[str, str]:
+        own = _with_log(_usable(cluster.notify), folder, record)
+        major, minor, *_ = programs["alertmanager"].version
+        return alertmanager_files(own, folder, (major, minor), {}, {})
+
+    wanted = Wanted(
+        folder=folder,
+        programs=programs,
+        shipped=read_yaml(shipped.parent / "docker" / "prometheus.yml"),
+        rules=shipped / "rules",
+        targets=targets,
+        settings=settings,
+        alerting=alerting,
+        write_assets=lambda assets: _write_assets(shipped.parent / "grafana", assets),
+        job=job,
+        prepare=None if job is None else die_with_parent(),
+    )
+    found = ", ".join(f"{each.name} {each.version_text} ({each.where})" for each in programs.values())
+    return start_stack(wanted), found
+
+
+def _write_assets(grafana: Path, assets: Path) -> None:
+    """The page and the boards."""
+    for name in ("page", "dashboards"):
+        if (grafana / name).is_dir():
+            place = assets if name == "page" else assets / name
+            shutil.copytree(grafana / name, place, dirs_exist_ok=True)
+
+
+def _hub_socket() -> str | None:
+    """The socket of this user's hub, if one runs."""
+    from exporter.contract.user_state import HUB_FOLDER, hub_socket, user_state_folder
+
+    state = user_state_folder(os.environ)
+    if state is None:
+        return None
+    path = hub_socket(os.environ, f"{state}/{HUB_FOLDER}")
+    with socket.socket(socket.AF_UNIX) as trial:
+        try:
+            trial.connect(path)
+        except OSError:
+            return None
+    return path
+
+
+def _usable(notify: "NotifySpec") -> "NotifySpec":
+    """The channels whose secrets this user can read: those of a site may be its administrators' alone."""
+    own = {name: type(notify)(channels={name: channel}) for name, channel in notify.channels.items()}
+    closed = {name for name, part in own.items() if not all(os.access(file, os.R_OK) for file in secret_files(part))}
+    for name in sorted(closed):
+        warn(f"notify.channels.{name}: you cannot read its secret, so your stack does not use it")
+    return _keep(notify, [name for name in notify.channels if name not in closed])
+
+
+def _keep(notify: "NotifySpec", names: list[str]) -> "NotifySpec":
+    keys = ("page", "notify", "operators")
+    lists = {key: [name for name in chosen if name in names] for key in keys if (chosen := getattr(notify, key))}
+    return notify.model_copy(update={"channels": {name: notify.channels[name] for name in names}, **lists})
+
+
+def _with_log(notify: "NotifySpec", folder: Path, record: StackRecord) -> "NotifySpec":
+    """The channels and the receiver of the stack, which hears everything; links lead to its own boards."""
+    from launcher.jobfile.alerts.notify import ChannelSpec, LogChannel
+
+    url = f"http://127.0.0.1:{record.ports['receiver']}/gpujob"
+    log = ChannelSpec(log=LogChannel(token_file=str(folder / "receiver" / "token"), url=url))
+    lists = {
+        key: [*chosen, LOG_CHANNEL]
+        for key in ("page", "notify", "operators")
+        if (chosen := getattr(notify, key)) is not None
+    }
+    board = notify.board_url or f"{record.url}user/?board=gpujob-job"
+    channels = {**notify.channels, LOG_CHANNEL: log}
+    return notify.model_copy(update={"channels": channels, "board_url": board, **lists})

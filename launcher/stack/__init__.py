@@ -1,0 +1,1 @@
+"""A user's own Prometheus, Alertmanager and boards, without an administrator."""

@@ -1,0 +1,121 @@
+"""The files of the stack, as texts: configuration of Prometheus and the gate, and arguments that `ps` must not show."""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from exporter.contract.stack_gate import USER, GateFile, Upstream
+from launcher.registry.own_stack import StackRecord
+from launcher.rundir.yaml_files import dump_yaml
+
+Tree = dict[str, object]
+
+SIDECAR_JOB = "gpujob-sidecar"
+RETENTION = "30d"
+MOST_DATA = "10GB"
+REFRESH = "5s"  # of target files: on a network file system Prometheus is not told of changes
+AGENT_FLAG_SINCE = (3, 0)  # before, it was a feature
+
+
+class Settings(NamedTuple):
+    """What Prometheus does."""
+
+    agent: bool
+    remote_write: Sequence[Mapping[str, object]]
+    retention: str
+    target_files: Sequence[str]  # globs
+    hub: str | None  # socket of the user's hub
+    version: tuple[int, ...]
+
+
+def prometheus_config(shipped: Mapping[str, object], folder: str, record: StackRecord, settings: Settings) -> Tree:
+    """The shipped configuration of Prometheus with the addresses of this stack."""
+    jobs = {str(job["job_name"]): dict(job) for job in _mappings(shipped["scrape_configs"])}
+    sidecars, root = jobs[SIDECAR_JOB], f"/{record.token}"
+    if settings.hub is None:
+        sidecars["file_sd_configs"] = [{"files": list(settings.target_files), "refresh_interval": REFRESH}]
+    else:
+        del sidecars["file_sd_configs"]
+        url = f"{record.url}hub/targets?kind=sidecar"
+        sidecars["http_sd_configs"] = [{"url": url, "refresh_interval": REFRESH}]
+    login = {"username": USER, "password": record.password}
+
+    def scrape(name: str, port: str, path: str = "/metrics", **more: object) -> Tree:
+        target = f"127.0.0.1:{record.ports[port]}"
+        return {"job_name": name, "metrics_path": path, **more, "static_configs": [{"targets": [target]}]}
+
+    own = [scrape("prometheus", "prometheus", f"{root}/metrics", basic_auth=login)]
+    if not settings.agent:
+        own.append(scrape("alertmanager", "alertmanager", f"{root}/alertmanager/metrics", basic_auth=login))
+        own.append(scrape("gpujob-alerts", "receiver"))
+    if settings.hub is not None:
+        own.append(scrape("gpujob-hub", "gate", f"{root}/hub/metrics", scrape_interval="60s"))
+    config: Tree = {"global": shipped["global"], "scrape_configs": [sidecars, *own]}
+    if not settings.agent:
+        target = {"targets": [f"127.0.0.1:{record.ports['alertmanager']}"]}
+        manager = {"path_prefix": f"{root}/alertmanager", "basic_auth": login, "static_configs": [target]}
+        config |= {"rule_files": [f"{folder}/rules/*.yml"], "alerting": {"alertmanagers": [manager]}}
+    if settings.remote_write:
+        config["remote_write"] = [dict(each) for each in settings.remote_write]
+    return config
+
+
+def _mappings(value: object) -> list[Mapping[str, object]]:
+    return [each for each in value if isinstance(each, dict)] if isinstance(value, list) else []
+
+
+def prometheus_arguments(folder: str, record: StackRecord, settings: Settings) -> str:
+    """One argument a line."""
+    if not settings.agent:
+        storage = [
+            f"--storage.tsdb.path={folder}/data",
+            f"--storage.tsdb.retention.time={settings.retention}",
+            f"--storage.tsdb.retention.size={MOST_DATA}",
+            f"--web.user-assets={folder}/assets",
+        ]
+    else:
+        flag = "--agent" if settings.version >= AGENT_FLAG_SINCE else "--enable-feature=agent"
+        storage = [flag, f"--storage.agent.path={folder}/agent"]
+    return _lines(
+        f"--config.file={folder}/prometheus.yml",
+        *storage,
+        *_web(folder, record, "prometheus", ""),
+    )
+
+
+def alertmanager_arguments(folder: str, record: StackRecord) -> str:
+    """One argument a line."""
+    return _lines(
+        f"--config.file={folder}/alertmanager.yml",
+        f"--storage.path={folder}/alertmanager",
+        "--cluster.listen-address=",
+        *_web(folder, record, "alertmanager", "alertmanager/"),
+    )
+
+
+def _web(folder: str, record: StackRecord, name: str, path: str) -> list[str]:
+    return [
+        f"--web.config.file={folder}/web.yml",
+        f"--web.listen-address=127.0.0.1:{record.ports[name]}",
+        f"--web.external-url={record.url}{path}",
+        f"--web.route-prefix=/{record.token}/{path}",
+    ]
+
+
+def _lines(*words: str) -> str:
+    return "".join(f"{word}\n" for word in words)
+
+
+def web_config(record: StackRecord) -> str:
+    """Who may ask Prometheus and Alertmanager."""
+    return dump_yaml({"basic_auth_users": {USER: record.password_hash}})
+
+
+def gate_file(record: StackRecord, *, agent: bool, hub: str | None) -> GateFile:
+    """What the gate serves."""
+    upstreams = [] if hub is None else [Upstream(path="hub/", address=f"unix:{hub}", strip=True)]
+    names = ("prometheus",) if agent else ("alertmanager", "prometheus")
+    for name in names:
+        path = "" if name == "prometheus" else f"{name}/"
+        address = f"127.0.0.1:{record.ports[name]}"
+        upstreams.append(Upstream(path=path, address=address, password=record.password))
+    return GateFile(port=record.ports["gate"], token=record.token, upstreams=tuple(upstreams))

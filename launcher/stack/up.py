@@ -1,0 +1,290 @@
+"""Start of the stack: files, programs, and the wait until the address answers."""
+
+import contextlib
+import os
+import secrets
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import NamedTuple
+
+from exporter.contract import run_files
+from exporter.contract.file_locks import FileLockedError, lock_file
+from exporter.contract.python_flags import ISOLATED
+from exporter.contract.stack_gate import GATE_FILE, GATE_LOCK
+from launcher.errors import LauncherError
+from launcher.registry.entries import read_own_entries
+from launcher.registry.own_stack import STACK_FILE, TARGETS_DIR, StackProgram, StackRecord
+from launcher.rundir.yaml_files import dump_yaml
+from launcher.stack.ask import answers
+from launcher.stack.files import (
+    Settings,
+    alertmanager_arguments,
+    gate_file,
+    prometheus_arguments,
+    prometheus_config,
+    web_config,
+)
+from launcher.stack.processes import (
+    Start,
+    end_programs,
+    is_alive,
+    last_words,
+    reload_programs,
+    start_program,
+)
+from launcher.stack.programs import Program, find_promtool
+
+COMMAND_LOCK = "command.lock"
+PORTS = ("gate", "prometheus", "alertmanager", "receiver")
+READY_S = 30.0  # until all answer; Prometheus first reads the samples of the last hours
+CHECK_S = 30.0  # for promtool
+POLL_S = 0.02
+MOST_JOBS = 100  # jobs whose targets are read from their run directories; older ones have ended
+
+PRIVATE = 0o600
+
+
+class Wanted(NamedTuple):
+    """What the stack shall be."""
+
+    folder: Path
+    programs: Mapping[str, Program]  # without alertmanager in agent mode
+    shipped: Mapping[str, object]  # docker/prometheus.yml
+    rules: Path
+    targets: str | None  # target directory of the cluster file
+    settings: Settings
+    alerting: Callable[[StackRecord], Mapping[str, str]]  # alertmanager.yml and its templates
+    write_assets: Callable[[Path], None]
+    job: str | None = None
+    prepare: Callable[[], None] | None = None  # called in each new process
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """The folder, for one command at a time. Raises LauncherError."""
+    descriptor = -1
+    try:
+        folder.mkdir(0o700, parents=True, exist_ok=True)
+        facts = folder.stat()
+        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+            raise LauncherError(f"{folder}: others can read or write it; run chmod 700 on it, or give another --dir")
+        descriptor = lock_file(folder / COMMAND_LOCK)
+        yield
+    except FileLockedError as error:
+        raise LauncherError(f"another command changes {folder} just now: {error}") from error
+    except OSError as error:
+        raise LauncherError(f"{error.filename or folder}: {error.strerror}") from error
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)
+
+
+def start_stack(wanted: Wanted) -> StackRecord:
+    """Start what does not run, and wait until all answers. Raises LauncherError, and then ends what it has started."""
+    with locked_folder(wanted.folder):
+        before = StackRecord.read(wanted.folder / STACK_FILE)
+        if before is not None:
+            require_this_host(before, wanted.folder)
+        record = _with_free_ports(before or _new_record())
+        targets = wanted.targets or str(wanted.folder / TARGETS_DIR)
+        record = record.replace(targets=targets, job=wanted.job)
+        starts, changed = _write_files(wanted, record)
+        return _start(wanted, record, starts, changed)
+
+
+def require_this_host(record: StackRecord, folder: Path) -> None:
+    """Raise LauncherError if the stack runs on another machine."""
+    host = next((program.host for program in record.programs.values()), "")
+    if host in ("", socket.gethostname()):
+        return
+    try:
+        descriptor = lock_file(folder / GATE_LOCK, shared=True)
+    except FileLockedError as error:
+        inside = f", in job {record.job}" if record.job else ""
+        raise LauncherError(
+            f"the stack in {folder} runs on {host}{inside}; use it there, or give another --dir"
+        ) from error
+    if descriptor >= 0:
+        os.close(descriptor)
+
+
+def _new_record() -> StackRecord:
+    import bcrypt  # lazy: only the first start needs it
+
+    password = secrets.token_hex(32)
+    # few rounds: a random password of 256 bits is not guessed, and each start of Prometheus computes it
+    hashed = bcrypt.hashpw(password.encode(), bcrypt.gensalt(4, b"2a")).decode()
+    ports = dict.fromkeys(PORTS, 0)
+    return StackRecord(token=secrets.token_urlsafe(24), password=password, password_hash=hashed, ports=ports)
+
+
+def _with_free_ports(record: StackRecord) -> StackRecord:
+    """The record with the ports that it had, as far as its own programs have them or nobody has."""
+    ports, held = {}, []
+    try:
+        for name in PORTS:
+            port = record.ports.get(name, 0)
+            if port and (program := record.programs.get(name)) is not None and is_alive(program):
+                ports[name] = port
+                continue
+            trial = _bind(port) or _bind(0)
+            if trial is None:
+                raise LauncherError("no port of 127.0.0.1 is free")
+            held.append(trial)
+            ports[name] = trial.getsockname()[1]
+    finally:
+        for each in held:
+            each.close()
+    return record.replace(ports=ports)
+
+
+def _bind(port: int) -> socket.socket | None:
+    trial = socket.socket()
+    trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        trial.bind(("127.0.0.1", port))
+    except OSError:
+        trial.close()
+        return None
+    return trial
+
+
+def running_target_files() -> list[str]:
+    """Target files in the run directories of the user's newest jobs: those that began before the stack."""
+    entries = read_own_entries(os.environ)[:MOST_JOBS]
+    files = (Path(entry.run_dir, run_files.TARGETS_FILE) for entry in entries)
+    return [str(file) for file in files if file.is_file()]
+
+
+def _write_files(wanted: Wanted, record: StackRecord) -> tuple[dict[str, Start], set[str]]:
+    """Write all files, checked. Return how to start each program, and the names of the files that changed."""
+    folder, settings = wanted.folder, wanted.settings
+    config = prometheus_config(wanted.shipped, str(folder), record, settings)
+    arguments = {"prometheus": prometheus_arguments(str(folder), record, settings)}
+    files = {"prometheus.yml": dump_yaml(config), "web.yml": web_config(record)}
+    for name in ("rules", "assets", "log", TARGETS_DIR):
+        (folder / name).mkdir(0o700, exist_ok=True)
+    files |= {f"rules/{path.name}": path.read_text("utf-8") for path in sorted(wanted.rules.glob("*.yml"))}
+    if not settings.agent:
+        arguments["alertmanager"] = alertmanager_arguments(str(folder), record)
+        files |= wanted.alerting(record)
+        wanted.write_assets(folder / "assets")
+    gate = gate_file(record, agent=settings.agent, hub=settings.hub).to_json()
+    files |= {f"{name}.args": text for name, text in arguments.items()}
+    changed = {name for name, text in files.items() if _is_different(folder / name, text)}
+    if "prometheus.yml" in changed:
+        _check(wanted.programs["prometheus"], folder, files["prometheus.yml"], agent=settings.agent)
+    for old in (folder / "rules").glob("*.yml"):
+        if f"rules/{old.name}" not in files:
+            old.unlink()
+            changed.add(f"rules/{old.name}")
+    for name in changed & files.keys():
+        (folder / name).parent.mkdir(0o700, exist_ok=True)
+        run_files.replace_file(folder / name, files[name].encode(), durable=False, mode=PRIVATE)
+    run_files.write_json(folder / GATE_FILE, gate, durable=False, mode=PRIVATE)
+    python = (sys.executable, *ISOLATED, "-m", "exporter")
+    starts = {"gate": Start((*python, "stack-gate", str(folder)), repr(gate))}
+    if not settings.agent:
+        address = f"127.0.0.1:{record.ports['receiver']}"
+        places = ("--state-dir", f"{folder}/receiver", "--log", f"{folder}/alerts.log")
+        starts["receiver"] = Start((*python, "receive-alerts", *places, "--web.listen-address", address), "")
+    for name, text in arguments.items():
+        command = (*wanted.programs[name].command, f"@{folder}/{name}.args")
+        starts[name] = Start(command, text + files["web.yml"] + wanted.programs[name].version_text)
+    return starts, changed
+
+
+def _is_different(path: Path, text: str) -> bool:
+    try:
+        return path.read_text("utf-8") != text
+    except (OSError, UnicodeDecodeError):
+        return True
+
+
+def _check(prometheus: Program, folder: Path, text: str, *, agent: bool) -> None:
+    """Raise LauncherError if promtool refuses a configuration."""
+    promtool = find_promtool(prometheus, os.environ)
+    if promtool is None:
+        return
+    trial = folder / "prometheus.new.yml"
+    run_files.replace_file(trial, text.encode(), durable=False, mode=PRIVATE)
+    try:
+        flags = ["--agent"] if agent else ["--syntax-only"]
+        done = subprocess.run(
+            [*promtool, "check", "config", *flags, str(trial)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=CHECK_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise LauncherError(f"promtool has not checked {trial} within {CHECK_S:.0f} s") from error
+    finally:
+        trial.unlink(missing_ok=True)
+    if done.returncode:
+        said = [line.strip() for line in (done.stdout + done.stderr).splitlines() if "FAILED" in line or "rror" in line]
+        raise LauncherError(
+            "promtool refuses the configuration of Prometheus; see `stack` in the cluster file\n"
+            + "\n".join(f"  {line}" for line in said)
+        )
+
+
+def _start(wanted: Wanted, record: StackRecord, starts: Mapping[str, Start], changed: set[str]) -> StackRecord:
+    folder, programs = wanted.folder, dict(record.programs)
+    stale = [name for name, program in programs.items() if name not in starts or program.digest != starts[name].digest]
+    end_programs(programs.pop(name) for name in stale)
+    own: dict[str, StackProgram] = {}
+    try:
+        for name, start in starts.items():
+            if name not in programs or not is_alive(programs[name]):
+                own[name] = start_program(start, folder / "log" / f"{name}.log", folder, wanted.prepare)
+        programs |= own
+        record = record.replace(programs=programs)
+        run_files.write_json(folder / STACK_FILE, record.to_json(), durable=False, mode=PRIVATE)
+        reload_programs(programs, _to_reload(changed, own))
+        _wait(folder, record)
+    except BaseException:
+        end_programs(own.values())
+        rest = {name: program for name, program in programs.items() if name not in own}
+        run_files.write_json(folder / STACK_FILE, record.replace(programs=rest).to_json(), durable=False, mode=PRIVATE)
+        raise
+    return record
+
+
+def _to_reload(changed: set[str], own: Mapping[str, StackProgram]) -> list[str]:
+    """Programs that run and whose configuration has changed."""
+    reads = {"prometheus": ("prometheus.yml", "rules/"), "alertmanager": ("alertmanager.yml", "templates/")}
+    return [
+        name for name, files in reads.items() if name not in own and any(each.startswith(files) for each in changed)
+    ]
+
+
+def ready_urls(record: StackRecord) -> dict[str, str]:
+    """Address of each program that answers once it is ready."""
+    return {
+        "gate": f"{record.url}-/healthy",  # of Prometheus, through the gate
+        "receiver": f"http://127.0.0.1:{record.ports['receiver']}/-/ready",
+        "alertmanager": f"{record.url}alertmanager/-/ready",
+        "prometheus": f"{record.url}-/ready",
+    }
+
+
+def _wait(folder: Path, record: StackRecord) -> None:
+    """Wait until all programs answer. Raises LauncherError with the last lines of the one that does not."""
+    waiting = {name: url for name, url in ready_urls(record).items() if name in record.programs}
+    end = time.monotonic() + READY_S
+    while waiting:
+        for name in list(waiting):
+            log = folder / "log" / f"{name}.log"
+            if not is_alive(record.programs[name]):
+                raise LauncherError(f"{name} has ended:\n{last_words(log)}")
+            if answers(waiting[name]):
+                del waiting[name]
+            elif time.monotonic() > end:
+                raise LauncherError(f"{name} has not answered for {READY_S:.0f} s:\n{last_words(log)}")
+        time.sleep(POLL_S)
