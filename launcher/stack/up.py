@@ -15,6 +15,7 @@ from exporter.contract import run_files
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.python_flags import ISOLATED
 from exporter.contract.stack_gate import GATE_FILE, GATE_LOCK
+from launcher.boards.assets import write_assets
 from launcher.errors import LauncherError
 from launcher.registry.entries import read_own_entries
 from launcher.registry.own_stack import STACK_FILE, TARGETS_DIR, StackProgram, StackRecord
@@ -58,7 +59,6 @@ class Wanted(NamedTuple):
     targets: str | None  # target directory of the cluster file
     settings: Settings
     alerting: Callable[[StackRecord], Mapping[str, str]]  # alertmanager.yml and its templates
-    write_assets: Callable[[Path], None]
     job: str | None = None
     prepare: Callable[[], None] | None = None  # called in each new process
 
@@ -172,7 +172,7 @@ def _write_files(wanted: Wanted, record: StackRecord) -> tuple[dict[str, Start],
     if not settings.agent:
         arguments["alertmanager"] = alertmanager_arguments(str(folder), record)
         files |= wanted.alerting(record)
-        wanted.write_assets(folder / "assets")
+        write_assets(folder / "assets")
     gate = gate_file(record, agent=settings.agent, hub=settings.hub).to_json()
     files |= {f"{name}.args": text for name, text in arguments.items()}
     changed = {name for name, text in files.items() if _is_different(folder / name, text)}

@@ -1,7 +1,6 @@
 """What `gpujob stack up` and `gpujob run --stack` start: the programs found, and the configuration of this user."""
 
 import os
-import shutil
 import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -64,20 +63,11 @@ def start_own_stack(
         targets=targets,
         settings=settings,
         alerting=alerting,
-        write_assets=lambda assets: _write_assets(shipped.parent / "grafana", assets),
         job=job,
         prepare=None if job is None else die_with_parent(),
     )
     found = ", ".join(f"{each.name} {each.version_text} ({each.where})" for each in programs.values())
     return start_stack(wanted), found
-
-
-def _write_assets(grafana: Path, assets: Path) -> None:
-    """The page and the boards."""
-    for name in ("page", "dashboards"):
-        if (grafana / name).is_dir():
-            place = assets if name == "page" else assets / name
-            shutil.copytree(grafana / name, place, dirs_exist_ok=True)
 
 
 def _hub_socket() -> str | None:

@@ -121,7 +121,8 @@ def command_lines(folder: Path) -> dict[int, str]:
 def test_only_the_secret_address_answers_and_nobody_can_see_it(user: User) -> None:
     user.run("stack", "up")
     record = user.record
-    assert status_of(f"{record.url}user/dashboards/gpujob-job.json")[0] == 200
+    assert status_of(f"{record.url}user/dashboards.js")[0] == 200
+    assert "<title>" in status_of(f"{record.url}user/?board=gpujob-job")[1]
     assert status_of(f"{record.url}api/v1/rules")[0] == 200
     assert status_of(f"{record.url}alertmanager/api/v2/status")[0] == 200
     for name, port in record.ports.items():
