@@ -50,7 +50,7 @@ function date(seconds, short) {
 }
 function format(value, unit = "short", decimals) {
   const [kind, word] = unit.split(/:(.*)/);
-  if (unit === "percentunit") return fixed(100 * value, decimals ?? (value * 100 % 1 === 0 ? 0 : 1)) + "%";
+  if (unit === "percentunit") return fixed(100 * value, decimals ?? (Math.abs(value * 100 - Math.round(value * 100)) < 1e-6 ? 0 : 1)) + "%";
   if (unit in DURATIONS) return duration(value * DURATIONS[unit], decimals);
   if (unit === "dateTimeFromNow") return duration(Date.now() / 1000 - value / 1000) + " ago";
   if (MOMENTS.includes(unit)) return date(value / 1000);
