@@ -36,7 +36,7 @@ def main() -> int:
         return 1
     with tempfile.TemporaryDirectory(prefix="gpujob-pictures-") as folder, tempfile.TemporaryDirectory() as state:
         os.environ["XDG_STATE_HOME"] = state
-        with watched_job(Path(folder)) as (stack, job):
+        with watched_job(Path(folder), items=30000) as (stack, job):
             time.sleep(FAILS_S)
             os.kill(job.worker(2)["pid"], signal.SIGSEGV)
             time.sleep(ALL_S - FAILS_S)
