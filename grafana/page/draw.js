@@ -50,7 +50,7 @@ function date(seconds, short) {
 }
 function format(value, unit = "short", decimals) {
   const [kind, word] = unit.split(/:(.*)/);
-  if (unit === "percentunit") return fixed(100 * value, decimals ?? (value * 100 % 1 === 0 ? 0 : 1)) + "%";
+  if (unit === "percentunit") return fixed(100 * value, decimals ?? (Math.abs(value * 100 - Math.round(value * 100)) < 1e-6 ? 0 : 1)) + "%";
   if (unit in DURATIONS) return duration(value * DURATIONS[unit], decimals);
   if (unit === "dateTimeFromNow") return duration(Date.now() / 1000 - value / 1000) + " ago";
   if (MOMENTS.includes(unit)) return date(value / 1000);
@@ -229,10 +229,12 @@ const DRAW = {
         all.forEach((one, n) => {
           const field = field_of(panel, one.name), y = top + n * row + row * (1 - share) / 2, high = Math.max(1, row * share);
           if (row >= 9 || n % Math.ceil(9 / row) === 0) svg.append(el("text", { x: left - 6, y: y + high / 2 + 4, "text-anchor": "end" }, el("title", {}, one.name), one.name.length > 24 ? one.name.slice(0, 23) + "…" : one.name));
+          const states = one.values.map((value) => (value == null ? {} : shown(value, field)));
           for (let i = 0, j; i < time.count; i = j) {
-            for (j = i + 1; j < time.count && one.values[j] === one.values[i];) j++;
-            if (one.values[i] == null) continue;
-            const { text, color } = shown(one.values[i], field), x1 = x(time.from + i * time.step), wide = Math.min(right, x(time.from + j * time.step)) - x1;
+            const { text, color } = states[i];
+            for (j = i + 1; j < time.count && states[j].text === text && states[j].color === color;) j++;
+            if (text == null) continue;
+            const x1 = x(time.from + i * time.step), wide = Math.min(right, x(time.from + j * time.step)) - x1;
             svg.append(el("rect", { class: "state", x: x1, y, width: Math.max(1, wide - 0.5), height: high, "--c": color ?? "var(--gray)" }));
             if (panel.options.showValue !== "never" && wide > 7 * text.length + 8 && high > 12) svg.append(el("text", { class: "word", x: x1 + 5, y: y + high / 2 + 4 }, text));
           }

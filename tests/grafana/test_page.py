@@ -13,7 +13,7 @@ import pytest
 
 from grafana.build import __main__ as build
 from grafana.build import queries
-from launcher.boards.assets import write_assets
+from launcher.boards.assets import boards_script, write_assets
 from tests.grafana.browser import Page, browser_unavailable, open_browser
 from tests.grafana.substitute import MAY_BE_EMPTY
 from tests.grafana.watched_job import HOSTILE, WORKERS, hostile_target, watched_job
@@ -189,5 +189,90 @@ def test_a_failed_query_shows_in_its_panel_alone(stack: Stack, tmp_path: Path) -
         assert error.startswith("Rate")
         assert "parse error" in error
         page.log.clear()  # the browser itself logs the status 400
+
+    browse(work)
+
+
+def sink() -> dict[str, Any]:
+    """A board with the types and options that the job board has not."""
+    worker = {"expr": 'gpujob_worker_throughput_items_per_second{cluster="$cluster"}', "legendFormat": "{{worker}}"}
+    instant = {**worker, "instant": True, "format": "table"}
+    links = [{"title": "More of ${__data.fields.worker}", "url": "/d/gpujob-job?var-x=${__data.fields.worker}"}]
+    bad = [{"title": "bad", "url": "${__data.fields.job:raw}"}]
+    background = {"mode": "basic", "type": "color-background"}
+    kinds: list[dict[str, Any]] = [
+        {"type": "heatmap", "options": {"calculate": False, "color": {"mode": "scheme", "scheme": "Turbo"}}},
+        {"type": "state-timeline", "options": {"showValue": "auto"}},
+        {"type": "stat", "options": {"graphMode": "area", "colorMode": "background", "textMode": "auto"}},
+        {"type": "bargauge", "options": {}},
+        {"type": "gauge", "options": {}},
+        {"type": "text", "options": {"content": "**Bold** $cluster\n\n- [runbook](https://example.org/a)\n- `code`"}},
+        {
+            "type": "table",
+            "options": {},
+            "transformations": [{"id": "merge", "options": {}}],
+            "targets": [{**instant, "refId": "A"}, {**instant, "refId": "B", "expr": "gpujob_worker_up"}],
+            "fieldConfig": {
+                "defaults": {},
+                "overrides": [
+                    {"matcher": {"options": "worker"}, "properties": [{"id": "links", "value": links}]},
+                    {"matcher": {"options": "job"}, "properties": [{"id": "links", "value": bad}]},
+                    {
+                        "matcher": {"options": "Value #A"},
+                        "properties": [{"id": "custom.cellOptions", "value": background}],
+                    },
+                ],
+            },
+        },
+        {
+            "type": "timeseries",
+            "options": {"legend": {"showLegend": True, "displayMode": "table", "calcs": ["max"]}},
+            "fieldConfig": {"defaults": {"custom": {"drawStyle": "bars"}, "color": {"mode": "palette-classic"}}},
+        },
+    ]
+    field = {"defaults": {"unit": "short", "color": {"mode": "thresholds"}, "thresholds": {"steps": []}}}
+    panels = [
+        {
+            "id": i,
+            "title": f"P{i}",
+            "gridPos": {"x": i % 2 * 12, "y": i // 2 * 8, "w": 12, "h": 8},
+            "fieldConfig": field,
+        }
+        | {"targets": [{**worker, "refId": "A"}], **kind}
+        for i, kind in enumerate(kinds)
+    ]
+    closed = {"type": "row", "title": "Closed", "collapsed": True, "gridPos": {"x": 0, "y": 90, "w": 24, "h": 1}}
+    more = {**panels[2], "id": 99, "title": "Inside", "gridPos": {"x": 0, "y": 91, "w": 6, "h": 4}}
+    words = {"type": "custom", "name": "word", "query": "a,b", "multi": True, "includeAll": True}
+    return {
+        **JOB,
+        "uid": "sink",
+        "title": "Sink",
+        "panels": [*panels, {**closed, "panels": [more]}],
+        "templating": {
+            "list": [*JOB["templating"]["list"][:2], words, {"type": "textbox", "name": "filter", "query": ".*"}]
+        },
+        "links": [{"type": "link", "title": "Job", "url": "/d/gpujob-job", "keepTime": True, "includeVars": True}],
+    }
+
+
+def test_types_that_the_job_board_has_not_are_drawn_and_links_lead_to_boards(stack: Stack, tmp_path: Path) -> None:
+    write_assets(tmp_path, stack.url())
+    (tmp_path / "dashboards.js").write_text(boards_script({"sink": sink(), "gpujob-job": JOB}), "utf-8")
+
+    async def work(page: Page) -> None:
+        await page.open((tmp_path / "index.html").as_uri() + "?board=sink&var-cluster=here&from=now-1m&to=now")
+        assert await page.run("[...document.querySelectorAll('.error, .none')].map(e => e.textContent)") == []
+        for part in ("canvas.cells", ".state", ".spark", ".bar b", ".dial", ".prose strong", ".line", ".legend td"):
+            assert await page.run(f"document.querySelectorAll('{part}').length"), part
+        href = await page.run("document.querySelector('td a').getAttribute('href')")
+        assert href.startswith("?board=gpujob-job&var-x=worker_w")
+        assert await page.run("[...document.querySelectorAll('td a')].every(a => a.search.startsWith('?board='))")
+        assert "&from=now-1m&to=now&var-cluster=here" in await page.run("document.querySelector('.choices > a').search")
+        assert await page.run("document.querySelectorAll('.panel').length") == 8
+        asked = len(page.requests)
+        await page.run("[...document.querySelectorAll('h2 button')].at(-1).click()")
+        await page.wait("document.querySelectorAll('.tile').length > 16")
+        assert len(page.requests) > asked
 
     browse(work)
