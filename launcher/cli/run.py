@@ -87,7 +87,7 @@ def run(
     run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
     register_run(run_dir, job_id)
     if board is not None:
-        click.echo(f"board {board}&var-job_id={job_id}", err=True)
+        click.echo(f"board {board}&var-job_id={job_id}&from=now-15m&to=now", err=True)
     if detach:
         _start_in_background(run_dir, job_id, as_json=as_json)
         return

@@ -7,16 +7,20 @@ import json
 import os
 import re
 import shutil
+import socket
 import subprocess
 import sys
 import threading
 import tomllib
+import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 from packaging.version import Version
+
+from tests.realstack.waiting import wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -157,6 +161,14 @@ def services(compose: Json) -> dict[str, Json]:
     return found
 
 
+@pytest.fixture(scope="module")
+def with_hub(services: dict[str, Json]) -> dict[str, Json]:
+    """The services of both files, merged as Compose does."""
+    overlay: Json = yaml.safe_load((DOCKER / "compose.hub.yml").read_text(encoding="utf-8"))["services"]
+    mounts = [*services["prometheus"]["volumes"], *overlay["prometheus"]["volumes"]]
+    return {**services, "hub": overlay["hub"], "prometheus": {**services["prometheus"], "volumes": mounts}}
+
+
 def binds(service: Json) -> list[Json]:
     return [volume for volume in service["volumes"] if volume["type"] == "bind"]
 
@@ -175,8 +187,8 @@ def test_images_are_pinned(services: dict[str, Json]) -> None:
         assert PINNED.match(service["image"]), service["image"]
 
 
-def test_containers_are_hardened(services: dict[str, Json]) -> None:
-    for name, service in services.items():
+def test_containers_are_hardened(with_hub: dict[str, Json]) -> None:
+    for name, service in with_hub.items():
         assert service["read_only"] is True, name
         assert service["cap_drop"] == ["ALL"], name
         assert "no-new-privileges:true" in service["security_opt"], name
@@ -186,20 +198,21 @@ def test_containers_are_hardened(services: dict[str, Json]) -> None:
         assert "healthcheck" in service, name
 
 
-def test_services_listen_only_on_loopback(services: dict[str, Json]) -> None:
+def test_services_listen_only_on_loopback(with_hub: dict[str, Json]) -> None:
     """With the host network, each program must be configured to listen on loopback."""
+    services = with_hub
     for name, service in services.items():
         assert service["network_mode"] == "host", name
         assert "ports" not in service, name
-    for name in ("prometheus", "alertmanager"):
-        flags = dict(flag.split("=", 1) for flag in services[name]["command"])
+    for name in ("prometheus", "alertmanager", "hub"):
+        flags = dict(flag.split("=", 1) for flag in services[name]["command"] if "=" in flag)
         assert flags["--web.listen-address"].startswith("127.0.0.1:"), name
     assert "--cluster.listen-address=" in services["alertmanager"]["command"]
     assert services["grafana"]["environment"]["GF_SERVER_HTTP_ADDR"] == "127.0.0.1"
 
 
-def test_bind_mounts_are_read_only_and_exist(services: dict[str, Json]) -> None:
-    for name, service in services.items():
+def test_bind_mounts_are_read_only_and_exist(with_hub: dict[str, Json]) -> None:
+    for name, service in with_hub.items():
         for volume in binds(service):
             assert volume["read_only"] is True, (name, volume["source"])
             assert volume["bind"] == {"create_host_path": False}, (name, volume["source"])
@@ -250,17 +263,25 @@ def test_prometheus_configuration(services: dict[str, Json]) -> None:
     assert manager["static_configs"] == [{"targets": [flags["--web.listen-address"]]}]
 
 
+def outside(text: str, service: Json, folder: Path) -> str:
+    """A text with the paths of a container replaced by those outside: of the repository, else below ``folder``."""
+    for volume in service["volumes"]:
+        source = str(volume["source"])
+        own = volume["type"] == "bind" and not source.startswith("${")
+        here = (DOCKER / source).resolve() if own else folder / source.strip("${").partition(":")[0]
+        text = re.sub(rf"(?<![\w/]){re.escape(volume['target'])}(?![\w-])", str(here), text)
+    return text
+
+
 @pytest.mark.skipif(shutil.which("promtool") is None, reason="promtool is not installed")
-def test_promtool_accepts_the_prometheus_configuration(services: dict[str, Json], tmp_path: Path) -> None:
-    """Container paths are replaced by those of the repository."""
-    text = (DOCKER / "prometheus.yml").read_text(encoding="utf-8")
-    for volume in binds(services["prometheus"]):
-        source = volume["source"]
-        here = tmp_path if source.startswith("${") else (DOCKER / source).resolve()
-        text = text.replace(volume["target"] + "/", f"{here}/")
+def test_promtool_accepts_the_prometheus_configuration(with_hub: dict[str, Json], tmp_path: Path) -> None:
+    text = outside((DOCKER / "prometheus.yml").read_text(encoding="utf-8"), with_hub["prometheus"], tmp_path)
     assert "/etc/prometheus" not in text
+    assert " /hub" not in text
     config = tmp_path / "prometheus.yml"
     config.write_text(text, encoding="utf-8")
+    (tmp_path / "hub-data").mkdir()
+    (tmp_path / "hub-data/token").touch()
     command = ["promtool", "check", "config", str(config)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stdout + done.stderr
@@ -287,6 +308,93 @@ def test_provisioned_grafana_files_are_mounted(services: dict[str, Json]) -> Non
     assert environment["PROMETHEUS_URL"] == f"http://{flags['--web.listen-address']}"
     home = Path(environment["GF_DASHBOARDS_DEFAULT_HOME_DASHBOARD_PATH"])
     assert (mounted[str(home.parent)] / home.name).exists()
+
+
+KEYS_OF_SERVICES = {  # those of the Compose specification that we use; others are likely to be mistakes
+    *("build", "cap_drop", "command", "environment", "healthcheck", "image", "network_mode", "read_only", "restart"),
+    *("secrets", "security_opt", "tmpfs", "user", "volumes"),
+}
+
+
+@pytest.mark.parametrize("file", ["compose.yml", "compose.hub.yml"])
+def test_a_compose_file_has_only_known_keys(file: str) -> None:
+    body = yaml.safe_load((DOCKER / file).read_text(encoding="utf-8"))
+    assert body.keys() <= {"name", "services", "volumes", "secrets", "x-hardened"}
+    for name, service in body["services"].items():
+        assert service.keys() <= KEYS_OF_SERVICES, name
+        assert service.get("healthcheck", {}).keys() <= {"test", "interval", "timeout", "retries"}, name
+        assert all(isinstance(word, str) for word in service.get("command", [])), name
+        for volume in service.get("volumes", []):
+            known = {"type", "source", "target", "read_only"} | ({"bind"} if volume["type"] == "bind" else set())
+            assert volume.keys() <= known, (name, volume)
+            assert volume["type"] == "bind" or volume["source"] in body["volumes"], (name, volume)
+
+
+DEBIAN = {"prometheus": "prometheus", "alertmanager": "prometheus-alertmanager", "hub": "gpujob-exporter"}
+
+
+@pytest.mark.prometheus
+@pytest.mark.skipif(shutil.which("prometheus-alertmanager") is None, reason="Alertmanager is not installed")
+def test_the_services_start_and_become_healthy(with_hub: dict[str, Json], tmp_path: Path) -> None:
+    """The command lines and health checks of Compose, outside a container and on free ports. Grafana is left out."""
+    ports = {number: str(free_port()) for number in ("9090", "9093", "9420")}
+
+    def here(text: str, service: Json) -> str:
+        text = outside(text, service, tmp_path)
+        return re.sub(r"(?<=127\.0\.0\.1:)\d+", lambda port: ports[port[0]], text)
+
+    config = here((DOCKER / "prometheus.yml").read_text(encoding="utf-8"), with_hub["prometheus"])
+    (tmp_path / "hub-target").mkdir()
+    (tmp_path / "hub-target/hub.json").write_text(here((DOCKER / "hub-target/hub.json").read_text(), with_hub["hub"]))
+    (tmp_path / "prometheus.yml").write_text(config.replace(str(DOCKER / "hub-target"), str(tmp_path / "hub-target")))
+    running = []
+    try:
+        for name, program in DEBIAN.items():
+            service = with_hub[name]
+            words = [
+                here(word, service).replace(str(DOCKER / "prometheus.yml"), f"{tmp_path}/prometheus.yml")
+                for word in service["command"]
+            ]
+            found = shutil.which(program, path=f"{Path(sys.executable).parent}:{os.environ['PATH']}")
+            assert found is not None
+            environment = {**os.environ, "GPUJOB_SLURMRESTD": "http://127.0.0.1:9", "XDG_RUNTIME_DIR": ""}
+            log = (tmp_path / f"{name}.log").open("wb")
+            running.append(subprocess.Popen([found, *words], env=environment, stdout=log, stderr=log))
+        for name in DEBIAN:
+            service = with_hub[name]
+            test = service["healthcheck"].get("test", ["CMD", *health_command()])
+            command = [here(word, service) for word in test[1:]]
+            health = here(service.get("environment", {}).get("GPUJOB_HEALTH_URL", ""), service)
+
+            def is_healthy(command: list[str] = command, health: str = health) -> bool:
+                variables = {**os.environ, "GPUJOB_HEALTH_URL": health}
+                return subprocess.run(command, env=variables, capture_output=True, timeout=30).returncode == 0
+
+            wait_for(is_healthy, 60, f"the health of {name}", logs=tmp_path)
+        base = f"http://127.0.0.1:{ports['9090']}/api/v1"
+        wait_for(lambda: jobs_up(base) >= {"prometheus", "alertmanager"}, 60, "scrapes", logs=tmp_path)
+        rules = json.loads(urllib.request.urlopen(f"{base}/rules", timeout=10).read())["data"]["groups"]
+        assert rules
+    finally:
+        for process in running:
+            process.terminate()
+        for process in running:
+            process.wait(30)
+
+
+def jobs_up(base: str) -> set[str]:
+    """Jobs of Prometheus with a target that answers. All jobs must have been found."""
+    targets = json.loads(urllib.request.urlopen(f"{base}/targets", timeout=10).read())["data"]["activeTargets"]
+    if "gpujob-hub" not in {target["labels"]["job"] for target in targets}:
+        return set()
+    return {target["labels"]["job"] for target in targets if target["health"] == "up"}
+
+
+def free_port() -> int:
+    with socket.socket() as trial:
+        trial.bind(("127.0.0.1", 0))
+        port: int = trial.getsockname()[1]
+        return port
 
 
 def compose_client() -> list[str] | None:
