@@ -218,7 +218,7 @@ def _add_gate(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -
         "`gpujob stack up` starts it.",
         epilog="example: gpujob-exporter stack-gate ~/.local/share/gpujob/stack",
     )
-    gate.add_argument("folder", metavar="DIR", type=Path, help="folder of the stack, with gate.json")
+    gate.add_argument("folder", metavar="STACK_DIR", type=Path, help="folder of the stack, with gate.json")
     gate.add_argument("--log-level", default="info", help=argparse.SUPPRESS)
     gate.set_defaults(run=_run_gate)
 

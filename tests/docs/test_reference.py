@@ -179,7 +179,7 @@ ARGUMENTS = {
     "LOG...": "log files",
     "PATH...": "files, checkpoints, and folders of either",
     "SHELL": "`bash`, `zsh` or `fish`",
-    "DIR": "folder of the stack, with `gate.json`",
+    "STACK_DIR": "folder of the stack, with `gate.json`",
     "TARGET_DIR": "target directory of the site",
     "FILE": "`manifest.json`, its run directory, or a `monitor_config.yaml`",
 }

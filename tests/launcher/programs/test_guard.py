@@ -139,7 +139,7 @@ def test_workers_complete_under_a_stopped_orchestrator(tmp_path: Path) -> None:
     assert (job.report["state"], job.report["cause"]) == ("COMPLETED", None)
     assert job.reasons() == {"worker_w0": "completed", "worker_w1": "completed"}
     assert "The job needs an orchestrator: its workers have ended" in job.log
-    *_, silent = job.events("orchestrator silent")  # on a busy machine, one that only waits for a processor is silent too
+    *_, silent = job.events("orchestrator silent")  # one that waits long for a processor is silent too
     assert silent["detail"] == "it is stopped (SIGSTOP)"
 
 
