@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from grafana.build import job
+from grafana.build import job, node, watching
 
 DASHBOARDS = Path(__file__).resolve().parents[1] / "dashboards"
 REGENERATE = "run: python -m grafana.build"
@@ -20,7 +20,10 @@ REGENERATE = "run: python -m grafana.build"
 
 def texts() -> dict[str, str]:
     """The text of each dashboard file by its name."""
-    return {f"{job.UID}.json": json.dumps(job.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"}
+    return {
+        f"{board.UID}.json": json.dumps(board.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
+        for board in (job, node, watching)
+    }
 
 
 def stale(folder: Path) -> list[str]:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from grafana_foundation_sdk.models.dashboard import Dashboard
 
-from grafana_foundation_sdk.builders import bargauge, dashboard, gauge, stat, table, timeseries
-from grafana_foundation_sdk.models.dashboard import Dashboard, DashboardCursorSync
-
+from grafana.build import board, variables
 from grafana.build import queries as q
-from grafana.build import variables
-from grafana.build.panels import bars, column, heading, lines, rows, share, tile
+from grafana.build.board import Panel
+from grafana.build.panels import bars, column, lines, rows, share, tile
 
 UID = "gpujob-job"
 
@@ -29,8 +27,6 @@ STATE_COLORS = {
     "dead": "dark-red",
     "not_found": "text",
 }
-
-Panel = bargauge.Panel | gauge.Panel | stat.Panel | table.Panel | timeseries.Panel
 
 
 def overview() -> list[Panel]:
@@ -623,32 +619,10 @@ ROWS = (
 )
 
 
-def _place(board: dashboard.Dashboard, number: int, title: str, panels: Sequence[Panel]) -> None:
-    """Add a row and its panels. Their ids are by row, so that adding one moves no link to another row."""
-    board.with_row(heading(title).id(number * 100))
-    for index, panel in enumerate(panels, start=1):
-        board.with_panel(panel.id(number * 100 + index))
-
-
 def build() -> Dashboard:
-    """The whole dashboard."""
-    board = (
-        dashboard.Dashboard("One job")
-        .uid(UID)
-        .description("One GPU job from start to end: will it finish in time, and if not, why?")
-        .tags(["gpujob"])
-        .readonly()
-        .time("now-6h", "now")
-        .refresh("30s")
-        .timezone("browser")
-        .tooltip(DashboardCursorSync.CROSSHAIR)
-        .with_variable(variables.datasource())
-        .with_variable(variables.cluster())
-        .with_variable(variables.job_id())
-        .with_variable(variables.node())
-        .annotation(variables.job_start())
-        .annotation(variables.worker_exits())
+    return board.build(
+        UID,
+        ROWS,
+        (variables.cluster(), variables.job_id(), variables.node()),
+        (variables.job_start(), variables.worker_exits(), variables.alerts(q.FIRING)),
     )
-    for number, (title, panels) in enumerate(ROWS, start=1):
-        _place(board, number, title, panels())
-    return board.build()

@@ -1,7 +1,7 @@
 """Panels of each kind, with what all panels of that kind have in common.
 
-Only kinds and options that `tests/grafana/preview` draws are used here, so that a picture
-taken there shows all there is to see.
+Few kinds and options are used here, so that what draws the boards without Grafana can draw them all.
+`tests/grafana/preview` draws all but state timelines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from grafana_foundation_sdk.builders import (
     gauge,
     prometheus,
     stat,
+    statetimeline,
     table,
     timeseries,
 )
@@ -275,10 +276,46 @@ def lines(
     return panel if maximum is None else panel.max(maximum)
 
 
+def states(
+    title: str,
+    description: str,
+    query: Query,
+    *,
+    words: Words,
+    width: int,
+    unknown: str = "unknown",
+    height: int = 7,
+) -> statetimeline.Panel:
+    """A row of coloured stretches for each series, with the word of each value."""
+    return (
+        statetimeline.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .targets([target(query)])
+        .unit("short")
+        .no_value(unknown)
+        .thresholds(thresholds(NEUTRAL))
+        .color_scheme(threshold_color())
+        .mappings([mapping(words)])
+        .show_value(VisibilityMode.AUTO)
+        .row_height(0.9)
+        .merge_values(True)
+        .legend(common.VizLegendOptions().show_legend(False))
+        .span(width)
+        .height(height)
+    )
+
+
 def column(
-    name: str, *, unit: str | None = None, decimals: int | None = None, words: Words | None = None
+    name: str,
+    *,
+    unit: str | None = None,
+    decimals: int | None = None,
+    words: Words | None = None,
+    link: tuple[str, str] | None = None,
 ) -> tuple[str, list[DynamicConfigValue]]:
-    """How the values of one column of a table are written."""
+    """How the values of one column of a table are written. `link` is a title and an address."""
     properties = []
     if unit is not None:
         properties.append(DynamicConfigValue(id_val="unit", value=unit))
@@ -286,6 +323,8 @@ def column(
         properties.append(DynamicConfigValue(id_val="decimals", value=decimals))
     if words is not None:
         properties.append(DynamicConfigValue(id_val="mappings", value=[mapping(words)]))
+    if link is not None:
+        properties.append(DynamicConfigValue(id_val="links", value=[dict(zip(("title", "url"), link, strict=True))]))
     return name, properties
 
 

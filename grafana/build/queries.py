@@ -1,4 +1,4 @@
-"""The queries of the dashboards, each with a name; panels refer to them.
+"""The queries of the board of one job, each with a name; panels refer to them.
 
 `$cluster`, `$job_id` and `$node` are variables of the dashboard. The row Overview is about
 the whole job, so its queries ignore `$node`. Everything below it follows the chosen nodes.
@@ -31,9 +31,31 @@ class Query:
     table: bool = False
 
 
+def over_time(expr: str, legend: str = "") -> Query:
+    """A query that one panel alone asks, and that needs no name."""
+    return Query("", expr, legend)
+
+
+def now(expr: str, legend: str = "") -> Query:
+    return Query("", expr, legend, instant=True)
+
+
+def listed(expr: str) -> Query:
+    return Query("", expr, instant=True, table=True)
+
+
+def since(labels: str, matchers: str) -> Query:
+    """Firing alerts, and since when their condition holds. Milliseconds, as Grafana wants a date."""
+    firing = f'ALERTS{{{matchers}, alertstate="firing"}}'
+    return listed(f"min by ({labels}) (ALERTS_FOR_STATE{{{matchers}}}\n  and ignoring (alertstate) {firing}) * 1000")
+
+
+_OF_JOB = 'cluster="$cluster", job_id="$job_id"'
+
+
 def _select(metric: str, *matchers: str, **labels: str) -> str:
     equal = (f'{name}="{value}"' for name, value in labels.items())
-    return metric + "{" + ", ".join(('cluster="$cluster"', 'job_id="$job_id"', *matchers, *equal)) + "}"
+    return metric + "{" + ", ".join((_OF_JOB, *matchers, *equal)) + "}"
 
 
 def _job(metric: str, **labels: str) -> str:
@@ -52,7 +74,11 @@ def _new(metric: str, window: str) -> str:
     A counter that is 0 has no series, and `increase` does not see a first value. The first values have no `instance`,
     so `or` keeps both parts, and a sidecar that restarts at another address begins no counter.
     """
-    series = _node(metric)
+    return new(_node(metric), window)
+
+
+def new(series: str, window: str) -> str:
+    """The rise of a counter, to be summed, as `_new`."""
     first = f"min without (instance) (min_over_time({series}[{window}]))"
     return (
         f"(\n  increase({series}[{window}])\n  or {first}\n    unless ignoring (instance) {series} offset {window}\n)"
@@ -70,17 +96,16 @@ JOB_INFO = Query(
 
 PHASES = ("launching", "running", "checkpointing", "evaluating", "completing", "finished")
 
-# One number per phase, in the order of PHASES. The least of all nodes: a job is launching until
-# each node has launched, and finished when each node is.
-PHASE = Query(
-    "phase",
-    "min(\n  "
-    + "\n  or ".join(
-        f"({_job('gpujob_phase', phase=phase)} == 1) * {number}" for number, phase in enumerate(PHASES, start=1)
+
+def phase_numbers(matchers: str) -> str:
+    """One number per phase, in the order of PHASES."""
+    return "\n  or ".join(
+        f'(gpujob_phase{{{matchers}, phase="{phase}"}} == 1) * {number}' for number, phase in enumerate(PHASES, start=1)
     )
-    + "\n)",
-    "phase",
-)
+
+
+# The least of all nodes: a job is launching until each node has launched, and finished when each node is.
+PHASE = Query("phase", f"min(\n  {phase_numbers(_OF_JOB)}\n)", "phase")
 
 PROGRESS = Query(
     "progress",
@@ -383,12 +408,15 @@ COLLECTOR_AGE = Query(
     table=True,
 )
 
-# Annotations: the value is the moment of the event, in milliseconds.
+# Annotations. Alerts mark the time in which they fire. Of others, the value is their moment, in milliseconds.
 
 JOB_START = Query("job_start", f"max({_job('gpujob_start_timestamp_seconds')}) * 1000")
 WORKER_EXIT = Query(
     "worker_exit",
     f"max by (worker, node, reason) ({_node('gpujob_worker_last_exit_timestamp_seconds')}) * 1000",
+)
+FIRING = Query(
+    "firing", f'max by (alertname, severity, node) (ALERTS{{{_OF_JOB}, alertstate="firing"}})', "{{alertname}}"
 )
 
 

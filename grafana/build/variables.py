@@ -28,6 +28,16 @@ def _values(name: str, label: str, selector: str, description: str) -> dashboard
     )
 
 
+def _all_of(variable: dashboard.QueryVariable) -> dashboard.QueryVariable:
+    """Several values may be chosen; all are at first."""
+    return (
+        variable.multi(True)
+        .include_all(True)
+        .all_value(".*")
+        .current(VariableOption(selected=True, text="All", value="$__all"))
+    )
+
+
 def cluster() -> dashboard.QueryVariable:
     return _values("cluster", "Cluster", "gpujob_info", "Cluster that the job runs on.")
 
@@ -39,17 +49,23 @@ def job_id() -> dashboard.QueryVariable:
 
 
 def node() -> dashboard.QueryVariable:
-    return (
-        _values("node", "Node", 'gpujob_info{cluster="$cluster", job_id="$job_id"}', "Nodes of the job.")
-        .multi(True)
-        .include_all(True)
-        .all_value(".*")
-        .current(VariableOption(selected=True, text="All", value="$__all"))
+    return _all_of(_values("node", "Node", 'gpujob_info{cluster="$cluster", job_id="$job_id"}', "Nodes of the job."))
+
+
+def one_node() -> dashboard.QueryVariable:
+    return _values("node", "Node", 'gpujob_info{cluster="$cluster"}', "Nodes with jobs in the time range.")
+
+
+def gpu() -> dashboard.QueryVariable:
+    return _all_of(
+        _values("gpu", "GPU", 'gpujob_gpu_up{cluster="$cluster", node="$node"}', "GPUs of jobs on the node.")
     )
 
 
-def _moments(name: str, query: Query, color: str, title: str, text: str, tags: str) -> dashboard.AnnotationQuery:
-    """Marks at the moments that are the values of the query's series."""
+def _marks(
+    name: str, query: Query, color: str, title: str, text: str, tags: str = "", *, moments: bool = True
+) -> dashboard.AnnotationQuery:
+    """Marks at the moments that are the values of the query's series, or while there is a value."""
     return (
         dashboard.AnnotationQuery()
         .name(name)
@@ -59,16 +75,20 @@ def _moments(name: str, query: Query, color: str, title: str, text: str, tags: s
         .icon_color(color)
         .target(target(query))
         .expr(query.expr)
-        .use_value_for_time(True)
+        .use_value_for_time(moments)
         .title_format(title)
         .text_format(text)
         .tag_keys(tags)
     )
 
 
-def worker_exits() -> dashboard.AnnotationQuery:
-    return _moments("Worker exits", WORKER_EXIT, "red", "{{worker}} exited", "{{reason}} on {{node}}", "reason")
+def worker_exits(query: Query = WORKER_EXIT) -> dashboard.AnnotationQuery:
+    return _marks("Worker exits", query, "red", "{{worker}} exited", "{{reason}} on {{node}}", "reason")
 
 
-def job_start() -> dashboard.AnnotationQuery:
-    return _moments("Start of the job", JOB_START, "blue", "Start", "The job started.", "")
+def job_start(query: Query = JOB_START) -> dashboard.AnnotationQuery:
+    return _marks("Start of the job", query, "blue", "Start", "The job started. {{job_name}}")
+
+
+def alerts(query: Query) -> dashboard.AnnotationQuery:
+    return _marks("Alerts", query, "orange", "{{alertname}}", "{{severity}} {{node}}", "severity", moments=False)

@@ -1,4 +1,4 @@
-"""The committed dashboard is up to date and follows the rules for dashboards."""
+"""The committed boards are up to date and follow the rules for boards."""
 
 from __future__ import annotations
 
@@ -13,12 +13,16 @@ import pytest
 
 from grafana.build import __main__ as build
 from grafana.build import job, queries
+from grafana.build.board import RUNBOOKS
 from tests.grafana.substitute import MAY_BE_EMPTY, VARIABLE, substitute, variables
 from tests.support.promql import metric_names
 
 ROOT = Path(__file__).resolve().parents[2]
-DRAWN = {"timeseries", "stat", "gauge", "bargauge", "table", "row"}
+DRAWN = {"timeseries", "stat", "gauge", "bargauge", "table", "row", "state-timeline"}
+UIDS = [name.removesuffix(".json") for name in build.texts()]
 VALUES = variables(cluster="c1", job_id="42")
+WATCHDOG = 'alertname="GpuJobWatchdog"'  # an alert of no cluster
+IN_LINKS = {"__url_time_range"}
 RATES = {"rate", "irate", "increase"}
 # Windows that belong to the meaning of a panel. All others follow the resolution.
 FIXED_WINDOWS = {"$__range", "$__range:$__interval", "5m"}
@@ -37,15 +41,19 @@ WRAPPERS = (
 Json = dict[str, Any]
 
 
-@pytest.fixture(scope="module")
-def board() -> Json:
-    loaded: Json = json.loads((build.DASHBOARDS / f"{job.UID}.json").read_text(encoding="utf-8"))
-    return loaded
+@pytest.fixture(scope="module", params=UIDS)
+def board(request: pytest.FixtureRequest) -> Json:
+    return load_board(request.param)
 
 
 @pytest.fixture(scope="module")
 def panels(board: Json) -> list[Json]:
     return [panel for panel in board["panels"] if panel["type"] != "row"]
+
+
+@pytest.fixture(scope="module")
+def job_board() -> Json:
+    return load_board(job.UID)
 
 
 def nodes(value: object) -> Iterator[Json]:
@@ -57,6 +65,18 @@ def nodes(value: object) -> Iterator[Json]:
     elif isinstance(value, list):
         for inner in value:
             yield from nodes(inner)
+
+
+def load_board(uid: str) -> Json:
+    loaded: Json = json.loads((build.DASHBOARDS / f"{uid}.json").read_text(encoding="utf-8"))
+    return loaded
+
+
+def targets_of(board: Json) -> list[Json]:
+    """The queries of panels and marks."""
+    return [item["target"] for item in board["annotations"]["list"]] + [
+        target for item in nodes(board["panels"]) for target in item.get("targets") or []
+    ]
 
 
 def parse(expression: str) -> promql_parser.Expr:
@@ -110,7 +130,8 @@ def test_the_build_is_reproducible() -> None:
 
 
 def test_identity(board: Json) -> None:
-    assert board["uid"] == "gpujob-job"
+    assert board["uid"] in UIDS
+    assert (build.DASHBOARDS / f"{board['uid']}.json").exists()
     assert board["tags"] == ["gpujob"]
     assert board["editable"] is False
     assert "id" not in board, "an id belongs to one Grafana server"
@@ -126,7 +147,7 @@ def test_panel_titles_are_unique(board: Json) -> None:
     assert len(titles) == len(set(titles))
 
 
-def test_only_panel_types_that_the_preview_draws(board: Json) -> None:
+def test_only_known_panel_types(board: Json) -> None:
     assert {panel["type"] for panel in board["panels"]} <= DRAWN
 
 
@@ -173,7 +194,8 @@ def test_overrides_and_sorting_name_existing_columns(panels: list[Json]) -> None
     for panel in panels:
         if panel["type"] != "table":
             continue
-        headings = set(panel["transformations"][-1]["options"]["renameByName"].values())
+        organized = panel["transformations"][-1]["options"]
+        headings = {organized["renameByName"].get(name, name) for name in organized["indexByName"]}
         named = {override["matcher"]["options"] for override in panel["fieldConfig"]["overrides"]}
         named |= {item["displayName"] for item in panel["options"].get("sortBy", [])}
         assert named <= headings, panel["title"]
@@ -196,10 +218,12 @@ def test_thresholds_rise(panels: list[Json]) -> None:
         assert values == sorted(set(values)), panel["title"]
 
 
-def test_every_target_is_a_named_query_and_each_is_used(board: Json, panels: list[Json]) -> None:
-    targets = [target for panel in panels for target in panel["targets"]]
-    targets += [annotation["target"] for annotation in board["annotations"]["list"]]
-    assert all(target["range"] != target["instant"] for target in targets)
+def test_a_target_is_asked_in_one_way(board: Json) -> None:
+    assert all(target["range"] != target["instant"] for target in targets_of(board))
+
+
+def test_every_target_of_the_job_board_is_a_named_query_and_each_is_used(job_board: Json) -> None:
+    targets = targets_of(job_board)
     used = {(target["expr"], target["instant"], target["format"] == "table") for target in targets}
     assert used == {(query.expr, query.instant, query.table) for query in queries.all_queries()}
 
@@ -222,8 +246,8 @@ def test_every_data_source_is_the_variable(board: Json) -> None:
     assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
 
 
-def test_variables_are_chained_and_follow_the_time_range(board: Json) -> None:
-    found = {variable["name"]: variable for variable in board["templating"]["list"]}
+def test_variables_are_chained_and_follow_the_time_range(job_board: Json) -> None:
+    found = {variable["name"]: variable for variable in job_board["templating"]["list"]}
     assert list(found) == ["datasource", "cluster", "job_id", "node"]
     assert (found["datasource"]["type"], found["datasource"]["query"]) == ("datasource", "prometheus")
     for name in ("cluster", "job_id", "node"):
@@ -238,16 +262,33 @@ def test_variables_are_chained_and_follow_the_time_range(board: Json) -> None:
 
 def test_only_declared_variables_are_used(board: Json) -> None:
     declared = {variable["name"] for variable in board["templating"]["list"]}
-    used = set(VARIABLE.findall(json.dumps(board)))
-    assert used - declared <= {"__range", "__interval", "__rate_interval", "__all"}
+    used = set(VARIABLE.findall(re.sub(r"\$\{__data\.fields\.\w+\}|\$\{__value\.raw\}", "", json.dumps(board))))
+    assert used - declared <= {"__range", "__interval", "__rate_interval", "__all", *IN_LINKS}
 
 
-def test_annotations_use_their_value_as_time(board: Json) -> None:
+def test_marks_are_moments_or_alerts(board: Json) -> None:
     found = {annotation["name"]: annotation for annotation in board["annotations"]["list"]}
-    assert found.keys() == {"Start of the job", "Worker exits"}
-    for annotation in found.values():
-        assert annotation["useValueForTime"] is True
-        assert annotation["expr"].endswith("* 1000"), "Grafana wants milliseconds"
+    assert "Alerts" in found
+    for name, annotation in found.items():
+        assert annotation["useValueForTime"] is (name != "Alerts")
+        assert annotation["expr"].endswith("* 1000") is (name != "Alerts"), "Grafana wants milliseconds"
+
+
+def test_boards_are_linked_and_links_keep_cluster_and_time_range(board: Json) -> None:
+    assert {link["url"].partition("?")[0] for link in board["links"]} == {
+        f"/d/{uid}" for uid in UIDS if uid != board["uid"]
+    }
+    assert all(link["keepTime"] for link in board["links"])
+    in_cells = [value["url"] for item in nodes(board) if item.get("id") == "links" for value in item["value"]]
+    for url in [*in_cells, *(link["url"] for link in board["links"])]:
+        assert url.startswith(RUNBOOKS) or (re.match(r"/d/([\w-]+)\?", url) and "${cluster:queryparam}" in url), url
+    for url in in_cells:
+        assert url.startswith(RUNBOOKS) or "${__url_time_range}" in url, url
+
+
+def test_links_to_runbooks_go_where_those_of_the_alerts_go() -> None:
+    rules = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "alertmanager/rules").glob("*.yml"))
+    assert {url.rpartition("/")[0] for url in re.findall(r"runbook_url: (\S+)", rules)} == {RUNBOOKS}
 
 
 def test_alerts_in_descriptions_exist(panels: list[Json]) -> None:
@@ -259,7 +300,7 @@ def test_alerts_in_descriptions_exist(panels: list[Json]) -> None:
 
 def test_no_host_and_no_address_in_the_file() -> None:
     for text in build.texts().values():
-        assert "://" not in text
+        assert "://" not in text.replace(RUNBOOKS, "")
         assert not re.search(r"\d+\.\d+\.\d+\.\d+", text)
 
 
@@ -267,7 +308,19 @@ def test_no_host_and_no_address_in_the_file() -> None:
 def test_query_parses(query: queries.Query) -> None:
     names = {name for name, _ in selectors(parse(query.expr))}
     assert names == metric_names(substitute(query.expr, VALUES))
-    assert all(name.startswith("gpujob_") for name in names)
+    assert all(name.startswith("gpujob_") or name == "ALERTS" for name in names)
+
+
+def test_queries_of_a_board_read_one_cluster_and_counters_as_rates(board: Json) -> None:
+    for expr in (target["expr"] for target in targets_of(board)):
+        for metric, inside in selectors(parse(FIRST_VALUES.sub("vector(0)", expr))):
+            if metric.endswith("_total"):
+                assert inside, expr
+                assert inside[-1] in RATES, expr
+        for metric, braces in re.findall(r"(\w+)\{([^}]*)\}", expr):
+            assert 'cluster="$cluster"' in braces or metric.startswith("prometheus_") or WATCHDOG in braces, expr
+        for window in re.findall(r"\[([^]]+)\]", expr):
+            assert window in {"$__rate_interval"} | FIXED_WINDOWS, expr
 
 
 @ALL

@@ -13,6 +13,12 @@ PROMETHEUS_SERIES = {  # of Prometheus and Alertmanager, about themselves
     "prometheus_sd_file_read_errors_total",
     "alertmanager_notifications_failed_total",
 }
+BOARD_SERIES = PROMETHEUS_SERIES | {  # that boards read too
+    *("ALERTS", "ALERTS_FOR_STATE", "scrape_duration_seconds", "scrape_samples_scraped"),
+    *("prometheus_notifications_sent_total", "prometheus_notifications_dropped_total"),
+    *("prometheus_rule_group_iterations_missed_total", "prometheus_rule_group_last_duration_seconds"),
+    *("prometheus_sd_file_mtime_seconds", "alertmanager_notifications_total"),
+}
 _IN_TEMPLATE = re.compile(r"\b(?:gpujob_\w+|\w+:gpujob_\w+:\w+)")
 
 

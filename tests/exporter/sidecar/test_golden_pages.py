@@ -12,6 +12,7 @@ import pytest
 from prometheus_client import Metric
 from prometheus_client.openmetrics import parser as openmetrics_parser
 
+from exporter.alerts.receiver import FAMILIES as RECEIVER_FAMILIES
 from exporter.collecting.detail import ESSENTIAL_FAMILIES, FULL_FAMILIES, LATE_FAMILIES
 from exporter.collecting.families import PREFIX, Samples
 from exporter.contract.alert_thresholds import AlertThreshold
@@ -55,7 +56,7 @@ from exporter.workers.runs_reader import WorkerReading
 from tests.conftest import GOLDEN
 from tests.grafana.substitute import substitute, variables
 from tests.support.exporter import FakeClock, declared_families, make_context, make_manifest, make_task
-from tests.support.promql import PROMETHEUS_SERIES, metric_names, rule_metric_names
+from tests.support.promql import BOARD_SERIES, PROMETHEUS_SERIES, metric_names, rule_metric_names
 
 ROOT = Path(__file__).resolve().parents[3]
 PAGES = GOLDEN / "exporter"
@@ -449,7 +450,7 @@ OF_THE_HUB = {family.full_name for family in HUB_FAMILIES}
 
 def undeclared(names: set[str]) -> set[str]:
     """Names that neither a collector nor the hub declares, except series from Prometheus and recording rules."""
-    declared = {family.full_name for family in declared_families()} | OF_THE_HUB | PROMETHEUS_SERIES
+    declared = {family.full_name for family in (*declared_families(), *RECEIVER_FAMILIES)} | OF_THE_HUB | BOARD_SERIES
     return {name for name in names if ":" not in name} - declared
 
 

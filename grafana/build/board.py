@@ -1,0 +1,74 @@
+"""What all boards share: identity, links between them, and rows of panels."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from grafana_foundation_sdk.builders import bargauge, dashboard, gauge, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.models.dashboard import Dashboard, DashboardCursorSync, DashboardLinkType
+
+from grafana.build import variables
+from grafana.build.panels import heading
+
+Panel = bargauge.Panel | gauge.Panel | stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
+Rows = Sequence[tuple[str, Callable[[], Sequence[Panel]]]]
+RUNBOOKS = "https://github.com/gpujob/gpujob/blob/main/alertmanager/runbooks"
+
+# Each board with the question that it answers. All keep the cluster and the time range when one goes to another.
+BOARDS = {
+    "gpujob-job": ("One job", "One GPU job from start to end: will it finish in time, and if not, why?"),
+    "gpujob-node": ("One node", "One node and its GPUs: who has it, and is it well?"),
+    "gpujob-self": ("Alerts and monitoring", "What fires, and does the monitoring itself work?"),
+}
+
+TO_RUNBOOK = ("What to do", RUNBOOKS + "/${__value.raw}.md")
+
+
+def to_board(uid: str, **labels: str) -> tuple[str, str]:
+    """A link to another board, with the labels of a row as its variables."""
+    chosen = "".join(f"&var-{name}=${{__data.fields.{label}}}" for name, label in labels.items())
+    return BOARDS[uid][0], f"/d/{uid}?${{cluster:queryparam}}{chosen}&${{__url_time_range}}"
+
+
+def _link(uid: str) -> dashboard.DashboardLink:
+    title, question = BOARDS[uid]
+    return (
+        dashboard.DashboardLink(title)
+        .type(DashboardLinkType.LINK)
+        .url(f"/d/{uid}?${{cluster:queryparam}}")
+        .tooltip(question)
+        .keep_time(True)
+    )
+
+
+def build(
+    uid: str,
+    rows: Rows,
+    choices: Sequence[dashboard.QueryVariable],
+    marks: Sequence[dashboard.AnnotationQuery],
+    since: str = "now-6h",
+) -> Dashboard:
+    """The board. Ids of panels are by row, so that adding one moves no link to another row."""
+    title, question = BOARDS[uid]
+    board = (
+        dashboard.Dashboard(title)
+        .uid(uid)
+        .description(question)
+        .tags(["gpujob"])
+        .readonly()
+        .time(since, "now")
+        .refresh("30s")
+        .timezone("browser")
+        .tooltip(DashboardCursorSync.CROSSHAIR)
+        .links([_link(other) for other in BOARDS if other != uid])
+        .with_variable(variables.datasource())
+    )
+    for choice in choices:
+        board.with_variable(choice)
+    for mark in marks:
+        board.annotation(mark)
+    for number, (name, panels) in enumerate(rows, start=1):
+        board.with_row(heading(name).id(number * 100))
+        for index, panel in enumerate(panels(), start=1):
+            board.with_panel(panel.id(number * 100 + index))
+    return board.build()

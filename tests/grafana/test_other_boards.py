@@ -1,0 +1,96 @@
+"""The boards beside that of one job, with a real Prometheus that scrapes a real local job and itself."""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import signal
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import pytest
+import yaml
+
+from grafana.build import __main__ as build
+from tests.grafana.substitute import substitute, variables
+from tests.realstack.stack import Stack, prometheus_unavailable
+from tests.support.launcher import LocalJob, clean_environment, embed_job
+
+pytestmark = pytest.mark.prometheus
+
+NO_GPU = "the job has no GPU"
+RARE = "it is absent until it happens"
+NO_OTHER = "the service that tells it does not run here"
+# Panels that may be empty, each with its reason; one query of a panel by its letter.
+MAY_BE_EMPTY: Mapping[str, Mapping[str, str]] = {
+    "gpujob-node": {
+        **dict.fromkeys(
+            (
+                *("Strangers on GPUs", "Utilization", "GPU memory in use", "Multiprocessors", "Tensor cores"),
+                *("Memory bandwidth", "Power", "Throttled clocks", "Temperature", "NVLink traffic", "PCIe traffic"),
+                *("Health of the GPUs", "Responding GPUs", "Xid errors", "Memory errors", "Repaired memory"),
+                *("Waiting for a reset", "PCIe replays", "NVLink errors", "Xids in time"),
+            ),
+            NO_GPU,
+        ),
+        "Firing alerts of the node": "as long as nothing is wrong",
+        "Waiting for memory": "cgroups v1 do not tell it",
+        "Memory of jobs": "the job may be in no memory cgroup of its own",
+        "OOM kills": "as Memory of jobs",
+    },
+    "gpujob-self": {
+        "Age of the heartbeat": NO_OTHER,
+        "Notifications of Alertmanager": NO_OTHER,
+        "Age of the hub's answers": NO_OTHER,
+        "Failing collectors": RARE,
+    },
+}
+CLUSTER = "here"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Prometheus with a running job, one of whose workers has failed, and the alert of it."""
+    if reason := prometheus_unavailable():
+        pytest.skip(reason)
+    folder = tmp_path_factory.mktemp("boards")
+    (folder / "targets").mkdir()
+    (folder / "gpujob.yaml").write_text(yaml.safe_dump({"target_dir": str(folder / "targets"), "cluster": CLUSTER}))
+    env = clean_environment(GPUJOB_CONFIG=str(folder / "gpujob.yaml"), GPUJOB_HISTORY_DIR="")
+    spec = embed_job(items=30_000, rate=20, count=4)
+    spec["workers"][0]["critical"] = False
+    with (
+        Stack(folder / "stack", targets_dir=folder / "targets", whole=True) as stack,
+        LocalJob(folder / "job", spec, "--quiet", env=env) as job,
+    ):
+        stack.wait_for(lambda: stack.query("sum(gpujob_worker_items) > 0"), 60, "progress")
+        os.kill(job.worker(2)["pid"], signal.SIGSEGV)
+        stack.wait_for(lambda: stack.query('ALERTS{alertstate="firing", job_id!=""}'), 60, "an alert")
+        yield stack
+
+
+def queries(uid: str) -> list[Any]:
+    """Expressions of a board with the name that the list of reasons has for each."""
+    board = json.loads((build.DASHBOARDS / f"{uid}.json").read_text("utf-8"))
+    panels = [inner for panel in board["panels"] for inner in (panel, *(panel.get("panels") or []))]
+    return [
+        *((f"{panel['title']}/{one['refId']}", one["expr"]) for panel in panels for one in panel.get("targets") or []),
+        *((mark["name"], mark["expr"]) for mark in board["annotations"]["list"]),
+    ]
+
+
+@pytest.mark.parametrize("uid", MAY_BE_EMPTY)
+def test_every_query_returns_data_or_has_its_reason(stack: Stack, uid: str) -> None:
+    (info,) = stack.query("gpujob_info")
+    since = time.time() - 30
+    values = variables(cluster=CLUSTER, job_id=info["metric"]["job_id"], node=info["metric"]["node"], scrape=1, span=60)
+    named = queries(uid)
+    assert MAY_BE_EMPTY[uid].keys() <= {name.split("/")[0] for name, _ in named} | {name for name, _ in named}
+    for name, expr in named:
+        if not {name, name.split("/")[0]} & MAY_BE_EMPTY[uid].keys():
+            asked = functools.partial(stack.query_range, substitute(expr, values), since, time.time() + 60, 1)
+            stack.wait_for(asked, 60, f"an answer to {name}")
+        else:
+            stack.query(substitute(expr, values))
