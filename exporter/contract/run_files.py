@@ -37,6 +37,7 @@ STATUS_DIR = "status"
 DIAGNOSTICS_DIR = "diagnostics"
 PROGRESS_DIR = "progress"
 NODES_DIR = "nodes"
+TASKS_DIR = "tasks"  # in the directory of a sweep: one link per array task, to the run directory of its point
 STATE_FILE = "state.json"
 MANIFEST_FILE = "manifest.json"
 EVENTS_FILE = "events.jsonl"

@@ -144,6 +144,7 @@ class Engine:
         as_of = saved.meta.get("as_of")
         self.view = View(self._jobs, None if as_of is None else float(as_of), b"")
         self._live = self.view, frozenset[str]()
+        self._tasks: tuple[View, Mapping[str, Sequence[str]]] = self.view, {}
         self._publish(is_ready=False)
 
     def known_cluster(self) -> str | None:
@@ -322,6 +323,17 @@ class Engine:
             paths = frozenset(job.run_dir for job in own if job.run_dir and (not job.is_over or job.is_reported))
             self._live = view, paths
         return self._live[1]
+
+    def array_tasks(self) -> Mapping[str, Sequence[str]]:
+        """Tasks of arrays that no longer wait together, by the id of their array."""
+        view = self.view
+        if self._tasks[0] is not view:
+            found: dict[str, list[str]] = {}
+            for key in view.jobs:
+                if "_" in key and not key.endswith("_[]"):
+                    found.setdefault(array_of(key), []).append(key)
+            self._tasks = view, found
+        return self._tasks[1]
 
     def stale_targets(self) -> Mapping[str, float]:
         """Run directories whose jobs have ended, and before when their targets were written if nobody serves them."""

@@ -78,7 +78,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     settings = Settings(is_whole, options.cluster, options.interval_s, options.most_jobs)
     engine = Engine(slurm, store, settings, clock, runs=registry.runs, site=site)
     registry.live, registry.stale = engine.live_run_dirs, engine.stale_targets
-    registry.cluster = engine.known_cluster
+    registry.tasks, registry.cluster = engine.array_tasks, engine.known_cluster
     stop = threading.Event()
     thread = threading.Thread(target=_ask, args=(engine, stop), name="ask_slurm", daemon=True)
     try:

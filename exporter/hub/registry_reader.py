@@ -10,7 +10,7 @@ import stat
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -117,6 +117,7 @@ class _RunDir:
 
     def __init__(self, uid: int, entry: Entry, own_uid: int) -> None:
         self.uid, self.entry, self._own_uid = uid, entry, own_uid
+        self.path = entry.run_dir  # without the link of an array task, once it was read
         self.user = _user_name(uid)
         self.job_ids: tuple[str, ...] = (entry.job_id,)
         self.groups: tuple[TargetGroup, ...] = ()
@@ -130,7 +131,7 @@ class _RunDir:
     @property
     def run(self) -> Run:
         entry, is_monitored = self.entry, any(each.labels.get("job") == SCRAPE_JOB for each in self.groups)
-        known = (entry.job_id, self.user, entry.run_dir, entry.submitted)
+        known = (entry.job_id, self.user, self.path, entry.submitted)
         return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget, entry.notify, self.job_ids)
 
     @property
@@ -150,6 +151,7 @@ class _RunDir:
             self.gone_since = (self.gone_since or time.time()) if self._is_gone() else None
         if mtime_ns == self._mtime_ns:
             return
+        self.path = _without_link(self.entry.run_dir)
         self.groups = self._read_groups()
         self.outcome = self._read_outcome() or self.outcome
         self._mtime_ns = mtime_ns if time.time() - mtime_ns / 1e9 > FRESH_S and self.problem is None else 0
@@ -211,6 +213,14 @@ def _ids_by_run_dir(entries: Iterable[tuple[int, Entry]]) -> dict[str, tuple[str
     return {path: tuple(sorted(job_ids)) for path, job_ids in found.items()}
 
 
+def _without_link(path: str) -> str:
+    """The run directory of a point, which the directory of its sweep links from the id of its array task."""
+    try:
+        return str(Path(path).parent.with_name(Path(os.readlink(path)).name))
+    except (OSError, ValueError):
+        return path  # of a job
+
+
 def read_run(uid: int, entry: Entry) -> Run:
     """A run with its outcome, read once."""
     found = _RunDir(uid, entry, uid)
@@ -270,6 +280,7 @@ class RegistryReader:
         self.live: Callable[[], Collection[str]] = tuple  # run directories of jobs that have not ended
         # of jobs that have: the run directory, and before when its targets were written if they are of no use
         self.stale: Callable[[], Mapping[str, float]] = dict
+        self.tasks: Callable[[], Mapping[str, Collection[str]]] = dict  # that Slurm lists alone, by their array
         self.cluster: Callable[[], str | None] = lambda: None  # whose jobs are wanted, once it is known
         self.latest: Registry | None = None
 
@@ -293,6 +304,7 @@ class RegistryReader:
         known = [each for folder in self._folders for each in self._of(folder)]
         if wanted[1] is not None:
             known = [(uid, entry) for uid, entry in known if entry.slurm_cluster in wanted]
+        known += list(self._points(known))
         entries = {entry.run_dir: (uid, entry) for uid, entry in known}
         for path, (uid, entry) in entries.items():
             if path not in self._run_dirs:
@@ -302,13 +314,21 @@ class RegistryReader:
             self._run_dirs[path].job_ids = own
         due = [
             each
-            for path, each in self._run_dirs.items()
-            if now - each.read_at >= QUIET_EACH_S or path in live or each.groups or each.is_young
+            for each in self._run_dirs.values()
+            if now - each.read_at >= QUIET_EACH_S or each.path in live or each.groups or each.is_young
         ]
         for each in due:
             each.read_at = now
         self._mounts.read(Read(each.entry.run_dir, each.read) for each in due)
         self._publish()
+
+    def _points(self, known: Iterable[tuple[int, Entry]]) -> Iterator[tuple[int, Entry]]:
+        """Entries of the points of sweeps whose array tasks have been seen in the queue."""
+        tasks = self.tasks()
+        for uid, entry in known:
+            for task in tasks.get(entry.job_id, ()):
+                link = f"{entry.run_dir}/{run_files.TASKS_DIR}/{task}"
+                yield uid, entry.replace(job_id=task, run_dir=link, budget=None)  # which is that of the sweep
 
     @staticmethod
     def _of(folder: _Folder) -> list[tuple[int, Entry]]:
@@ -322,7 +342,7 @@ class RegistryReader:
         problems += [f"{point} does not answer: run directories on it are not read" for point in sorted(hanging)]
         for each in self._run_dirs.values():
             problems.append(each.problem)
-            if each.is_stale(stale.get(each.entry.run_dir)):
+            if each.is_stale(stale.get(each.path)):
                 continue
             counts[each.uid] += sum(len(group.targets) for group in each.groups)
             if counts[each.uid] > MOST_TARGETS:

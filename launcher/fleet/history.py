@@ -1,6 +1,6 @@
 """Jobs of the past: from the hub or the user's index, and from accounting only what these do not have."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.hub.index_reader import History, read_history
@@ -12,6 +12,7 @@ from exporter.slurm.states import ENDS
 from exporter.slurm.tracking import UNKNOWN
 from exporter.slurm.usage import UsageRow
 from launcher.fleet.jobs_view import ended_rows
+from launcher.fleet.own_runs import read_idle
 
 ACCOUNTING = "accounting"
 
@@ -52,7 +53,7 @@ def read_used(slurm: SlurmReader, since: float, until: float, environ: Mapping[s
     """Every attempt after ``since``, with only the time after it. Raises SlurmUnansweredError."""
     history = read_history(slurm, environ, since)
     if history is None:
-        return Used(slurm.usage_since(since), ACCOUNTING)
+        return Used(_with_idle(slurm.usage_since(since), since, environ), ACCOUNTING)
     begin, rows = float(int(since)), list[UsageRow]()  # whole seconds, as sacct counts them
     for row, attempt in _read_rest(slurm, history, since):
         sight = attempt.sight
@@ -70,7 +71,18 @@ def read_used(slurm: SlurmReader, since: float, until: float, environ: Mapping[s
             idle_s = job.gpu_idle_seconds if whole else None  # of a part of an attempt it is not known
             cpus = int(tres(row.resources, "cpu") or 0)
             rows.append(_usage_row(row, cpus, max(0.0, elapsed_s - cut_s), idle_s))
-    return Used(tuple(rows), _source(history, since))
+    return Used(_with_idle(rows, since, environ), _source(history, since))
+
+
+def _with_idle(rows: Iterable[UsageRow], since: float, environ: Mapping[str, str]) -> tuple[UsageRow, ...]:
+    """The attempts, with the idle time so far of jobs of this user that run, by their status files."""
+    rows = tuple(rows)
+    latest = {row.job_id: number for number, row in enumerate(rows) if row.state == "RUNNING" and row.gpus}
+    idle = read_idle(environ, latest, since)
+    return tuple(
+        row._replace(idle_s=idle[row.job_id]) if latest.get(row.job_id) == number and row.job_id in idle else row
+        for number, row in enumerate(rows)
+    )
 
 
 def _usage_row(row: QueueRow, cpus: int, elapsed_s: float, idle_s: float | None = None) -> UsageRow:

@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -16,6 +16,8 @@ from exporter.contract.status import EtaEstimate, HealthReason
 from exporter.gpus.analysis.node_status import account_gpus
 from exporter.progress.work import job_work, unit_word
 from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.sources.shared_look_reader import configured_cluster
+from exporter.slurm.states import array_of
 from launcher.errors import LauncherError
 from launcher.registry.entries import LOCAL_PREFIX, PIPELINE_PREFIX, JobEntry, read_own_entries
 from launcher.rundir.job_records import OrchestratorRecord, read_report
@@ -102,6 +104,32 @@ def _read_run(output: str, now: float) -> RunProgress | None:
         },
         account_gpus(statuses),
     )
+
+
+def read_idle(environ: Mapping[str, str], job_ids: Collection[str], since: float) -> dict[str, float]:
+    """GPU seconds in which sidecars saw idle GPUs, of running jobs of this user that began after ``since``."""
+    wanted = {*job_ids, *map(array_of, job_ids)}
+    entries = read_own_entries(environ, lambda job_id: job_id in wanted) if wanted else []
+    own_cluster = configured_cluster(environ) if entries else None
+    run_dirs: dict[str, Path] = {}  # an id may be that of an older job too
+    for entry in entries:
+        if own_cluster is None or entry.slurm_cluster in (None, own_cluster):
+            run_dirs.setdefault(entry.job_id, Path(entry.run_dir))
+    known = [
+        (job_id, run_dirs[job_id] if job_id in run_dirs else run_dirs[array_of(job_id)] / run_files.TASKS_DIR / job_id)
+        for job_id in job_ids
+        if {job_id, array_of(job_id)} & run_dirs.keys()
+    ]
+    found = read_within(known, lambda each: _read_idle(each[1], since))
+    return {job_id: idle_s for (job_id, _), idle_s in found if idle_s is not None}
+
+
+def _read_idle(run_dir: Path, since: float) -> float | None:
+    orchestrator = OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
+    if orchestrator is None or orchestrator.start is None or orchestrator.start < since:
+        return None
+    gpus = account_gpus(read_statuses(run_dir, orchestrator.attempt))
+    return None if gpus is None else gpus.idle_s
 
 
 def read_pipelines(environ: Mapping[str, str]) -> dict[str, Pipeline]:

@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
+from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject
 from launcher.check.preflight import check_plan
@@ -19,8 +20,6 @@ from launcher.planner.slurm_options import with_dependency
 from launcher.rundir.job_ids import task_ranges
 from launcher.steps.batch_script import render_sbatch, sbatch_arguments
 from launcher.sweep.points import ExpandedSweep, PointSpec, merge_problems, read_sweep
-
-TASKS_DIR = "tasks"  # in the directory of a sweep: one link per array task, to the run directory of its point
 
 
 @dataclass(frozen=True)
@@ -144,7 +143,7 @@ def place_array(array: Array, logs_dir: Path, directory: str, previous: Collecti
 
     Tasks find their run directories by links. The array starts when the array jobs ``previous`` have ended.
     """
-    name = f"{directory}/{TASKS_DIR}/{{array_job_id}}_{{array_task_id}}"
+    name = f"{directory}/{run_files.TASKS_DIR}/{{array_job_id}}_{{array_task_id}}"
     plan = array.plan
     if previous:
         given, behind = plan.slurm.dependency, ":".join(("afterany", *previous))

@@ -12,7 +12,7 @@ from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.rundir import rundir
 from launcher.steps import slurm_steps
 from launcher.sweep.directory import JOB_FILE, SweepArray, SweepPoint, SweepRecord, with_runs, write_record
-from launcher.sweep.plan import TASKS_DIR, Array, PlannedPoint, PlannedSweep, place_array, plan_arrays
+from launcher.sweep.plan import Array, PlannedPoint, PlannedSweep, place_array, plan_arrays
 
 
 def new_record(planned: PlannedSweep, sweep_id: str, *, local: bool) -> SweepRecord:
@@ -96,7 +96,7 @@ def resume_sweep(
         runs = _settle(planned, held, staged, record, staging)
         arrays = tuple(array.array for array in held)
         changed = with_runs(record, runs).replace(arrays=(*record.arrays, *arrays))
-        links = [f"{TASKS_DIR}/{link.name}" for link in (staging / TASKS_DIR).iterdir()]
+        links = [f"{run_files.TASKS_DIR}/{link.name}" for link in (staging / run_files.TASKS_DIR).iterdir()]
         for name in (*runs.values(), *links):
             _rename(staging / name, sweep_dir / name)
             made.append(sweep_dir / name)
@@ -196,7 +196,7 @@ def _settle(
     planned: PlannedSweep, held: Sequence[_HeldArray], staged: Mapping[int, Path], record: SweepRecord, staging: Path
 ) -> dict[int, str]:
     """Name the run directories, by index, and link each from the job id that Slurm shows."""
-    names, links = {}, staging / TASKS_DIR
+    names, links = {}, staging / run_files.TASKS_DIR
     with os_errors(f"{links} cannot be created"):
         links.mkdir(run_files.FOLDER_MODE)
         for array in held:

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests.endtoend.jobs import JobSpace, was_asked
+from tests.endtoend.test_hub import RealHub
 from tests.realstack.cluster import ROOT, Cluster
 
 pytestmark = pytest.mark.slurm
@@ -82,6 +83,23 @@ class Sweep:
         arrays = json.loads((self.directory / "sweep.json").read_text())["arrays"]
         self.jobs.cluster.run(["scancel", *(array["job_id"] for array in arrays)], user=ROOT)
         self.wait()
+
+
+def test_the_hub_has_the_targets_of_the_points_that_run(jobs: JobSpace) -> None:
+    hub, spec = RealHub(jobs), sweep_job(sweep={"max_parallel": 1, "grid": {"lr": [0.1, 0.2], "bs": [8]}})
+    sweep = Sweep(jobs, spec)
+    first = sweep.answer["points"][0]["job_id"]
+
+    def targets() -> list[str]:
+        return [group["labels"]["job_id"] for group in hub.json("/targets")]
+
+    jobs.cluster.wait_for(lambda: targets() == [first], 60, "the first point")
+    found = hub.json(f"/api/v1/jobs/{first}")["jobs"]
+    assert [job["run_dir"] for job in found] == [sweep.answer["points"][0]["run_dir"]]
+    sweep.go()
+    _, states = sweep.wait()
+    assert states["states"] == {"COMPLETED": 2}
+    jobs.cluster.wait_for(lambda: targets() == [], 30, "the points to go")
 
 
 def most_at_once(run_dirs: list[Path]) -> int:

@@ -27,7 +27,7 @@ def usage(since: float, by: str, user: str | None, all_users: bool, as_json: boo
     Hours are those of the allocation, used or not, of all attempts, also of those that were requeued. Of jobs that
     began before the time only the part within it counts. They are from the hub or your index (`gpujob index`), and
     from accounting where these have nothing; the last line says which. IDLE are the hours in which sidecars saw idle
-    GPUs, of ended jobs that the hub knows. The exit status is 9 if accounting does not
+    GPUs, of ended jobs that the hub knows and of your running ones. The exit status is 9 if accounting does not
     answer.
     """
     from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError

@@ -523,6 +523,13 @@ def test_targets_are_stale_once_slurm_says_that_their_job_or_attempt_has_ended(h
     assert hub.engine.stale_targets().keys() == {"/runs/7"}
 
 
+def test_tasks_of_arrays_are_those_that_no_longer_wait_together(hub: Hub) -> None:
+    tasks = (queue_row(job_id, "RUNNING", 1000.0, started=1000.0) for job_id in ("7_0", "7_3"))
+    hub.slurm.rows = [*tasks, queue_row("7_[4-6]", "PENDING", 1000.0), queue_row("8", "PENDING", 1000.0)]
+    hub.steps(5)
+    assert hub.engine.array_tasks() == {"7": ["7_0", "7_3"]}
+
+
 def test_all_points_of_a_sweep_use_one_budget(hub: Hub) -> None:
     sweep = Run("7", "ada", "/runs/sweep", 1000.0, name="lr", notify="oncall", job_ids=("7", "9"))
     hub.runs = [sweep._replace(budget=Budget(gpu_hours=1.0))]

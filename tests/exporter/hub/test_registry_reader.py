@@ -185,3 +185,23 @@ def test_equal_ids_of_two_clusters_with_one_home_are_two_jobs(tmp_path: Path) ->
     registry.cluster = lambda: "c1"
     registry.read()
     assert {Path(run.run_dir).name for run in registry.runs()} == {"one", "old"}
+
+
+def test_points_of_a_sweep_come_and_go_with_their_array_tasks(tmp_path: Path) -> None:
+    sweep, tasks = tmp_path / "sweep", dict[str, list[str]]()
+    register(tmp_path / "entries", sweep, "9")
+    registry = RegistryReader([tmp_path / "entries"], only_own=True)
+    registry.tasks = lambda: tasks
+    (sweep / run_files.TASKS_DIR).mkdir()
+    for index in (1, 2):
+        (sweep / f"lr_{index}").mkdir()
+        publish(sweep / f"lr_{index}")
+        (sweep / run_files.TASKS_DIR / f"9_{index}").symlink_to(f"../lr_{index}")
+    found = []
+    for listed in ([], ["9_1"], ["9_1", "9_2"], []):
+        tasks["9"] = listed
+        registry.read()
+        runs = {run.job_id: run.run_dir for run in registry.runs() if run.is_monitored}
+        found.append((runs, len(registry.targets("sidecar") or ())))
+    first, second = {"9_1": str(sweep / "lr_1")}, {"9_2": str(sweep / "lr_2")}
+    assert found == [({}, 0), (first, 1), (first | second, 2), ({}, 0)]

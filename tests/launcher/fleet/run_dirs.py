@@ -12,7 +12,7 @@ from tests.support.statuses import node_status, worker_status
 GIB = 1 << 30
 
 
-def run_directory(folder: Path, health: str = "healthy") -> Path:
+def run_directory(folder: Path, health: str = "healthy", idle_s: float | None = None) -> Path:
     """The run directory of a job that runs on node n1, with two of its three steps done."""
     (folder / "status").mkdir(parents=True)
     task = Task("worker_w0", "worker", 0, 0, 0, 0, gpus=(0, 1))
@@ -37,6 +37,8 @@ def run_directory(folder: Path, health: str = "healthy") -> Path:
             utilization_ratio=0.5 * index,
             memory_used_bytes=20 * GIB,
             memory_total_bytes=80 * GIB,
+            seen_s=idle_s,
+            idle_s=idle_s,
         )
         for index in range(2)
     ]

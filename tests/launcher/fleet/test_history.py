@@ -17,6 +17,8 @@ from exporter.slurm.sources.hub_reader import HubJob
 from exporter.slurm.usage import Usage, UsageRow
 from launcher.fleet.history import read_ended, read_used
 from launcher.fleet.usage_view import render_usage, usage_table
+from launcher.registry.entries import register_job
+from tests.launcher.fleet.run_dirs import run_directory
 from tests.support.exporter import FakeClock
 
 USER = pwd.getpwuid(os.geteuid()).pw_name
@@ -132,6 +134,22 @@ def test_idle_gpu_time_is_that_of_attempts_that_are_counted_whole(
     assert {name: usage.idle_s for name, usage in table.groups.items()} == {"whole": 9.0, "cut": None}
     head, _, whole, total = render_usage(table)
     assert (head.split()[:4], whole.split()[3], total.split()[3]) == (["NAME", "JOBS", "GPU_H", "IDLE"], "0.00", "0.00")
+
+
+@pytest.mark.parametrize(("job_id", "link"), [("7", "."), ("7_2", "tasks/7_2")])
+@pytest.mark.parametrize(("since", "idle_s"), [(100.0, 40.0), (120.0, None)])
+def test_idle_gpu_time_of_a_running_job_is_that_of_its_sidecars(
+    job_id: str, link: str, since: float, idle_s: float | None, environ: dict[str, str], tmp_path: Path
+) -> None:
+    run_dir = run_directory(tmp_path / "run", idle_s=20.0)  # since 110, two GPUs
+    if link != ".":
+        (tmp_path / "sweep" / "tasks").mkdir(parents=True)
+        (tmp_path / "sweep" / link).symlink_to(run_dir)
+        run_dir = tmp_path / "sweep"
+    register_job(run_dir, {"job_id": "7", "job_name": "train", "submitted": 100.0}, environ, tmp_path)
+    slurm = Accounting([(job_id, "RUNNING", 100.0 - NOW, 110.0 - NOW, None), ("8", "RUNNING", -9.0, -8.0, None)])
+    rows = read_used(slurm, since, NOW, {**environ, "GPUJOB_HUB": "none"}).rows
+    assert {row.job_id: row.idle_s for row in rows} == {job_id: idle_s, "8": None}
 
 
 def test_a_hub_that_saw_everything_needs_no_accounting(environ: dict[str, str]) -> None:
