@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from grafana_foundation_sdk.builders import bargauge, dashboard, gauge, stat, statetimeline, table, timeseries
-from grafana_foundation_sdk.models.dashboard import Dashboard, DashboardCursorSync, DashboardLinkType
+from grafana_foundation_sdk.models.dashboard import Dashboard, DashboardCursorSync, DashboardLink, DashboardLinkType
 
 from grafana.build import variables
 from grafana.build.panels import heading
@@ -30,10 +30,19 @@ def to_board(uid: str, **labels: str) -> tuple[str, str]:
     return BOARDS[uid][0], f"/d/{uid}?${{cluster:queryparam}}{chosen}&${{__url_time_range}}"
 
 
-def _link(uid: str) -> dashboard.DashboardLink:
+class _Link(dashboard.DashboardLink):
+    """A link above the panels; by default the SDK hides it in a menu."""
+
+    def build(self) -> DashboardLink:
+        link = super().build()
+        link.placement = None  # type: ignore[assignment]
+        return link
+
+
+def _link(uid: str) -> _Link:
     title, question = BOARDS[uid]
     return (
-        dashboard.DashboardLink(title)
+        _Link(title)
         .type(DashboardLinkType.LINK)
         .url(f"/d/{uid}?${{cluster:queryparam}}")
         .tooltip(question)

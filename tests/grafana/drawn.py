@@ -96,6 +96,8 @@ OPTIONS: dict[str, dict[str, Values]] = {
     "timeseries": LEGEND,
     "state-timeline": {
         **LEGEND,
+        "options.tooltip.mode": {"single", "multi"},
+        "options.perPage": ANY,  # the page shows all rows
         "options.mergeValues": {True},
         "options.showValue": {"auto", "never", "always"},
         "options.alignValue": {"left"},
