@@ -297,6 +297,8 @@ class FolderWatch:
 
     def _skip(self, inode: int, name: str) -> None:
         """Note a name that does not match, in case the file is renamed."""
+        if self._skipped.get(inode) == name:
+            return  # a new text in each pass would scatter these over the memory
         self._skipped[inode] = name
         if len(self._skipped) > MOST_SKIPPED:
             del self._skipped[next(iter(self._skipped))]
