@@ -42,6 +42,12 @@ def cluster() -> dashboard.QueryVariable:
     return _values("cluster", "Cluster", "gpujob_info", "Cluster that the job runs on.")
 
 
+def recorded(name: str, label: str) -> dashboard.QueryVariable:
+    return _all_of(
+        _values(name, label, 'job:gpujob_phase:number{cluster="$cluster"}', f"{label}s of the jobs in the time range.")
+    )
+
+
 def job_id() -> dashboard.QueryVariable:
     return _values(
         "job_id", "Job", 'gpujob_info{cluster="$cluster"}', "Jobs seen in the time range, newest first."
@@ -90,5 +96,6 @@ def job_start(query: Query = JOB_START) -> dashboard.AnnotationQuery:
     return _marks("Start of the job", query, "blue", "Start", "The job started. {{job_name}}")
 
 
-def alerts(query: Query) -> dashboard.AnnotationQuery:
-    return _marks("Alerts", query, "orange", "{{alertname}}", "{{severity}} {{node}}", "severity", moments=False)
+def alerts(query: Query, *, shown: bool = True) -> dashboard.AnnotationQuery:
+    marks = _marks("Alerts", query, "orange", "{{alertname}}", "{{severity}} {{node}}", "severity", moments=False)
+    return marks.enable(shown)

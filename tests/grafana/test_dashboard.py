@@ -11,6 +11,7 @@ from typing import Any
 import promql_parser
 import pytest
 
+from exporter.hub.page.series import FAMILIES as HUB_FAMILIES
 from grafana.build import __main__ as build
 from grafana.build import job, queries
 from grafana.build.board import RUNBOOKS
@@ -317,10 +318,18 @@ def test_queries_of_a_board_read_one_cluster_and_counters_as_rates(board: Json) 
             if metric.endswith("_total"):
                 assert inside, expr
                 assert inside[-1] in RATES, expr
-        for metric, braces in re.findall(r"(\w+)\{([^}]*)\}", expr):
+        for metric, braces in re.findall(r"([\w:]+)\{([^}]*)\}", expr):
             assert 'cluster="$cluster"' in braces or metric.startswith("prometheus_") or WATCHDOG in braces, expr
         for window in re.findall(r"\[([^]]+)\]", expr):
             assert window in {"$__rate_interval"} | FIXED_WINDOWS, expr
+
+
+def test_the_board_of_all_jobs_reads_one_recorded_series_a_job() -> None:
+    names = set()
+    for target in targets_of(load_board("gpujob-fleet")):
+        names |= metric_names(substitute(target["expr"], VALUES))
+    hub = {family.full_name for family in HUB_FAMILIES}
+    assert {name for name in names if ":" not in name} <= hub | {"up", "ALERTS"}
 
 
 @ALL
