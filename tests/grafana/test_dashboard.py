@@ -299,6 +299,12 @@ def test_alerts_in_descriptions_exist(panels: list[Json]) -> None:
     assert named <= set(re.findall(r"alert: (\w+)", rules))
 
 
+def test_the_reference_has_every_row_of_every_board() -> None:
+    page = (ROOT / "docs" / "reference" / "boards.md").read_text(encoding="utf-8")
+    rows = [(uid, panel["title"]) for uid in UIDS for panel in load_board(uid)["panels"] if panel["type"] == "row"]
+    assert re.findall(r"^\| `([\w-]+)` \| (.+?) \| .*\?.* \|$", page, re.MULTILINE) == rows
+
+
 def test_no_host_and_no_address_in_the_file() -> None:
     for text in build.texts().values():
         assert "://" not in text.replace(RUNBOOKS, "")
