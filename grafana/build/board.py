@@ -72,4 +72,7 @@ def build(
         board.with_row(heading(name).id(number * 100))
         for index, panel in enumerate(panels(), start=1):
             board.with_panel(panel.id(number * 100 + index))
-    return board.build()
+    built = board.build()
+    for link in built.links or []:
+        link.placement = None  # type: ignore[assignment]  # at the top, not in a menu
+    return built

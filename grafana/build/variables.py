@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
 from grafana.build.panels import DATASOURCE, target
-from grafana.build.queries import JOB_START, WORKER_EXIT, Query
+from grafana.build.queries import CHECKPOINT, JOB_START, WORKER_EXIT, Query
 
 
 def datasource() -> dashboard.DatasourceVariable:
@@ -94,6 +94,11 @@ def worker_exits(query: Query = WORKER_EXIT) -> dashboard.AnnotationQuery:
 
 def job_start(query: Query = JOB_START) -> dashboard.AnnotationQuery:
     return _marks("Start of the job", query, "blue", "Start", "The job started. {{job_name}}")
+
+
+def checkpoints() -> dashboard.AnnotationQuery:
+    """Off at first: there may be many."""
+    return _marks("Checkpoints", CHECKPOINT, "green", "Checkpoint", "A checkpoint is complete.").enable(False)
 
 
 def alerts(query: Query, *, shown: bool = True) -> dashboard.AnnotationQuery:

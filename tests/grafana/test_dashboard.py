@@ -315,7 +315,7 @@ def test_no_host_and_no_address_in_the_file() -> None:
 def test_query_parses(query: queries.Query) -> None:
     names = {name for name, _ in selectors(parse(query.expr))}
     assert names == metric_names(substitute(query.expr, VALUES))
-    assert all(name.startswith("gpujob_") or name == "ALERTS" for name in names)
+    assert all(name.startswith(("gpujob_", "ALERTS")) for name in names)
 
 
 def test_queries_of_a_board_read_one_cluster_and_counters_as_rates(board: Json) -> None:
