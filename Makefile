@@ -9,7 +9,7 @@ BIN := $(VENV)/bin
 # Processes of a job write no bytecode, so without this each would compile what it loads.
 COMPILE := python -m compileall -q exporter launcher
 
-.PHONY: help install install-dev packages demo test test-quick test-gpu test-programs test-slurm-versions test-stack-versions test-mutations fuzz lint check bench soak kills clean
+.PHONY: help install install-dev packages demo test test-quick test-gpu test-programs test-slurm-versions test-stack-versions test-mutations fuzz lint check pictures bench soak kills clean
 
 help:
 	@echo "make install   a virtual environment in .venv with gpujob and gpujob-exporter"
@@ -23,6 +23,7 @@ help:
 	@echo "make test-mutations       changes alert rules one detail at a time: tests must notice 95 % (RULES=gpujob-disk or an alert: only these)"
 	@echo "make fuzz      damaged input for every parser of foreign data, for SECONDS=600"
 	@echo "make check     format, lint, types, layers, rules"
+	@echo "make pictures  take the pictures of the board page with a real job"
 	@echo "make bench     measure; prints ratios"
 	@echo "make soak      a job whose workers come and go, for SOAK_SECONDS (1800): nothing may grow"
 	@echo "make kills     KILLS (150) random kills of parts of jobs on a real Slurm (root)"
@@ -90,6 +91,9 @@ lint: install-dev
 
 check: lint packages
 	$(BIN)/python -m pytest -q tests/test_layers.py tests/alertmanager tests/grafana tests/docker tests/docs tests/exporter/sidecar/test_golden_pages.py
+
+pictures: install-dev packages
+	$(BIN)/python -m tests.grafana.pictures
 
 bench: install-dev
 	$(BIN)/python -m bench

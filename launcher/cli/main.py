@@ -16,6 +16,7 @@ from launcher.cli.about.command_group import CommandGroup
 from launcher.cli.about.completion import completion
 from launcher.cli.about.version import print_version
 from launcher.cli.alerts.group import alerts
+from launcher.cli.cluster.boards import boards
 from launcher.cli.cluster.fleet import fleet
 from launcher.cli.cluster.index import index
 from launcher.cli.cluster.ps import ps
@@ -361,6 +362,7 @@ for command in (
     alerts,
     *(
         attach,
+        boards,
         completion,
         connect,
         explain,

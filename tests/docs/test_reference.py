@@ -164,6 +164,7 @@ These are the JSON Schemas (draft 2020-12) of what gpujob prints and writes for 
 
 """
 ARGUMENTS = {
+    "DIR": "directory that gets the files",
     "[LOGS_DIR...]": "directories with run directories, for `--rebuild`",
     "[JOB.YAML | -- COMMAND...]": "job file (`-` is standard input), or the command of the workers, word by word",
     "JOB": "id or name of a job",

@@ -74,6 +74,7 @@ def test_the_wheel_contains_only_both_packages_and_the_entry(wheel: Path) -> Non
         "alertmanager/runbooks",
         "alertmanager/templates",
         "grafana/dashboards",
+        "grafana/page",
         "grafana/provisioning",
     ):
         files = {str(path.relative_to(ROOT)) for path in (ROOT / folder).rglob("*") if path.is_file()}
@@ -121,6 +122,16 @@ def test_the_configuration_of_alertmanager_has_the_templates_of_the_wheel(instal
     assert done.returncode == 0, done.stderr
     made = (tmp_path / "alerting" / "templates" / "gpujob.tmpl").read_text("utf-8")
     assert made == (ROOT / "alertmanager" / "templates" / "gpujob.tmpl").read_text("utf-8")
+
+
+def test_the_folder_of_the_board_page_is_written_from_the_wheel(installed: Path, tmp_path: Path) -> None:
+    code = "import pathlib; from launcher.boards.assets import write_assets; write_assets(pathlib.Path('page'))"
+    done = run(installed / "python", "-I", "-c", code, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    shipped = {path.name: path.read_text("utf-8") for path in (ROOT / "grafana" / "page").iterdir()}
+    made = {path.name: path.read_text("utf-8") for path in (tmp_path / "page").iterdir()}
+    assert made.pop("dashboards.js").startswith('"use strict";\nconst BOARDS = {"gpujob-')
+    assert made == shipped
 
 
 def test_the_commands_work_outside_the_checkout(installed: Path, tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # Installs the Debian packages that the tests with real components need, and a C compiler for the fake GPU driver.
 #
-#   packages.sh [--browser]      --browser: chromium too
+#   packages.sh [--no-browser]      --no-browser: all but chromium, which takes 80 MB to fetch and half a minute
 #
 # Does nothing, quickly, when all are there. As an ordinary user it only says what will be skipped.
 # None of the daemons in these packages is started by the installation; the tests start their own.
@@ -15,10 +15,10 @@ prometheus=(prometheus prometheus-alertmanager curl python3)
 nginx=(nginx-light)
 systemd=(systemd)  # its command that checks units
 compiler=(gcc libc6-dev)
-browser=()
+browser=(chromium)
 case ${1:-} in
     '') ;;
-    --browser) browser=(chromium) ;;
+    --no-browser) browser=() ;;
     *) sed -n '2,/^set -euo/{/^#/s/^# \{0,1\}//p}' "$0"; exit 2 ;;
 esac
 

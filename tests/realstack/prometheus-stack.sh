@@ -15,6 +15,7 @@
 #   WHOLE=                when set, the stack scrapes itself too, and hides alerts as the shipped configuration does
 #   HUB_TOKEN=            file with the token of a hub to scrape, at 127.0.0.1:9420
 #   BIN=                  a folder with other versions of the programs
+#   USER_ASSETS=          a folder that Prometheus serves below /user/
 # Alerts arrive in $STACK_DIR/alerts.jsonl, one line per webhook call.
 # For a cluster of slurm-cluster.sh run this on its head (slurm-cluster.sh exec), every command.
 # Needs no root, and the programs that packages.sh installs.
@@ -163,7 +164,8 @@ up() {
         --storage.path="$D/am-data" --web.listen-address="127.0.0.1:$(port alertmanager)" --cluster.listen-address=
     # A change of targets is acted upon within a second instead of five (a hidden flag).
     start prometheus prometheus --config.file="$D/prometheus.yml" --storage.tsdb.path="$D/data" \
-        --web.listen-address="127.0.0.1:$(port prometheus)" --web.enable-lifecycle --scrape.discovery-reload-interval=1s
+        --web.listen-address="127.0.0.1:$(port prometheus)" --web.enable-lifecycle --scrape.discovery-reload-interval=1s \
+        ${USER_ASSETS:+--web.user-assets="$USER_ASSETS"}
     for p in "${PROGRAMS[@]}"; do wait_ready "$p"; done
     trap - EXIT
     status

@@ -40,6 +40,7 @@ class Stack:
 
     `rules` are globs of rule files (default: those of the project; an empty list: none). A `whole` one
     scrapes itself too and hides alerts as the shipped configuration does. `hub_token` is the file of a hub to scrape.
+    Prometheus serves the folder `user_assets` below /user/.
     Use it as a context manager, or call `up` and `down`; take it down before its cluster.
     """
 
@@ -53,6 +54,7 @@ class Stack:
         port: int = 0,
         whole: bool = False,
         hub_token: Path | None = None,
+        user_assets: Path | None = None,
     ) -> None:
         self.directory = directory.resolve()
         self.cluster = cluster
@@ -62,6 +64,7 @@ class Stack:
             "TARGETS_DIR": str(self.targets_dir),
             "PORT": str(port),
             "HUB_TOKEN": str(hub_token or ""),
+            "USER_ASSETS": str(user_assets or ""),
         }
         if whole:
             self._settings["WHOLE"] = "yes"

@@ -27,7 +27,7 @@ _GROUPS = {
         "sweep",
         "metrics",
     ),
-    "The cluster": ("fleet", "usage", "alerts", "index"),
+    "The cluster": ("fleet", "usage", "alerts", "boards", "index"),
 }  # commands in the order in which people meet them; others come last
 _SHORT_HELP = 100  # characters of a line about a command
 

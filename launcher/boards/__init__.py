@@ -1,0 +1,1 @@
+"""The board page, which needs no Grafana."""

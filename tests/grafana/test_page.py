@@ -1,0 +1,278 @@
+"""The board page in a real browser, with a real Prometheus that serves it and a real job."""
+
+import asyncio
+import json
+import os
+import signal
+import time
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from grafana.build import __main__ as build
+from grafana.build import queries
+from launcher.boards.assets import boards_script, write_assets
+from tests.grafana.browser import Page, browser_unavailable, open_browser
+from tests.grafana.substitute import MAY_BE_EMPTY
+from tests.grafana.watched_job import HOSTILE, WORKERS, hostile_target, watched_job
+from tests.realstack.stack import Stack, prometheus_unavailable
+
+pytestmark = [pytest.mark.prometheus, pytest.mark.browser]
+
+JOB = json.loads((build.DASHBOARDS / "gpujob-job.json").read_text("utf-8"))
+PANELS = {panel["title"]: panel for panel in JOB["panels"] if panel["type"] != "row"}
+MOST_WORK_S = 1.0  # of the page's own thread until all panels are there
+UNNAMED = (
+    "[...document.querySelectorAll('.panel, .box, svg[role=img]')]"
+    ".filter(n => !n.getAttribute('aria-label') && !n.getAttribute('aria-labelledby')).length"
+)
+CHOOSE_EVIL = (
+    "(s => { s.value = 'evil'; s.dispatchEvent(new Event('change')); })(document.querySelector('.choices select'))"
+)
+FIRST_PLOT = "document.querySelector('.timeseries .area')"
+
+
+@pytest.fixture(scope="module")
+def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
+    """Prometheus with a running job, one of whose workers has failed."""
+    if reason := prometheus_unavailable() or browser_unavailable():
+        pytest.skip(reason)
+    with watched_job(tmp_path_factory.mktemp("watched")) as (stack, job), hostile_target(stack):
+        stack.wait_for(lambda: stack.query("sum(gpujob_worker_items) > 0"), 60, "progress")
+        os.kill(job.worker(2)["pid"], signal.SIGSEGV)
+        stack.wait_for(lambda: stack.query('gpujob_worker_exits_total{cluster="here"} > 0'), 60, "the failed worker")
+        stack.wait_for(lambda: stack.query(f'count(gpujob_worker_up{{cluster="here"}}) == {WORKERS}'), 60, "workers")
+        stack.wait_for(lambda: stack.query("gpujob_output_files_invalid"), 60, "the first look at the files")
+        yield stack
+
+
+def address(stack: Stack, variables: str = "var-cluster=here", since: str = "now-1m") -> str:
+    return f"{stack.url()}/user/index.html?board=gpujob-job&{variables}&from={since}&to=now"
+
+
+def browse(work: Callable[[Page], Awaitable[None]], width: int = 1400) -> None:
+    async def main() -> None:
+        async with open_browser(width) as page:
+            await work(page)
+            assert page.log == []
+
+    asyncio.run(main())
+
+
+def test_every_panel_is_drawn_and_no_other_server_is_asked(stack: Stack) -> None:
+    async def work(page: Page) -> None:
+        began = time.monotonic()
+        await page.open(address(stack) + "&prometheus=http://127.0.0.1:9")
+        took = time.monotonic() - began
+        work_s = {m["name"]: m["value"] for m in (await page.call("Performance.getMetrics"))["metrics"]}["TaskDuration"]
+        status = await page.run("document.getElementById('status').textContent")
+        print(f"\n{status}; {took:.2f} s from the address, {work_s:.2f} s of work")
+        assert work_s <= MOST_WORK_S
+        titles = await page.run("[...document.querySelectorAll('.panel h3')].map(h => h.textContent)")
+        assert titles == list(PANELS)
+        assert await page.run("[...document.querySelectorAll('.error')].map(e => e.textContent)") == []
+        names = {query.expr: query.name for query in queries.all_queries()}
+        for title in await page.run("[...document.querySelectorAll('.panel:has(.none) h3')].map(h => h.textContent)"):
+            assert {names[target["expr"]] for target in PANELS[title]["targets"]} <= MAY_BE_EMPTY.keys(), title
+        assert {url for url in page.requests if not url.startswith((stack.url(), "data:"))} == set()
+        assert page.most_queries <= 6
+        assert await page.run(UNNAMED) == 0
+        assert await page.run("document.querySelectorAll('.mark line').length") > 0
+
+    browse(work)
+
+
+def test_hostile_names_are_text_and_no_foreign_script_runs(stack: Stack) -> None:
+    async def work(page: Page) -> None:
+        await page.open(address(stack, "var-cluster=evil"))
+        assert await page.run("document.querySelector('.table td').textContent") == HOSTILE
+        assert HOSTILE in await page.run("document.querySelector('.legend').textContent")
+        assert await page.run("document.querySelectorAll('main img, main script').length") == 0
+        assert page.log == []
+        await page.run(
+            "document.body.append(Object.assign(document.createElement('script'), {textContent: 'window.ran = 1'}))"
+        )
+        assert await page.run("window.ran === undefined")
+        assert await page.run("fetch('http://127.0.0.1:9/').catch(e => 'refused')") == "refused"
+        assert len(page.log) >= 2
+        assert all("Content Security Policy" in line for line in page.log if "ERR_" not in line)
+        page.log.clear()
+
+    browse(work)
+
+
+def test_a_drag_zooms_and_the_variables_and_the_history_work(stack: Stack) -> None:
+    async def work(page: Page) -> None:
+        await page.open(address(stack))
+        first = await page.run("location.search")
+        place = await page.run(f"(r => [r.x, r.y, r.width, r.height])({FIRST_PLOT}.getBoundingClientRect())")
+        y = place[1] + place[3] / 2
+        await page.mouse("mouseMoved", place[0] + place[2] * 0.9, y)
+        assert await page.run(
+            "!document.getElementById('tip').hidden && document.querySelectorAll('#tip tr').length > 0"
+        )
+        assert await page.run("document.querySelectorAll('.hair[visibility=visible]').length") > 20
+        await page.mouse("mousePressed", place[0] + place[2] * 0.6, y)
+        await page.mouse("mouseMoved", place[0] + place[2] * 0.9, y)
+        await page.mouse("mouseReleased", place[0] + place[2] * 0.9, y)
+        await page.wait("/from=\\d{13}&to=\\d{13}/.test(location.search)")
+        await page.run("history.back()")
+        await page.wait("location.search.includes('now-1m')")
+        assert first.split("&")[0] in await page.run("location.search")
+        await page.run(CHOOSE_EVIL)
+        await page.wait("document.querySelector('.table td')?.textContent.includes('<img')")
+        assert "var-cluster=evil" in await page.run("location.search")
+
+    browse(work)
+
+
+def test_rows_close_and_the_cross_hair_follows_the_keys(stack: Stack) -> None:
+    async def work(page: Page) -> None:
+        await page.open(address(stack))
+        asked = len(page.requests)
+        await page.run("document.querySelector('h2 button').click()")
+        closed = await page.run("document.querySelectorAll('.panel').length")
+        assert closed < len(PANELS)
+        assert len(page.requests) == asked
+        await page.run("document.querySelector('h2 button').click()")
+        await page.wait(
+            "document.querySelectorAll('.box:not(:empty)').length === document.querySelectorAll('.box').length"
+        )
+        assert await page.run("document.querySelectorAll('.panel').length") == len(PANELS)
+        await page.run("document.querySelector('.timeseries .box').focus()")
+        await page.key("ArrowLeft")
+        shown = await page.run("document.querySelector('#tip time').textContent")
+        await page.key("ArrowLeft")
+        assert await page.run("document.querySelector('#tip time').textContent") < shown
+        await page.key("Escape")
+        assert await page.run("document.getElementById('tip').hidden")
+
+    browse(work)
+
+
+@pytest.mark.parametrize("width", [390, 2560])
+def test_no_width_scrolls_sideways(stack: Stack, width: int) -> None:
+    async def work(page: Page) -> None:
+        await page.open(address(stack))
+        assert await page.run("document.documentElement.scrollWidth <= innerWidth")
+        places: list[Any] = await page.run(
+            "[...document.querySelectorAll('.panel')].map(p => Math.round(p.getBoundingClientRect().x))"
+        )
+        assert len(set(places)) == (2 if width < 760 else len(set(places)))
+
+    browse(work, width)
+
+
+def test_the_page_opens_from_disk(stack: Stack, tmp_path: Path) -> None:
+    write_assets(tmp_path, stack.url())
+
+    async def work(page: Page) -> None:
+        await page.open((tmp_path / "index.html").as_uri() + "?board=gpujob-job&var-cluster=here&from=now-1m&to=now")
+        assert await page.run("document.querySelectorAll('.error').length") == 0
+        assert await page.run("document.querySelectorAll('.line').length") > 20
+
+    browse(work)
+
+
+def test_a_failed_query_shows_in_its_panel_alone(stack: Stack, tmp_path: Path) -> None:
+    write_assets(tmp_path, stack.url())
+    script = (tmp_path / "dashboards.js").read_text("utf-8")
+    broken = script.replace(json.dumps(PANELS["Rate"]["targets"][0]["expr"])[1:-1], "sum(", 1)
+    assert broken != script
+    (tmp_path / "dashboards.js").write_text(broken, "utf-8")
+
+    async def work(page: Page) -> None:
+        await page.open((tmp_path / "index.html").as_uri() + "?var-cluster=here&from=now-1m")
+        (error,) = await page.run("[...document.querySelectorAll('.panel:has(.error)')].map(p => p.innerText)")
+        assert error.startswith("Rate")
+        assert "parse error" in error
+        page.log.clear()  # the browser itself logs the status 400
+
+    browse(work)
+
+
+def sink() -> dict[str, Any]:
+    """A board with the types and options that the job board has not."""
+    worker = {"expr": 'gpujob_worker_throughput_items_per_second{cluster="$cluster"}', "legendFormat": "{{worker}}"}
+    instant = {**worker, "instant": True, "format": "table"}
+    links = [{"title": "More of ${__data.fields.worker}", "url": "/d/gpujob-job?var-x=${__data.fields.worker}"}]
+    bad = [{"title": "bad", "url": "${__data.fields.job:raw}"}]
+    background = {"mode": "basic", "type": "color-background"}
+    kinds: list[dict[str, Any]] = [
+        {"type": "heatmap", "options": {"calculate": False, "color": {"mode": "scheme", "scheme": "Turbo"}}},
+        {"type": "state-timeline", "options": {"showValue": "auto"}},
+        {"type": "stat", "options": {"graphMode": "area", "colorMode": "background", "textMode": "auto"}},
+        {"type": "bargauge", "options": {}},
+        {"type": "gauge", "options": {}},
+        {"type": "text", "options": {"content": "**Bold** $cluster\n\n- [runbook](https://example.org/a)\n- `code`"}},
+        {
+            "type": "table",
+            "options": {},
+            "transformations": [{"id": "merge", "options": {}}],
+            "targets": [{**instant, "refId": "A"}, {**instant, "refId": "B", "expr": "gpujob_worker_up"}],
+            "fieldConfig": {
+                "defaults": {},
+                "overrides": [
+                    {"matcher": {"options": "worker"}, "properties": [{"id": "links", "value": links}]},
+                    {"matcher": {"options": "job"}, "properties": [{"id": "links", "value": bad}]},
+                    {
+                        "matcher": {"options": "Value #A"},
+                        "properties": [{"id": "custom.cellOptions", "value": background}],
+                    },
+                ],
+            },
+        },
+        {
+            "type": "timeseries",
+            "options": {"legend": {"showLegend": True, "displayMode": "table", "calcs": ["max"]}},
+            "fieldConfig": {"defaults": {"custom": {"drawStyle": "bars"}, "color": {"mode": "palette-classic"}}},
+        },
+    ]
+    field = {"defaults": {"unit": "short", "color": {"mode": "thresholds"}, "thresholds": {"steps": []}}}
+    panels = [
+        {
+            "id": i,
+            "title": f"P{i}",
+            "gridPos": {"x": i % 2 * 12, "y": i // 2 * 8, "w": 12, "h": 8},
+            "fieldConfig": field,
+        }
+        | {"targets": [{**worker, "refId": "A"}], **kind}
+        for i, kind in enumerate(kinds)
+    ]
+    closed = {"type": "row", "title": "Closed", "collapsed": True, "gridPos": {"x": 0, "y": 90, "w": 24, "h": 1}}
+    more = {**panels[2], "id": 99, "title": "Inside", "gridPos": {"x": 0, "y": 91, "w": 6, "h": 4}}
+    words = {"type": "custom", "name": "word", "query": "a,b", "multi": True, "includeAll": True}
+    return {
+        **JOB,
+        "uid": "sink",
+        "title": "Sink",
+        "panels": [*panels, {**closed, "panels": [more]}],
+        "templating": {
+            "list": [*JOB["templating"]["list"][:2], words, {"type": "textbox", "name": "filter", "query": ".*"}]
+        },
+        "links": [{"type": "link", "title": "Job", "url": "/d/gpujob-job", "keepTime": True, "includeVars": True}],
+    }
+
+
+def test_types_that_the_job_board_has_not_are_drawn_and_links_lead_to_boards(stack: Stack, tmp_path: Path) -> None:
+    write_assets(tmp_path, stack.url())
+    (tmp_path / "dashboards.js").write_text(boards_script({"sink": sink(), "gpujob-job": JOB}), "utf-8")
+
+    async def work(page: Page) -> None:
+        await page.open((tmp_path / "index.html").as_uri() + "?board=sink&var-cluster=here&from=now-1m&to=now")
+        assert await page.run("[...document.querySelectorAll('.error, .none')].map(e => e.textContent)") == []
+        for part in ("canvas.cells", ".state", ".spark", ".bar b", ".dial", ".prose strong", ".line", ".legend td"):
+            assert await page.run(f"document.querySelectorAll('{part}').length"), part
+        href = await page.run("document.querySelector('td a').getAttribute('href')")
+        assert href.startswith("?board=gpujob-job&var-x=worker_w")
+        assert await page.run("[...document.querySelectorAll('td a')].every(a => a.search.startsWith('?board='))")
+        assert "&from=now-1m&to=now&var-cluster=here" in await page.run("document.querySelector('.choices > a').search")
+        assert await page.run("document.querySelectorAll('.panel').length") == 8
+        asked = len(page.requests)
+        await page.run("[...document.querySelectorAll('h2 button')].at(-1).click()")
+        await page.wait("document.querySelectorAll('.tile').length > 16")
+        assert len(page.requests) > asked
+
+    browse(work)
