@@ -12,7 +12,7 @@ from pathlib import Path
 
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
-from grafana.build import job, node, watching
+from grafana.build import fleet, job, node, watching
 
 DASHBOARDS = Path(__file__).resolve().parents[1] / "dashboards"
 REGENERATE = "run: python -m grafana.build"
@@ -22,7 +22,7 @@ def texts() -> dict[str, str]:
     """The text of each dashboard file by its name."""
     return {
         f"{board.UID}.json": json.dumps(board.build(), cls=JSONEncoder, indent=2, sort_keys=True) + "\n"
-        for board in (job, node, watching)
+        for board in (fleet, job, node, watching)
     }
 
 

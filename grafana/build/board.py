@@ -16,6 +16,7 @@ RUNBOOKS = "https://github.com/gpujob/gpujob/blob/main/alertmanager/runbooks"
 
 # Each board with the question that it answers. All keep the cluster and the time range when one goes to another.
 BOARDS = {
+    "gpujob-fleet": ("All jobs", "Which job needs a look, what is wasted, and which hardware is ill?"),
     "gpujob-job": ("One job", "One GPU job from start to end: will it finish in time, and if not, why?"),
     "gpujob-node": ("One node", "One node and its GPUs: who has it, and is it well?"),
     "gpujob-self": ("Alerts and monitoring", "What fires, and does the monitoring itself work?"),
@@ -80,4 +81,7 @@ def build(
         board.with_row(heading(name).id(number * 100))
         for index, panel in enumerate(panels(), start=1):
             board.with_panel(panel.id(number * 100 + index))
-    return board.build()
+    built = board.build()
+    for link in built.links or []:
+        link.placement = None  # type: ignore[assignment]  # at the top, not in a menu
+    return built

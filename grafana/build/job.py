@@ -123,6 +123,29 @@ def overview() -> list[Panel]:
             width=4,
             unknown="no services",
         ),
+        rows(
+            "Firing alerts",
+            "Alerts of the job that fire now, and since when. Select a name for what to do.",
+            {"since": q.ALERTS_NOW},
+            labels=("alertname", "severity", "node", "worker"),
+            first_by="since",
+            columns=[
+                column("alertname", link=board.TO_RUNBOOK),
+                column("node", link=board.to_board("gpujob-node", node="node")),
+                column("since", unit="dateTimeAsIso"),
+            ],
+            width=14,
+            unknown="none",
+        ),
+        lines(
+            "Values in the logs",
+            "Values of named patterns, such as the loss, as each worker last logged them.",
+            [q.LOG_VALUES],
+            width=10,
+            minimum=None,
+            unknown="no pattern with a name",
+            height=7,
+        ),
     ]
 
 
@@ -624,5 +647,5 @@ def build() -> Dashboard:
         UID,
         ROWS,
         (variables.cluster(), variables.job_id(), variables.node()),
-        (variables.job_start(), variables.worker_exits(), variables.alerts(q.FIRING)),
+        (variables.job_start(), variables.worker_exits(), variables.checkpoints(), variables.alerts(q.FIRING)),
     )

@@ -9,7 +9,7 @@ A file system is reported by every node, so of that the one with least space cou
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 RATE = "$__rate_interval"
 RANGE = "$__range"
@@ -150,7 +150,15 @@ _LAST_LOOK = f"max by (node) (max_over_time({_job('gpujob_collector_last_success
 AGE_FRESHEST = Query("age_freshest", f"time() - max({_LAST_LOOK})", "most recent node", instant=True)
 AGE_OLDEST = Query("age_oldest", f"time() - min({_LAST_LOOK})", "least recent node", instant=True)
 
+ALERTS_NOW = replace(since("alertname, severity, node, worker", _OF_JOB), name="alerts_now")
+
 # Progress
+
+LOG_VALUES = Query(
+    "log_values",
+    f"max by (worker, name) ({_node('gpujob_worker_log_value')})",
+    "{{name}}: {{worker}}",
+)
 
 ITEMS = Query("items", f"sum({_node('gpujob_worker_items')})", "done")
 ITEMS_EXPECTED = Query("items_expected", f"sum({_node('gpujob_worker_items_expected')})", "expected")
@@ -415,6 +423,7 @@ WORKER_EXIT = Query(
     "worker_exit",
     f"max by (worker, node, reason) ({_node('gpujob_worker_last_exit_timestamp_seconds')}) * 1000",
 )
+CHECKPOINT = Query("checkpoint", f"max({_job('gpujob_checkpoint_last_timestamp_seconds')}) * 1000")
 FIRING = Query(
     "firing", f'max by (alertname, severity, node) (ALERTS{{{_OF_JOB}, alertstate="firing"}})', "{{alertname}}"
 )

@@ -6,7 +6,7 @@ from grafana_foundation_sdk.builders import dashboard
 from grafana_foundation_sdk.models.dashboard import VariableOption, VariableRefresh, VariableSort
 
 from grafana.build.panels import DATASOURCE, target
-from grafana.build.queries import JOB_START, WORKER_EXIT, Query
+from grafana.build.queries import CHECKPOINT, JOB_START, WORKER_EXIT, Query
 
 
 def datasource() -> dashboard.DatasourceVariable:
@@ -40,6 +40,12 @@ def _all_of(variable: dashboard.QueryVariable) -> dashboard.QueryVariable:
 
 def cluster() -> dashboard.QueryVariable:
     return _values("cluster", "Cluster", "gpujob_info", "Cluster that the job runs on.")
+
+
+def recorded(name: str, label: str) -> dashboard.QueryVariable:
+    return _all_of(
+        _values(name, label, 'job:gpujob_phase:number{cluster="$cluster"}', f"{label}s of the jobs in the time range.")
+    )
 
 
 def job_id() -> dashboard.QueryVariable:
@@ -90,5 +96,11 @@ def job_start(query: Query = JOB_START) -> dashboard.AnnotationQuery:
     return _marks("Start of the job", query, "blue", "Start", "The job started. {{job_name}}")
 
 
-def alerts(query: Query) -> dashboard.AnnotationQuery:
-    return _marks("Alerts", query, "orange", "{{alertname}}", "{{severity}} {{node}}", "severity", moments=False)
+def checkpoints() -> dashboard.AnnotationQuery:
+    """Off at first: there may be many."""
+    return _marks("Checkpoints", CHECKPOINT, "green", "Checkpoint", "A checkpoint is complete.").enable(False)
+
+
+def alerts(query: Query, *, shown: bool = True) -> dashboard.AnnotationQuery:
+    marks = _marks("Alerts", query, "orange", "{{alertname}}", "{{severity}} {{node}}", "severity", moments=False)
+    return marks.enable(shown)

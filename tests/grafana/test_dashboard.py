@@ -11,6 +11,7 @@ from typing import Any
 import promql_parser
 import pytest
 
+from exporter.hub.page.series import FAMILIES as HUB_FAMILIES
 from grafana.build import __main__ as build
 from grafana.build import job, queries
 from grafana.build.board import RUNBOOKS
@@ -298,6 +299,12 @@ def test_alerts_in_descriptions_exist(panels: list[Json]) -> None:
     assert named <= set(re.findall(r"alert: (\w+)", rules))
 
 
+def test_the_reference_has_every_row_of_every_board() -> None:
+    page = (ROOT / "docs" / "reference" / "boards.md").read_text(encoding="utf-8")
+    rows = [(uid, panel["title"]) for uid in UIDS for panel in load_board(uid)["panels"] if panel["type"] == "row"]
+    assert re.findall(r"^\| `([\w-]+)` \| (.+?) \| .*\?.* \|$", page, re.MULTILINE) == rows
+
+
 def test_no_host_and_no_address_in_the_file() -> None:
     for text in build.texts().values():
         assert "://" not in text.replace(RUNBOOKS, "")
@@ -308,7 +315,7 @@ def test_no_host_and_no_address_in_the_file() -> None:
 def test_query_parses(query: queries.Query) -> None:
     names = {name for name, _ in selectors(parse(query.expr))}
     assert names == metric_names(substitute(query.expr, VALUES))
-    assert all(name.startswith("gpujob_") or name == "ALERTS" for name in names)
+    assert all(name.startswith(("gpujob_", "ALERTS")) for name in names)
 
 
 def test_queries_of_a_board_read_one_cluster_and_counters_as_rates(board: Json) -> None:
@@ -317,10 +324,18 @@ def test_queries_of_a_board_read_one_cluster_and_counters_as_rates(board: Json) 
             if metric.endswith("_total"):
                 assert inside, expr
                 assert inside[-1] in RATES, expr
-        for metric, braces in re.findall(r"(\w+)\{([^}]*)\}", expr):
+        for metric, braces in re.findall(r"([\w:]+)\{([^}]*)\}", expr):
             assert 'cluster="$cluster"' in braces or metric.startswith("prometheus_") or WATCHDOG in braces, expr
         for window in re.findall(r"\[([^]]+)\]", expr):
             assert window in {"$__rate_interval"} | FIXED_WINDOWS, expr
+
+
+def test_the_board_of_all_jobs_reads_one_recorded_series_a_job() -> None:
+    names = set()
+    for target in targets_of(load_board("gpujob-fleet")):
+        names |= metric_names(substitute(target["expr"], VALUES))
+    hub = {family.full_name for family in HUB_FAMILIES}
+    assert {name for name in names if ":" not in name} <= hub | {"up", "ALERTS"}
 
 
 @ALL

@@ -59,12 +59,17 @@ def template_metric_names(text: str) -> set[str]:
     return set(_IN_TEMPLATE.findall(text))
 
 
-def rule_metric_names(folder: Path) -> set[str]:
-    """Metrics in expressions and annotations of the rule files of a folder, except recorded metrics."""
+def rule_metric_names(folder: Path, *, for_boards: bool = False) -> set[str]:
+    """Metrics in expressions and annotations of the rule files of a folder, except recorded metrics.
+
+    They are of alerts and what alerts read, or of the rules that record series for boards.
+    """
     needed: set[str] = set()
     recorded: set[str] = set()
     for path in sorted(folder.glob("*.yml")):
         for group in yaml.safe_load(path.read_text(encoding="utf-8"))["groups"]:
+            if (group["name"] == "gpujob-boards") is not for_boards:
+                continue
             for rule in group["rules"]:
                 needed |= metric_names(rule["expr"])
                 for text in rule.get("annotations", {}).values():
