@@ -339,6 +339,10 @@ class Engine:
         """Run directories whose jobs have ended, and before when their targets were written if nobody serves them."""
         return self._stale.before
 
+    def ends_of_stale(self) -> Mapping[str, float]:
+        """When the jobs of these run directories ended."""
+        return self._stale.ends
+
     def _find_stale_runs(self) -> None:
         asked = self._stale.update(self._runs(), self._jobs, self._clock.time())
         if not asked or not self._has_accounting or self._clock.monotonic() < self._next_at["sacct"]:

@@ -508,6 +508,7 @@ def test_targets_are_stale_once_slurm_says_that_their_job_or_attempt_has_ended(h
     hub.steps(GONE_AFTER_S)
     assert hub.engine.stale_targets() == {"/runs/3": math.inf}
     hub.steps(GONE_AFTER_S + 65)
+    assert hub.engine.ends_of_stale() == {"/runs/3": 400.0, "/runs/7": 1060.0}
     stale = {"/runs/3": math.inf, "/runs/7": math.inf, "/runs/8": 1060.0}
     assert hub.engine.stale_targets() == stale
     hub.slurm.rows = [jobs[2], requeued]
