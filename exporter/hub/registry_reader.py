@@ -29,9 +29,10 @@ from exporter.contract.target_files import (
     read_target_file,
     remove_site_targets,
 )
-from exporter.hub.jobs import Outcome, Run
+from exporter.hub.jobs import Outcome
 from exporter.hub.mount_reader import MountReader, Read
-from exporter.hub.stale_runs import GONE_AFTER_S
+from exporter.hub.runs.reports import Run
+from exporter.hub.runs.stale_runs import GONE_AFTER_S
 from exporter.machine.mounts import MountPoint, mount_table
 from exporter.machine.threads import name_thread
 

@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from exporter.contract.budget import USER_DAYS, Budget
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
-from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome, Run
+from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome
 from exporter.hub.look import AFTER_END_S
+from exporter.hub.runs.reports import Run
+from exporter.hub.runs.stale_runs import GONE_AFTER_S
 from exporter.hub.site_reader import Site
-from exporter.hub.stale_runs import GONE_AFTER_S
 from exporter.hub.store import Store
 from exporter.slurm.accounting import Step
 from exporter.slurm.commands_reader import ClusterFacts

@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from exporter.hub.jobs import Job, Run, is_of_run
+from exporter.hub.jobs import Job
 from exporter.hub.look import end_of
+from exporter.hub.runs.reports import Run, is_of_run
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import MOST_ASKED
 from exporter.slurm.states import ENDS, array_of
