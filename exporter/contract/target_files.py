@@ -7,7 +7,7 @@ import json
 import os
 import re
 import stat
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.contract.records import RecordError, from_json
@@ -15,6 +15,7 @@ from exporter.contract.records import RecordError, from_json
 # ``job`` label of sidecar targets, whatever the scrape configuration is called; our rules need it
 SCRAPE_JOB = "gpujob-sidecar"
 ENGINE_JOB = "gpujob-engine"  # ``job`` label of the metrics that workers' own programs serve; none of our rules uses it
+SITE_PREFIX = "gpujob-"  # of the files in the site's target directory
 MOST_BYTES = 4 * 1024 * 1024  # of a target file: a job of 10,000 nodes
 MOST_TARGETS = 10_000  # of one user, so that nobody uses up the `target_limit` of all
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
@@ -41,6 +42,25 @@ def read_target_file(path: str | os.PathLike[str]) -> tuple[int, str]:
     if len(text) > MOST_BYTES:
         raise ValueError(f"larger than {MOST_BYTES} bytes")
     return status.st_uid, text
+
+
+def remove_site_targets(directory: str | os.PathLike[str], groups: Sequence[TargetGroup], uid: int, end: float) -> None:
+    """Remove the file with these groups from a target directory: that of a job of this user, which ended at ``end``.
+
+    A file that was written later is of another attempt. Raises OSError.
+    """
+    with os.scandir(directory) as found:
+        paths = [entry.path for entry in found if entry.name.startswith(SITE_PREFIX) and entry.name.endswith(".json")]
+    for path in paths:
+        try:
+            status = os.stat(path, follow_symlinks=False)
+            if status.st_uid != uid or status.st_mtime >= end:
+                continue
+            owner, text = read_target_file(path)
+            if owner == uid and parse_targets(text, with_path=True) == list(groups):
+                os.unlink(path)
+        except (ValueError, RecursionError, FileNotFoundError):
+            continue  # not of gpujob, or its job has just removed it
 
 
 def parse_targets(text: str, *, with_path: bool = False) -> list[TargetGroup]:

@@ -1,8 +1,7 @@
 """What a job took: time, GPU seconds, list price, energy and idle time, each only where it is known."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 
-from exporter.contract.budget import Budget
 from exporter.hub.jobs import Job
 from exporter.slurm.prices import HOUR_S
 from exporter.slurm.tracking import UNKNOWN, TrackedJob
@@ -55,15 +54,6 @@ def cost(job: Job, now: float) -> float | None:
 def budget_use(job: Job, now: float) -> Mapping[str, float]:
     """The used share of each limit in the job's budget."""
     return {} if job.budget is None else dict(job.budget.used(gpu_seconds(job, now), cost(job, now)))
-
-
-def sweep_budget_use(budget: Budget, tasks: Iterable[Job], now: float) -> Mapping[str, float]:
-    """The used share of each limit in the budget of a sweep, which all its tasks use together."""
-    gpu_s: float | None = None
-    amount: float | None = None
-    for task in tasks:
-        gpu_s, amount = plus(gpu_s, gpu_seconds(task, now)), plus(amount, cost(task, now))
-    return dict(budget.used(gpu_s, amount))
 
 
 def plus(amount: float | None, more: float | None) -> float | None:

@@ -6,31 +6,25 @@ import random
 import threading
 import zlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple
 
 from exporter.contract.budget import USER_DAYS
 from exporter.contract.clock import Clock
 from exporter.contract.records import JsonObject
 from exporter.hub.api.answers import change_json
-from exporter.hub.costs import sweep_budget_use
 from exporter.hub.counters import Counters, count
 from exporter.hub.jobs import (
     SAME_SUBMISSION_S,
     Job,
     Observation,
-    Run,
     forget,
-    is_of_run,
-    rows_of_runs,
     split_rows,
     take_accounting,
     take_missed,
     take_queue,
-    take_reports,
     unknown_rows,
     with_prices,
-    with_runs,
 )
 from exporter.hub.look import (
     BETWEEN_QUESTIONS_S,
@@ -44,13 +38,14 @@ from exporter.hub.look import (
 )
 from exporter.hub.page.job_page import JobPage
 from exporter.hub.page.series import CommandUse
+from exporter.hub.runs.budgets import sweeps_with_budgets, user_budget_use
+from exporter.hub.runs.reports import Run, rows_of_runs, take_reports, with_runs
+from exporter.hub.runs.stale_runs import StaleRuns, ids_of
 from exporter.hub.site_reader import NO_SITE, Site
-from exporter.hub.stale_runs import StaleRuns, ids_of
-from exporter.hub.store import Batch, Store, ToldChange, name_of, user_totals
+from exporter.hub.store import Batch, Store, ToldChange, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
 from exporter.slurm.diagnostics import Diagnostics
 from exporter.slurm.nodes import NodeRow, most_cpus
-from exporter.slurm.prices import DEFAULT
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.states import array_of
 from exporter.slurm.tracking import Change
@@ -260,36 +255,13 @@ class Engine:
         return self._missed_since >= now
 
     def _check_budgets(self) -> None:
-        """Compare what users have taken with their budgets."""
-        now, use = self._clock.time(), dict[tuple[str, str], float]()
+        """Compare what users and sweeps have taken with their budgets."""
+        now = self._clock.time()
         self._budgets_at = self._clock.monotonic() + BUDGETS_EACH_S
-        self._page.sweeps = list(self._sweep_budgets(now))
-        if not self._budgets:
-            return
-        running = [job for job in self._jobs.values() if job.tracked.state == "RUNNING"]
-        sums = self._store.sums_since(now - USER_DAYS * DAY_S, "user", None)
-        for user, (gpu_s, amount) in user_totals(sums, running, now).items():
-            budget = self._budgets.get(user, self._budgets.get(DEFAULT))
-            if budget is not None:
-                use |= {(user, kind): ratio for kind, ratio in budget.used(gpu_s, amount)}
-        self.budget_use = use
-
-    def _sweep_budgets(self, now: float) -> Iterator[tuple[Job, Mapping[str, float]]]:
-        """Sweeps with a budget and tasks that have not ended, each as one job, and the used shares."""
-        for run in self._runs():
-            if run.budget is None or run.job_id in self._jobs or not run.job_id.isdecimal():
-                continue
-            present = {
-                name_of(job): job
-                for job in self._jobs.values()
-                if array_of(job.tracked.job_id) in run.job_ids and is_of_run(job, run)
-            }
-            if all(job.tracked.is_over for job in present.values()):
-                continue
-            past = {name_of(job): job for job in self._store.tasks_of(run.job_ids, run.user) if is_of_run(job, run)}
-            first = next(iter(present.values()))
-            whole = first._replace(tracked=first.tracked.replace(job_id=run.job_id))
-            yield whole, sweep_budget_use(run.budget, (past | present).values(), now)
+        self._page.sweeps = list(sweeps_with_budgets(self._runs(), self._jobs, self._store.tasks_of, now))
+        if self._budgets:
+            sums = self._store.sums_since(now - USER_DAYS * DAY_S, "user", None)
+            self.budget_use = user_budget_use(self._budgets, sums, self._jobs.values(), now)
 
     def _read_controller(self) -> None:
         begun, asked_at = self._clock.monotonic(), self._clock.time()
@@ -338,6 +310,10 @@ class Engine:
     def stale_targets(self) -> Mapping[str, float]:
         """Run directories whose jobs have ended, and before when their targets were written if nobody serves them."""
         return self._stale.before
+
+    def ends_of_stale(self) -> Mapping[str, float]:
+        """When the jobs of these run directories ended."""
+        return self._stale.ends
 
     def _find_stale_runs(self) -> None:
         asked = self._stale.update(self._runs(), self._jobs, self._clock.time())

@@ -11,7 +11,7 @@ from exporter.contract.records import NOTHING, Record
 from exporter.hub.look import end_of, is_last_question, wants_figures
 from exporter.slurm.accounting import Attempt, gpu_counts, tres
 from exporter.slurm.prices import Price, Prices
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import QueueRow
 from exporter.slurm.states import ENDS, array_of, task_ids
 from exporter.slurm.tracking import (
     Change,
@@ -21,13 +21,11 @@ from exporter.slurm.tracking import (
     compare_queue,
     is_same_job,
     take_figures,
-    take_reported_ends,
 )
 
 SHOWN_AFTER_END_S = 1800.0  # series of an ended job; rules see its end at several scrapes
 SAME_SUBMISSION_S = 600.0  # most difference of a job's submit times by the clocks of Slurm and of the login node
 GPU = "gres/gpu"
-_REPORTED = {"COMPLETED": "COMPLETED", "FAILED": "FAILED", "INCOMPLETE": "FAILED"}  # Slurm's words for ends of a report
 
 
 class Outcome(Record):
@@ -98,28 +96,6 @@ def _place(user: str, partition: str) -> tuple[str, str]:
     return safe_label(user), safe_label(partition)
 
 
-class Run(NamedTuple):
-    """A job that gpujob launched, as its user has registered it."""
-
-    job_id: str
-    user: str  # owner of the entry
-    run_dir: str
-    submitted: float
-    is_monitored: bool = False  # whether its sidecars are to be scraped
-    outcome: Outcome | None = None
-    name: str = ""
-    budget: Budget | None = None
-    notify: str = ""
-    job_ids: tuple[str, ...] = ()  # all ids; a sweep has one for each array
-
-
-def is_of_run(job: Job, run: Run) -> bool:
-    """Whether the job with the id of the run is that run. A user is believed about own jobs only."""
-    if job.user != run.user or job.first_submitted is None:
-        return False
-    return abs(job.first_submitted - run.submitted) <= SAME_SUBMISSION_S
-
-
 class Observation(NamedTuple):
     """Jobs after an answer, and what it changed. Jobs that it did not change are the same objects."""
 
@@ -187,7 +163,7 @@ def take_queue(
         if not key.endswith("_[]") and (key in touched or _may_change(job.tracked, key in own))
     }
     known = compare_queue(compared, _rows_of(compared, own), now)
-    _update(found, known)
+    update_jobs(found, known)
     for key, job in found.items():
         if job.is_listed != (key in own):
             found[key] = job._replace(is_listed=key in own)
@@ -208,7 +184,7 @@ def take_accounting(
     own = [attempt for each in by_id.values() for attempt in each]
     lost = {key: job.tracked for key, job in present.items() if not job.tracked.is_over}
     known = compare_accounting(lost, own if attempts is not None else None, now)
-    _update(found, known)
+    update_jobs(found, known)
     for key in present:
         tracked = found[key].tracked
         if wants_figures(tracked):
@@ -221,30 +197,6 @@ def _take_figures(job: TrackedJob, attempts: list[Attempt] | None, now: float) -
     """Like ``take_figures``, but accounting may lag for minutes before figures count as not measured."""
     asked = now if attempts is None or is_last_question(job, now) else None
     return take_figures(job.replace(figures_asked=asked), attempts, now)
-
-
-def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
-    """The jobs with the run directories of those that gpujob launched."""
-    found, of_arrays = dict(jobs), dict[str, Run]()
-    for run in runs:
-        job = found.get(run.job_id)
-        if job is None and run.notify:
-            of_arrays |= dict.fromkeys(run.job_ids or (run.job_id,), run)  # a sweep has the ids of its arrays
-        if job is None or not is_of_run(job, run):
-            continue
-        if job.tracked.run_dir is None:
-            job = job._replace(tracked=job.tracked.replace(run_dir=run.run_dir))
-        of_attempt = (each for each in (run.outcome, job.outcome) if each and each.attempt == job.tracked.restarts)
-        outcome = next(of_attempt, None)
-        learned = (run.is_monitored, outcome, run.budget, run.notify)
-        if (job.is_monitored, job.outcome, job.budget, job.notify) != learned:
-            job = job._replace(is_monitored=run.is_monitored, outcome=outcome, budget=run.budget, notify=run.notify)
-        found[run.job_id] = job
-    for key, job in found.items() if of_arrays else ():
-        array = of_arrays.get(array_of(key))
-        if array is not None and job.notify != array.notify and is_of_run(job, array):
-            found[key] = job._replace(notify=array.notify)
-    return found
 
 
 def with_prices(
@@ -268,44 +220,6 @@ def with_prices(
     return found
 
 
-def take_reports(jobs: Mapping[str, Job], now: float, *, has_accounting: bool) -> Observation:
-    """Learn the ends of jobs from their own reports.
-
-    Slurm may name other ends otherwise than a report, so its word is awaited. A report decides about them only if
-    Slurm has forgotten the job and there is no accounting.
-    """
-    ends = dict[str, Sight]()
-    for key, job in jobs.items():
-        outcome, tracked = job.outcome, job.tracked
-        if outcome is None or tracked.is_over or outcome.end is None:
-            continue
-        if any(event.time == outcome.end and event.state in ENDS for event in tracked.history):
-            continue  # Slurm has contradicted this report
-        state = _REPORTED.get(outcome.state, outcome.state)
-        is_lost = tracked.missing_since is not None and not has_accounting
-        if state in _REPORTED.values() or (is_lost and state in ENDS):
-            started = tracked.started if tracked.started is not None else outcome.start
-            ends[key] = Sight(state, tracked.submitted, started, outcome.end, tracked.restarts, None, tracked.limit_s)
-    found = dict(jobs)
-    known = take_reported_ends({key: jobs[key].tracked for key in ends}, ends, now)
-    _update(found, known)
-    return Observation(found, known.changes)
-
-
-def rows_of_runs(jobs: Mapping[str, Job], runs: Iterable[Run], since: float) -> list[QueueRow]:
-    """Ended jobs that Slurm has never listed, as rows: they came and went between two polls."""
-    found = []
-    for run in runs:
-        outcome, is_known = run.outcome, run.job_id in jobs or not run.job_id.isdecimal()
-        if not is_known and outcome is not None and outcome.end is not None and run.submitted >= since:
-            sight = Sight(
-                _REPORTED.get(outcome.state, outcome.state), run.submitted, outcome.start, outcome.end, outcome.attempt
-            )
-            resources = f"{GPU}={outcome.count}" if outcome.count else ""
-            found.append(QueueRow(run.job_id, sight, run.name, None, "", resources, run.user))
-    return found
-
-
 def unknown_rows(rows: Iterable[QueueRow], known: Iterable[Job]) -> list[QueueRow]:
     """The rows of other jobs than the known ones; clocks of Slurm and of the login node may differ."""
     times = {job.key: (job.first_submitted or 0.0, job.tracked.submitted or 0.0) for job in known}
@@ -322,7 +236,7 @@ def take_missed(jobs: Mapping[str, Job], rows: Iterable[QueueRow], now: float) -
     new = {key: _with_row(None, row)._replace(is_listed=False) for key, row in ended.items()}
     known = compare_queue({key: job.tracked for key, job in new.items()}, ended.values(), now)
     found = {**jobs, **new}
-    _update(found, known)
+    update_jobs(found, known)
     return Observation(found, known.changes)
 
 
@@ -412,7 +326,8 @@ def _rows_of(compared: Mapping[str, TrackedJob], rows: Mapping[str, QueueRow]) -
     return found
 
 
-def _update(jobs: dict[str, Job], known: Known) -> None:
+def update_jobs(jobs: dict[str, Job], known: Known) -> None:
+    """Take the tracked jobs that have changed."""
     for key, tracked in known.jobs.items():
         if tracked is not jobs[key].tracked:
             jobs[key] = jobs[key]._replace(tracked=tracked)

@@ -74,10 +74,10 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     store, clock = Store(folder / f"{options.name}.sqlite"), SystemClock()
     slurm = slurm_reader(options.user, options.cluster, environ, options.partitions)
     is_whole = options.user is None
-    registry = RegistryReader(_registry_folders(options, environ), only_own=not is_whole)
+    registry = RegistryReader(_registry_folders(options, environ), only_own=not is_whole, target_dir=site.target_dir)
     settings = Settings(is_whole, options.cluster, options.interval_s, options.most_jobs)
     engine = Engine(slurm, store, settings, clock, runs=registry.runs, site=site)
-    registry.live, registry.stale = engine.live_run_dirs, engine.stale_targets
+    registry.live, registry.stale, registry.ends = engine.live_run_dirs, engine.stale_targets, engine.ends_of_stale
     registry.tasks, registry.cluster = engine.array_tasks, engine.known_cluster
     stop = threading.Event()
     thread = threading.Thread(target=_ask, args=(engine, stop), name="ask_slurm", daemon=True)

@@ -11,6 +11,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -26,10 +27,12 @@ from exporter.contract.target_files import (
     TargetGroup,
     parse_targets,
     read_target_file,
+    remove_site_targets,
 )
-from exporter.hub.jobs import Outcome, Run
+from exporter.hub.jobs import Outcome
 from exporter.hub.mount_reader import MountReader, Read
-from exporter.hub.stale_runs import GONE_AFTER_S
+from exporter.hub.runs.reports import Run
+from exporter.hub.runs.stale_runs import GONE_AFTER_S
 from exporter.machine.mounts import MountPoint, mount_table
 from exporter.machine.threads import name_thread
 
@@ -122,6 +125,7 @@ class _RunDir:
         self.job_ids: tuple[str, ...] = (entry.job_id,)
         self.groups: tuple[TargetGroup, ...] = ()
         self.groups_at = 0.0  # when they were written
+        self.removed_at = 0.0  # those that were removed from the target directory
         self.gone_since: float | None = None  # of a job without Slurm: when its processes were first gone
         self.outcome: Outcome | None = None
         self.problem: str | None = None
@@ -178,6 +182,14 @@ class _RunDir:
         if written_before is not None and self.groups_at < written_before:
             return True
         return self.gone_since is not None and time.time() - self.gone_since > GONE_AFTER_S
+
+    def remove_site_targets(self, target_dir: Path, end: float) -> None:
+        """Remove the file of this job from the target directory."""
+        try:
+            remove_site_targets(target_dir, self.groups, self.uid, end)
+        except OSError as error:
+            log.warning("%s: targets of a job that has ended cannot be removed: %s", target_dir, error.strerror)
+        self.removed_at = self.groups_at
 
     def _read_groups(self) -> tuple[TargetGroup, ...]:
         path = Path(self.entry.run_dir, run_files.TARGETS_FILE)
@@ -271,15 +283,17 @@ class RegistryReader:
         only_own: bool,
         own_uid: int | None = None,
         mounts: Callable[[], Iterable[MountPoint]] | None = None,
+        target_dir: Path | None = None,
     ) -> None:
         self._own_uid = os.geteuid() if own_uid is None else own_uid
         self._folders = [_Folder(path, self._own_uid, only_own=only_own) for path in folders]
         self._run_dirs: dict[str, _RunDir] = {}
         self._mounts = MountReader(mounts or mount_table().current)
-        self._known_problems = frozenset[str]()
+        self._known_problems, self._target_dir = frozenset[str](), target_dir
         self.live: Callable[[], Collection[str]] = tuple  # run directories of jobs that have not ended
         # of jobs that have: the run directory, and before when its targets were written if they are of no use
         self.stale: Callable[[], Mapping[str, float]] = dict
+        self.ends: Callable[[], Mapping[str, float]] = dict  # of those of ``stale`` whose job has ended
         self.tasks: Callable[[], Mapping[str, Collection[str]]] = dict  # that Slurm lists alone, by their array
         self.cluster: Callable[[], str | None] = lambda: None  # whose jobs are wanted, once it is known
         self.latest: Registry | None = None
@@ -320,7 +334,17 @@ class RegistryReader:
         for each in due:
             each.read_at = now
         self._mounts.read(Read(each.entry.run_dir, each.read) for each in due)
+        if self._target_dir is not None:
+            self._mounts.read(self._removals(self._target_dir))
         self._publish()
+
+    def _removals(self, target_dir: Path) -> Iterator[Read]:
+        """Removals of the files that jobs of this user left in the target directory, as their nodes were lost."""
+        ends = self.ends()
+        for each in self._run_dirs.values():
+            end = ends.get(each.path)
+            if end is not None and each.groups and each.uid == self._own_uid and each.removed_at != each.groups_at:
+                yield Read(str(target_dir), partial(each.remove_site_targets, target_dir, end))
 
     def _points(self, known: Iterable[tuple[int, Entry]]) -> Iterator[tuple[int, Entry]]:
         """Entries of the points of sweeps whose array tasks have been seen in the queue."""

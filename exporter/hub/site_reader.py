@@ -1,4 +1,4 @@
-"""What a hub takes from the site's cluster file: list prices, budgets of users, and the name of the cluster."""
+"""What a hub takes from the site's cluster file: prices, budgets, the name of the cluster, and the target directory."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -10,6 +10,7 @@ from exporter.contract.records import NOTHING, RecordError, from_json
 from exporter.slurm.prices import Prices, is_amount, parse_prices
 
 EXAMPLE = "budgets: {default: {gpu_hours: 2000}}"
+TARGET_DIR_EXAMPLE = "target_dir: /srv/prometheus/gpujob"
 SYSTEM_FILE = Path("/etc/gpujob/config.yaml")
 
 
@@ -19,6 +20,7 @@ class Site(NamedTuple):
     prices: Prices | None = None
     budgets: Mapping[str, Budget] = NOTHING  # by user; those of all others are under DEFAULT
     cluster: str | None = None  # label of all series; None: Slurm's name
+    target_dir: Path | None = None  # of all jobs; None also if it is relative to a working directory
 
 
 NO_SITE = Site()
@@ -35,6 +37,11 @@ def parse_budgets(value: object) -> dict[str, Budget]:
         if budget.unknown_keys or not limits or not all(map(is_amount, limits)) or 0 in limits:
             raise ValueError(f"budgets.{name}: it has no limit above 0 in gpu_hours or cost; write as in {EXAMPLE}")
     return budgets
+
+
+def _absolute(path: str | None) -> Path | None:
+    found = None if path is None else Path(path)
+    return found if found is not None and found.is_absolute() else None
 
 
 def find_cluster_file(named: str | None, environ: Mapping[str, str]) -> Path | None:
@@ -62,10 +69,14 @@ def read_site(path: Path | None) -> Site:
         prices, budgets, cluster = known.get("prices"), known.get("budgets"), known.get("cluster")
         if cluster is not None and not isinstance(cluster, str):
             raise ValueError(f"cluster: {cluster!r} is no name; write as in cluster: hal")
+        target_dir = known.get("target_dir")
+        if target_dir is not None and not isinstance(target_dir, str):
+            raise ValueError(f"target_dir: {target_dir!r} is no directory; write as in {TARGET_DIR_EXAMPLE}")
         return Site(
             None if prices is None else parse_prices(prices),
             {} if budgets is None else parse_budgets(budgets),
             cluster or None,
+            _absolute(target_dir),
         )
     except OSError as error:
         raise ExporterError(f"{path}: cannot be read: {error.strerror}") from error

@@ -319,19 +319,6 @@ class Store:
             self._file = None
 
 
-def user_totals(
-    sums: Iterable[Sums], running: Iterable[Job], now: float
-) -> dict[str, tuple[float | None, float | None]]:
-    """GPU seconds and list price of each user, of ended jobs and of those that run. None where nothing is known."""
-    found: dict[str, tuple[float | None, float | None]] = {}
-    shares = [(each.name, each.gpu_s, each.cost) for each in sums]
-    shares += [(job.user, costs.gpu_seconds(job, now), costs.cost(job, now)) for job in running]
-    for user, gpu_s, amount in shares:
-        before_s, before = found.get(user, (None, None))
-        found[user] = costs.plus(before_s, gpu_s), costs.plus(before, amount)
-    return found
-
-
 def _read(file: sqlite3.Connection) -> Saved:
     """Read what a hub needs at its start."""
     rows = file.execute("SELECT body FROM jobs WHERE is_kept")

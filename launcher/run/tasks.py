@@ -14,7 +14,7 @@ from exporter.workers.exit_reason import evidence_from_record, signal_name
 from launcher.errors import LauncherError
 from launcher.plan.plan import WORKERS, TaskPlan
 from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures
-from launcher.run.before.resume import find_checkpoint
+from launcher.run.before.resume import find_checkpoint, may_resume
 from launcher.run.job_log import launch_lines, log_line
 from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, Stop, attempt_optional
 from launcher.run.run_records import RunRecords
@@ -365,7 +365,8 @@ class JobTasks:
             left = rest or any(rank in self._ended or rank in self._with_leftovers for rank in ranks)
             if group.restart_at is not None and now >= group.restart_at and not left:
                 group.restart += 1
-                self._update_checkpoint()
+                if any(map(may_resume, group.tasks)):
+                    self._update_checkpoint()
                 self._start_group(group)
 
     def _update_checkpoint(self) -> None:

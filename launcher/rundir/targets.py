@@ -6,7 +6,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.identity import safe_label
 from exporter.contract.records import Record, RecordError, to_json
-from exporter.contract.target_files import ENGINE_JOB, SCRAPE_JOB, TargetGroup
+from exporter.contract.target_files import ENGINE_JOB, SCRAPE_JOB, SITE_PREFIX, TargetGroup
 from launcher.plan.plan import Plan, RunFacts, TaskPlan, safe_file_word
 
 
@@ -87,7 +87,7 @@ class TargetFiles:
     def __init__(self, run_dir: Path, target_dir: str | None) -> None:
         self._paths = [run_dir / run_files.TARGETS_FILE]
         if target_dir:
-            self._paths.append(Path(target_dir, f"gpujob-{safe_file_word(run_dir.name)}.json"))
+            self._paths.append(Path(target_dir, f"{SITE_PREFIX}{safe_file_word(run_dir.name)}.json"))
         self._published: list[TargetGroup] | None = None
         self.problems: list[str] = []  # why a file could not be written or removed, one sentence each
 

@@ -23,7 +23,7 @@ from exporter.contract.process_identity import read_start_ticks
 from exporter.gpus.host_reader import GpuHost
 from exporter.gpus.records import GpuProcess
 from exporter.hub.engine import Engine, Settings
-from exporter.hub.jobs import Run
+from exporter.hub.runs.reports import Run
 from exporter.hub.store import Store
 from exporter.machine.file_host import FileWatchHost
 from exporter.machine.kernel_log import KernelLog

@@ -129,6 +129,7 @@ class JobSpace:
         self.submitted: list[Job] = []
         for program in (EMBED, FAULTY_EMBED):
             shutil.copy(program, directory)
+        self.targets_dir = targets_dir
         (directory / "gpujob.yaml").write_text(yaml.safe_dump({"target_dir": str(targets_dir), "cluster": "test"}))
         self.own(directory)
 

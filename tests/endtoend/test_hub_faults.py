@@ -147,8 +147,11 @@ def test_prometheus_loses_and_doubles_no_target_while_the_hub_restarts(jobs: Job
 
 
 def test_targets_of_a_job_whose_nodes_lost_their_power_go(jobs: JobSpace) -> None:
-    cluster, hub = jobs.cluster, RealHub(jobs)
+    jobs.targets_dir.mkdir(exist_ok=True)
+    jobs.targets_dir.chmod(0o1777)
+    cluster, hub = jobs.cluster, RealHub(jobs, "--cluster-file", str(jobs.directory / "gpujob.yaml"))
     job = jobs.submit(embed_job("dark", nodes=NODES, count=4, items=64000, slurm=NO_REQUEUE))
+    site_file = jobs.targets_dir / f"gpujob-{job.run_dir.name}.json"
 
     def targets() -> int:
         own = (group for group in hub.json("/targets") if group["labels"]["job_id"] == job.job_id)
@@ -162,7 +165,9 @@ def test_targets_of_a_job_whose_nodes_lost_their_power_go(jobs: JobSpace) -> Non
         assert job.wait() == "NODE_FAIL"  # Slurm's own timeouts first
         cluster.wait_for(lambda: states_of(hub, job.job_id) == ["NODE_FAIL"], 60, "the end of the job")
         assert targets() == NODES, "they stay for a while"
+        assert site_file.exists()
         cluster.wait_for(lambda: targets() == 0, 120, "the targets to go")
+        cluster.wait_for(lambda: not site_file.exists(), 15, "the file in the target directory to go")
     finally:
         for node in nodes:
             cluster.start_node(node)

@@ -1,5 +1,6 @@
 """The checkpoint from which an attempt can resume, judged before its workers start."""
 
+import re
 import time
 from collections.abc import Callable
 from functools import partial
@@ -7,7 +8,8 @@ from functools import partial
 from exporter.contract.clock import SystemClock
 from exporter.files.formats.source import printable
 from exporter.machine.file_host import FileWatchHost
-from launcher.plan.plan import Plan, RunFacts
+from launcher.plan.placeholders import VARIABLES
+from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.run.job_log import log_line
 from launcher.verify.files import LastCheckpoint, VerifiedCheckpoint
 from launcher.verify.timed_reads import run_file_work
@@ -15,6 +17,15 @@ from launcher.verify.timed_reads import run_file_work
 MOST_S = 60.0  # for the search: a hanging file server must not hold up the job
 RESTART_MOST_S = 10.0  # the same before the restart of a worker, while others may run
 KIND = "checkpoint"
+_CHECKPOINT = re.compile(rf"\{{{KIND}\}}|{VARIABLES[KIND]}\b")
+
+
+def may_resume(planned: TaskPlan) -> bool:
+    """Whether a restarted task may read the path of a checkpoint: a program by its variable, a service by its command.
+
+    What a service loads is the same at each start, unless the job file says otherwise.
+    """
+    return not planned.service or any(map(_CHECKPOINT.search, (*planned.argv, *planned.env.values())))
 
 
 def find_checkpoint(plan: Plan, facts: RunFacts, is_ending: Callable[[], bool], *, is_restart: bool = False) -> str:

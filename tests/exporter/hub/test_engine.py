@@ -12,10 +12,11 @@ from hypothesis import strategies as st
 from exporter.contract.budget import USER_DAYS, Budget
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
-from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome, Run
+from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome
 from exporter.hub.look import AFTER_END_S
+from exporter.hub.runs.reports import Run
+from exporter.hub.runs.stale_runs import GONE_AFTER_S
 from exporter.hub.site_reader import Site
-from exporter.hub.stale_runs import GONE_AFTER_S
 from exporter.hub.store import Store
 from exporter.slurm.accounting import Step
 from exporter.slurm.commands_reader import ClusterFacts
@@ -508,6 +509,7 @@ def test_targets_are_stale_once_slurm_says_that_their_job_or_attempt_has_ended(h
     hub.steps(GONE_AFTER_S)
     assert hub.engine.stale_targets() == {"/runs/3": math.inf}
     hub.steps(GONE_AFTER_S + 65)
+    assert hub.engine.ends_of_stale() == {"/runs/3": 400.0, "/runs/7": 1060.0}
     stale = {"/runs/3": math.inf, "/runs/7": math.inf, "/runs/8": 1060.0}
     assert hub.engine.stale_targets() == stale
     hub.slurm.rows = [jobs[2], requeued]

@@ -137,6 +137,7 @@ def test_a_second_hub_names_the_first_one(slurm: FakeSlurm, hub: HubProcess) -> 
         ("prices: {gpu_hour: {h100: -1}}", "has no price for each type of GPU"),
         ("prices: {", "not YAML"),
         ("cluster: [hal]", "cluster: ['hal'] is no name; write as in cluster: hal"),
+        ("target_dir: 3", "target_dir: 3 is no directory; write as in target_dir: /srv/prometheus/gpujob"),
         (
             "budgets: {ada: 3}",
             "budgets.ada: expected an object, not 3; write as in budgets: {",

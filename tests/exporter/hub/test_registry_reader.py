@@ -2,6 +2,7 @@
 
 import json
 import logging
+import math
 import os
 import socket
 import subprocess
@@ -185,6 +186,33 @@ def test_equal_ids_of_two_clusters_with_one_home_are_two_jobs(tmp_path: Path) ->
     registry.cluster = lambda: "c1"
     registry.read()
     assert {Path(run.run_dir).name for run in registry.runs()} == {"one", "old"}
+
+
+def test_the_file_of_a_lost_job_leaves_the_target_directory_and_no_other_one_does(tmp_path: Path) -> None:
+    site, run_dir, lives = tmp_path / "site", tmp_path / "lost", tmp_path / "lives"
+    site.mkdir()
+    for number, path in enumerate((run_dir, lives), 7):
+        register(tmp_path / "entries", path, str(number))
+        publish(path)
+    lost = (run_dir / run_files.TARGETS_FILE).read_text()
+    files = dict.fromkeys(("gpujob-lost.json", "gpujob-later.json", "gpujob-of-another.json", "mine.json"), lost)
+    files |= {"gpujob-lives.json": lost.replace("n1:", "n2:"), "gpujob-no.json": "text"}
+    end = time.time() - 100
+    for name, text in files.items():
+        (site / name).write_text(text)
+        written = end + (1 if name == "gpujob-later.json" else -1)  # by an attempt after this end
+        os.utime(site / name, (written, written))
+    if os.geteuid() == 0:
+        os.chown(site / "gpujob-of-another.json", 65534, -1)
+    else:
+        (site / "gpujob-of-another.json").unlink()
+    before = {path.name for path in site.iterdir()}
+    registry = RegistryReader([tmp_path / "entries"], only_own=True, target_dir=site)
+    registry.read()
+    assert {path.name for path in site.iterdir()} == before
+    registry.stale, registry.ends = (lambda: {str(run_dir): math.inf}), (lambda: {str(run_dir): end})
+    registry.read()
+    assert {path.name for path in site.iterdir()} == before - {"gpujob-lost.json"}
 
 
 def test_points_of_a_sweep_come_and_go_with_their_array_tasks(tmp_path: Path) -> None:

@@ -1,13 +1,15 @@
 """The checkpoint that an attempt resumes from."""
 
+import dataclasses
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from launcher.plan.placeholders import task_environment
 from launcher.plan.plan import RunFacts
-from launcher.run.before.resume import find_checkpoint
+from launcher.run.before.resume import find_checkpoint, may_resume
 from launcher.run.orchestrator import load_plan
 from tests.launcher.verify.checkpoint_files import LAYOUTS
 from tests.launcher.verify.test_checkpoint_damage import write_two
@@ -81,3 +83,41 @@ def test_a_restarted_worker_gets_what_the_job_has_saved_meanwhile(tmp_path: Path
     good = tmp_path.resolve() / "new/checkpoint_100.pt"
     assert [log.read_text().splitlines()[0] for log in logs] == ["from ", f"from {good}"], done.stdout
     assert DAMAGED + "is empty" in (run_dir / "log.out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("over", "is_searched"),
+    [
+        ({}, True),  # its program may read the variable
+        ({"service": True}, False),
+        ({"service": True, "argv": ("serve", "--from={checkpoint}")}, True),
+        ({"service": True, "argv": ("sh", "-c", "serve $GPUJOB_CHECKPOINT")}, True),
+        ({"service": True, "argv": ("sh", "-c", "serve $GPUJOB_CHECKPOINT_DIR")}, False),
+        ({"service": True, "env": {"MODEL": "{checkpoint}"}}, True),
+    ],
+)
+def test_checkpoints_are_searched_before_a_restart_if_the_worker_may_use_them(
+    over: dict[str, Any], is_searched: bool, tmp_path: Path
+) -> None:
+    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"role": "w", "command": "x"}]})
+    assert may_resume(dataclasses.replace(load_plan(run_dir).tasks[0], **over)) == is_searched
+
+
+def test_the_restart_of_a_service_waits_for_no_search(tmp_path: Path) -> None:
+    write_two(tmp_path / "saved", "one_file")
+    serve = "test -e once && touch again && exec sleep 60; touch once; exit 3"
+    restart = {"max": 1, "backoff": 0}
+    job = {
+        "name": "job",
+        "workers": [
+            {"role": "w", "command": ["sh", "-c", "until test -e again; do sleep 0.1; done"]},
+            {"role": "s", "command": ["sh", "-c", serve], "service": True, "restart": restart},
+        ],
+        "paths": {"checkpoint_dir": "saved"},
+        "monitoring": {"linger": 0},
+    }
+    (tmp_path / "job.yaml").write_text(json.dumps(job))
+    done = gpujob("run", "--quiet", "job.yaml", cwd=tmp_path)
+    assert (tmp_path / "again").exists(), done.stdout
+    (run_dir,) = (tmp_path / "logs").glob("local-*")
+    assert "Checkpoint to resume from" not in (run_dir / "log.out").read_text()

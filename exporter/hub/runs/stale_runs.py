@@ -3,8 +3,9 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from exporter.hub.jobs import Job, Run, is_of_run
+from exporter.hub.jobs import Job
 from exporter.hub.look import end_of
+from exporter.hub.runs.reports import Run, is_of_run
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import MOST_ASKED
 from exporter.slurm.states import ENDS, array_of
@@ -22,10 +23,11 @@ class StaleRuns:
         self._ended: dict[str, float] = {}  # runs that the queue no longer has; when they ended, NaN if it is unknown
         self._asked: dict[str, float] = {}  # when accounting was asked
         self.before: Mapping[str, float] = {}
+        self.ends: Mapping[str, float] = {}  # when the jobs of some of these runs ended
 
     def update(self, runs: Iterable[Run], jobs: Mapping[str, Job], now: float) -> list[Run]:
         """Compare with the jobs of the queue. Return runs of which accounting may know the end."""
-        found, unknown = dict[str, float](), list[Run]()
+        found, ends, unknown = dict[str, float](), dict[str, float](), list[Run]()
         for run in runs:
             job = jobs.get(run.job_id) if run.is_monitored else None
             if job is not None and is_of_run(job, run):
@@ -39,7 +41,10 @@ class StaleRuns:
                 continue
             if before is not None:
                 found[run.run_dir] = before
-        self.before = found
+            if before == math.inf:
+                past = self._ended.get(run.run_dir)
+                ends[run.run_dir] = end_of(jobs[run.job_id].tracked) if past is None else past
+        self.before, self.ends = found, ends
         return [run for run in unknown if now - self._asked.get(run.run_dir, -math.inf) >= ASKED_EACH_S][:MOST_ASKED]
 
     def _of_past(self, run: Run, now: float) -> float | None:
