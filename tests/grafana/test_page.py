@@ -184,7 +184,7 @@ def test_a_failed_query_shows_in_its_panel_alone(stack: Stack, tmp_path: Path) -
     (tmp_path / "dashboards.js").write_text(broken, "utf-8")
 
     async def work(page: Page) -> None:
-        await page.open((tmp_path / "index.html").as_uri() + "?var-cluster=here&from=now-1m")
+        await page.open((tmp_path / "index.html").as_uri() + "?board=gpujob-job&var-cluster=here&from=now-1m")
         (error,) = await page.run("[...document.querySelectorAll('.panel:has(.error)')].map(p => p.innerText)")
         assert error.startswith("Rate")
         assert "parse error" in error
