@@ -139,6 +139,11 @@ class _RunDir:
         return Run(*known, is_monitored, self.outcome, entry.job_name, entry.budget, entry.notify, self.job_ids)
 
     @property
+    def is_found(self) -> bool:
+        """Whether its directory is known: that of a point only once its link was read."""
+        return "_" not in self.entry.job_id or self.path != self.entry.run_dir
+
+    @property
     def is_young(self) -> bool:
         """Whether it was submitted a while ago: its job may run before Slurm's queue is read again."""
         return time.time() - self.entry.submitted < YOUNG_S
@@ -360,7 +365,7 @@ class RegistryReader:
 
     def _publish(self) -> None:
         """Publish what is known. The runs are the same object as before if they are the same."""
-        runs, groups = tuple(each.run for each in self._run_dirs.values()), list[TargetGroup]()
+        runs, groups = tuple(each.run for each in self._run_dirs.values() if each.is_found), list[TargetGroup]()
         problems, counts = [folder.problem for folder in self._folders], Counter[int]()
         hanging, stale = self._mounts.hanging(), self.stale()
         problems += [f"{point} does not answer: run directories on it are not read" for point in sorted(hanging)]

@@ -94,8 +94,10 @@ def test_the_hub_has_the_targets_of_the_points_that_run(jobs: JobSpace) -> None:
         return [group["labels"]["job_id"] for group in hub.json("/targets")]
 
     jobs.cluster.wait_for(lambda: targets() == [first], 60, "the first point")
-    found = hub.json(f"/api/v1/jobs/{first}")["jobs"]
-    assert [job["run_dir"] for job in found] == [sweep.answer["points"][0]["run_dir"]]
+    run_dirs = [sweep.answer["points"][0]["run_dir"]]
+    jobs.cluster.wait_for(
+        lambda: [job["run_dir"] for job in hub.json(f"/api/v1/jobs/{first}")["jobs"]] == run_dirs, 30, "its directory"
+    )
     sweep.go()
     _, states = sweep.wait()
     assert states["states"] == {"COMPLETED": 2}

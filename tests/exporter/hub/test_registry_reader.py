@@ -226,10 +226,10 @@ def test_points_of_a_sweep_come_and_go_with_their_array_tasks(tmp_path: Path) ->
         publish(sweep / f"lr_{index}")
         (sweep / run_files.TASKS_DIR / f"9_{index}").symlink_to(f"../lr_{index}")
     found = []
-    for listed in ([], ["9_1"], ["9_1", "9_2"], []):
+    for listed in ([], ["9_1"], ["9_1", "9_2", "9_3"], []):
         tasks["9"] = listed
         registry.read()
-        runs = {run.job_id: run.run_dir for run in registry.runs() if run.is_monitored}
+        runs = {run.job_id: run.run_dir for run in registry.runs() if run.job_id != "9"}
         found.append((runs, len(registry.targets("sidecar") or ())))
     first, second = {"9_1": str(sweep / "lr_1")}, {"9_2": str(sweep / "lr_2")}
     assert found == [({}, 0), (first, 1), (first | second, 2), ({}, 0)]
