@@ -124,7 +124,7 @@ def needs_a_look() -> list[Panel]:
                 column("data age", unit="s", decimals=0),
             ],
             width=24,
-            unknown="no job",
+            unknown="-",  # also of a job that has ended: it has no ETA
             height=12,
         )
     ]

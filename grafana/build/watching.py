@@ -122,8 +122,9 @@ def delivery() -> list[Panel]:
             "How long the last evaluation of each group of rules took.",
             [
                 over_time(
-                    f"max by (rule_group) (prometheus_rule_group_last_duration_seconds{GROUPS})",
-                    "{{rule_group}}",
+                    f"max by (group) (label_replace(prometheus_rule_group_last_duration_seconds{GROUPS},"
+                    ' "group", "$1", "rule_group", ".*;gpujob-(.*)"))',
+                    "{{group}}",
                 )
             ],
             width=24,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-VARIABLE = re.compile(r"\$\{?(\w+)(?::\w+)?\}?")
+VARIABLE = re.compile(r"\$\{?([a-zA-Z_]\w*)(?::\w+)?\}?")  # `$1` is a group of a regular expression
 
 # Queries that return nothing where no GPU can be read.
 NEED_A_GPU = (
