@@ -57,8 +57,12 @@ def build(
     choices: Sequence[dashboard.QueryVariable],
     marks: Sequence[dashboard.AnnotationQuery],
     since: str = "now-6h",
+    open_rows: int | None = None,
 ) -> Dashboard:
-    """The board. Ids of panels are by row, so that adding one moves no link to another row."""
+    """The board, of which the first ``open_rows`` rows (default: all) are open at first; closed ones ask nothing.
+
+    Ids of panels are by row, so that adding one moves no link to another row.
+    """
     title, question = BOARDS[uid]
     board = (
         dashboard.Dashboard(title)
@@ -78,9 +82,14 @@ def build(
     for mark in marks:
         board.annotation(mark)
     for number, (name, panels) in enumerate(rows, start=1):
-        board.with_row(heading(name).id(number * 100))
+        row = heading(name).id(number * 100)
+        is_open = open_rows is None or number <= open_rows
+        if is_open:
+            board.with_row(row)
         for index, panel in enumerate(panels(), start=1):
-            board.with_panel(panel.id(number * 100 + index))
+            (board if is_open else row).with_panel(panel.id(number * 100 + index))
+        if not is_open:
+            board.with_row(row)
     built = board.build()
     for link in built.links or []:
         link.placement = None  # type: ignore[assignment]  # at the top, not in a menu

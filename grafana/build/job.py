@@ -124,6 +124,31 @@ def overview() -> list[Panel]:
             unknown="no services",
         ),
         rows(
+            "Workers now",
+            "One line for each worker, the last that ended first: why it ended, and when. Quiet is the time since its"
+            " last progress. Alerts: GpuJobWorkerCrashed, GpuJobWorkerKilled, GpuJobWorkerOutOfMemory.",
+            {
+                "up": q.WORKERS_NOW,
+                "done": q.WORKERS_DONE,
+                "rate": q.WORKERS_RATE,
+                "quiet": q.WORKERS_AGE,
+                "ended": q.EXIT_TIMES,
+            },
+            labels=("worker", "node", "reason"),
+            first_by="ended",
+            columns=[
+                column("node", link=board.to_board("gpujob-node", node="node")),
+                column("up", words={1: ("up", "green"), 0: ("ended", "text")}),
+                column("done", unit="percentunit", decimals=0),
+                column("rate", unit=ITEMS_PER_SECOND, decimals=1),
+                column("quiet", unit="s", decimals=0),
+                column("ended", unit="dateTimeAsIso"),
+            ],
+            width=24,
+            height=7,
+            unknown="-",
+        ),
+        rows(
             "Firing alerts",
             "Alerts of the job that fire now, and since when. Select a name for what to do.",
             {"since": q.ALERTS_NOW},
@@ -648,4 +673,5 @@ def build() -> Dashboard:
         ROWS,
         (variables.cluster(), variables.job_id(), variables.node()),
         (variables.job_start(), variables.worker_exits(), variables.checkpoints(), variables.alerts(q.FIRING)),
+        open_rows=1,
     )

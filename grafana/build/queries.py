@@ -205,6 +205,28 @@ EXITS = Query(
     instant=True,
     table=True,
 )
+# One line for each worker
+_BY_WORKER = "by (worker, node)"
+WORKERS_NOW = Query("workers_now", f"min {_BY_WORKER} ({_node('gpujob_worker_up')})", instant=True, table=True)
+WORKERS_DONE = Query(
+    "workers_done",
+    f"max {_BY_WORKER} ({_node('gpujob_worker_items')})\n/ max {_BY_WORKER} ({_node('gpujob_worker_items_expected')})",
+    instant=True,
+    table=True,
+)
+WORKERS_RATE = Query(
+    "workers_rate",
+    f"max {_BY_WORKER} ({_node('gpujob_worker_throughput_items_per_second', window='current')})",
+    instant=True,
+    table=True,
+)
+WORKERS_AGE = Query(
+    "workers_age",
+    f"time() - max {_BY_WORKER} ({_node('gpujob_worker_progress_last_timestamp_seconds')})\n"
+    f"and on (worker, node) {_node('gpujob_worker_up')} == 1",
+    instant=True,
+    table=True,
+)
 # Milliseconds, as Grafana wants a date.
 EXIT_TIMES = Query(
     "exit_times",

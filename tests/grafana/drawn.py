@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from tests.grafana.substitute import panels_of
+
 Json = dict[str, Any]
 ANY = None
 Values = set[Any] | None
@@ -240,8 +242,7 @@ def not_drawn(board: Json) -> list[str]:
         query = variable["query"].get("query") if isinstance(variable.get("query"), dict) else variable.get("query", "")
         if variable["type"] == "query" and not VARIABLE_QUERY.fullmatch(query):
             found.append(f"variable {variable['name']}: query = {query!r}")
-    panels = [*board["panels"], *(inner for panel in board["panels"] for inner in panel.get("panels", []))]
-    for panel in panels:
+    for panel in panels_of(board):
         kind, where = panel["type"], f"{panel['title']} ({panel['type']})"
         if kind not in OPTIONS:
             found.append(where)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from typing import Any
 
 VARIABLE = re.compile(r"\$\{?([a-zA-Z_]\w*)(?::\w+)?\}?")  # `$1` is a group of a regular expression
 
@@ -26,6 +27,8 @@ MAY_BE_EMPTY: Mapping[str, str] = {
     "item_rate_current": "as rate_now",
     "item_rate_average": "as rate_now",
     "worker_rate": "as rate_now",
+    "workers_rate": "as rate_now",
+    "workers_age": "a worker that has exited makes no progress",
     "time_left": "a job without a time limit has no time left to it",
     "time_left_now": "as time_left",
     "margin_now": "needs a time limit and a time to the end",
@@ -90,3 +93,8 @@ def substitute(text: str, values: Mapping[str, str]) -> str:
         return values[match.group(1)]
 
     return VARIABLE.sub(value, text)
+
+
+def panels_of(board: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Rows and panels of a board, those in closed rows too, in their order."""
+    return [inner for panel in board["panels"] for inner in (panel, *(panel.get("panels") or []))]

@@ -15,7 +15,7 @@ from exporter.hub.page.series import FAMILIES as HUB_FAMILIES
 from grafana.build import __main__ as build
 from grafana.build import job, queries
 from grafana.build.board import RUNBOOKS
-from tests.grafana.substitute import MAY_BE_EMPTY, VARIABLE, substitute, variables
+from tests.grafana.substitute import MAY_BE_EMPTY, VARIABLE, panels_of, substitute, variables
 from tests.support.promql import metric_names
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -49,7 +49,7 @@ def board(request: pytest.FixtureRequest) -> Json:
 
 @pytest.fixture(scope="module")
 def panels(board: Json) -> list[Json]:
-    return [panel for panel in board["panels"] if panel["type"] != "row"]
+    return [panel for panel in panels_of(board) if panel["type"] != "row"]
 
 
 @pytest.fixture(scope="module")
@@ -139,22 +139,22 @@ def test_identity(board: Json) -> None:
 
 
 def test_panel_ids_are_unique(board: Json) -> None:
-    ids = [panel["id"] for panel in board["panels"]]
+    ids = [panel["id"] for panel in panels_of(board)]
     assert len(ids) == len(set(ids))
 
 
 def test_panel_titles_are_unique(board: Json) -> None:
-    titles = [(panel["type"] == "row", panel["title"]) for panel in board["panels"]]
+    titles = [(panel["type"] == "row", panel["title"]) for panel in panels_of(board)]
     assert len(titles) == len(set(titles))
 
 
 def test_only_known_panel_types(board: Json) -> None:
-    assert {panel["type"] for panel in board["panels"]} <= DRAWN
+    assert {panel["type"] for panel in panels_of(board)} <= DRAWN
 
 
 def test_panels_do_not_overlap_and_fill_the_width(board: Json) -> None:
     used: dict[tuple[int, int], str] = {}
-    for panel in board["panels"]:
+    for panel in panels_of(board):
         place = panel["gridPos"]
         for x in range(place["x"], place["x"] + place["w"]):
             for y in range(place["y"], place["y"] + place["h"]):
@@ -301,7 +301,7 @@ def test_alerts_in_descriptions_exist(panels: list[Json]) -> None:
 
 def test_the_reference_has_every_row_of_every_board() -> None:
     page = (ROOT / "docs" / "reference" / "boards.md").read_text(encoding="utf-8")
-    rows = [(uid, panel["title"]) for uid in UIDS for panel in load_board(uid)["panels"] if panel["type"] == "row"]
+    rows = [(uid, panel["title"]) for uid in UIDS for panel in panels_of(load_board(uid)) if panel["type"] == "row"]
     assert re.findall(r"^\| `([\w-]+)` \| (.+?) \| .*\?.* \|$", page, re.MULTILINE) == rows
 
 

@@ -11,6 +11,7 @@ import pytest
 
 from grafana.build import __main__ as build
 from tests.grafana.drawn import CUSTOM, OPTIONS, UNITS, Json, not_drawn
+from tests.grafana.substitute import panels_of
 
 PAGE = Path(__file__).resolve().parents[2] / "grafana" / "page"
 BOARDS = sorted(build.DASHBOARDS.glob("*.json"))
@@ -23,7 +24,7 @@ def test_the_page_draws_all_of_the_board(path: Path) -> None:
 
 
 def first(board: Json, kind: str) -> Json:
-    panel: Json = next(panel for panel in board["panels"] if panel["type"] == kind)
+    panel: Json = next(panel for panel in panels_of(board) if panel["type"] == kind)
     return panel
 
 

@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from grafana.build import __main__ as build
-from tests.grafana.substitute import substitute, variables
+from tests.grafana.substitute import panels_of, substitute, variables
 from tests.realstack.stack import Stack, prometheus_unavailable
 from tests.support.launcher import LocalJob, clean_environment, embed_job
 
@@ -89,9 +89,12 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
 def queries(uid: str) -> list[Any]:
     """Expressions of a board with the name that the list of reasons has for each."""
     board = json.loads((build.DASHBOARDS / f"{uid}.json").read_text("utf-8"))
-    panels = [inner for panel in board["panels"] for inner in (panel, *(panel.get("panels") or []))]
     return [
-        *((f"{panel['title']}/{one['refId']}", one["expr"]) for panel in panels for one in panel.get("targets") or []),
+        *(
+            (f"{panel['title']}/{one['refId']}", one["expr"])
+            for panel in panels_of(board)
+            for one in panel.get("targets") or []
+        ),
         *((mark["name"], mark["expr"]) for mark in board["annotations"]["list"]),
     ]
 

@@ -15,14 +15,14 @@ from grafana.build import __main__ as build
 from grafana.build import queries
 from launcher.boards.assets import boards_script, write_assets
 from tests.grafana.browser import Page, browser_unavailable, open_browser
-from tests.grafana.substitute import MAY_BE_EMPTY
+from tests.grafana.substitute import MAY_BE_EMPTY, panels_of
 from tests.grafana.watched_job import HOSTILE, WORKERS, hostile_target, watched_job
 from tests.realstack.stack import Stack, prometheus_unavailable
 
 pytestmark = [pytest.mark.prometheus, pytest.mark.browser]
 
 JOB = json.loads((build.DASHBOARDS / "gpujob-job.json").read_text("utf-8"))
-PANELS = {panel["title"]: panel for panel in JOB["panels"] if panel["type"] != "row"}
+PANELS = {panel["title"]: panel for panel in panels_of(JOB) if panel["type"] != "row"}
 MOST_WORK_S = 1.0  # of the page's own thread until all panels are there
 UNNAMED = (
     "[...document.querySelectorAll('.panel, .box, svg[role=img]')]"
@@ -31,6 +31,8 @@ UNNAMED = (
 CHOOSE_EVIL = (
     "(s => { s.value = 'evil'; s.dispatchEvent(new Event('change')); })(document.querySelector('.choices select'))"
 )
+OPEN_ROWS = "document.querySelectorAll('h2 button[aria-expanded=false]').forEach(button => button.click())"
+ALL_DRAWN = "[...document.querySelectorAll('.box')].every(box => box.childNodes.length)"
 FIRST_PLOT = "document.querySelector('.timeseries .area')"
 
 
@@ -52,6 +54,13 @@ def address(stack: Stack, variables: str = "var-cluster=here", since: str = "now
     return f"{stack.url()}/user/index.html?board=gpujob-job&{variables}&from={since}&to=now"
 
 
+async def open_all(page: Page, url: str) -> None:
+    """Show a board with all its rows."""
+    await page.open(url)
+    await page.run(OPEN_ROWS)
+    await page.wait(ALL_DRAWN)
+
+
 def browse(work: Callable[[Page], Awaitable[None]], width: int = 1400) -> None:
     async def main() -> None:
         async with open_browser(width) as page:
@@ -65,6 +74,10 @@ def test_every_panel_is_drawn_and_no_other_server_is_asked(stack: Stack) -> None
     async def work(page: Page) -> None:
         began = time.monotonic()
         await page.open(address(stack) + "&prometheus=http://127.0.0.1:9")
+        first = await page.run("[...document.querySelectorAll('.panel h3')].map(h => h.textContent)")
+        assert first == [panel["title"] for panel in JOB["panels"] if panel["type"] != "row"]
+        await page.run(OPEN_ROWS)
+        await page.wait(ALL_DRAWN)
         took = time.monotonic() - began
         work_s = {m["name"]: m["value"] for m in (await page.call("Performance.getMetrics"))["metrics"]}["TaskDuration"]
         status = await page.run("document.getElementById('status').textContent")
@@ -86,7 +99,7 @@ def test_every_panel_is_drawn_and_no_other_server_is_asked(stack: Stack) -> None
 
 def test_hostile_names_are_text_and_no_foreign_script_runs(stack: Stack) -> None:
     async def work(page: Page) -> None:
-        await page.open(address(stack, "var-cluster=evil"))
+        await open_all(page, address(stack, "var-cluster=evil"))
         assert await page.run("document.querySelector('.table td').textContent") == HOSTILE
         assert HOSTILE in await page.run("document.querySelector('.legend').textContent")
         assert await page.run("document.querySelectorAll('main img, main script').length") == 0
@@ -105,7 +118,7 @@ def test_hostile_names_are_text_and_no_foreign_script_runs(stack: Stack) -> None
 
 def test_a_drag_zooms_and_the_variables_and_the_history_work(stack: Stack) -> None:
     async def work(page: Page) -> None:
-        await page.open(address(stack))
+        await open_all(page, address(stack))
         first = await page.run("location.search")
         place = await page.run(f"(r => [r.x, r.y, r.width, r.height])({FIRST_PLOT}.getBoundingClientRect())")
         y = place[1] + place[3] / 2
@@ -130,16 +143,14 @@ def test_a_drag_zooms_and_the_variables_and_the_history_work(stack: Stack) -> No
 
 def test_rows_close_and_the_cross_hair_follows_the_keys(stack: Stack) -> None:
     async def work(page: Page) -> None:
-        await page.open(address(stack))
+        await open_all(page, address(stack))
         asked = len(page.requests)
         await page.run("document.querySelector('h2 button').click()")
         closed = await page.run("document.querySelectorAll('.panel').length")
         assert closed < len(PANELS)
         assert len(page.requests) == asked
         await page.run("document.querySelector('h2 button').click()")
-        await page.wait(
-            "document.querySelectorAll('.box:not(:empty)').length === document.querySelectorAll('.box').length"
-        )
+        await page.wait(ALL_DRAWN)
         assert await page.run("document.querySelectorAll('.panel').length") == len(PANELS)
         await page.run("document.querySelector('.timeseries .box').focus()")
         await page.key("ArrowLeft")
@@ -155,7 +166,7 @@ def test_rows_close_and_the_cross_hair_follows_the_keys(stack: Stack) -> None:
 @pytest.mark.parametrize("width", [390, 2560])
 def test_no_width_scrolls_sideways(stack: Stack, width: int) -> None:
     async def work(page: Page) -> None:
-        await page.open(address(stack))
+        await open_all(page, address(stack))
         assert await page.run("document.documentElement.scrollWidth <= innerWidth")
         places: list[Any] = await page.run(
             "[...document.querySelectorAll('.panel')].map(p => Math.round(p.getBoundingClientRect().x))"
@@ -169,7 +180,9 @@ def test_the_page_opens_from_disk(stack: Stack, tmp_path: Path) -> None:
     write_assets(tmp_path, stack.url())
 
     async def work(page: Page) -> None:
-        await page.open((tmp_path / "index.html").as_uri() + "?board=gpujob-job&var-cluster=here&from=now-1m&to=now")
+        await open_all(
+            page, (tmp_path / "index.html").as_uri() + "?board=gpujob-job&var-cluster=here&from=now-1m&to=now"
+        )
         assert await page.run("document.querySelectorAll('.error').length") == 0
         assert await page.run("document.querySelectorAll('.line').length") > 20
 
@@ -184,7 +197,7 @@ def test_a_failed_query_shows_in_its_panel_alone(stack: Stack, tmp_path: Path) -
     (tmp_path / "dashboards.js").write_text(broken, "utf-8")
 
     async def work(page: Page) -> None:
-        await page.open((tmp_path / "index.html").as_uri() + "?board=gpujob-job&var-cluster=here&from=now-1m")
+        await open_all(page, (tmp_path / "index.html").as_uri() + "?board=gpujob-job&var-cluster=here&from=now-1m")
         (error,) = await page.run("[...document.querySelectorAll('.panel:has(.error)')].map(p => p.innerText)")
         assert error.startswith("Rate")
         assert "parse error" in error
