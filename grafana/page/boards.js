@@ -5,7 +5,7 @@ const SECONDS = { s: 1, m: 60, h: 3600, d: 86400, w: 604800, M: 2592000, y: 3153
 const RANGES = { "5m": "5 minutes", "15m": "15 minutes", "1h": "hour", "3h": "3 hours", "6h": "6 hours", "12h": "12 hours", "24h": "24 hours", "2d": "2 days", "7d": "7 days", "30d": "30 days" };
 const MOST_QUERIES = 6, MOST_POINTS = 400; // at once; of a series, more than pixels of most panels
 const API = document.querySelector("meta[name=prometheus]").content.replace(/\/$/, "") || (/^https?:/.test(location.protocol) ? location.origin + location.pathname.replace(/\/user\/.*$/, "") : "");
-const S = { values: new Map(), options: new Map(), open: new Map(), off: new Set(), marks: [], shown: [], every: 15, scrape: 15 };
+const S = { values: new Map(), options: new Map(), open: new Map(), marked: new Map(), marks: [], shown: [], every: 15, scrape: 15 };
 const board = () => BOARDS[S.board];
 const variables = () => board().templating.list.filter((v) => v.type !== "datasource");
 
@@ -199,7 +199,7 @@ function controls() {
     el("nav", { "aria-label": "Boards" }, Object.entries(BOARDS).map(([uid, each]) => el("a", { href: uid === S.board ? here() : `?board=${uid}&from=${S.from}&to=${S.to}${S.values.has("cluster") ? "&" + in_url({ name: "cluster" }) : ""}`, "aria-current": uid === S.board ? "page" : null }, each.title))),
     el("div", { class: "time" }, button("‹", "Earlier", () => zoom(from - half, to - half)), ranges, button("›", "Later", () => zoom(from + half, to + half)), button("−", "Zoom out", () => zoom(middle - 2 * half, middle + 2 * half)),
       menu("from … to", "Absolute time range", el("label", {}, "From ", first), el("label", {}, "To ", last), button("Show", "Show this time range", () => zoom(Date.parse(first.value) / 1000, Date.parse(last.value) / 1000))),
-      annotations.length ? menu("marks", "Marks in the plots", annotations.map((a) => el("label", {}, el("input", { type: "checkbox", checked: !S.off.has(a.name), onchange: (e) => { S.off[e.target.checked ? "delete" : "add"](a.name); mark(); } }), el("i", { "--c": colour(a.iconColor) }), a.name))) : null,
+      annotations.length ? menu("marks", "Marks in the plots", annotations.map((a) => el("label", {}, el("input", { type: "checkbox", checked: is_marked(a.name), onchange: (e) => { S.marked.set(a.name, e.target.checked); mark(); } }), el("i", { "--c": colour(a.iconColor) }), a.name))) : null,
       el("select", { "aria-label": "Refresh", onchange: (e) => { S.every = Number(e.target.value); } }, [[0, "no refresh"], [15, "every 15 s"], [60, "every minute"]].map(([value, text]) => el("option", { value, selected: value === S.every }, text))),
       button("↻", "Refresh now", () => render())),
     el("div", { class: "choices" }, variables().map(control), (board().links ?? []).filter((l) => l.url).map((l) => {
@@ -272,7 +272,8 @@ function layout() {
 }
 
 // Marks: moments and stretches of the annotations' queries, in all plots
-const visible_marks = () => S.marks.filter((m) => !S.off.has(m.of));
+const is_marked = (name) => S.marked.get(name) ?? board().annotations.list.find((a) => a.name === name).enable;
+const visible_marks = () => S.marks.filter((m) => is_marked(m.of));
 function mark() { for (const self of PLOTS.values()) self.mark(visible_marks()); }
 async function find_marks() {
   const { time, round } = S, found = await Promise.all(board().annotations.list.filter((a) => a.expr).map(async (a) => {

@@ -14,7 +14,7 @@ function el(tag, attributes = {}, ...children) {
     else if (name.startsWith("--") || name === "width%") node.style.setProperty(name.replace("%", ""), value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child != null));
+  node.append(...children.flat(Infinity).filter((child) => child != null));
   return node;
 }
 const SHADES = { dark: "68%, black", light: "70%, white" };
@@ -309,13 +309,14 @@ const DRAW = {
     const by = panel.sorted ?? panel.options.sortBy?.[0], field = rows.names.map((name) => field_of(panel, name)), columns = rows.names.map((name, i) => i).filter((i) => !field[i].custom.hidden);
     if (by) rows.sort((a, b) => { const [x, y] = [a[by.displayName] ?? null, b[by.displayName] ?? null]; // unknown comes last
       return x === y ? 0 : x === null ? 1 : y === null ? -1 : (typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), undefined, { numeric: true })) * (by.desc ? -1 : 1); });
+    const numbers = rows.names.map((name, i) => !field[i].mappings?.length && rows.some((row) => typeof row[name] === "number"));
     const head = columns.map((i) => { const name = rows.names[i], sorted = by?.displayName === name;
-      return el("th", { scope: "col", class: typeof rows[0][name] === "number" ? "number" : null, "aria-sort": sorted ? (by.desc ? "descending" : "ascending") : null, "--w": field[i].custom.width ? field[i].custom.width + "px" : null },
+      return el("th", { scope: "col", class: numbers[i] ? "number" : null, "aria-sort": sorted ? (by.desc ? "descending" : "ascending") : null, "--w": field[i].custom.width ? field[i].custom.width + "px" : null },
         el("button", { type: "button", onclick: () => { panel.sorted = { displayName: name, desc: sorted ? !by.desc : true }; repaint(); } }, field[i].displayName ?? name)); });
     const cell = (row, i) => {
       const name = rows.names[i], value = row[name] ?? null, { text, color } = shown(value, field[i]), kind = field[i].custom.cellOptions?.type ?? "auto", mapped = field[i].mappings?.length && kind === "auto";
       const bar = kind === "gauge" && value != null ? el("i", {}, el("b", { "width%": `${100 * Math.min(1, Math.max(0, value / (field[i].max ?? 100)))}%`, "--c": color ?? "var(--blue)" })) : null;
-      return el("td", { class: `${typeof value === "number" && !field[i].mappings?.length ? "number" : ""} ${kind}`, "--c": (mapped || kind.startsWith("color") ? color : null) }, bar, link(field[i].links, { row, value, text }, text));
+      return el("td", { class: `${numbers[i] ? "number" : ""} ${kind}`, "--c": (mapped || kind.startsWith("color") ? color : null) }, bar, link(field[i].links, { row, value, text }, text));
     };
     box.replaceChildren(el("table", { "aria-label": panel.title }, panel.options.showHeader === false ? null : el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((i) => cell(row, i)))))));
   },

@@ -33,6 +33,10 @@ CHOOSE_EVIL = (
 )
 OPEN_ROWS = "document.querySelectorAll('h2 button[aria-expanded=false]').forEach(button => button.click())"
 ALL_DRAWN = "[...document.querySelectorAll('.box')].every(box => box.childNodes.length)"
+MARKED = (
+    "Object.fromEntries([...document.querySelectorAll('label:has(> input + i)')]"
+    ".map(label => [label.textContent, label.firstChild.checked]))"
+)
 FIRST_PLOT = "document.querySelector('.timeseries .area')"
 
 
@@ -93,6 +97,7 @@ def test_every_panel_is_drawn_and_no_other_server_is_asked(stack: Stack) -> None
         assert page.most_queries <= 6
         assert await page.run(UNNAMED) == 0
         assert await page.run("document.querySelectorAll('.mark line').length") > 0
+        assert await page.run(MARKED) == {mark["name"]: mark["enable"] for mark in JOB["annotations"]["list"]}
 
     browse(work)
 
@@ -134,6 +139,9 @@ def test_a_drag_zooms_and_the_variables_and_the_history_work(stack: Stack) -> No
         await page.run("history.back()")
         await page.wait("location.search.includes('now-1m')")
         assert first.split("&")[0] in await page.run("location.search")
+        await page.run("[...document.querySelectorAll('.choice label')].find(l => l.textContent !== 'All').click()")
+        await page.wait("location.search.includes('var-node=')")
+        assert "var-node=%24__all" not in await page.run("location.search")
         await page.run(CHOOSE_EVIL)
         await page.wait("document.querySelector('.table td')?.textContent.includes('<img')")
         assert "var-cluster=evil" in await page.run("location.search")
