@@ -271,12 +271,15 @@ def lost_node(day: BadDay, fault: str) -> None:
     with day.embed(fault) as job:
         job.phase("running")
         poll(lambda: day.stack.query(f'up{{job_name="{fault}"}} == 1'), "a scrape")
-        targets = [path for path in day.stack.targets_dir.glob("*.json") if fault in path.read_text()]
-        for pid in [job.process.pid, *processes_with(f"{job.folder}/")]:
-            os.kill(pid, signal.SIGKILL)
+        job.process.kill()
+        while pids := processes_with(f"{job.folder}/"):  # one that has just been killed may have been replaced
+            for pid in pids:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         day.until_sent(fault)
-        for path in targets:  # as the next job or an operator does
-            path.unlink()
+        for path in day.stack.targets_dir.glob("*.json"):  # as the next job or an operator does
+            if f'"{fault}"' in path.read_text():
+                path.unlink()
 
 
 def broken_rule(day: BadDay, fault: str) -> None:
