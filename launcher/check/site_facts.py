@@ -232,11 +232,11 @@ def parse_partitions(text: str) -> dict[str, SlurmPartition]:
     found: dict[str, SlurmPartition] = {}
     for line in text.splitlines():
         fields = line.strip().split("|", 4)
-        if len(fields) < 5 or not fields[3].isdigit():
+        if len(fields) < 5 or re.fullmatch(r"[0-9]{1,9}", fields[3]) is None:
             continue
         name, available, limit, nodes, gres = fields
         default, name = name.endswith("*"), name.rstrip("*")
-        gpus = sum(int(number) for number in re.findall(r"\bgpu(?::[^:,()]+)?:(\d+)", gres))
+        gpus = sum(int(number) for number in re.findall(r"\bgpu(?::[^:,()]+)?:([0-9]{1,9})\b", gres))
         before = found.get(name)
         found[name] = SlurmPartition(
             name,
