@@ -381,5 +381,5 @@ def rows(
 
 
 def heading(title: str) -> dashboard.Row:
-    """The bar above a group of panels, open at first."""
+    """The bar above a group of panels; open, unless panels are put into it."""
     return dashboard.Row(title).collapsed(False).grid_pos(GridPos(h=1, w=24))

@@ -2,6 +2,7 @@
 
 import copy
 import re
+import resource
 import shutil
 import subprocess
 from collections import Counter
@@ -38,7 +39,8 @@ ALERTING_REASONS = {
 
 HEARTBEAT = "GpuJobWatchdog"  # it always fires, whatever the series
 
-HANGS_S = 300.0  # the longest case takes 13 s of a processor, of which other tests may leave a tenth
+MOST_CPU_S = 60  # of promtool or amtool; the longest case takes 13
+HANGS_S = 300.0  # other tests may leave a tenth of a processor
 needs_tools = pytest.mark.skipif(
     not (shutil.which("promtool") and shutil.which("amtool")), reason="promtool is not installed"
 )
@@ -107,6 +109,7 @@ def run(*command: str | Path) -> subprocess.CompletedProcess[str]:
         stderr=subprocess.STDOUT,
         text=True,
         timeout=HANGS_S,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (MOST_CPU_S, MOST_CPU_S)),
         check=False,
     )
 

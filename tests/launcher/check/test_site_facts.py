@@ -257,6 +257,7 @@ def test_partitions_are_read_from_sinfo() -> None:
 
 
 def test_a_time_limit_that_cannot_be_read_is_no_limit() -> None:
+    assert parse_partitions(f"gpu|up|1-00:00:00|{'9' * 5001}|gpu:8\n") == {}
     (found,) = parse_partitions("gpu|up|1-00:00:|4|gpu:8\n").values()
     assert (found.time_limit_s, found.nodes, found.gpus) == (None, 4, 8)
 
