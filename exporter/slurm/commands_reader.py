@@ -88,7 +88,7 @@ def run_reading(argv: Sequence[str], environment: Mapping[str, str], deadline_s:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.communicate(timeout=AFTER_KILL_S)
             if isinstance(error, subprocess.TimeoutExpired):
-                raise SlurmUnansweredError(argv[0], f"did not answer in {deadline_s:g} s") from error
+                raise SlurmUnansweredError(argv[0], f"did not answer in {deadline_s:.3g} s") from error
             raise
     text, problem = out.decode("utf-8", "replace"), "; ".join(err.decode("utf-8", "replace").split("\n")).strip("; ")
     if process.returncode != 0 or (problem and not text):  # some exit with 0 after an error
