@@ -37,7 +37,7 @@ HOT_LEAST = 256  # at least this many, the last changed
 HOT_MOST = 4096  # at most this many, the last changed
 OTHERS_POLLED = 64  # other files read in one poll
 BATCH = 4096  # other files whose names are in memory; the next pass over the names brings the next ones
-MOST_SKIPPED = 4096  # names that do not match kept for recognizing renames, the last found
+MOST_SKIPPED = 1024  # names that do not match kept for recognizing renames, the last found
 
 NOBODY = -1  # owner of files that count but belong to no worker
 SKIPPED = -2  # owner of files that do not count
