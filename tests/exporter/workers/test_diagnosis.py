@@ -684,7 +684,7 @@ except KeyError as error:
 
 def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
     task, peer = make_task(0), make_task(1)
-    write_manifest(make_manifest(tmp_path, task, peer, total_items=100, check_interval_s=0.1))
+    write_manifest(make_manifest(tmp_path, task, peer, total_items=100, check_interval_s=0.5))
     run_files.write_job_state(str(tmp_path), "running")
     wrappers = Wrappers(tmp_path)
     sidecar = None
@@ -693,6 +693,8 @@ def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
         wrappers.start(peer, "sleep", "600")
         sidecar = SidecarProcess(tmp_path, "--web.listen-address", "127.0.0.1:0")
         sidecar.until_ready()
+        # on a busy machine the first look at a log, which loads the packs, takes seconds
+        until(lambda: 'gpujob_worker_items{' in sidecar.text("/metrics"), "the log of the worker")
         time.sleep(1.5)  # time for two recent samples
         (tmp_path / "go").touch()
         ended = wrappers.record(task, "exit")
