@@ -1,11 +1,11 @@
 """Counters of a hub by user and partition. They only rise, and go on after a restart."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import NamedTuple
 
 from exporter.hub.costs import energies, idle_s
 from exporter.hub.jobs import Job
-from exporter.slurm.prices import HOUR_S
+from exporter.slurm.prices import HOUR_S, Price
 from exporter.slurm.states import ENDS
 from exporter.slurm.tracking import UNKNOWN, Change
 
@@ -31,16 +31,17 @@ def count(
     counters: Counters,
     before: Mapping[str, Job],
     jobs: Mapping[str, Job],
+    new: Collection[str],
     changes: Iterable[Change],
     since: float,
     now: float,
 ) -> dict[CounterKey, float]:
     """The counters after these changes, of which those up to ``since`` are not counted.
 
-    ``before`` are the jobs as they were, ``jobs`` as they are now.
+    ``before`` are the jobs as they were, ``jobs`` as they are now, and ``new`` the keys of those that differ.
     """
     found = dict(counters)
-    for place in {job.place for key, job in jobs.items() if job is not before.get(key)}:
+    for place in {jobs[key].place for key in new}:
         found.setdefault(CounterKey(STARTED, *place), 0.0)
     changes = tuple(changes)
     changed = [before[key] for key in {change.job.job_id for change in changes} if key in before]
@@ -65,9 +66,8 @@ def count(
                     _add(found, CounterKey(WAIT_S, *place), change.time - submitted)
         elif state in ENDS:
             _add(found, CounterKey(ENDED, *place, state), 1.0)
-    for key, job in jobs.items():
-        if job is not before.get(key):
-            _add_figures(found, before.get(key), job)
+    for key in new:
+        _add_figures(found, before.get(key), jobs[key])
     return _with_present_runs(found, jobs, now)
 
 
@@ -112,11 +112,19 @@ def _with_present_runs(
 ) -> dict[CounterKey, float]:
     """The sums up to now. They never fall, also if a run turns out to have ended before the previous answer."""
     total = {key: value for key, value in counters.items() if key.name in _WHOLE}
+    seconds = dict[tuple[str, str, str, Price | None], float]()  # jobs that take the same in each second are one sum
+    example = dict[tuple[str, str, str, Price | None], Job]()
     for job in jobs.values():
         tracked = job.tracked
-        if tracked.state == "RUNNING" and tracked.started is not None and job.gpus:
-            seconds = min(now, tracked.missing_since or now) - tracked.started
-            for key, amount in _amounts(job, max(0.0, seconds)):
+        if tracked.state == "RUNNING" and tracked.started is not None:
+            alike = job.user, job.partition, job.resources, job.price
+            end = now if tracked.missing_since is None else min(now, tracked.missing_since)
+            if alike not in seconds:
+                seconds[alike], example[alike] = 0.0, job
+            seconds[alike] += max(0.0, end - tracked.started)
+    for alike, job in example.items():
+        if job.gpus:
+            for key, amount in _amounts(job, seconds[alike]):
                 total[key] = total.get(key, 0.0) + amount
     total = {key._replace(name=_WHOLE[key.name]): value for key, value in total.items()}
     return counters | {key: max(value, counters.get(key, 0.0)) for key, value in total.items()}

@@ -79,7 +79,7 @@ class View(NamedTuple):
 
     jobs: Mapping[str, Job]
     as_of: float | None  # when the queue was last read
-    page: bytes  # series of the jobs, as a member of a gzip file
+    counters: Counters
     is_ready: bool = False  # whether this process has read the queue
     number: int = 0  # of the views of this process
 
@@ -135,9 +135,11 @@ class Engine:
         self.clock_offset_s: float | None = None  # the controller's clock less that of this machine
         self.on_change: Callable[[], None] = lambda: None
         self.wake = threading.Event()  # set while something is due that was not foreseen
-        self._page = self._new_page()
+        self._page, self._sweeps = self._new_page(), list[tuple[Job, Mapping[str, float]]]()
+        self._page_made: tuple[int, bytes] = 0, b""  # number of its view
+        self._page_lock = threading.Lock()  # of the two attributes before
         as_of = saved.meta.get("as_of")
-        self.view = View(self._jobs, None if as_of is None else float(as_of), b"")
+        self.view = View(self._jobs, None if as_of is None else float(as_of), self.counters)
         self._live = self.view, frozenset[str]()
         self._tasks: tuple[View, Mapping[str, Sequence[str]]] = self.view, {}
         self._publish(is_ready=False)
@@ -258,7 +260,7 @@ class Engine:
         """Compare what users and sweeps have taken with their budgets."""
         now = self._clock.time()
         self._budgets_at = self._clock.monotonic() + BUDGETS_EACH_S
-        self._page.sweeps = list(sweeps_with_budgets(self._runs(), self._jobs, self._store.tasks_of, now))
+        self._sweeps = list(sweeps_with_budgets(self._runs(), self._jobs, self._store.tasks_of, now))
         if self._budgets:
             sums = self._store.sums_since(now - USER_DAYS * DAY_S, "user", None)
             self.budget_use = user_budget_use(self._budgets, sums, self._jobs.values(), now)
@@ -411,11 +413,12 @@ class Engine:
 
     def _take(self, seen: Observation, now: float, meta: Mapping[str, str]) -> None:
         """Keep what an answer changed: on disk, and then for the pages."""
-        seen = seen._replace(jobs=with_prices(seen.jobs, self._jobs, self.prices, self._node_cpus))
+        before = self._jobs
+        changed = {key for key, job in seen.jobs.items() if job is not before.get(key)}
+        seen = seen._replace(jobs=with_prices(seen.jobs, changed, self.prices, self._node_cpus))
         told = self._number(seen.changes, seen.jobs)
-        counters = count(self.counters, self._jobs, seen.jobs, seen.changes, self._born, now)
+        counters = count(self.counters, before, seen.jobs, changed, seen.changes, self._born, now)
         kept = forget(seen.jobs, now)
-        changed = {key for key in seen.jobs if seen.jobs[key] is not self._jobs.get(key)}
         forgotten = seen.jobs.keys() - kept.keys()
         batch = Batch(
             now,
@@ -464,12 +467,24 @@ class Engine:
     def _new_page(self) -> JobPage:
         return JobPage(self.label, whole_cluster=self._settings.whole_cluster, most=self._settings.most_jobs)
 
+    def page(self) -> bytes:
+        """The series of the jobs, as a member of a gzip file. Any thread may ask; it takes 0.1 s for 10,000 jobs.
+
+        Made for the first scrape after an answer of Slurm: a hub that nobody scrapes makes none.
+        """
+        with self._page_lock:
+            view = self.view
+            if self._page_made[0] != view.number:
+                if self._page.cluster != self.label:
+                    self._page = self._new_page()
+                self._page.sweeps = self._sweeps
+                packer = zlib.compressobj(1, zlib.DEFLATED, 31)
+                parts = self._page.parts(view.jobs, view.counters, self._clock.time())
+                packed = b"".join([*(packer.compress(part.encode("utf-8")) for part in parts), packer.flush()])
+                self._page_made = view.number, packed
+            return self._page_made[1]
+
     def _publish(self, *, is_ready: bool) -> None:
-        """Make the page, once for all scrapes until the next answer."""
-        if self._page.cluster != self.label:
-            self._page = self._new_page()
-        packer = zlib.compressobj(1, zlib.DEFLATED, 31)
-        parts = self._page.parts(self._jobs, self.counters, self._clock.time())
-        page = b"".join([*(packer.compress(part.encode("utf-8")) for part in parts), packer.flush()])
-        self.view = self.view._replace(jobs=self._jobs, page=page, is_ready=is_ready, number=self.view.number + 1)
+        number = self.view.number + 1
+        self.view = self.view._replace(jobs=self._jobs, counters=self.counters, is_ready=is_ready, number=number)
         self.on_change()

@@ -119,12 +119,12 @@ def split_rows(rows: Iterable[QueueRow]) -> dict[str, QueueRow]:
     """Rows by key: tasks that ended together become one row each."""
     found: dict[str, QueueRow] = {}
     for row in rows:
-        if _waits_together(row):
-            found[waiting_key(row.job_id)] = row
-        elif row.job_id.endswith("]"):
-            found |= {task: row._replace(job_id=task) for task in task_ids(row.job_id)}
-        else:
+        if not row.job_id.endswith("]"):
             found[row.job_id] = row
+        elif _waits_together(row):
+            found[waiting_key(row.job_id)] = row
+        else:
+            found |= {task: row._replace(job_id=task) for task in task_ids(row.job_id)}
     return found
 
 
@@ -200,15 +200,17 @@ def _take_figures(job: TrackedJob, attempts: list[Attempt] | None, now: float) -
 
 
 def with_prices(
-    jobs: Mapping[str, Job], before: Mapping[str, Job], prices: Prices | None, node_cpus: Mapping[str, int]
+    jobs: Mapping[str, Job], changed: Iterable[str], prices: Prices | None, node_cpus: Mapping[str, int]
 ) -> dict[str, Job]:
     """The jobs, with what is known at their start: the price of their GPUs, and whether they have their nodes alone.
 
-    ``node_cpus`` is the number of CPUs of the largest node of each partition: a job with as many on each node is alone.
+    Only ``changed`` ones can have started. ``node_cpus`` is the number of CPUs of the largest node of each partition: a
+    job with as many on each node is alone.
     """
     found = dict(jobs)
-    for key, job in jobs.items():
-        if job is before.get(key) or job.tracked.started is None:
+    for key in changed:
+        job = jobs[key]
+        if job.tracked.started is None:
             continue
         if job.price is None and prices is not None:
             per_hour = prices.of_gpus(gpu_counts(job.resources))

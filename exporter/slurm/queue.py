@@ -116,7 +116,9 @@ def with_never(rows: Iterable[QueueRow]) -> tuple[QueueRow, ...]:
     Slurm itself gives it only to the first one behind the job whose end decided.
     """
     found = list(rows)
-    never = {array_of(row.job_id) for row in found if row.sight.state == "PENDING" and row.sight.reason == NEVER}
+    never = {array_of(row.job_id) for row in found if row.sight.reason == NEVER and row.sight.state == "PENDING"}
+    if not never:
+        return tuple(found)
     waiting = [index for index, row in enumerate(found) if row.dependency and row.sight.state == "PENDING"]
     while never:
         more = {index for index in waiting if found[index].sight.reason != NEVER and _waits_for(found[index], never)}

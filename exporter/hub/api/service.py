@@ -157,7 +157,7 @@ class HubService:
             render_nodes(engine.nodes or (), engine.prices, out)
         own = out.page().encode("utf-8")
         headers = {"Content-Type": TEXT_TYPE, "Vary": "Accept-Encoding"}
-        jobs = self._engine.view.page
+        jobs = await asyncio.to_thread(engine.page)
         if not negotiation.accepts_gzip(request.headers.get("Accept-Encoding", "")):
             return web.Response(body=zlib.decompress(jobs, 31) + own, headers=headers)
         packer = zlib.compressobj(1, zlib.DEFLATED, 31)

@@ -68,7 +68,7 @@ class Hub:
         return dict(self.engine.counters)
 
     def page(self) -> str:
-        return gzip.decompress(self.engine.view.page).decode()
+        return gzip.decompress(self.engine.page()).decode()
 
     def close(self) -> None:
         assert self.store is not None
