@@ -8,6 +8,7 @@ dataclasses inside each other. Keys that a record does not know are kept and wri
 Standard library only, and no code is generated: twenty dataclasses would cost each command 10 ms of import.
 """
 
+import contextlib
 import dataclasses
 import types
 import typing
@@ -261,6 +262,8 @@ def _sequence(origin: type, arguments: tuple[object, ...]) -> _Reader:
         if fixed and len(value) != len(readers):
             raise RecordError(f"{place}: expected {len(readers)} values, not {len(value)}")
         each = readers if fixed else readers * len(value)
+        with contextlib.suppress(RecordError):  # thousands of places are made only if one is needed
+            return origin(reader(entry, "") for reader, entry in zip(each, value, strict=True))
         return origin(reader(entry, f"{place}[{i}]") for i, (reader, entry) in enumerate(zip(each, value, strict=True)))
 
     return read
@@ -295,7 +298,10 @@ def _plain(kind: type) -> _Reader:
             value = dict(zip(readers, value, strict=True))
         if not isinstance(value, Mapping):
             raise RecordError(f"{place}: expected an object, not {_shown(value)}")
-        fields = {name: reader(value[name], f"{place}.{name}") for name, reader in readers.items() if name in value}
+        try:
+            fields = {name: reader(value[name], "") for name, reader in readers.items() if name in value}
+        except RecordError:  # once more, for its place
+            fields = {name: reader(value[name], f"{place}.{name}") for name, reader in readers.items() if name in value}
         try:
             return kind(**fields)
         except TypeError as error:

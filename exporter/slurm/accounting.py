@@ -141,15 +141,20 @@ def known_energy(allocated: str) -> float | None:
 
 def gpu_counts(resources: str) -> dict[str, int]:
     """GPUs by type in trackable resources; those whose type Slurm does not tell are under an empty name."""
+    return dict(_gpu_counts(resources))
+
+
+@lru_cache(maxsize=4096)  # thousands of jobs ask for the same few things
+def _gpu_counts(resources: str) -> tuple[tuple[str, int], ...]:
     names = [pair.partition("=")[0] for pair in resources.split(",") if pair.startswith(_GPU)]
     counts = {name.removeprefix(_GPU).lstrip(":"): int(tres(resources, name) or 0) for name in names}
     typed = {name: count for name, count in counts.items() if name and count}
     # the number of all of them stands beside those of the types
     rest = counts.get("", 0) - sum(typed.values())
-    return {**typed, **({"": rest} if rest > 0 else {})}
+    return (*typed.items(), *((("", rest),) if rest > 0 else ()))
 
 
-@lru_cache(maxsize=4096)  # thousands of jobs ask for the same few things
+@lru_cache(maxsize=4096)
 def tres(text: str, name: str) -> float | None:
     """The amount of a resource in ``cpu=4,mem=600M``, memory in bytes; None without it."""
     amount = dict(pair.partition("=")[::2] for pair in text.split(",")).get(name, "")

@@ -10,9 +10,12 @@ from launcher.plan.plan import PREFILL
 
 def printable_line(text: object) -> str:
     """User text in one line, with escapes such as ``\\n`` for characters that move the cursor."""
+    line = str(text)
+    if line.isprintable():
+        return line
     return "".join(
         character if character.isprintable() else character.encode("unicode_escape").decode("ascii")
-        for character in str(text)
+        for character in line
     )
 
 
