@@ -1,4 +1,4 @@
-"""MLflow runs of a job, ended after the program that opened them was killed: on a server, or in its folder of files.
+"""MLflow runs of a job, ended after the program that opened them was killed: on a server, in its files or its SQLite.
 
 The runs name the job themselves: the launcher sets a variable whose tags MLflow adds to every run. A run that the
 program has ended is left alone. Without the package of MLflow, which takes 100 MB.
@@ -25,6 +25,7 @@ WAIT_S = 10.0  # for everything, while the nodes of the job wait
 HURRY_S = 2.0  # the same within KillWait
 MOST_EXPERIMENTS = 100  # in one search
 MOST_BYTES = 1 << 20  # of a file that is read
+FOLDER, DATABASE = "mlruns", "mlflow.db"
 RUNNING, CODES = "1", {"FINISHED": "3", "FAILED": "4", "KILLED": "5"}  # in the files of runs
 KILLED = ("CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY")
 _STATUS, _END = re.compile(r"^status: (\S+)$", re.MULTILINE), re.compile(r"^end_time: \S*$", re.MULTILINE)
@@ -49,15 +50,23 @@ def end_runs(plan: Plan, report: Report, environ: Mapping[str, str], now: float,
             pass  # removed after an earlier end; the credentials may be in the environment
     found = {**environ, **own, **secrets}
     name, status = _name(own[CONTEXT], report.job_id), _status(report)
-    place = found.get("MLFLOW_TRACKING_URI") or "mlruns"
+    place = found.get("MLFLOW_TRACKING_URI") or _usual_place(Path(plan.workdir))
     parts = urlparse(place)
     if parts.scheme in ("http", "https"):
         return _Server(place.rstrip("/"), found, time.monotonic() + wait_s).end(name, status, moment)
     if parts.scheme in ("", "file"):
         folder = Path(plan.workdir, unquote(parts.path))
         return list(_end_in_files(folder, name, found, status, moment, time.monotonic() + wait_s))
+    if parts.scheme == "sqlite":
+        database = Path(plan.workdir, unquote(parts.path.removeprefix("/")))
+        return _end_in_database(database, name, found, status, moment, wait_s)
     # without the rest, in which a password may stand
-    raise TrackerError(f"{parts.scheme}:// holds the runs; they are ended only on a server, http(s)://, or in a folder")
+    raise TrackerError(f"{parts.scheme}:// holds the runs; they are ended only on a server, in a folder or in SQLite")
+
+
+def _usual_place(workdir: Path) -> str:
+    """Where MLflow keeps runs if nobody says: newer versions in a database, unless the folder of old ones is there."""
+    return f"sqlite:///{DATABASE}" if (workdir / DATABASE).exists() and not (workdir / FOLDER).exists() else FOLDER
 
 
 def _name(context: str, job_id: str) -> str | None:
@@ -169,6 +178,30 @@ def _end_in_files(
         text = _STATUS.sub(f"status: {CODES[status]}", _END.sub(f"end_time: {int(moment * 1000)}", text))
         run_files.replace_file(path, f"{text}\n".encode(), mode=path.stat().st_mode & 0o777)
         yield run_dir.name
+
+
+def _end_in_database(
+    path: Path, name: str | None, environ: Mapping[str, str], status: str, moment: float, wait_s: float
+) -> list[str]:
+    """End runs in MLflow's database, if it is the user's own file."""
+    import sqlite3
+
+    if not path.exists() or path.stat().st_uid != os.geteuid():
+        return []
+    query = """SELECT run_uuid FROM runs WHERE status = 'RUNNING' AND
+        (run_uuid = ? OR run_uuid IN (SELECT run_uuid FROM tags WHERE key = ? AND value = ?))"""
+    file = sqlite3.connect(f"{path.resolve().as_uri()}?mode=rw", timeout=wait_s, uri=True)
+    try:
+        with file:
+            file.execute("BEGIN IMMEDIATE")
+            run_ids = [run_id for (run_id,) in file.execute(query, (environ.get("MLFLOW_RUN_ID"), TAG, name))]
+            ended = [(status, int(moment * 1000), run_id) for run_id in run_ids]
+            file.executemany("UPDATE runs SET status = ?, end_time = ? WHERE run_uuid = ?", ended)
+        return run_ids
+    except sqlite3.Error as error:
+        raise TrackerError(f"{path} cannot be written: {error}") from error
+    finally:
+        file.close()
 
 
 def _read(path: Path) -> str | None:

@@ -1,8 +1,10 @@
 """Runs of MLflow that a killed program has left running, on a made-up server and in files."""
 
 import asyncio
+import contextlib
 import dataclasses
 import json
+import sqlite3
 import threading
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -195,6 +197,32 @@ def test_runs_in_files_are_ended_in_their_place(tmp_path: Path) -> None:
         end_runs(plan_of(tmp_path, MLFLOW_TRACKING_URI=(tmp_path / "mlruns").as_uri()), report_of(), {}, 2000.0) == []
     )
     assert json.loads(plan_of(tmp_path).tasks[0].env[CONTEXT]) == {"gpujob.run": NAME}
+
+
+@pytest.mark.parametrize("place", ["", "sqlite:///runs/own.db", "sqlite:///{}/runs/own.db"])
+def test_runs_in_a_database_are_ended_there(tmp_path: Path, place: str) -> None:
+    path = tmp_path / ("runs/own.db" if place else "mlflow.db")
+    path.parent.mkdir(exist_ok=True)
+    own = NAME.replace("{job_id}", "7")
+    running, ended = ("RUNNING", None), ("KILLED", 1000500)
+    with contextlib.closing(sqlite3.connect(path)) as file, file:
+        file.execute("CREATE TABLE runs (run_uuid PRIMARY KEY, status, end_time)")  # as MLflow 3 names them
+        file.execute("CREATE TABLE tags (key, value, run_uuid)")
+        runs = {"a": (own, *running), "b": (own, "FINISHED", 5), "c": ("8_train", *running), RUN: ("", *running)}
+        file.executemany("INSERT INTO runs VALUES (?, ?, ?)", [(run, *state) for run, (_, *state) in runs.items()])
+        file.executemany("INSERT INTO tags VALUES ('gpujob.run', ?, ?)", [(n, run) for run, (n, *_) in runs.items()])
+    plan = plan_of(tmp_path, MLFLOW_RUN_ID=RUN, **({"MLFLOW_TRACKING_URI": place.format(tmp_path)} if place else {}))
+    assert sorted(end_runs(plan, report_of(), {}, 2000.0)) == [RUN, "a"]
+    with contextlib.closing(sqlite3.connect(path)) as file:
+        states = {run: tuple(state) for run, *state in file.execute("SELECT run_uuid, status, end_time FROM runs")}
+    assert states == {"a": ended, "b": ("FINISHED", 5), "c": running, RUN: ended}
+    assert end_runs(plan, report_of(), {}, 2000.0) == []
+
+
+def test_a_file_that_is_no_database_is_named(tmp_path: Path) -> None:
+    (tmp_path / "mlflow.db").write_text("no database" * 100)
+    with pytest.raises(LauncherError, match=r"mlflow\.db cannot be written: file is not a database$"):
+        end_runs(plan_of(tmp_path), report_of(), {}, 2000.0)
 
 
 PROGRAM = """
