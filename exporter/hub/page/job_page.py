@@ -1,6 +1,7 @@
 """The series of all jobs as text, of which only those of changed jobs are made anew."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from operator import itemgetter
 from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples, page_part
@@ -21,13 +22,15 @@ from exporter.hub.page.series import (
 from exporter.slurm.tracking import UNKNOWN
 
 _TRACKED, _UNKNOWN = Sum(HUB_JOBS, ("tracked",)), Sum(HUB_JOBS, ("unknown",))
+_LIVE, _LOST = (_TRACKED,), (_UNKNOWN,)
 
 
 class _Entry(NamedTuple):
     """A job on the page."""
 
     job: Job
-    sums: Mapping[Sum, int]
+    sums: tuple[Sum, ...] = ()  # to which all its tasks belong
+    counts: tuple[Sum, ...] = ()  # in which it counts as one
 
 
 class JobPage:
@@ -48,8 +51,9 @@ class JobPage:
         self.sweeps: Sequence[tuple[Job, Mapping[str, float]]] = ()  # with the used shares of their budgets
         self._budgeted: dict[str, Job] = {}  # running jobs with a budget
         self._wanted: dict[str, float] = {}  # submit times of jobs that should have series
-        self._rendered: dict[str, tuple[Family, ...]] = {}
-        self._lines: dict[Family, dict[str, str]] = {}  # by job
+        self._rendered: dict[str, tuple[Family, ...]] = {}  # the families of a job
+        # texts by job, one for each family; most jobs have the same families, and lists of lists take less memory
+        self._texts: dict[tuple[Family, ...], dict[str, tuple[str, ...]]] = {}
 
     def parts(self, jobs: Mapping[str, Job], counters: Counters, now: float) -> Iterator[str]:
         """Yield the page, a family at a time."""
@@ -62,12 +66,11 @@ class JobPage:
         for key in [key for key in self._wanted if key in shown and key not in self._rendered]:
             render_job(self._entries[key].job, self._of_job)
             lines = self._of_job.take()
-            self._rendered[key] = tuple(lines)
-            for family, own in lines.items():
-                self._lines.setdefault(family, {})[key] = "\n".join(own)
-        for family, by_job in self._lines.items():
-            if by_job:
-                yield page_part(family, by_job.values())
+            by_job = self._texts.setdefault(families := tuple(lines), {})
+            by_job[key] = tuple("\n".join(own) for own in lines.values())
+            self._rendered[key] = next(each for each in self._texts if each == families)
+        for family in dict.fromkeys(family for families in self._texts for family in families):
+            yield page_part(family, self._texts_of(family))
         kinds = {"waiting_for_accounting": len(self._unsettled), "not_shown": len(self._wanted) - len(shown)}
         sums = {_TRACKED: 0, _UNKNOWN: 0} | self._sums | {Sum(HUB_JOBS, (kind,)): kinds[kind] for kind in kinds}
         render_sums(sums, self._of_sums)
@@ -78,6 +81,11 @@ class JobPage:
             render_job_budget(sweep, used, self._of_sums)
         self._of_sums.add(HUB_LAG, now - min(self._unsettled.values(), default=now))
         yield self._of_sums.page()
+
+    def _texts_of(self, family: Family) -> Iterator[str]:
+        for families, by_job in self._texts.items():
+            if family in families:
+                yield from map(itemgetter(families.index(family)), by_job.values())
 
     def _update(self, jobs: Mapping[str, Job], now: float) -> None:
         for key in self._entries.keys() - jobs.keys():
@@ -91,41 +99,43 @@ class JobPage:
         for key in [key for key, goes_at in self._ends.items() if goes_at <= now]:
             job = self._entries[key].job
             self._remove(key)
-            self._entries[key] = _Entry(job, {})
+            self._entries[key] = _Entry(job)
             self._note_unsettled(key, job)
 
     def _add(self, key: str, job: Job) -> None:
         tracked = job.tracked
-        sums = dict.fromkeys(sums_of(job), job.tasks)
         if tracked.is_over:
             self._ends[key] = end_of(tracked) + SHOWN_AFTER_END_S
-        else:
-            sums[_TRACKED] = 1
-        if tracked.state == UNKNOWN:
-            sums[_UNKNOWN] = 1
-        for each, number in sums.items():
-            self._sums[each] = self._sums.get(each, 0) + number
-        self._entries[key] = _Entry(job, sums)
+        counts = (() if tracked.is_over else _LIVE) + (_LOST if tracked.state == UNKNOWN else ())
+        entry = self._entries[key] = _Entry(job, sums_of(job), counts)
+        self._count(entry, 1)
         self._note_unsettled(key, job)
         if not self._whole_cluster or tracked.run_dir or (job.gpus and tracked.state != "PENDING"):
             self._wanted[key] = tracked.submitted or 0.0
         if job.budget is not None and tracked.state == "RUNNING":
             self._budgeted[key] = job
 
+    def _count(self, entry: _Entry, sign: int) -> None:
+        """Add an entry to the sums, or take it out."""
+        for sums, number in ((entry.sums, entry.job.tasks), (entry.counts, 1)):
+            for each in sums:
+                self._sums[each] = self._sums.get(each, 0) + sign * number
+                if not self._sums[each]:
+                    del self._sums[each]
+
     def _note_unsettled(self, key: str, job: Job) -> None:
         if wants_figures(job.tracked):
             self._unsettled[key] = end_of(job.tracked)
 
     def _remove(self, key: str) -> None:
-        for each, number in self._entries.pop(key).sums.items():
-            self._sums[each] -= number
-            if not self._sums[each]:
-                del self._sums[each]
+        self._count(self._entries.pop(key), -1)
         for known in (self._ends, self._unsettled, self._wanted, self._budgeted):
             known.pop(key, None)
         if key in self._rendered:
             self._remove_lines(key)
 
     def _remove_lines(self, key: str) -> None:
-        for family in self._rendered.pop(key):
-            del self._lines[family][key]
+        families = self._rendered.pop(key)
+        del self._texts[families][key]
+        if not self._texts[families]:
+            del self._texts[families]

@@ -1,6 +1,7 @@
 """Series of the hub: every job by itself, sums of all, and the hub's own health."""
 
 from collections.abc import Iterable, Mapping
+from functools import lru_cache
 from typing import NamedTuple
 
 from exporter.collecting.families import Family, Samples
@@ -243,15 +244,22 @@ class Sum(NamedTuple):
     labels: tuple[str, ...]
 
 
-def sums_of(job: Job) -> list[Sum]:
+def sums_of(job: Job) -> tuple[Sum, ...]:
     """The sums to which the tasks of a job belong."""
-    tracked, user, found = job.tracked, safe_label(job.user), list[Sum]()
-    for partition in job.partition.split(","):  # it waits for one of them
+    tracked = job.tracked
+    reason = tracked.reason or "None" if tracked.state == "PENDING" else None
+    return _sums_of(job.user, job.partition, tracked.state, reason)
+
+
+@lru_cache(maxsize=4096)  # thousands of jobs have the same few
+def _sums_of(user: str, partitions: str, state: str, reason: str | None) -> tuple[Sum, ...]:
+    found = list[Sum]()
+    for partition in partitions.split(","):  # it waits for one of them
         place = safe_label(partition)
-        found.append(Sum(JOBS, (user, place, safe_label(tracked.state))))
-        if tracked.state == "PENDING":
-            found.append(Sum(PENDING, (place, _head(tracked.reason or "None"))))
-    return found
+        found.append(Sum(JOBS, (safe_label(user), place, safe_label(state))))
+        if reason is not None:
+            found.append(Sum(PENDING, (place, _head(reason))))
+    return tuple(found)
 
 
 def render_sums(sums: Mapping[Sum, int], out: Samples) -> None:
