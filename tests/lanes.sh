@@ -4,8 +4,8 @@
 #
 #   lanes.sh PYTHON [OPTIONS OF PYTEST...]
 #
-# What the other lanes have to say comes when all have ended. With TEST_RESULTS=DIR each lane leaves its results there,
-# as cluster.xml, own_clusters.xml, launcher.xml, rules.xml and others.xml.
+# What the other lanes have to say comes when all have ended, and their failures again at the end. With TEST_RESULTS=DIR
+# each lane leaves its results there, as cluster.xml, own_clusters.xml, launcher.xml, rules.xml and others.xml.
 set -uo pipefail
 cd "$(dirname "$0")/.."
 python=$1
@@ -41,4 +41,5 @@ for lane in "${lanes[@]}"; do
     wait "$lane" || status=$?
 done
 cat "$logs"/*
+grep -ah '^\(FAILED\|ERROR\) ' "$logs"/* # once more at the end, where one looks first
 exit $status
