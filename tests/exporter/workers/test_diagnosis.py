@@ -694,7 +694,7 @@ def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
         sidecar = SidecarProcess(tmp_path, "--web.listen-address", "127.0.0.1:0")
         sidecar.until_ready()
         # on a busy machine the first look at a log, which loads the packs, takes seconds
-        until(lambda: 'gpujob_worker_items{' in sidecar.text("/metrics"), "the log of the worker")
+        until(lambda: "gpujob_worker_items{" in sidecar.text("/metrics"), "the log of the worker")
         time.sleep(1.5)  # time for two recent samples
         (tmp_path / "go").touch()
         ended = wrappers.record(task, "exit")
