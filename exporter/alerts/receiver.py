@@ -98,7 +98,7 @@ class Receiver:
 
     async def _take(self, request: web.Request) -> web.Response:
         try:
-            alerts, left_out = parse_message(await request.text())
+            alerts, left_out = parse_message((await request.read()).decode())
         except (RecordError, UnicodeDecodeError) as error:
             self._refused += 1
             return web.Response(status=400, text=f"400: {error}\n")

@@ -15,6 +15,7 @@ from dataclasses import field
 from pathlib import Path
 from typing import Any
 
+from exporter.contract import run_files
 from exporter.contract.alert_thresholds import THRESHOLDS, AlertThreshold
 from exporter.contract.errors import ManifestError
 from exporter.contract.lazy_dataclass import dataclass
@@ -224,7 +225,7 @@ def read_manifest(path: str | os.PathLike[str]) -> Manifest:
     if place.is_dir():
         place = place / "manifest.json"
     try:
-        text = place.read_text(encoding="utf-8", errors="surrogateescape")
+        text = run_files.read_json_text(place)
     except OSError as error:
         raise ManifestError(f"{place}: {error.strerror}") from error
     try:

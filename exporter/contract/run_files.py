@@ -26,6 +26,7 @@ import errno
 import io
 import json
 import os
+import stat
 import time
 from collections.abc import Callable
 
@@ -53,6 +54,8 @@ TOKEN_FILE = "token"  # noqa: S105 - a name
 RESERVE_DIR = ".reserve"
 RESERVE_FILES = 8  # inodes for the report, diagnoses, and files that are replaced
 RESERVE_BYTES = 512 * 1024  # of all files together
+MOST_TOKEN_BYTES = 256
+MOST_JSON_BYTES = 64 * 1024 * 1024  # of one file; the report of 10,000 workers has fewer
 FOLDER_MODE = 0o750  # before the umask: others see and write nothing; to show a job is up to its owner
 FILE_MODE = 0o644  # likewise
 
@@ -221,17 +224,41 @@ def make_token(run_dir: str | os.PathLike[str]) -> None:
 def read_token(run_dir: str | os.PathLike[str]) -> str | None:
     """Read the job's token; None if there is none for this user."""
     try:
-        with open(os.path.join(run_dir, TOKEN_FILE), encoding="ascii") as source:
-            return source.read().strip() or None
+        with open_regular(os.path.join(run_dir, TOKEN_FILE)) as source:
+            return source.read(MOST_TOKEN_BYTES).decode("ascii").strip() or None
     except (OSError, UnicodeDecodeError):
         return None
+
+
+def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
+    """Open a regular file to read it. Raises OSError, also for anything else.
+
+    The directory may be another user's: nobody waits for a pipe there, or reads a device.
+    """
+    source = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
+        source.close()
+        raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
+    return source
+
+
+def _open_at_once(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def read_json_text(path: str | os.PathLike[str]) -> str:
+    """Read a file of JSON of ours. Raises OSError, also if it is no regular file or larger than any of ours."""
+    with open_regular(path) as source:
+        content = source.read(MOST_JSON_BYTES + 1)
+    if len(content) > MOST_JSON_BYTES:
+        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
+    return content.decode("utf-8", "surrogateescape")
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
     """Read the object in ``path``; None if the file is absent or contains no JSON object."""
     try:
-        with open(path, encoding="utf-8", errors="surrogateescape") as source:
-            value = json.load(source)
+        value = json.loads(read_json_text(path))
     except (OSError, ValueError, RecursionError):  # the last if it is nested deeper than anything we write
         return None
     return value if isinstance(value, dict) else None

@@ -254,11 +254,11 @@ def _run_in(run_dir: str) -> Run | None:
     """The run of Slurm in a directory; None if it is none, or has no report."""
     try:
         path = Path(run_dir, run_files.REPORT_FILE)
-        body, uid = json.loads(path.read_bytes()), path.stat().st_uid
-        job_id = str(body.get("job_id")) if isinstance(body, dict) else ""
+        body, uid = run_files.read_json(path) or {}, path.stat().st_uid
+        job_id = str(body.get("job_id"))
         if not job_id.isdecimal():
             return None  # it ran without Slurm
-        submission = json.loads(Path(run_dir, f"{job_id}.json").read_bytes())
+        submission = run_files.read_json(Path(run_dir, f"{job_id}.json")) or {}
         entry = Entry.from_json({**submission, "run_dir": run_dir})
     except (OSError, ValueError, RecursionError):
         return None

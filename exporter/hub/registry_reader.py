@@ -12,6 +12,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -42,6 +43,8 @@ YOUNG_S = 600.0  # since its submission, while a run is read as often as one tha
 FRESH_S = 2.0  # a directory that changed so recently may change again without another time
 MOST_BYTES = 16 * 1024  # of an entry
 MOST_REPORT_BYTES = 32 * 1024 * 1024  # that of 1,000 workers has some megabytes
+MOST_REPORT_VALUES = 1_000_000  # each may take 100 bytes of memory; that of 10,000 workers has half as many
+MOST_NODES = 10_000  # of a job without Slurm, whose statuses are looked at
 KINDS = {"sidecar": SCRAPE_JOB, "engine": ENGINE_JOB}
 
 log = logging.getLogger("gpujob.hub")
@@ -172,10 +175,11 @@ class _RunDir:
     def _is_gone(self) -> bool:
         """Whether the process that leads a job without Slurm has ended, and no sidecar writes any more."""
         try:
-            process = _Process.read_valid(Path(self.entry.run_dir, run_files.ORCHESTRATOR_FILE))
+            uid, text = _read_text(Path(self.entry.run_dir, run_files.ORCHESTRATOR_FILE), MOST_BYTES)
+            process = _Process.from_json(json.loads(text)) if uid == self.uid else None
             with os.scandir(Path(self.entry.run_dir, run_files.STATUS_DIR)) as statuses:
-                written = max((each.stat().st_mtime for each in statuses), default=0.0)
-        except OSError:
+                written = max((each.stat().st_mtime for each in islice(statuses, MOST_NODES)), default=0.0)
+        except (OSError, ValueError, RecursionError):
             return False
         return process is not None and process.has_ended() and time.time() - written > GONE_AFTER_S
 
@@ -247,6 +251,8 @@ def read_run(uid: int, entry: Entry) -> Run:
 
 def parse_outcome(text: str, job_id: str) -> Outcome | None:
     """What ``report.json`` says of an attempt that has ended for good. Raises ValueError."""
+    if text.count(",") > MOST_REPORT_VALUES:
+        raise ValueError(f"has more than {MOST_REPORT_VALUES} values")
     body = json.loads(text)
     if not isinstance(body, dict) or body.get("requeued") or body.get("job_id") != job_id:
         return None

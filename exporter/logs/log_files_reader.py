@@ -159,7 +159,7 @@ def read_first_bytes(path: Path, most_bytes: int) -> bytes:
 def read_last_bytes(path: Path, most_bytes: int) -> bytes:
     """Read the last bytes of a file; empty if that fails."""
     try:
-        with path.open("rb") as source:
+        with run_files.open_regular(path) as source:
             size = os.fstat(source.fileno()).st_size
             source.seek(max(0, size - most_bytes))
             return source.read(most_bytes)

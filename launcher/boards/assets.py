@@ -2,11 +2,11 @@
 
 import html
 import json
-import os
 import re
 from collections.abc import Mapping
 from pathlib import Path
 
+from exporter.contract import run_files
 from launcher.errors import LauncherError
 
 PAGE = ("index.html", "page.css", "draw.js", "boards.js")
@@ -56,7 +56,5 @@ def write_assets(folder: Path, prometheus: str | None = None) -> list[str]:
         files["index.html"] = page_for(files["index.html"], prometheus)
     folder.mkdir(parents=True, exist_ok=True)
     for name, text in files.items():
-        new = folder / f".{name}.{os.getpid()}"  # renamed, so that no reader gets half a file
-        new.write_text(text, "utf-8")
-        new.replace(folder / name)
+        run_files.replace_file(folder / name, text.encode(), durable=False)
     return sorted(files)

@@ -29,14 +29,16 @@ from exporter.gpus.analysis.xid import NOISE
 from exporter.gpus.records import GIB
 from launcher.words import clock_text, plain_item, plain_text
 
+MOST_LINE_BYTES = 64 * 1024  # of an event; it has less
 EVENTS_SHOWN = 20  # events shown in the text; the JSON has more
 
 
 def read_gpu_events(run_dir: Path, since: float | None) -> Iterator[LoggedEvent]:
     """GPU events since this attempt began, or all events if ``since`` is None."""
     try:
-        with (run_dir / run_files.EVENTS_FILE).open(encoding="utf-8", errors="replace") as lines:
-            for line in lines:
+        with run_files.open_regular(run_dir / run_files.EVENTS_FILE) as lines:
+            while content := lines.readline(MOST_LINE_BYTES):
+                line = content.decode("utf-8", "replace")
                 if f'"{PREFIX}' in line and (event := _parse_event(line, since)) is not None:
                     yield event
     except OSError:

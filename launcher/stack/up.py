@@ -70,7 +70,9 @@ def locked_folder(folder: Path) -> Iterator[None]:
     try:
         folder.mkdir(0o700, parents=True, exist_ok=True)
         facts = folder.stat()
-        if facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        if {facts.st_uid, folder.lstat().st_uid} != {os.geteuid()}:
+            raise LauncherError(f"{folder}: the directory or a link to it belongs to another user; give another --dir")
+        if facts.st_mode & 0o077:
             raise LauncherError(f"{folder}: others can read or write it; run chmod 700 on it, or give another --dir")
         descriptor = lock_file(folder / COMMAND_LOCK)
         yield

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from exporter.contract import run_files
 from exporter.slurm.tracking import TrackedJob
 from launcher.rundir.statuses import read_statuses
 from launcher.track.run_log import GpuUse
@@ -33,7 +34,7 @@ def read_gpu_use(job: TrackedJob) -> GpuUse | None:
         return None
     folder = Path(job.run_dir) if job.run_dir is not None else Path(job.log).parent
     try:
-        with (folder / CSV_FILE).open("rb") as source:
+        with run_files.open_regular(folder / CSV_FILE) as source:
             header = source.readline(MOST_BYTES).decode("utf-8", "replace")
             source.seek(max(source.tell(), source.seek(0, 2) - MOST_BYTES))
             return parse_gpu_metrics(header, source.read(MOST_BYTES).decode("utf-8", "replace"))

@@ -18,7 +18,8 @@ def write_checksums(run_dir: Path, sums: Iterable[tuple[str, str]]) -> None:
 def read_checksums(run_dir: Path) -> dict[str, str] | None:
     """Checksums by file name; None without a list."""
     try:
-        text = os.fsdecode((run_dir / CHECKSUMS_FILE).read_bytes())
+        with run_files.open_regular(run_dir / CHECKSUMS_FILE) as source:
+            text = os.fsdecode(source.read())
     except OSError:
         return None
     found = {}

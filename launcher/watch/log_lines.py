@@ -135,7 +135,7 @@ def _tail_of(path: Path, last: int | None) -> LogTail:
     if last is None:
         return tail
     try:
-        with path.open("rb") as source:
+        with run_files.open_regular(path) as source:
             facts = os.fstat(source.fileno())
             start = _start_of_last_lines(source.fileno(), facts.st_size, last)
             begin = max(0, start - MARK_BYTES)

@@ -53,6 +53,12 @@ def test_what_is_no_message_is_an_error(text: str) -> None:
         parse_message(text)
 
 
+@pytest.mark.parametrize("moment", ["9999-12-31T23:59:59-23:59", "0001-01-01T00:00:00Z", "2026-11-20", "x"])
+def test_a_time_that_has_no_place_in_utc_is_unknown(moment: str) -> None:
+    (found,), _ = parse_message(message({**alert(), "startsAt": moment}))
+    assert found.since is None
+
+
 def test_an_alert_is_news_when_it_begins_and_when_it_ends() -> None:
     firing, begun = Firing(), make_alert("firing", LABELS, {}, 1.0)
     ended = make_alert("resolved", LABELS, {}, 1.0)
@@ -90,9 +96,11 @@ class Running:
         until(place.exists)
         self.url = json.loads(place.read_text(encoding="utf-8"))["url"]
 
-    def get(self, path: str, text: str | None = None, *, token: bool = True) -> str:
+    def get(
+        self, path: str, text: str | None = None, *, token: bool = True, content_type: str = "application/json"
+    ) -> str:
         key = (self.folder / "token").read_text(encoding="utf-8").strip()
-        headers = {"Authorization": f"Bearer {key}"} if token else {}
+        headers = {"Content-Type": content_type} | ({"Authorization": f"Bearer {key}"} if token else {})
         request = urllib.request.Request(f"{self.url}{path}", None if text is None else text.encode(), headers)
         with urllib.request.urlopen(request, timeout=5) as answer:
             return str(answer.read().decode())
@@ -164,6 +172,10 @@ def test_it_refuses_strangers_and_what_is_no_message(
         receiver.get(path, text, token=token)
     assert caught.value.code == status
     assert "GpuJobWorkerKilled" not in receiver.log()
+
+
+def test_the_encoding_that_a_message_claims_does_not_matter(receiver: Running) -> None:
+    assert receiver.get("/gpujob", message(), content_type="text/plain; charset=zlib") == "ok\n"
 
 
 @pytest.mark.parametrize(

@@ -41,6 +41,18 @@ def test_a_missing_file_or_a_directory_reads_as_none(tmp_path: Path) -> None:
     assert run_files.read_json(tmp_path) is None
 
 
+def test_a_pipe_and_a_huge_file_read_as_none_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other users make what they like in a folder of theirs."""
+    os.mkfifo(tmp_path / "pipe.json")
+    assert run_files.read_json(tmp_path / "pipe.json") is None
+    assert run_files.read_json("/dev/zero") is None
+    os.mkfifo(tmp_path / run_files.TOKEN_FILE)
+    assert run_files.read_token(tmp_path) is None
+    (tmp_path / "a.json").write_text("{}")
+    monkeypatch.setattr(run_files, "MOST_JSON_BYTES", 1)
+    assert run_files.read_json(tmp_path / "a.json") is None
+
+
 def test_a_reader_never_sees_a_partial_record(tmp_path: Path) -> None:
     path = tmp_path / "state.json"
     values = [{"text": letter * size} for letter, size in (("a", 10), ("b", 200_000))]

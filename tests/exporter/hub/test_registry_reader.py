@@ -177,6 +177,21 @@ def test_targets_of_a_job_without_slurm_go_after_its_processes(
     assert found == ([1, 1, 1, 0, 1] if host == socket.gethostname() else [1] * 5)
 
 
+def test_no_record_of_another_user_stops_the_hub_or_takes_its_memory(tmp_path: Path) -> None:
+    run_dir = tmp_path / "run"
+    register(tmp_path / "entries", run_dir, "local-7")
+    publish(run_dir)
+    os.mkfifo(run_dir / run_files.ORCHESTRATOR_FILE)  # which would be taken for a mount that does not answer
+    registry = RegistryReader([tmp_path / "entries"], only_own=False)
+    reads = threading.Thread(target=registry.read, daemon=True)
+    reads.start()
+    reads.join(20.0)
+    assert registry.problems == ()
+    assert len(registry.targets("sidecar") or ()) == 1
+    with pytest.raises(ValueError, match="has more than 1000000 values"):
+        parse_outcome(json.dumps({**REPORT, "x": [[]] * 1_000_001}), "7")
+
+
 def test_equal_ids_of_two_clusters_with_one_home_are_two_jobs(tmp_path: Path) -> None:
     for name, cluster in (("one", "c1"), ("two", "c2"), ("old", None)):
         register(tmp_path / "entries", tmp_path / name, slurm_cluster=cluster)

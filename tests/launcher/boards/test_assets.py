@@ -1,6 +1,7 @@
 """The folder of the board page."""
 
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,18 @@ def test_the_folder_has_the_page_and_every_board(tmp_path: Path) -> None:
         path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "grafana" / "dashboards").glob("*.json")
     }
     assert (tmp_path / "new" / "index.html").read_text("utf-8") == PAGE
+
+
+def test_a_planted_link_is_not_followed(tmp_path: Path) -> None:
+    """Others may write in a shared folder, and can guess a name that has nothing but the id of our process."""
+    page, precious = tmp_path / "page", tmp_path / "precious"
+    page.mkdir()
+    precious.write_text("mine")
+    for name in ("index.html", f".index.html.{os.getpid()}"):
+        (page / name).symlink_to(precious)
+    write_assets(page)
+    assert precious.read_text() == "mine"
+    assert (page / "index.html").read_text("utf-8") == PAGE
 
 
 def test_a_page_of_another_origin_may_ask_that_prometheus_alone(tmp_path: Path) -> None:

@@ -83,7 +83,21 @@ def lose_its_content(path: Path) -> None:
         path.write_bytes(b'{"schema": 1, "\xff": [')
 
 
-@pytest.mark.parametrize("harm", [remove, become_other_kind, link_to_itself, lose_its_content])
+def become_a_pipe(path: Path) -> None:
+    if path.is_file():
+        path.unlink()
+        os.mkfifo(path)
+
+
+def become_huge(path: Path) -> None:
+    if path.suffix == ".json":
+        os.truncate(path, 2**40)
+
+
+HARMS = [remove, become_other_kind, link_to_itself, lose_its_content, become_a_pipe, become_huge]
+
+
+@pytest.mark.parametrize("harm", HARMS)
 def test_no_harm_to_a_record_ends_in_a_traceback(harm: Callable[[Path], None], run_dir: Path, call: Call) -> None:
     whole = shutil.copytree(run_dir, run_dir.parent / "whole")
     names = sorted(path.relative_to(whole) for path in whole.rglob("*"))

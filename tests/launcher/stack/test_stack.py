@@ -16,8 +16,10 @@ from typing import Any, NamedTuple
 import pytest
 
 from exporter.contract.python_flags import ISOLATED
+from launcher.errors import LauncherError
 from launcher.registry.own_stack import StackRecord
 from launcher.stack.status import query_values
+from launcher.stack.up import locked_folder
 from tests.realstack.stack import prometheus_unavailable
 from tests.realstack.waiting import wait_for
 
@@ -255,3 +257,16 @@ def test_a_job_that_began_before_the_stack_is_scraped(user: User) -> None:
     finally:
         job.send_signal(signal.SIGINT)
         job.communicate(timeout=60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")
+def test_a_link_of_another_user_is_no_folder_of_a_stack(tmp_path: Path) -> None:
+    """In a shared folder it would lead our files to where that user wants them."""
+    private, link = tmp_path / "private", tmp_path / "stack"
+    private.mkdir(0o700)
+    link.symlink_to(private)
+    with locked_folder(link):
+        pass
+    os.lchown(link, NOBODY, NOBODY)
+    with pytest.raises(LauncherError, match="belongs to another user"), locked_folder(link):
+        pass
