@@ -165,10 +165,14 @@ def _route(notify: NotifySpec, receivers: Sequence[str]) -> Tree:
     def to(name: str, *matchers: str, **more: object) -> Tree:
         return {**({"matchers": list(matchers)} if matchers else {}), "receiver": f"{PREFIX}{name}", **more}
 
+    def to_one(name: str, *matchers: str, **more: object) -> Tree:
+        """A route of all severities. In one group, a critical alert would wait for the interval of a warning."""
+        return to(name, *matchers, group_by=[*JOB, "severity"], group_wait="10s", **more)
+
     has_owner = f"{PREFIX}owner" in receivers
-    only = [to(f"channel-{name}", f'notify="{name}"', group_wait="10s") for name in notify.channels]
-    owner = [to("owner", 'notify="owner"', 'job_id!=""', OWNER, group_wait="10s")] if has_owner else []
-    also_owner = [to("owner", 'job_id!=""', OWNER, 'severity=~"critical|warning"', **{"continue": True})]
+    only = [to_one(f"channel-{name}", f'notify="{name}"') for name in notify.channels]
+    owner = [to_one("owner", 'notify="owner"', 'job_id!=""', OWNER)] if has_owner else []
+    also_owner = [to_one("owner", 'job_id!=""', OWNER, 'severity=~"critical|warning"', **{"continue": True})]
     hours = {"active_time_intervals": [f"{PREFIX}office-hours"]} if notify.office_hours is not None else {}
     routes = [
         to("heartbeat", f'alertname="{WATCHDOG}"', group_by=["alertname"], **_times("0s", "1m", "50s")),

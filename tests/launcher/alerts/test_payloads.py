@@ -157,3 +157,13 @@ def test_an_alert_that_has_ended_is_no_longer_reported(site: Site, golden: Golde
     found = site.services.wait(lambda each: about(each) or each.channel == "opsgenie", len(CHANNELS))
     text = "".join(page(each, site.services) for each in sorted(found))
     check(golden, "resolved.txt", without_times(text, start, start + 1.0))
+
+
+def test_a_critical_alert_does_not_wait_for_the_group_of_an_earlier_warning(site: Site) -> None:
+    """Where one channel gets all alerts of a job, as that which the job chose: they are two messages."""
+    about = is_about("106")
+    site.post([alert("GpuJobSlowdown", "106", "It is slow.", severity="warning", notify="slack")], next_second())
+    site.services.wait(lambda each: about(each) and "[WARNING] job 106" in each.body, 1)
+    dead = killed("106")
+    site.post([{**dead, "labels": {**dead["labels"], "notify": "slack"}}], next_second())
+    site.services.wait(lambda each: about(each) and "[CRITICAL] job 106" in each.body, 1)
