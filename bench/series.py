@@ -27,8 +27,8 @@ def measure() -> Figures:
     """Series by family, kB over the wire, and series of each further worker."""
     cases = [*((detail, WORKERS) for detail in DETAILS), (NORMAL, MORE_WORKERS)]
     with ExitStack() as stack:
-        jobs = [_start(stack, detail, workers) for detail, workers in cases]
-        pages = [_complete_page(job, workers) for job, (_, workers) in zip(jobs, cases, strict=True)]
+        jobs = [start_job(stack, detail, workers) for detail, workers in cases]
+        pages = [complete_page(job, workers) for job, (_, workers) in zip(jobs, cases, strict=True)]
     families = [_families(gzip.decompress(page).decode()) for page in pages]
     series = [found.total() for found in families]
     kb = [round(len(page) / 1000, 2) for page in pages]
@@ -48,7 +48,7 @@ def measure() -> Figures:
     }
 
 
-def _start(stack: ExitStack, detail: str, workers: int) -> GpuJob:
+def start_job(stack: ExitStack, detail: str, workers: int) -> GpuJob:
     """Start a job with a log, an output file and a GPU for each worker, and a checkpoint."""
     run_dir = Path(stack.enter_context(tempfile.TemporaryDirectory()))
     tasks = tuple(replace(make_task(rank), gpus=(rank % GPUS,)) for rank in range(workers))
@@ -65,7 +65,7 @@ def _start(stack: ExitStack, detail: str, workers: int) -> GpuJob:
     return job
 
 
-def _complete_page(job: GpuJob, workers: int) -> bytes:
+def complete_page(job: GpuJob, workers: int) -> bytes:
     """The compressed page once every worker and GPU shows all that it has."""
     numbers = {
         **dict.fromkeys(("worker_items", "worker_output_mtime_timestamp_seconds", "worker_gpu_info"), workers),

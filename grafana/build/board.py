@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from grafana_foundation_sdk.builders import bargauge, dashboard, gauge, stat, statetimeline, table, timeseries
+from grafana_foundation_sdk.builders import bargauge, dashboard, gauge, heatmap, stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.models.dashboard import Dashboard, DashboardCursorSync, DashboardLink, DashboardLinkType
 
 from grafana.build import variables
 from grafana.build.panels import heading
 
-Panel = bargauge.Panel | gauge.Panel | stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
+Panel = bargauge.Panel | gauge.Panel | heatmap.Panel | stat.Panel | statetimeline.Panel | table.Panel | timeseries.Panel
 Rows = Sequence[tuple[str, Callable[[], Sequence[Panel]]]]
 RUNBOOKS = "https://github.com/gpujob/gpujob/blob/main/alertmanager/runbooks"
 

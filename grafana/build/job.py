@@ -7,13 +7,14 @@ from grafana_foundation_sdk.models.dashboard import Dashboard
 from grafana.build import board, variables
 from grafana.build import queries as q
 from grafana.build.board import Panel
-from grafana.build.panels import bars, column, lines, rows, share, tile
+from grafana.build.panels import bars, column, heat, lines, rows, share, states, tile
 
 UID = "gpujob-job"
 
 ITEMS_PER_SECOND = "count:items/s"
 CORES = "suffix:cores"
 CLOCK = "dtdhms"
+UP = {0: ("down", "red"), 1: ("up", "green")}
 MIB = 1024 * 1024
 
 PHASE_COLORS = dict(zip(q.PHASES, ("yellow", "green", "purple", "dark-purple", "blue", "text"), strict=True))
@@ -164,8 +165,8 @@ def overview() -> list[Panel]:
         ),
         lines(
             "Values in the logs",
-            "Values of named patterns, such as the loss, as each worker last logged them.",
-            [q.LOG_VALUES],
+            "Values of named patterns, such as the loss, as the workers last logged them.",
+            [q.LOG_VALUES, q.LOG_HIGHEST, q.LOG_LOWEST],
             width=10,
             minimum=None,
             unknown="no pattern with a name",
@@ -201,10 +202,10 @@ def progress() -> list[Panel]:
             minimum=None,
             colors={q.TIME_LEFT.legend: "red"},
         ),
-        lines(
+        heat(
             "Rate of each worker",
             "The sidecar's current rate. A worker well below the others delays the job.",
-            [q.WORKER_RATE],
+            q.WORKER_RATE,
             width=12,
             unit=ITEMS_PER_SECOND,
         ),
@@ -219,17 +220,18 @@ def progress() -> list[Panel]:
             unknown="no limit or no estimate",
         ),
         lines(
-            "Slowdown of each worker",
-            "Time per item, divided by that at the fastest speed that the worker kept up. Pauses do not count. At 1"
-            " the worker is as fast as ever. Alert above 1.25: GpuJobSlowdown.",
+            "Slowest workers",
+            "The ten workers that slowed down most. Time per item, divided by that at the fastest speed that the worker"
+            " kept up. Pauses do not count. At 1 the worker is as fast as ever. Alert above 1.25: GpuJobSlowdown.",
             [q.SLOWDOWN],
             width=8,
             decimals=2,
             unknown="no other speed yet",
         ),
         lines(
-            "Lag of each worker",
-            "How far a worker is behind the median of its role. Alert above 20 %: GpuJobStraggler.",
+            "Workers behind",
+            "The ten workers that lag most: how far each is behind the median of its role. Alert above 20 %:"
+            " GpuJobStraggler.",
             [q.LAG],
             width=8,
             unit="percentunit",
@@ -240,14 +242,13 @@ def progress() -> list[Panel]:
 
 def workers() -> list[Panel]:
     return [
-        lines(
-            "Workers up",
-            "One band for each worker that is up. A gap is a time when it was down.",
-            [q.WORKER_UP],
+        states(
+            "Workers least up",
+            "The ten workers that were up for the least part of the time range. A worker that has ended has no state.",
+            q.WORKER_UP,
+            words=UP,
             width=12,
-            decimals=0,
-            stacked=True,
-            stepped=True,
+            height=8,
         ),
         lines(
             "Workers by process state",
@@ -281,17 +282,17 @@ def workers() -> list[Panel]:
             width=10,
             unknown="no exits",
         ),
-        lines(
+        heat(
             "CPU cores used",
             "CPU time per second of each worker and its descendants: 1 is one core.",
-            [q.WORKER_CPU],
+            q.WORKER_CPU,
             width=12,
             unit=CORES,
         ),
-        lines(
+        heat(
             "Resident memory",
             "Memory of each worker and its descendants.",
-            [q.WORKER_RSS],
+            q.WORKER_RSS,
             width=12,
             unit="bytes",
         ),
@@ -304,7 +305,7 @@ def workers() -> list[Panel]:
         ),
         bars(
             "Restarts",
-            "Restarts of each worker in the time range.",
+            "Restarts of workers in the time range: the ten most.",
             q.RESTARTS,
             width=12,
             steps=(("green", None), ("orange", 1)),
@@ -380,21 +381,21 @@ def gpus() -> list[Panel]:
             unknown="none",
             height=8,
         ),
-        lines(
+        heat(
             "Utilization of each GPU",
             "Share of time in which anything ran on a GPU, even if it used little of it: a waiting collective shows"
-            " 100 %. To separate the lines, choose nodes above.",
-            [q.GPU_UTILIZATION],
+            " 100 %. For fewer rows, choose nodes above.",
+            q.GPU_UTILIZATION,
             width=12,
             unit="percentunit",
             maximum=1,
             unknown="no GPU seen",
         ),
-        lines(
+        heat(
             "GPU memory in use",
             "Share of each GPU's memory that is in use. A constant level is fine at any height, because frameworks"
             " keep what they allocate. A level that only rises will run out. Alert: GpuJobGpuMemoryFilling.",
-            [q.GPU_MEMORY],
+            q.GPU_MEMORY,
             width=12,
             unit="percentunit",
             maximum=1,
@@ -410,10 +411,10 @@ def gpus() -> list[Panel]:
             maximum=1,
             unknown="not reported by these GPUs",
         ),
-        lines(
+        heat(
             "GPU power",
-            "Power of all GPUs of a node. High utilization at low power means waiting.",
-            [q.GPU_POWER],
+            "Power of all GPUs of each node. High utilization at low power means waiting.",
+            q.GPU_POWER,
             width=8,
             unit="watt",
             unknown="no GPU seen",
@@ -427,12 +428,14 @@ def gpus() -> list[Panel]:
             unit="binBps",
             unknown="not reported by these GPUs",
         ),
-        lines(
+        heat(
             "GPU temperature",
-            "The hottest GPU of each node, and the hottest memory if it is measured.",
-            [q.GPU_TEMPERATURE],
+            "Temperature of each GPU, or of its memory if that is measured and hotter.",
+            q.GPU_TEMPERATURE,
             width=8,
             unit="celsius",
+            minimum=20,
+            maximum=100,
             unknown="no GPU seen",
         ),
         lines(
@@ -618,7 +621,8 @@ def monitor_cost() -> list[Panel]:
     return [
         lines(
             "Sidecar CPU",
-            "CPU time of the sidecar on each node, as a share of one core. The dashed line at 1 % is its budget.",
+            "CPU time of the sidecar, as a share of one core, on the ten nodes where it is highest. The dashed line at"
+            " 1 % is its budget.",
             [q.SIDECAR_CPU],
             width=7,
             unit="percentunit",
@@ -627,7 +631,8 @@ def monitor_cost() -> list[Panel]:
         ),
         lines(
             "Sidecar memory",
-            "Resident memory of the sidecar on each node. The dashed line at 80 MiB is its budget.",
+            "Resident memory of the sidecar on the ten nodes where it is highest. The dashed line at 80 MiB is its"
+            " budget.",
             [q.SIDECAR_RSS],
             width=7,
             unit="bytes",

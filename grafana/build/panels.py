@@ -13,6 +13,7 @@ from grafana_foundation_sdk.builders import (
     common,
     dashboard,
     gauge,
+    heatmap,
     prometheus,
     stat,
     statetimeline,
@@ -47,6 +48,7 @@ from grafana_foundation_sdk.models.dashboard import (
     ValueMap,
     ValueMappingResult,
 )
+from grafana_foundation_sdk.models.heatmap import HeatmapColorMode
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
 from grafana.build.queries import Query
@@ -304,6 +306,41 @@ def states(
         .disable_pagination()
         .legend(common.VizLegendOptions().show_legend(False))
         .tooltip(common.VizTooltipOptions().mode(TooltipDisplayMode.MULTI))
+        .span(width)
+        .height(height)
+    )
+
+
+def heat(
+    title: str,
+    description: str,
+    query: Query,
+    *,
+    width: int,
+    unit: str,
+    minimum: float = 0,
+    maximum: float | None = None,
+    unknown: str = "unknown",
+    height: int = 8,
+) -> heatmap.Panel:
+    """A row of coloured cells for each series: hundreds can be compared where lines would cover each other."""
+    color = heatmap.HeatmapColorOptions().mode(HeatmapColorMode.SCHEME).scheme("Turbo").steps(64).min(minimum)
+    return (
+        heatmap.Panel()
+        .title(title)
+        .description(description)
+        .datasource(DATASOURCE)
+        .targets([target(query)])
+        .unit(unit)
+        .no_value(unknown)
+        .thresholds(thresholds(NEUTRAL))
+        .color(color if maximum is None else color.max(maximum))
+        .cell_values(heatmap.CellValues().unit(unit))
+        .filter_values(heatmap.FilterValueRange().le(-1))  # or Grafana hides cells of 0
+        .show_value(VisibilityMode.NEVER)
+        .cell_gap(0)
+        .exemplars_color("red")
+        .show_legend()
         .span(width)
         .height(height)
     )

@@ -77,6 +77,15 @@ def _new(metric: str, window: str) -> str:
     return new(_node(metric), window)
 
 
+def _ten(worst: str, shown: str, rank: str) -> str:
+    """Those ten of the series `shown` of which `rank` is worst at the end of the time range.
+
+    They are the same ten in the whole range: `topk` alone would choose anew for each point.
+    """
+    by = shown[shown.index("by (") + 3 : shown.index(")") + 1]
+    return f"{shown}\nand on {by} {worst}(10, {rank})"
+
+
 def new(series: str, window: str) -> str:
     """The rise of a counter, to be summed, as `_new`."""
     first = f"min without (instance) (min_over_time({series}[{window}]))"
@@ -154,10 +163,13 @@ ALERTS_NOW = replace(since("alertname, severity, node, worker", _OF_JOB), name="
 
 # Progress
 
-LOG_VALUES = Query(
-    "log_values",
-    f"max by (worker, name) ({_node('gpujob_worker_log_value')})",
-    "{{name}}: {{worker}}",
+LOG_VALUES, LOG_HIGHEST, LOG_LOWEST = (
+    Query(name, f"{calculation}{_node('gpujob_worker_log_value')})", "{{name}}: " + word)
+    for name, calculation, word in (
+        ("log_values", "quantile by (name) (0.5, ", "median"),
+        ("log_highest", "max by (name) (", "highest"),
+        ("log_lowest", "min by (name) (", "lowest"),
+    )
 )
 
 ITEMS = Query("items", f"sum({_node('gpujob_worker_items')})", "done")
@@ -191,12 +203,30 @@ WORKER_RATE = Query(
 )
 
 CHANCE = Query("chance", f"min({_job('gpujob_time_limit_met_probability_ratio')})", "finished before the limit")
-SLOWDOWN = Query("slowdown", f"max by (worker) ({_node('gpujob_worker_slowdown_ratio')})", "{{worker}}")
-LAG = Query("lag", f"max by (worker) ({_node('gpujob_worker_lag_ratio')})", "{{worker}}")
+SLOWDOWN, LAG = (
+    Query(
+        name,
+        _ten(
+            "topk",
+            f"max by (worker) ({_node(metric)})",
+            f"max by (worker) (last_over_time({_node(metric)}[{RANGE}] @ end()))",
+        ),
+        "{{worker}}",
+    )
+    for name, metric in (("slowdown", "gpujob_worker_slowdown_ratio"), ("lag", "gpujob_worker_lag_ratio"))
+)
 
 # Workers. A worker may span nodes: it is up when each of its parts is.
 
-WORKER_UP = Query("worker_up", f"min by (worker) ({_node('gpujob_worker_up')})", "{{worker}}")
+WORKER_UP = Query(
+    "worker_up",
+    _ten(
+        "bottomk",
+        f"min by (worker) ({_node('gpujob_worker_up')})",
+        f"min by (worker) (avg_over_time({_node('gpujob_worker_up')}[{RANGE}] @ end()))",
+    ),
+    "{{worker}}",
+)
 WORKER_STATES = Query("worker_states", f"sum by (state) ({_node('gpujob_worker_state')})", "{{state}}")
 
 EXITS = Query(
@@ -268,7 +298,7 @@ WORKER_READ = Query("worker_read", f"sum(rate({_node('gpujob_worker_io_read_byte
 WORKER_WRITE = Query("worker_write", f"sum(rate({_node('gpujob_worker_io_write_bytes_total')}[{RATE}]))", "written")
 RESTARTS = Query(
     "restarts",
-    f"round(sum by (worker) {_new('gpujob_worker_restarts_total', RANGE)})",
+    f"topk(10, round(sum by (worker) {_new('gpujob_worker_restarts_total', RANGE)}))",
     "{{worker}}",
     instant=True,
 )
@@ -343,8 +373,8 @@ GPU_POWER = Query(
 )
 GPU_TEMPERATURE = Query(
     "gpu_temperature",
-    f"max by (node, sensor) ({_node('gpujob_gpu_temperature_celsius')})",
-    "{{node}}: {{sensor}}",
+    f"max by (node, gpu) ({_node('gpujob_gpu_temperature_celsius')})",
+    "{{node}}: {{gpu}}",
 )
 GPU_THROTTLE = Query(
     "gpu_throttle",
@@ -415,10 +445,25 @@ PHASE_SHARE = Query("phase_share", f"avg by (phase) ({_node('gpujob_phase')})", 
 
 # Monitor cost
 
+_SIDECAR_CPU_S, _SIDECAR_BYTES = _node("gpujob_exporter_cpu_seconds_total"), _node("gpujob_exporter_memory_rss_bytes")
 SIDECAR_CPU = Query(
-    "sidecar_cpu", f"sum by (node) (rate({_node('gpujob_exporter_cpu_seconds_total')}[{RATE}]))", "{{node}}"
+    "sidecar_cpu",
+    _ten(
+        "topk",
+        f"sum by (node) (rate({_SIDECAR_CPU_S}[{RATE}]))",
+        f"sum by (node) (increase({_SIDECAR_CPU_S}[{RANGE}] @ end()))",
+    ),
+    "{{node}}",
 )
-SIDECAR_RSS = Query("sidecar_rss", f"sum by (node) ({_node('gpujob_exporter_memory_rss_bytes')})", "{{node}}")
+SIDECAR_RSS = Query(
+    "sidecar_rss",
+    _ten(
+        "topk",
+        f"sum by (node) ({_SIDECAR_BYTES})",
+        f"sum by (node) (last_over_time({_SIDECAR_BYTES}[{RANGE}] @ end()))",
+    ),
+    "{{node}}",
+)
 COLLECTOR_SUCCESS = Query(
     "collector_success",
     f"min by (node, collector) ({_node('gpujob_collector_success')})",

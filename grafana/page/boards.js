@@ -296,7 +296,7 @@ function cross(t, box, place) {
   const self = PLOTS.get(box), tip = $("tip");
   tip.hidden = t == null || !self;
   if (tip.hidden) return;
-  const rows = self.rows(t), near = visible_marks().filter((m) => Math.abs(self.place(m.at) - self.place(t)) < 6);
+  const rows = self.rows(t, place && place[1] - self.area.getBoundingClientRect().top), near = visible_marks().filter((m) => Math.abs(self.place(m.at) - self.place(t)) < 6);
   tip.replaceChildren(el("time", {}, date(t)), ...near.map((m) => el("div", { class: "near" }, el("i", { "--c": colour(m.color) }), m.text)), el("table", {}, el("tbody", {}, rows.slice(0, MOST_ROWS).map((r) => el("tr", {}, el("td", {}, el("i", { "--c": r.color }), r.name), el("td", { class: "number" }, r.text))))),
     rows.length > MOST_ROWS ? el("small", {}, `and ${rows.length - MOST_ROWS} more`) : "");
   const [x, y] = place ?? [self.place(t), self.area.getBoundingClientRect().top + 12], { width, height } = tip.getBoundingClientRect();

@@ -244,8 +244,10 @@ const DRAW = {
     });
   },
 
-  // One row of cells for each series
+  // One row of cells for each series; the pointer reads the cell below it
   heatmap(panel, all, box, time) {
+    all.sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
+    let row_at;
     const { color = {}, yAxis = {}, cellValues = {} } = panel.options, values = all.flatMap((one) => known(one.values)), unit = cellValues.unit ?? yAxis.unit ?? panel.fieldConfig.defaults.unit;
     const low = color.min ?? values.reduce((a, b) => Math.min(a, b), Infinity), high = color.max ?? values.reduce((a, b) => Math.max(a, b), -Infinity);
     const stops = SCHEMES[color.scheme] ?? SCHEMES.Turbo, left = Math.min(16 + 6.5 * Math.max(...all.map((one) => one.name.length)), 170);
@@ -262,11 +264,12 @@ const DRAW = {
       legend: values.length ? el("div", { class: "legend scale" }, format(low, unit), scale, format(high, unit)) : null,
       paint(svg, { left, right, top, bottom, x, area }) {
         const row = (bottom - top) / all.length, canvas = el("canvas", { width: time.count, height: all.length, class: "cells", "--x": left + "px", "--y": top + "px", "--w": right - left + "px", "--h": bottom - top + "px" });
+        row_at = (y) => all[Math.floor((y - top) / row)];
         ink(canvas, all.flatMap((one) => one.values.map((value) => (value == null ? [0, 0, 0, 0] : [...rgb(value), 255]))));
         area.append(canvas);
         all.forEach((one, n) => { if (n % Math.ceil(11 / row) === 0) svg.append(el("text", { x: left - 6, y: top + (n + 0.5) * row + 4, "text-anchor": "end" }, one.name.length > 24 ? one.name.slice(0, 23) + "…" : one.name)); });
       },
-      rows: (t) => all.map((one) => ({ name: one.name, value: one.values[at(time, t)] })).filter((row) => row.value != null)
+      rows: (t, y) => (y == null ? all : [row_at(y) ?? []].flat()).map((one) => ({ name: one.name, value: one.values[at(time, t)] })).filter((row) => row.value != null)
         .sort((a, b) => b.value - a.value).map((row) => ({ ...row, color: `rgb(${rgb(row.value)})`, text: format(row.value, unit) })),
     });
   },

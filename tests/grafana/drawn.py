@@ -113,12 +113,15 @@ OPTIONS: dict[str, dict[str, Values]] = {
         **dict.fromkeys(("options.color.steps", "options.color.fill", "options.color.exponent"), ANY),
         "options.color.scale": {"exponential"},  # of the opacity, which the page has not
         **dict.fromkeys(("options.cellValues.unit", "options.yAxis.unit", "options.cellGap"), ANY),
+        "options.filterValues.le": {-1},  # none: the page shows cells of 0
         "options.yAxis.axisPlacement": {"left"},
         "options.yAxis.reverse": {False},
         "options.rowsFrame.layout": {"auto"},
         "options.showValue": {"never"},
         "options.legend.show": ANY,
-        "options.tooltip.mode": {"single", "multi"},
+        "options.exemplars.color": ANY,  # the queries have none
+        "options.selectionMode": {"x"},
+        "options.tooltip.mode": {"single"},
         "options.tooltip.yHistogram": {False},
         "options.tooltip.showColorScale": {False},
     },

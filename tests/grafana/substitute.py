@@ -43,6 +43,8 @@ MAY_BE_EMPTY: Mapping[str, str] = {
     "firing": "no alert fires",
     "alerts_now": "as firing",
     "log_values": "no pattern of the job has a name",
+    "log_highest": "as log_values",
+    "log_lowest": "as log_values",
     "checkpoint": "no checkpoint is complete yet",
     "restarts": "no worker has been restarted yet",
     "restarts_in_time": "as restarts",

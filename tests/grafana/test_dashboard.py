@@ -19,7 +19,7 @@ from tests.grafana.substitute import MAY_BE_EMPTY, VARIABLE, panels_of, substitu
 from tests.support.promql import metric_names
 
 ROOT = Path(__file__).resolve().parents[2]
-DRAWN = {"timeseries", "stat", "gauge", "bargauge", "table", "row", "state-timeline"}
+DRAWN = {"timeseries", "stat", "gauge", "bargauge", "table", "row", "state-timeline", "heatmap"}
 UIDS = [name.removesuffix(".json") for name in build.texts()]
 VALUES = variables(cluster="c1", job_id="42")
 WATCHDOG = 'alertname="GpuJobWatchdog"'  # an alert of no cluster
