@@ -85,7 +85,7 @@ def printable(text: str) -> str:
 
 
 def parse_time(text: str) -> float | None:
-    """Seconds of a time as Go writes it; None for no time, which is the year 1, and for one that has no place in UTC."""
+    """Seconds of a time as Go writes it; None for no time (the year 1), and for one that has no place in UTC."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC).timestamp() if moment.year > 1 and moment.tzinfo is not None else None

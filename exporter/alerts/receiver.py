@@ -27,7 +27,7 @@ from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.records import RecordError
-from exporter.contract.user_state import user_state_folder
+from exporter.contract.user_state import make_own_folder, user_state_folder
 from exporter.web import limits
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address
@@ -220,7 +220,7 @@ def run_receiver(options: Options, environ: Mapping[str, str]) -> None:
         raise ExporterError("HOME is not set, so there is no place for the log; give --state-dir")
     folder = (options.state_dir or Path(str(own), "alerts")).absolute()
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        make_own_folder(folder)
         lock_file(folder / "receiver.lock")
         alert_log = AlertLog((options.log_file or folder / "alerts.log").absolute())
         run_files.make_token(folder)

@@ -4,6 +4,8 @@ the index of jobs, and answers of Slurm that may be lost."""
 import os
 from collections.abc import Mapping
 
+from exporter.contract.errors import ExporterError
+
 HUB_SOCKET = "hub.sock"  # of the hub of one user, for the cluster of its machine
 HUB_FOLDER = "hub"  # of its file, in the state folder
 
@@ -28,3 +30,14 @@ def user_cache_folder(environ: Mapping[str, str]) -> str | None:
     if os.path.isabs(environ.get("XDG_CACHE_HOME", "")):
         return f"{environ['XDG_CACHE_HOME']}/gpujob"
     return f"{environ['HOME']}/.cache/gpujob" if os.path.isabs(environ.get("HOME", "")) else None
+
+
+def make_own_folder(folder: str | os.PathLike[str]) -> None:
+    """Make a folder in which nobody else can put a file, such as a token that they know.
+
+    Raises OSError, and ExporterError for a folder of another user, or one that others can write. Root may own it.
+    """
+    os.makedirs(folder, 0o700, exist_ok=True)
+    facts, owners = os.stat(folder), (os.geteuid(), 0)
+    if facts.st_uid not in owners or os.lstat(folder).st_uid not in owners or facts.st_mode & 0o022:
+        raise ExporterError(f"{os.fspath(folder)}: another user owns it, or others can write there; give another one")

@@ -13,7 +13,7 @@ from typing import NamedTuple
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
-from exporter.contract.user_state import hub_socket, user_state_folder
+from exporter.contract.user_state import hub_socket, make_own_folder, user_state_folder
 from exporter.hub.api.answers import job_json
 from exporter.hub.jobs import SAME_SUBMISSION_S, Job, take_missed, unknown_rows
 from exporter.hub.registry_reader import Entry, RegistryReader, read_run
@@ -162,7 +162,7 @@ def rebuild_index(
     first. What only the index knows stays.
     """
     runs = _runs(environ, folders)
-    path.parent.mkdir(0o700, parents=True, exist_ok=True)
+    make_own_folder(path.parent)
     try:
         lock = lock_file(path.with_suffix(".lock"))
     except FileLockedError as error:

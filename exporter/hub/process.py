@@ -13,7 +13,7 @@ from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
-from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, user_state_folder
+from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, make_own_folder, user_state_folder
 from exporter.hub.api.doors import open_local
 from exporter.hub.api.service import NEEDS, HubService
 from exporter.hub.engine import Engine, Settings
@@ -97,7 +97,7 @@ def _state_dir(options: Options, environ: Mapping[str, str]) -> Path:
         raise ExporterError("HOME is not set, so there is no place for the hub's file; give --state-dir")
     folder = (options.state_dir or Path(str(own), HUB_FOLDER)).absolute()
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        make_own_folder(folder)
     except OSError as error:
         raise ExporterError(f"{folder} cannot be made: {error.strerror}; give another --state-dir") from error
     return folder

@@ -98,7 +98,10 @@ SOURCE = click.option(
 
 
 def fail(message: str) -> NoReturn:
-    click.echo(f"gpujob: {message}", err=True)
+    """End with an error, in which names from files of others cannot command the terminal."""
+    from launcher.watch.text import printable_line
+
+    click.echo("\n".join(map(printable_line, f"gpujob: {message}".split("\n"))), err=True)
     sys.exit(USAGE)
 
 

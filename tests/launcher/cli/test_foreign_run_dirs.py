@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from exporter.contract.process_identity import read_start_ticks
+from launcher.cli.parts import fail
 from launcher.registry.search import find_job
 from tests.support.builders import orchestrator_record
 from tests.support.launcher import gpujob, settled_run_dir
@@ -80,3 +81,10 @@ def test_the_own_run_directory_is_found_before_a_newer_one_of_another_user(run_d
     assert find_job("local-1", {}, run_dir.parents[1]).directory == run_dir
     shutil.rmtree(run_dir)
     assert find_job("local-1", {}, run_dir.parents[1]).directory == planted
+
+
+def test_no_name_in_an_error_commands_the_terminal(capsys: pytest.CaptureFixture[str]) -> None:
+    """It may be from a file of another user."""
+    with pytest.raises(SystemExit):
+        fail("job 1\x1b]0;x\x07\u202e: unknown\n  job.yaml")
+    assert capsys.readouterr().err == "gpujob: job 1\\x1b]0;x\\x07\\u202e: unknown\n  job.yaml\n"

@@ -1,0 +1,36 @@
+"""Folders of the user's files."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from exporter.contract.errors import ExporterError
+from exporter.contract.user_state import make_own_folder
+
+NOBODY = 65534
+
+
+def test_a_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
+    make_own_folder(tmp_path / "a" / "b")
+    make_own_folder(tmp_path / "a" / "b")
+    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+
+
+@pytest.mark.parametrize("mode", [0o1777, 0o770])
+def test_a_folder_that_others_can_write_is_refused(tmp_path: Path, mode: int) -> None:
+    """A token that somebody else has put there would be known to them."""
+    tmp_path.chmod(mode)
+    with pytest.raises(ExporterError, match="others can write there"):
+        make_own_folder(tmp_path)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+@pytest.mark.parametrize("name", ["folder", "link"])
+def test_a_folder_or_link_of_another_user_is_refused(tmp_path: Path, name: str) -> None:
+    (tmp_path / "folder").mkdir(0o755)
+    (tmp_path / "link").symlink_to("folder")
+    make_own_folder(tmp_path / "link")
+    os.lchown(tmp_path / name, NOBODY, NOBODY)
+    with pytest.raises(ExporterError, match="another user owns it"):
+        make_own_folder(tmp_path / name)
