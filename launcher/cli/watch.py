@@ -75,20 +75,22 @@ def _picture(no_color: bool, ascii_only: bool, on_interrupt: str) -> "Iterator[C
 
 
 def _muting(wait_s: float) -> "Callable[[JobView], JobView]":
-    """What adds the muted alerts to a view; nothing if the cluster file names no Alertmanager."""
+    """What adds the muted alerts to a view; nothing without an Alertmanager of the cluster file or of an own stack."""
     from launcher.errors import LauncherError
+    from launcher.registry.own_stack import read_own_stack
     from launcher.rundir.cluster_file import read_cluster_key
 
     try:
         url = read_cluster_key("alertmanager_url", os.environ, Path.cwd())[1]
     except LauncherError:
         url = None  # a view needs no cluster file
-    if not isinstance(url, str):
+    own = read_own_stack(os.environ)
+    if not isinstance(url, str) and own is None:
         return lambda view: view
     from launcher.alerts.api import find_sources, read_silences
     from launcher.alerts.muted import SilencesReader, muted_alerts
 
-    sources = find_sources({"alertmanager": url}, None)
+    sources = find_sources({"alertmanager": url}, None, own)
     reader = SilencesReader(lambda: read_silences(sources[0]) if sources else [], wait_s)
     return lambda view: view.replace(muted=muted_alerts(reader.latest, view.job_id, view.time))
 

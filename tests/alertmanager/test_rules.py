@@ -197,6 +197,24 @@ def test_an_alert_also_reaches_the_owner_of_the_job(tmp_path: Path, receivers: s
     assert done.returncode == 0, done.stdout
 
 
+def test_a_dead_worker_pages_as_soon_as_the_page_about_mails_says() -> None:
+    """A scrape, an evaluation and the wait of the route: with the shipped intervals within 45 s, else within 15 s."""
+    text = (ROOT / "docs" / "how-to" / "alerts-by-mail.md").read_text(encoding="utf-8")
+    rows = re.findall(r"^\| (\d+) s[^|]*\| (\d+) s \| \d+ to (\d+), at most (\d+) \|$", text, re.MULTILINE)
+    shipped, *others = [[int(number) for number in row] for row in rows]
+    prometheus = load(ROOT / "docker" / "prometheus.yml")
+    (sidecars,) = (each for each in prometheus["scrape_configs"] if each["job_name"] == "gpujob-sidecar")
+    assert [f"{each}s" for each in shipped[:2]] == [
+        sidecars["scrape_interval"],
+        prometheus["global"]["evaluation_interval"],
+    ]
+    (wait,) = (each["group_wait"] for each in load(CONFIG)["route"]["routes"] if each["receiver"] == "page")
+    for scrape, evaluation, measured, most in (shipped, *others):
+        assert measured <= most == scrape + evaluation + int(wait.removesuffix("s"))
+    assert shipped[3] <= 45
+    assert min(most for *_, most in others) <= 15
+
+
 @needs_tools
 def test_promtool_accepts_the_prometheus_settings_of_the_docs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "how-to" / "connect-prometheus.md").read_text(encoding="utf-8")

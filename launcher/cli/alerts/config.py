@@ -191,15 +191,15 @@ def read_yaml(path: Path) -> dict[str, object]:
 
 
 def read_secret(file: str) -> str:
-    """The one line of a file that nobody else can read."""
+    """The URL in a file that nobody else can read."""
     path = Path(file).expanduser()
     try:
         _check_mode(path)
         text = path.read_text("utf-8").strip()
     except (OSError, UnicodeDecodeError) as error:
         raise LauncherError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from error
-    if not text or len(text.split()) != 1:
-        raise LauncherError(f"{path}: is not a URL on one line; write the URL and nothing else")
+    if not re.fullmatch(r"https?://\S+", text):
+        raise LauncherError(f"{path}: is not a URL on one line; write one with http:// or https:// and nothing else")
     return text
 
 

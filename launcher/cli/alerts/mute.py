@@ -7,9 +7,10 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.alerts.config import shipped_folder
 from launcher.cli.alerts.show import URL, manager
 from launcher.cli.parts import JSON, print_json
-from launcher.errors import LauncherError
+from launcher.errors import LauncherError, did_you_mean
 
 LONGEST_S = 30 * 86400.0  # of a silence: a job that somebody forgot must be heard again
 _DURATION = re.compile(r"(\d{1,6})([mhd])")
@@ -26,9 +27,16 @@ def _parse_duration(_context: click.Context, _option: click.Parameter, text: str
 
 
 def _check_alert(_context: click.Context, _option: click.Parameter, name: str | None) -> str | None:
-    if name is not None and not re.fullmatch(r"(GpuJob)?[A-Za-z]{1,60}", name):
-        raise click.BadParameter(f"{name!r} is not the name of an alert; write for example GpuJobSlowdown or Slowdown")
-    return name if name is None or name.startswith("GpuJob") else f"GpuJob{name}"
+    if name is None:
+        return None
+    from launcher.alerts.firing import OURS
+
+    short = name.removeprefix(OURS)
+    known = {page.stem.removeprefix(OURS) for page in (shipped_folder() / "runbooks").glob(f"{OURS}*.md")}
+    if short not in known:
+        near = did_you_mean(short, known) or "; write for example GpuJobSlowdown or Slowdown"
+        raise click.BadParameter(f"{name!r} is not the name of an alert{near}")
+    return OURS + short
 
 
 ALERT = click.option("--alert", metavar="NAME", callback=_check_alert, help="Only this alert, such as GpuJobSlowdown.")

@@ -184,7 +184,7 @@ def _end_in_database(
     path: Path, name: str | None, environ: Mapping[str, str], status: str, moment: float, wait_s: float
 ) -> list[str]:
     """End runs in MLflow's database, if it is the user's own file."""
-    import sqlite3
+    import sqlite3  # lazy: few jobs have a store of this kind
 
     if not path.exists() or path.stat().st_uid != os.geteuid():
         return []

@@ -180,6 +180,16 @@ def test_a_mistake_is_an_error_and_nothing_is_written(site: Path, old: str, new:
     assert not (site / "alerting").exists()
 
 
+@pytest.mark.parametrize("text", ["", "ftp://example.org/secret", "https://a.example.org https://b.example.org"])
+def test_a_file_of_a_url_without_one_is_an_error_that_does_not_show_it(site: Path, text: str) -> None:
+    (site / "url").write_text(text, encoding="utf-8")
+    (site / "url").chmod(0o600)
+    error = config().exception
+    assert isinstance(error, LauncherError)
+    assert str(error) == f"{site}/url: is not a URL on one line; write one with http:// or https:// and nothing else"
+    assert not (site / "alerting").exists()
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

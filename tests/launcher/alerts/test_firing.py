@@ -167,7 +167,8 @@ def test_what_is_missing_is_named_with_its_fix(nowhere: Path, words: tuple[str, 
     [
         (("mute", "7", "--for", "2"), "'2' is not a time of at most 30d; write for example 30m, 2h or 1d"),
         (("mute", "7", "--for", "31d"), "'31d' is not a time of at most 30d"),
-        (("mute", "7", "--alert", "a b"), "'a b' is not the name of an alert"),
+        (("mute", "7", "--alert", "a b"), "'a b' is not the name of an alert; write for example GpuJobSlow"),
+        (("mute", "7", "--alert", "Slowdow"), "'Slowdow' is not the name of an alert; did you mean \"Slowdown"),
         (("mute",), "Missing argument 'JOB'"),
     ],
 )

@@ -173,6 +173,9 @@ def test_a_killed_worker_reaches_the_log_of_alerts(user: User) -> None:
     log = user.folder / "alerts.log"
     wait_for(lambda: "GpuJobWorkerKilled" in log.read_text(), 90, "the alert", logs=user.folder)
     assert "GpuJobWorkerKilled" in user.run("alerts", "--all-users")
+    (job_id,) = {each["labels"]["job_id"] for each in json.loads(user.run("alerts", "--json"))["alerts"]}
+    user.run("alerts", "mute", job_id)
+    assert json.loads(user.run("watch", job_id, "--once", "--json", code=1))["muted"]
     status = json.loads(user.run("stack", "status", "--json"))
     assert (status["sound"], status["is_silent"]) == (True, False)
     assert status["firing"] >= 1
