@@ -28,7 +28,15 @@ from exporter.progress.eta.interval import (
     peer_adjustment,
     start_doubt,
 )
-from exporter.progress.eta.pauses import AnnouncedPauses, ExpectedPauses, Pause, Pauses, is_pause, pause_factor
+from exporter.progress.eta.pauses import (
+    SMALL_BLOCKS,
+    AnnouncedPauses,
+    ExpectedPauses,
+    Pause,
+    Pauses,
+    is_pause,
+    pause_factor,
+)
 from exporter.progress.eta.prior import FIRST_SPREAD, PriorPause, RunPrior, WorkCurve, prior_weight
 from exporter.progress.eta.projection import (
     NAMED_STALL_S,
@@ -177,7 +185,8 @@ class EtaEstimator:
                 work -= seconds
                 self._pauses.add(Pause(before, seconds, self._blocks.seconds, name), self._rhythm.step)
             wait = work
-        if speed.blocks >= 4 and is_pause(work, expected, self._pause_factor, self._rhythm.gap):
+        alone = speed.blocks >= SMALL_BLOCKS and self._pauses.is_alone(before, self._rhythm.step)
+        if speed.blocks >= 4 and is_pause(work, expected, self._pause_factor, self._rhythm.gap, alone):
             self._pauses.add(Pause(before, work - expected, self._blocks.seconds), self._rhythm.step)
             work = expected
         elif work >= SAME_TIME_S:

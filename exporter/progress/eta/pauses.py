@@ -13,6 +13,10 @@ MOST_OBSERVED = 48
 LEAST_FACTOR = 3.0  # a line this many times later than expected may follow a pause
 DEVIATIONS = 3.5  # the same for varying work, in standard deviations (of the logarithm)
 LEAST_GAPS = 2.5  # usual gaps that a pause always exceeds
+# The same of a pause that is alone: more of such small ones would hide a change of speed.
+SMALL_FACTOR, SMALL_GAPS = 1.4, 0.4
+SMALL_STEPS = 10  # usual lines since the last pause, for one that is alone
+SMALL_BLOCKS = 12  # blocks at this speed, from which its scatter is known well enough
 SAME_KIND = 2.0  # unnamed pauses within this factor in size are of one kind
 LEAST_STEPS = 4  # minimum of lines between two pauses for a regular pattern
 FEW_PAUSES = 3
@@ -27,13 +31,14 @@ EARLY_SHARE = 1 / 6  # part of the work in which the first pause is likely
 
 
 def pause_factor(sd: float) -> float:
-    """Factor over the expected seconds from which a line followed a pause, if pace varies by ``sd``."""
-    return max(LEAST_FACTOR, math.exp(DEVIATIONS * sd))
+    """Factor over the expected seconds from which a line followed a pause that is alone, if pace varies by ``sd``."""
+    return max(SMALL_FACTOR, math.exp(DEVIATIONS * sd))
 
 
-def is_pause(gap: float, expected: float, factor: float, usual_gap: float) -> bool:
-    """Whether a gap between two lines contains a pause."""
-    return gap > expected * factor and gap > expected + LEAST_GAPS * usual_gap
+def is_pause(gap: float, expected: float, factor: float, usual_gap: float, alone: bool) -> bool:
+    """Whether a gap between two lines contains a pause; ``alone``: whether the one before it is far away."""
+    gaps = SMALL_GAPS if alone else LEAST_GAPS
+    return gap > expected * (factor if alone else max(LEAST_FACTOR, factor)) and gap > expected + gaps * usual_gap
 
 
 class Pause(NamedTuple):
@@ -239,6 +244,10 @@ class Pauses:
         self.start = start
         self.seen = []
         self._known = None
+
+    def is_alone(self, done: float, step: float) -> bool:
+        """Whether a pause here is far from the last one and from the start."""
+        return done - (self.seen[-1].done if self.seen else self.start) >= SMALL_STEPS * step
 
     def kinds(self) -> list[PauseKind]:
         """Observed pauses by kind."""

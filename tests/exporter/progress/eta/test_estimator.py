@@ -302,6 +302,12 @@ def test_regular_pauses_are_included() -> None:
     assert worst_error(run(pause_every=125, pause_s=90.0), after=0.27) < 0.08
 
 
+def test_regular_pauses_of_twice_the_time_of_a_line_are_included() -> None:
+    """Such as evaluations in a log with a line for each hundred steps."""
+    lines = run(items=10_000, every=50, spread=0.2, pause_every=1000, pause_s=200.0)
+    assert worst_error(lines, after=0.55) < 0.05
+
+
 def test_a_drift_is_followed() -> None:
     assert worst_error(run(change=lambda item: 1 + item / 1000), after=0.5) < 0.05
 

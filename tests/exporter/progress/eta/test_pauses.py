@@ -32,11 +32,19 @@ def pauses(*seen: tuple[float, float], name: str | None = None, start: float = 0
     ids=["long", "not long", "varying work", "long even so"],
 )
 def test_a_pause_is_much_longer_than_the_work_for_a_line(gap: float, expected: float, sd: float, paused: bool) -> None:
-    assert is_pause(gap, expected, pause_factor(sd), 1.0) == paused
+    assert is_pause(gap, expected, pause_factor(sd), 1.0, alone=False) == paused
 
 
 def test_a_few_times_the_usual_gap_is_no_pause() -> None:
-    assert not is_pause(2.0, 0.1, 3.0, 1.0)
+    assert not is_pause(2.0, 0.1, 3.0, 1.0, alone=False)
+
+
+def test_a_small_pause_is_one_if_it_is_alone() -> None:
+    assert [is_pause(2.0, 1.0, pause_factor(0.05), 1.0, alone) for alone in (True, False)] == [True, False]
+    assert not is_pause(2.0, 1.0, pause_factor(0.3), 1.0, alone=True), "the work varies as much"
+    known = pauses((100, 3.0), start=50.0)
+    assert [known.is_alone(done, 2.0) for done in (119.0, 120.0)] == [False, True]
+    assert [pauses(start=50.0).is_alone(done, 2.0) for done in (69.0, 70.0)] == [False, True]
 
 
 @pytest.mark.parametrize(
