@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[1]
 ROOMS = {
     "exporter": (
         *("contract", "machine", "slurm", "collecting", "logs", "files", "progress", "gpus", "workers", "launch"),
-        *("web", "sidecar", "attach", "hub", "alerts", "gate", "cli"),
+        *("timeline", "web", "sidecar", "attach", "hub", "alerts", "gate", "cli"),
     ),
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),

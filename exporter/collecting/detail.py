@@ -49,3 +49,29 @@ LATE_FAMILIES = frozenset(
         *("gpu_pages_pending", "gpu_foreign_processes", "worker_gpu_misplaced", "worker_gpu_condition"),
     )
 )
+# What the timeline of a node stores: series of normal detail that the boards of jobs and nodes draw
+TIMELINE_FAMILIES = frozenset(
+    (
+        *("cgroup_memory_limit_bytes", "cgroup_memory_peak_bytes", "cgroup_memory_pressure_seconds_total"),
+        *("cgroup_memory_used_bytes", "cgroup_memory_working_set_bytes", "cgroup_oom_kills_total"),
+        *("checkpoint_last_timestamp_seconds", "checkpoints_total", "collector_last_success_timestamp_seconds"),
+        *("collector_success", "eta_seconds", "exporter_cpu_seconds_total", "exporter_memory_rss_bytes"),
+        *("filesystem_avail_bytes", "filesystem_responding", "filesystem_size_bytes", "gpu_dram_activity_ratio"),
+        *("gpu_ecc_job_errors_total", "gpu_energy_joules_total", "gpu_foreign_processes", "gpu_health", "gpu_info"),
+        *("gpu_memory_total_bytes", "gpu_memory_used_bytes", "gpu_nvlink_bytes_per_second"),
+        *("gpu_nvlink_bytes_total", "gpu_nvlink_errors_total", "gpu_pages_pending", "gpu_pcie_bytes_per_second"),
+        *("gpu_pcie_replays_total", "gpu_power_watts", "gpu_remapped_rows_total", "gpu_retired_pages_total"),
+        *("gpu_row_remap_pending", "gpu_sm_activity_ratio", "gpu_temperature_celsius", "gpu_tensor_activity_ratio"),
+        *("gpu_throttle_seconds_total", "gpu_up", "gpu_utilization_ratio", "gpu_xid_errors_total"),
+        *("gpu_xid_last_timestamp_seconds", "gpus_allocated", "gpus_visible", "info", "log_errors_total"),
+        *("output_bytes", "output_file_mtime_timestamp_seconds", "output_files", "output_files_invalid"),
+        *("output_growth_bytes_per_second", "output_records", "phase", "ready_workers", "ready_workers_expected"),
+        *("start_timestamp_seconds", "time_limit_met_probability_ratio", "time_limit_seconds"),
+        *("worker_cpu_seconds_total", "worker_exits_total", "worker_gpu_condition", "worker_io_read_bytes_total"),
+        *("worker_io_write_bytes_total", "worker_items", "worker_items_expected", "worker_items_processed_total"),
+        *("worker_lag_ratio", "worker_last_exit_code", "worker_last_exit_signal"),
+        *("worker_last_exit_timestamp_seconds", "worker_log_value", "worker_memory_rss_bytes"),
+        *("worker_progress_last_timestamp_seconds", "worker_restarts_total", "worker_slowdown_ratio"),
+        *("worker_stalled", "worker_state", "worker_throughput_items_per_second", "worker_up", "workers_expected"),
+    )
+)

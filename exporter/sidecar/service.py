@@ -30,6 +30,7 @@ ATTACHED_END_S = 3.0  # time after a signal for one more worker of an attached j
 NOTICE_S = 0.75  # time for the orchestrator's stop notice to appear after a signal
 BURST_S = 0.5  # signals closer together count as one: Slurm sends several at a time limit
 WATCH_S = 0.25  # between two polls of the job's phase
+POINT_S = 1.0  # between two looks whether the timeline needs a point
 SHARE_S = 0.2  # most age of a page that is sent again; values that are overdue appear this much later
 
 log = logging.getLogger("gpujob.service")
@@ -104,6 +105,14 @@ class HttpService:
         return page
 
     async def _status(self, request: web.Request) -> web.Response:
+        if request.query.get("timeline") == "1":
+            body = await asyncio.to_thread(self._sidecar.timeline.pack)
+            headers = {"Vary": "Accept-Encoding"}
+            if negotiation.accepts_gzip(request.headers.get("Accept-Encoding", "")):
+                headers["Content-Encoding"] = "gzip"
+            else:
+                body = zlib.decompress(body, 31)
+            return web.Response(body=body, headers=headers, content_type="application/json", charset="utf-8")
         return web.json_response(self._sidecar.status().to_json())
 
     async def _fom(self, request: web.Request) -> web.Response:
@@ -180,11 +189,13 @@ class HttpService:
             self._sidecar.start()
             log.info("listening on %s", places)
             watcher = asyncio.create_task(self._wait_until_over())
+            points = asyncio.create_task(self._keep_timeline())
             await asyncio.wait({watcher, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set() and not self._sidecar.final:
                 watcher.cancel()
                 stop.clear()
                 await self._wind_down(stop)
+            points.cancel()
         finally:
             loop.remove_reader(exits.fileno())
             for server in servers:
@@ -192,6 +203,11 @@ class HttpService:
             # Do not wait for slow clients: the job step is about to end.
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), 1.0)
+
+    async def _keep_timeline(self) -> None:
+        while True:
+            await asyncio.sleep(POINT_S)
+            self._sidecar.keep_timeline()
 
     def _on_exits(self) -> None:
         """The kernel reported the end of a worker or wrapper: read the workers now."""
@@ -217,6 +233,8 @@ class HttpService:
         while self._sidecar.phase != "finished":
             await asyncio.sleep(WATCH_S)
         await self._read_all(self._sidecar.slots, FINAL_READ_S)
+        self._sidecar.keep_timeline()
+        await self._read_all([self._sidecar.publisher], LAST_WRITE_S)  # the timeline with the last phase
         final_at = self._clock.monotonic()
         while not self._scrapes.is_satisfied(final_at, self._clock.monotonic()):
             if self._clock.monotonic() - final_at > linger_s:
@@ -270,6 +288,7 @@ class HttpService:
         await self._read_all(self._sidecar.slots, timeout_s)
         await self._read_all([self._sidecar.diagnostics], timeout_s)
         self._sidecar.final = True
+        self._sidecar.keep_timeline()
         await self._read_all([self._sidecar.publisher], write_s)
 
     async def _read_all(self, slots: Sequence[CollectorSlot], timeout_s: float) -> bool:

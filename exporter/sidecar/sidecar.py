@@ -12,6 +12,7 @@ from exporter.contract.status import JobStatus, NodeName, NodeStatus, TaskFacts,
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.collectors import Register, make_collectors
 from exporter.sidecar.job_collector import JobCollector, JobSnapshot
+from exporter.timeline.timeline_reader import NodeTimeline
 from exporter.web.addresses import ALL_INTERFACES
 from exporter.workers.collector import WorkersSnapshot
 from exporter.workers.diagnosis_collector import DiagnosticsCollector
@@ -80,6 +81,8 @@ class StatusPublisher:
         status = self._sidecar.status()
         path = folder / f"{identity.node}.json"
         run_files.write_json_with_reserve(None, path, status.to_json(), spare=path, durable=status.final)
+        self._sidecar.timeline.take_up()
+        self._sidecar.timeline.write(final=status.final)
         return True
 
     def _publish_address(self, port: int, certificate: str | None) -> None:
@@ -89,6 +92,8 @@ class StatusPublisher:
         folder = run_dir / run_files.SIDECARS_DIR
         folder.mkdir(run_files.FOLDER_MODE, exist_ok=True)
         host = identity.node if self._sidecar.host in ALL_INTERFACES else self._sidecar.host
+        address = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        self._sidecar.timeline.instance = address
         run_files.write_json_with_reserve(
             run_dir,
             folder / f"{identity.node}.json",
@@ -97,7 +102,7 @@ class StatusPublisher:
                 "node": identity.node,
                 "node_index": identity.node_index,
                 "attempt": identity.attempt,
-                "address": f"[{host}]:{port}" if ":" in host else f"{host}:{port}",
+                "address": address,
                 "port": port,
                 "fom": self._sidecar.fom,
                 "certificate": certificate,
@@ -127,6 +132,8 @@ class Sidecar:
         self.certificate: Callable[[], str | None] = lambda: None  # fingerprint of its certificate; None without TLS
         self.diagnostics = CollectorSlot(DiagnosticsCollector(context, self.status), context.clock, deadline_s=60.0)
         self.publisher = CollectorSlot(StatusPublisher(self), context.clock)
+        self.timeline = NodeTimeline(context)
+        self._runs: object = None  # phase, starts and ends of workers at the last point of the timeline
         self.final = False  # whether the final values have been read
         self.may_restart = False  # whether it may exit for a new sidecar that can read the GPUs
         self._tasks = {
@@ -184,11 +191,25 @@ class Sidecar:
 
     def page(self, *, openmetrics: bool = False) -> str:
         """Metrics page of the last snapshots."""
+        self._render()
+        return self._samples.page(openmetrics=openmetrics)
+
+    def _render(self) -> None:
         for slot in self.slots:
             slot.render(self._samples)
         for slot in (*self.slots, self.publisher):
             slot.render_self(self._samples)
-        return self._samples.page(openmetrics=openmetrics)
+
+    def keep_timeline(self) -> None:
+        """Add a point to the timeline if its step is over, a worker has started or ended, or the job has."""
+        snapshots = [slot.snapshot for slot in self.slots]
+        workers = [facts for each in snapshots if isinstance(each, WorkersSnapshot) for facts in each.workers]
+        runs = (self.phase, self.final, [(facts.up, facts.restart, facts.exits) for facts in workers])
+        is_moment = runs != self._runs
+        if self.timeline.is_taken_up and (is_moment or self.timeline.is_due()):
+            self._render()
+            self.timeline.record(self._samples.take(), is_moment=is_moment)
+            self._runs = runs
 
     def status(self) -> NodeStatus:
         """Status of the last snapshots."""

@@ -4,6 +4,7 @@ Few examples by default; ``make fuzz`` spends ``SECONDS`` on all of them togethe
 """
 
 import contextlib
+import gzip
 import json
 import os
 import random
@@ -27,6 +28,7 @@ from exporter.contract.records import RecordError
 from exporter.contract.report import Report
 from exporter.contract.run_files import read_json
 from exporter.contract.status import NodeStatus
+from exporter.contract.timeline_file import TimelineHead, TimelineSeries, open_timeline, pack_timeline
 from exporter.files.checkpoints.layouts_reader import parse_array, parse_distcp_metadata, parse_index, parse_orbax_tree
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.formats import check_file
@@ -111,6 +113,15 @@ def text_of(body: object) -> bytes:
     return json.dumps(body).encode()
 
 
+def read_timeline(path: Path) -> object:
+    with open_timeline(path) as (head, series):
+        return head, list(series)
+
+
+TIMELINE = pack_timeline(
+    TimelineHead(job_id="1", attempt=0, node="n", instance="n:1", step_s=5.0, times=(1.0, 6.0)),
+    [TimelineSeries('gpujob_worker_up{worker="w\\"0"}', (0, 1), (1.0, None))],
+)
 LOG = b"\n".join(sample.text.encode() for pack in read_packs() for sample in pack.samples[:3])
 LOGS = [LOG[at : at + 600] for at in range(0, len(LOG), 600)]
 ERROR_LOG = (
@@ -213,6 +224,12 @@ PARSERS = {
         lambda body: Report.from_json(json.loads(body)),
         damaged([text_of({"schema": 1, "job": {}})]),
         (ValueError, RecursionError),
+    ),
+    "timeline": Parser(in_file(read_timeline, "n.timeline.json.gz"), damaged([TIMELINE]), (RecordError,)),
+    "text of a timeline": Parser(
+        lambda body: in_file(read_timeline, "m.timeline.json.gz")(gzip.compress(body)),
+        damaged([gzip.decompress(TIMELINE)]),
+        (RecordError,),
     ),
     "statuses of a run": Parser(
         in_file(lambda path: read_statuses(path.parents[1], 0), "run/status/n.json"), damaged([text_of(STATUS)])

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
 from prometheus_client import Metric
@@ -183,6 +184,25 @@ def test_the_run_directory_has_the_same_status(running: SidecarProcess) -> None:
     assert published.keys() == json.loads(running.text("/status")).keys()
 
 
+def test_the_timeline_has_what_the_page_has(running: SidecarProcess) -> None:
+    def timeline(**headers: str) -> Any:
+        status, answer, body = running.request("/status?timeline=1", **headers)
+        assert (status, answer["content-type"]) == (200, "application/json; charset=utf-8")
+        return json.loads(gzip.decompress(body) if answer.get("content-encoding") == "gzip" else body)
+
+    until(lambda: timeline()["times"], "a point")
+    found = timeline(Accept_Encoding="gzip")
+    assert (found["node"], found["job_id"], found["instance"]) == (NODE, "4459", f"127.0.0.1:{running.port}")
+    latest = {series["series"]: series["values"][-1] for series in found["series"]}
+    page = dict(line.rpartition(" ")[::2] for line in running.text("/metrics").splitlines() if line[0] != "#")
+    assert latest.keys() <= page.keys()
+    steady = ("worker_up", "worker_items{", "worker_last_exit_timestamp_seconds", "worker_exits_total")
+    series = [name for name in latest if name.startswith(tuple(f"gpujob_{each}" for each in steady))]
+    assert len(series) == 5
+    assert {name: latest[name] for name in series} == pytest.approx({name: float(page[name]) for name in series})
+    assert running.request("/status?timeline=1", Authorization="")[0] == 401
+
+
 def test_a_sidecar_is_healthy_and_ready(running: SidecarProcess) -> None:
     assert running.request("/-/healthy")[::2] == (200, b"The exporter is healthy.\n")
     assert running.request("/-/ready")[::2] == (200, b"The exporter is ready.\n")
@@ -246,6 +266,22 @@ def test_a_sidecar_ends_by_itself_when_the_job_has_finished(sidecar: Callable[..
     status = run_files.read_json(process.run_dir / run_files.STATUS_DIR / f"{NODE}.json") or {}
     assert status["final"] is True
     assert "Traceback" not in process.log.read_text("utf-8")
+
+
+def test_a_sidecar_that_was_killed_continues_its_timeline(sidecar: Callable[..., SidecarProcess]) -> None:
+    first = sidecar()
+    path = first.run_dir / run_files.STATUS_DIR / f"{NODE}.timeline.json.gz"
+    until(path.exists, "the timeline")
+    before = json.loads(gzip.decompress(path.read_bytes()))
+    first.process.kill()
+    first.process.wait()
+    restarted = sidecar()
+    restarted.until_ready()
+    restarted.process.terminate()
+    assert restarted.process.wait(timeout=SOON_S) == 0
+    after = json.loads(gzip.decompress(path.read_bytes()))
+    assert after["times"][: len(before["times"])] == before["times"]
+    assert len(after["times"]) > len(before["times"])
 
 
 def test_a_restarted_sidecar_keeps_its_port_if_it_is_free(sidecar: Callable[..., SidecarProcess]) -> None:
