@@ -129,6 +129,7 @@ def ps(
         }
         runs = read_progress(own, now)
         jobs = [job._replace(run=runs.get(job.row.job_id)) for job in jobs]
+        jobs.sort(key=SORTS["job"], reverse=True)  # of those that are equal the newest come first
         jobs.sort(key=SORTS[sort])
         if wants_json:
             origin = {"as_of": look.as_of, "problem": look.problem, "source": look.source, "ended_from": source}

@@ -54,6 +54,12 @@ def test_two_commands_ask_slurm_once(slurm: FakeSlurm, gpujob: Gpujob) -> None:
     assert len(slurm.calls()) == 1
 
 
+def test_of_jobs_submitted_in_one_second_the_newest_comes_first(slurm: FakeSlurm, gpujob: Gpujob) -> None:
+    rows = [f"{number}|{WAITING.partition('|')[2].replace('next', f'job{number}')}" for number in (9, 8, 11, 10)]
+    slurm.say("squeue", "out", "".join(rows))
+    assert names(gpujob("ps", "-v")[1]) == ["job11", "job10", "job9", "job8"]
+
+
 def test_everybodys_jobs_are_another_question(slurm: FakeSlurm, gpujob: Gpujob) -> None:
     queue(slurm)
     assert [gpujob("ps", *words)[0] for words in ((), ("--user", "bob"), ("--all-users",))] == [0, 0, 0]
