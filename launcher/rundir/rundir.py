@@ -23,6 +23,7 @@ from launcher.rundir.secrets_file import write_secrets
 
 # readable only by the owner: they repeat the job file, which may contain keys
 PRIVATE_FILES = (PLAN_FILE, "config.yaml", "sbatch_script.sh")
+LOGS_MODE = 0o755  # before the umask: who can write there can put other run directories in the place of these
 PIPELINE_FILE = "pipeline.json"  # marks the directory of a pipeline; its jobs have their own beside it
 SWEEP_FILE = "sweep.json"  # marks the directory of a sweep, which contains the run directories of its points
 
@@ -47,7 +48,7 @@ def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
     logs = Path(plan.logs_dir) if parent is None else parent
     staging = logs / staging_name()
     try:
-        logs.mkdir(parents=True, exist_ok=True)
+        logs.mkdir(LOGS_MODE, parents=True, exist_ok=True)
         staging.mkdir(run_files.FOLDER_MODE)
         for name, text in plan_files(plan, script).items():
             path = staging / name
