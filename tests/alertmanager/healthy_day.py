@@ -457,7 +457,7 @@ class Day:
         self.recorder.put(number, f"up{{{hub}}}", "0" if missed else "1")
 
     def _hub_page(self) -> str:
-        return gzip.decompress(self.engine.view.page).decode()
+        return gzip.decompress(self.engine.page()).decode()
 
     def close(self) -> None:
         self.store.close()
