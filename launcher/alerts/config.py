@@ -198,7 +198,8 @@ def _intervals(notify: NotifySpec) -> list[Tree]:
     if hours is None:
         return []
     times = [{"start_time": hours.start, "end_time": hours.end}]
-    return [{"name": f"{PREFIX}office-hours", "time_intervals": [{"weekdays": list(hours.days), "times": times}]}]
+    interval = {"weekdays": list(hours.days), "times": times, "location": hours.timezone}
+    return [{"name": f"{PREFIX}office-hours", "time_intervals": [interval]}]
 
 
 def board_template(url: str) -> str:

@@ -13,6 +13,7 @@ _ADDRESS = re.compile(r"[^@\s,<>\"]{1,64}@[^@\s,<>\"]{1,255}")
 _SERVER = re.compile(r"[A-Za-z0-9.-]{1,253}:\d{1,5}|\[[0-9A-Fa-f:.]+\]:\d{1,5}")
 _DOMAIN = re.compile(r"[A-Za-z0-9.-]{1,253}")
 _CLOCK = re.compile(r"([01]\d|2[0-3]):[0-5]\d|24:00")
+_ZONE = re.compile(r"[A-Za-z0-9_+-]{1,40}(/[A-Za-z0-9_+-]{1,40}){0,2}")
 Day = Literal["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"]
 
 
@@ -32,6 +33,10 @@ def _domain_problem(text: str) -> str | None:
 
 def _clock_problem(text: str) -> str | None:
     return None if _CLOCK.fullmatch(text) else f'{text!r} is not a time of day; write for example "08:00"'
+
+
+def _zone_problem(text: str) -> str | None:
+    return None if _ZONE.fullmatch(text) else f"{text!r} is not a time zone; write for example Europe/Berlin"
 
 
 MailAddress = Annotated[str, check_entry(address_problem)]
@@ -121,6 +126,13 @@ class OfficeHours(FileModel):
     days: list[Day] = ["monday", "tuesday", "wednesday", "thursday", "friday"]
     start: TimeOfDay = "08:00"
     end: TimeOfDay = "18:00"
+    timezone: Annotated[str, check_entry(_zone_problem)] = "UTC"
+
+    @model_validator(mode="after")
+    def _ends_later(self) -> "OfficeHours":
+        if self.end <= self.start:
+            raise ValueError(f"the end, {self.end}, is not after the start, {self.start}; both are of the same day")
+        return self
 
 
 def _names_that_are_free(channels: dict[str, ChannelSpec]) -> dict[str, ChannelSpec]:

@@ -19,7 +19,7 @@ notify:
   smtp: {smarthost: "smtp.example.org:587", from: gpujob@example.org, username: gpujob, password_file: DIR/key}
   owner_domain: example.org
   board_url: https://grafana.example.org/d/gpujob-job
-  office_hours: {start: "09:00"}
+  office_hours: {start: "09:00", timezone: Europe/Berlin}
   heartbeat: {url_file: DIR/url}
   page: [oncall, log]
   operators: [admins, log]
@@ -165,6 +165,12 @@ MISTAKES = [
     ("{email: {to: admins@example.org}}", "{}", "has no kinds of channels; give each channel exactly one of email"),
     ("to: admins@example.org", "to: admins", "'admins' is not an address; write for example ada@example.org"),
     ("smtp.example.org:587", "smtp.example.org", "'smtp.example.org' is not host:port; write for example smtp."),
+    (
+        'start: "09:00"',
+        'start: "18:00"',
+        "office_hours: the end, 18:00, is not after the start, 18:00; both are of the",
+    ),
+    ("Europe/Berlin", "Europe Berlin", "'Europe Berlin' is not a time zone; write for example Europe/Berlin"),
     ('start: "09:00"', 'start: "9"', "'9' is not a time of day; write for example \"08:00\""),
 ]
 
