@@ -186,8 +186,8 @@ class EtaEstimator:
                 work -= seconds
                 self._pauses.add(Pause(before, seconds, self._blocks.seconds, name), self._rhythm.step)
             wait = work
-        alone = speed.blocks >= SMALL_BLOCKS and self._pauses.is_alone(before, self._rhythm.step)
-        if speed.blocks >= 4 and is_pause(work, expected, self._pause_factor, self._rhythm.gap, alone):
+        # The first comparison spares most lines the others.
+        if speed.blocks >= 4 and work > expected * self._pause_factor and self._is_pause(work, expected, before):
             self._pauses.add(Pause(before, work - expected, self._blocks.seconds), self._rhythm.step)
             work = expected
         elif work >= SAME_TIME_S:
@@ -206,6 +206,10 @@ class EtaEstimator:
             self._add_checkpoint(done)
         if self._curve.points and done >= self._curve.next_due:
             self._curve.add(done, self._blocks.seconds, self._total)
+
+    def _is_pause(self, gap: float, expected: float, done: float) -> bool:
+        alone = self._changes.speed.blocks >= SMALL_BLOCKS and self._pauses.is_alone(done, self._rhythm.step)
+        return is_pause(gap, expected, self._pause_factor, self._rhythm.gap, alone)
 
     def _add_block(self, block: WorkBlock) -> None:
         warm = self._blocks.update_warm_up()
