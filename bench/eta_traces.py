@@ -175,6 +175,14 @@ def heavy_tails(work: Work) -> Trace:
     return trace("heavy tails", list(work.lines(lambda share: 1.0)))
 
 
+def longest_first(work: Work) -> Trace:
+    """Items sorted by their length."""
+    lengths = sorted((work.r.lognormvariate(-0.32, 0.8) for _ in range(work.items)), reverse=True)
+    return trace(
+        "longest first", list(work.lines(lambda share: lengths[round(share * work.items) - 1])), slow_is_open=True
+    )
+
+
 def constant(factor: float) -> Callable[[float], float]:
     """The same factor all the time."""
     return lambda share: factor
@@ -214,7 +222,7 @@ def sparse(work: Work) -> Trace:
 
 FAMILIES: tuple[Callable[[Work], Trace], ...] = (
     *(steady, warm_up, checkpoints, epochs, drift, speed_up, step, hiccup, stall, hang),
-    *(resume, heavy_tails, straggler, clock_set, buffered, sparse),
+    *(resume, heavy_tails, longest_first, straggler, clock_set, buffered, sparse),
 )
 
 

@@ -50,7 +50,7 @@ from exporter.progress.eta.projection import (
     StallLimit,
     usual_stall_limit,
 )
-from exporter.progress.eta.tail import TAIL_SD, BatchTail, possible_tail_wait
+from exporter.progress.eta.tail import BatchTail, GapMoments, possible_tail_wait
 
 BACKTEST_DOUBT = 0.1  # added doubt about the back-test if as much is left as is done
 MOST_S = 1e12
@@ -75,6 +75,7 @@ class EtaEstimator:
     _pauses: Pauses = field(default_factory=Pauses)
     _announced: AnnouncedPauses = field(default_factory=AnnouncedPauses)
     _tail: BatchTail = field(default_factory=BatchTail)
+    _gaps: GapMoments = field(default_factory=GapMoments)
     _curve: WorkCurve = field(default_factory=WorkCurve)
     _history: BacktestHistory = field(default_factory=BacktestHistory)
     _trust: ExpertTrust = FIRST_TRUST
@@ -185,8 +186,8 @@ class EtaEstimator:
                 work -= seconds
                 self._pauses.add(Pause(before, seconds, self._blocks.seconds, name), self._rhythm.step)
             wait = work
-        alone = speed.blocks >= SMALL_BLOCKS and self._pauses.is_alone(before, self._rhythm.step)
-        if speed.blocks >= 4 and is_pause(work, expected, self._pause_factor, self._rhythm.gap, alone):
+        # The first comparison spares most lines the others.
+        if speed.blocks >= 4 and work > expected * self._pause_factor and self._is_pause(work, expected, before):
             self._pauses.add(Pause(before, work - expected, self._blocks.seconds), self._rhythm.step)
             work = expected
         elif work >= SAME_TIME_S:
@@ -197,6 +198,7 @@ class EtaEstimator:
             return
         self._pending_items = 0.0
         self._throughput.add(work, rise)
+        self._gaps.add(math.log(work / rise))
         block = self._blocks.add(work, rise)
         if block is not None:
             self._add_block(block)
@@ -204,6 +206,10 @@ class EtaEstimator:
             self._add_checkpoint(done)
         if self._curve.points and done >= self._curve.next_due:
             self._curve.add(done, self._blocks.seconds, self._total)
+
+    def _is_pause(self, gap: float, expected: float, done: float) -> bool:
+        alone = self._changes.speed.blocks >= SMALL_BLOCKS and self._pauses.is_alone(done, self._rhythm.step)
+        return is_pause(gap, expected, self._pause_factor, self._rhythm.gap, alone)
 
     def _add_block(self, block: WorkBlock) -> None:
         warm = self._blocks.update_warm_up()
@@ -222,6 +228,7 @@ class EtaEstimator:
         eta = left = 0.0
         if self._total is not None and self._total > done:
             left = self._total - done
+            self._tail.guess(self._gaps.are_parallel(), left, self._changes.speed.seconds_per_item)
             work, _ = mix_forecasts(outlook, done, left, self._trust.weights)
             eta = work + self._expected_pauses(done, self._total).seconds
         checkpoint = BacktestPoint(
@@ -278,7 +285,7 @@ class EtaEstimator:
         sd, error, start = speed.sd, self._trust.error, start_doubt(blocks.count)
         work, tail = self._tail.work(left, work)
         steps = left / max(self._rhythm.step, 1e-9)
-        unseen_tail = TAIL_SD * tail / work if tail else 0.0
+        unseen_tail = self._tail.sd * tail / work if tail else 0.0
         doubt = math.hypot(log_deviation(error, sd, steps, speed.blocks, start), disagreement, unseen_tail)
         if self._prior is None or work <= 0:
             return work, doubt

@@ -15,7 +15,7 @@ YOUNG_STALL_S = 1800.0  # stall limit while only a few lines have come
 FIRST_STALL_S = 7200.0  # stall limit while only one has come and the interval is unknown
 LONGEST_WAIT = 6.0  # how many times as long as usual a request may take in the tail of a batch
 NAMED_STALL_S = 3600.0  # limit of the first pause of a name that the log announced
-BREAK_SHARE = 0.07  # part of the run so far that a break, such as a restart after a crash, may take
+BREAK_SHARE = 0.06  # part of the run so far that a break, such as a restart after a crash, may take
 LONGEST_BREAK_S = 3600.0  # the most of it: in a run of days, hours without work are a stall
 FIRST_PAUSE_SHARE = 0.4  # longest first pause relative to the work before it, such as an evaluation after an epoch
 

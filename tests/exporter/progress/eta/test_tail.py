@@ -1,6 +1,7 @@
 """The tail of a batch of requests."""
 
 import heapq
+import itertools
 import math
 import random
 import statistics
@@ -8,7 +9,7 @@ import statistics
 import pytest
 
 from exporter.progress.eta.estimator import EtaEstimator
-from exporter.progress.eta.tail import BatchTail, possible_tail_wait
+from exporter.progress.eta.tail import BatchTail, GapMoments, possible_tail_wait
 
 
 def tail_after(*readings: tuple[float, float, float], pace: float = 2.0) -> BatchTail:
@@ -74,8 +75,8 @@ def test_running_and_waiting_counts_halve_the_error_of_a_batch(share: float) -> 
             estimator = EtaEstimator()
             for t, done, running, waiting in lines[: int(share * len(lines))]:
                 estimator.update(t, done, len(lines))
-                if with_counts:
-                    estimator.update_requests(running, waiting)
+                # Otherwise a server tells of other requests, so that all work seems steady.
+                estimator.update_requests(*((running, waiting) if with_counts else (1e6, 0)))
             estimate = estimator.estimate(t)
             assert estimate is not None
             found.append(abs(math.log(estimate.seconds / (lines[-1][0] - t))))
@@ -98,3 +99,45 @@ def test_the_last_items_of_very_different_lengths_may_be_requests_in_parallel() 
     assert possible_tail_wait(4.0, 2.0, sd=0.8) == 16.0
     assert possible_tail_wait(32.0, 2.0, sd=0.8) == 0.0
     assert possible_tail_wait(4.0, 2.0, sd=0.2) == 0.0
+
+
+@pytest.mark.parametrize(("slots", "sd", "parallel"), [(16, 0.8, True), (1, 1.1, False), (1, 0.1, False)])
+def test_ends_of_parallel_requests_are_known_by_their_rhythm(slots: int, sd: float, parallel: bool) -> None:
+    r = random.Random(slots)
+    running, before, gaps = [r.lognormvariate(0, sd) for _ in range(slots)], 0.0, GapMoments()
+    heapq.heapify(running)
+    for _ in range(400):
+        end = heapq.heapreplace(running, running[0] + r.lognormvariate(0, sd))
+        gaps.add(math.log(end - before))
+        before = end
+    assert gaps.are_parallel() == parallel
+
+
+def test_guessed_requests_have_a_tail_until_a_server_says_how_many_run() -> None:
+    tail = BatchTail()
+    tail.guess(True, 100.0, 2.0)
+    tail.guess(False, 10.0, 9.0)  # in the tail the rhythm changes
+    work, length = tail.work(100.0, 200.0)
+    assert work == pytest.approx(2 * 84 + length)
+    assert not tail.has_begun(10.0), "silence in it is judged by its own rule"
+    told = tail_after((8, 100, 108))
+    sd = tail.sd
+    tail.update(8, 100, 108, 2.0)
+    assert (tail.work(100.0, 200.0), tail.sd < sd) == (told.work(100.0, 200.0), True)
+
+
+def test_the_guessed_tail_widens_the_interval_of_the_last_tenth_of_a_batch() -> None:
+    held: dict[bool, list[bool]] = {True: [], False: []}
+    for seed, slots in itertools.product(range(6), (8, 16, 32)):
+        lines = batch(seed, slots)
+        for guessed, found in held.items():
+            estimator = EtaEstimator()
+            if not guessed:
+                estimator.update(0.0, 0, len(lines))
+                estimator.update_requests(1e6, 0)
+            for t, done, *_ in lines[: int(0.9 * len(lines))]:
+                estimator.update(t, done, len(lines))
+            estimate = estimator.estimate(t)
+            assert estimate is not None
+            found.append(estimate.low <= lines[-1][0] - t <= estimate.high)
+    assert sum(held[True]) >= max(2 * sum(held[False]), len(held[True]) / 2), held
