@@ -36,9 +36,9 @@ class TimelineHead(Record):
     attempt: int
     node: str
     instance: str  # where Prometheus would have scraped the node
-    step_s: float  # between points; more points are there where a worker ended or restarted
+    step_s: float  # between points; more are there where a phase began, or a worker ended or restarted
     times: tuple[float, ...]  # of the points, epoch seconds
-    moments: tuple[float, ...] = ()  # times of points at which a worker ended or restarted
+    moments: tuple[float, ...] = ()  # times of those points
 
 
 class TimelineSeries(NamedTuple):

@@ -37,6 +37,8 @@ class NodeTimeline:
         self._has_moment = False  # whether a worker ended or restarted since the last write
         self._written, self._pause_s = -math.inf, 0.0
         self._is_failing = False
+        labels = ",".join(f'{name}="{value}"' for name, value in identity.constant_labels().items())
+        self._up = f"up{{{labels}}}"  # what Prometheus adds to a page
         self.instance = ""  # address of the page
 
     def is_due(self) -> bool:
@@ -48,7 +50,7 @@ class NodeTimeline:
         if not self.is_taken_up or not self._lock.acquire(timeout=1.0):
             return
         try:
-            values = {}
+            values = {self._up: 1.0}
             for family, lines in page.items():
                 if family.name in TIMELINE_FAMILIES:
                     for line in lines:
