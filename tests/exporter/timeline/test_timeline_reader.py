@@ -30,7 +30,7 @@ def record(timeline: NodeTimeline, items: float, *, is_moment: bool = False) -> 
     page = Samples({"node": NODE})
     page.add(ITEMS, items, worker="w0")
     page.add(THREADS, 3, worker="w0")
-    timeline.record(page.take(), is_moment=is_moment)
+    timeline.record(page.take, is_moment=is_moment)
 
 
 def path_of(run_dir: Path) -> Path:
@@ -144,3 +144,16 @@ def test_a_full_disk_costs_one_message_and_the_earlier_file_stays(
         timeline.write(final=True)
     assert len(caplog.records) == 1
     assert stored(tmp_path)["series"][1]["values"] == [1]
+
+
+def test_costly_points_are_farther_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    timeline = make_timeline(tmp_path, clock)
+    for cost, step_s in ((0.001, 5), (0.1, 5), (0.1, 5), (0.1, 150)):  # one slow point is none
+        used = iter((0.0, cost))
+        monkeypatch.setattr("time.thread_time", lambda used=used: next(used))
+        record(timeline, clock.now)
+        before = clock.now
+        while not timeline.is_due():
+            clock.advance(1)
+        assert clock.now - before == pytest.approx(step_s, abs=1)
