@@ -54,15 +54,15 @@ class TimelineSeries(NamedTuple):
 def pack_timeline(head: TimelineHead, series: Iterable[TimelineSeries]) -> bytes:
     """Render a timeline and compress it."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, 31)
-    parts = [packer.compress((json.dumps(head.to_json())[:-1] + _SERIES_BEGIN).encode())]
+    packed = bytearray(packer.compress((json.dumps(head.to_json())[:-1] + _SERIES_BEGIN).encode()))
     separator = ""
     for name, points, values in series:
         numbers = ", ".join("null" if value is None else _FORMATS[abs(value) >= EXACT] % value for value in values)
         line = f'{separator}{{"series": {json.dumps(name)}, "points": {list(points)}, "values": [{numbers}]}}'
-        parts.append(packer.compress(line.encode()))
+        packed += packer.compress(line.encode())  # one block, which goes back to the system
         separator = ",\n"
-    parts += (packer.compress(_SERIES_END.encode()), packer.flush())
-    return b"".join(parts)
+    packed += packer.compress(_SERIES_END.encode()) + packer.flush()
+    return bytes(packed)
 
 
 @contextmanager
