@@ -22,7 +22,7 @@ ROOMS = {
     "launcher": (
         *("errors", "words", "programs", "guard", "plan", "scan", "rundir", "jobfile", "verify", "steps"),
         *("registry", "planner", "report", "check", "run", "watch", "show", "attach", "sweep"),
-        *("pipeline", "fleet", "track", "alerts", "boards", "stack", "cli"),
+        *("pipeline", "fleet", "track", "alerts", "boards", "stack", "export", "cli"),
     ),
 }
 COMMANDS = ("launcher.cli", "exporter.cli")  # import lazily, so that `--help` and `watch` are fast

@@ -22,6 +22,8 @@ MOST_LINE = 1 << 20  # bytes of one line
 MOST_LINES = 10_000
 MOST_TIMES = 10_000
 MOST_VALUE = 1e37  # larger ones do not fit into 4 bytes
+EXACT = 2.0**24  # below, whole numbers fit into 4 bytes, as do eight digits of others
+_FORMATS = ("%.8g", "%.13g")
 _SERIES_BEGIN, _SERIES_END = ', "series": [\n', "\n]}\n"
 _LABEL = r'[a-zA-Z_]\w*="(?:[^"\\\n]|\\.)*"'
 _SERIES = re.compile(rf"[a-zA-Z_:][\w:]*\{{{_LABEL}(?:,{_LABEL})*\}}", re.ASCII)
@@ -36,9 +38,9 @@ class TimelineHead(Record):
     attempt: int
     node: str
     instance: str  # where Prometheus would have scraped the node
-    step_s: float  # between points; more points are there where a worker ended or restarted
+    step_s: float  # between points; more are there where a phase began, or a worker ended or restarted
     times: tuple[float, ...]  # of the points, epoch seconds
-    moments: tuple[float, ...] = ()  # times of points at which a worker ended or restarted
+    moments: tuple[float, ...] = ()  # times of those points
 
 
 class TimelineSeries(NamedTuple):
@@ -52,15 +54,15 @@ class TimelineSeries(NamedTuple):
 def pack_timeline(head: TimelineHead, series: Iterable[TimelineSeries]) -> bytes:
     """Render a timeline and compress it."""
     packer = zlib.compressobj(LEVEL, zlib.DEFLATED, 31)
-    parts = [packer.compress((json.dumps(head.to_json())[:-1] + _SERIES_BEGIN).encode())]
+    packed = bytearray(packer.compress((json.dumps(head.to_json())[:-1] + _SERIES_BEGIN).encode()))
     separator = ""
     for name, points, values in series:
-        numbers = ", ".join("null" if value is None else f"{value:.13g}" for value in values)
+        numbers = ", ".join("null" if value is None else _FORMATS[abs(value) >= EXACT] % value for value in values)
         line = f'{separator}{{"series": {json.dumps(name)}, "points": {list(points)}, "values": [{numbers}]}}'
-        parts.append(packer.compress(line.encode()))
+        packed += packer.compress(line.encode())  # one block, which goes back to the system
         separator = ",\n"
-    parts += (packer.compress(_SERIES_END.encode()), packer.flush())
-    return b"".join(parts)
+    packed += packer.compress(_SERIES_END.encode()) + packer.flush()
+    return bytes(packed)
 
 
 @contextmanager

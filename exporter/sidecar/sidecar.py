@@ -2,7 +2,7 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
@@ -200,6 +200,10 @@ class Sidecar:
         for slot in (*self.slots, self.publisher):
             slot.render_self(self._samples)
 
+    def _take_samples(self) -> Mapping[Family, Sequence[str]]:
+        self._render()
+        return self._samples.take()
+
     def keep_timeline(self) -> None:
         """Add a point to the timeline if its step is over, a worker has started or ended, or the job has."""
         snapshots = [slot.snapshot for slot in self.slots]
@@ -207,8 +211,7 @@ class Sidecar:
         runs = (self.phase, self.final, [(facts.up, facts.restart, facts.exits) for facts in workers])
         is_moment = runs != self._runs
         if self.timeline.is_taken_up and (is_moment or self.timeline.is_due()):
-            self._render()
-            self.timeline.record(self._samples.take(), is_moment=is_moment)
+            self.timeline.record(self._take_samples, is_moment=is_moment)
             self._runs = runs
 
     def status(self) -> NodeStatus:

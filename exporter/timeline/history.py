@@ -8,7 +8,7 @@ import math
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from exporter.contract.timeline_file import TimelineSeries
+from exporter.contract.timeline_file import EXACT, TimelineSeries
 
 MOST_POINTS = 720
 MOST_VALUES = 250_000  # of all series together, 4 bytes each: about 350 series that always change
@@ -21,14 +21,14 @@ _ABSENT = math.nan
 class _Series:
     """Values of one series at the points where they change.
 
-    They are stored as differences from the first one, in 4 bytes: exact to 1e-7 of the largest difference, and
-    rising where the values rise.
+    They are stored in 4 bytes, large ones as differences from the first: exact to 1e-7 of the value or the largest
+    difference, and rising where the values rise. 0 stays 0, and counts below `EXACT` what they are.
     """
 
     __slots__ = ("base", "changes", "last", "points")
 
-    def __init__(self, base: float) -> None:
-        self.base = base
+    def __init__(self, first: float) -> None:
+        self.base = 0.0 if abs(first) < EXACT else array("f", (first,))[0]
         self.points = 0  # bit n: whether it changes at point n
         self.changes = array("f")
         self.last: float | None = None

@@ -5,7 +5,8 @@ import logging
 import math
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
 
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.detail import TIMELINE_FAMILIES
@@ -16,9 +17,10 @@ from exporter.contract.timeline_file import MOST_VALUE, SUFFIX, TimelineHead, op
 from exporter.timeline.history import History
 
 LEAST_STEP_S = 5.0  # between points
+POINT_COST = 1500  # least time between points, in units of their CPU time: 0.067 % of a core
 WRITE_EVERY_S = 300.0  # what a node that dies loses of its timeline
 MOMENT_WRITE_S = 60.0  # the same if a worker ended or restarted
-WRITE_COST = 2000  # pause after a write, in units of its CPU time: 0.05 % of a core
+WRITE_COST = 4000  # pause after a write, in units of its CPU time: 0.025 % of a core
 DAMAGED = ".damaged"
 
 log = logging.getLogger("gpujob.timeline")
@@ -33,23 +35,29 @@ class NodeTimeline:
         self._path = context.manifest.run_dir / run_files.STATUS_DIR / f"{identity.node}{SUFFIX}"
         self._history = History(max(LEAST_STEP_S, context.manifest.check_interval_s))
         self._lock = threading.Lock()
+        self._costs = deque[float](maxlen=3)  # CPU time of the last points; the first one may be slow
+        self._rests_until = -math.inf
         self.is_taken_up = False  # whether the timeline of an earlier sidecar is known
         self._has_moment = False  # whether a worker ended or restarted since the last write
         self._written, self._pause_s = -math.inf, 0.0
         self._is_failing = False
+        labels = ",".join(f'{name}="{value}"' for name, value in identity.constant_labels().items())
+        self._up = f"up{{{labels}}}"  # what Prometheus adds to a page
         self.instance = ""  # address of the page
 
     def is_due(self) -> bool:
         """Whether it is time for a point."""
-        return self.is_taken_up and self._history.is_due(self._clock.time())
+        is_rested = self._clock.monotonic() >= self._rests_until
+        return self.is_taken_up and is_rested and self._history.is_due(self._clock.time())
 
-    def record(self, page: Mapping[Family, Sequence[str]], *, is_moment: bool) -> None:
+    def record(self, render: Callable[[], Mapping[Family, Sequence[str]]], *, is_moment: bool) -> None:
         """Add a point with the samples of a page. Without the history of the earlier sidecar, do nothing yet."""
+        began = time.thread_time()
         if not self.is_taken_up or not self._lock.acquire(timeout=1.0):
             return
         try:
-            values = {}
-            for family, lines in page.items():
+            values = {self._up: 1.0}
+            for family, lines in render().items():
                 if family.name in TIMELINE_FAMILIES:
                     for line in lines:
                         series, _, value = line.rpartition(" ")
@@ -59,6 +67,8 @@ class NodeTimeline:
             self._has_moment |= is_moment
         finally:
             self._lock.release()
+        self._costs.append(time.thread_time() - began)
+        self._rests_until = self._clock.monotonic() + POINT_COST * min(self._costs)
 
     def pack(self) -> bytes:
         """The timeline as gzipped JSON."""

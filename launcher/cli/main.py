@@ -30,6 +30,7 @@ from launcher.cli.jobs.logs import logs
 from launcher.cli.jobs.metrics import metrics
 from launcher.cli.jobs.pipeline import pipeline, show_pipeline
 from launcher.cli.jobs.stop import stop
+from launcher.cli.jobs.timeline import timeline
 from launcher.cli.jobs.track import track
 from launcher.cli.jobs.verify import verify
 from launcher.cli.parts import (
@@ -380,6 +381,6 @@ for command in (
         stop,
         sweep,
     ),
-    *(index, targets, track, usage, verify, watch),
+    *(index, targets, timeline, track, usage, verify, watch),
 ):
     commands.add_command(command)

@@ -26,6 +26,7 @@ _GROUPS = {
         "stop",
         "sweep",
         "metrics",
+        "timeline",
     ),
     "The cluster": ("fleet", "usage", "alerts", "stack", "boards", "index"),
 }  # commands in the order in which people meet them; others come last

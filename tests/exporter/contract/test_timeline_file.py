@@ -10,7 +10,13 @@ from exporter.contract.records import RecordError
 from exporter.contract.timeline_file import TimelineHead, TimelineSeries, open_timeline, pack_timeline
 
 HEAD = TimelineHead(
-    job_id="4459", attempt=0, node="n1", instance="n1:9410", step_s=5.0, times=(1.5, 6.5, 11.25), moments=(6.5,)
+    job_id="4459",
+    attempt=0,
+    node="n1",
+    instance="n1:9410",
+    step_s=5.0,
+    times=(1.5, 6.5, 11.25),
+    moments=(6.5,),
 )
 HOSTILE = r'gpujob_info{job_name="a\"} 1\n#\\",user="}"}'
 SERIES = [

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping
 from itertools import pairwise
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -108,3 +109,15 @@ def test_no_more_series_than_the_bound() -> None:
     kept = History(5.0)
     kept.add(FIRST, {f"s{name}": 1.0 for name in range(MOST_SERIES + 5)})
     assert len(list(kept.series())) == MOST_SERIES
+
+
+def test_zero_one_and_whole_numbers_stay_what_they_are() -> None:
+    values = [0.1, 0.0, 1.0, 7e9, 0.0, 1_795_902_440.0, 16_000_001.0]
+    for first in values:
+        kept = History(5.0)
+        for number, value in enumerate((first, *values)):
+            kept.add(FIRST + 5 * number, {"a": value})
+        column = dense(kept)["a"]
+        assert [column[number] for number in (2, 5)] == [0.0, 0.0]
+        assert first >= 2**24 or (column[3], column[7]) == (1.0, 16_000_001.0)
+        assert [value for value in column if value is not None] == pytest.approx([first, *values], rel=1e-6, abs=600)

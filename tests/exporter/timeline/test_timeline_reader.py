@@ -30,7 +30,7 @@ def record(timeline: NodeTimeline, items: float, *, is_moment: bool = False) -> 
     page = Samples({"node": NODE})
     page.add(ITEMS, items, worker="w0")
     page.add(THREADS, 3, worker="w0")
-    timeline.record(page.take(), is_moment=is_moment)
+    timeline.record(page.take, is_moment=is_moment)
 
 
 def path_of(run_dir: Path) -> Path:
@@ -62,7 +62,7 @@ def test_a_new_sidecar_continues_the_timeline(tmp_path: Path) -> None:
     found = stored(tmp_path)
     assert [time - found["times"][0] for time in found["times"]] == [0, 2, 62]
     assert found["moments"] == found["times"][1:2]
-    assert found["series"] == [
+    assert found["series"][1:] == [
         {"series": f'gpujob_worker_items{{node="{NODE}",worker="w0"}}', "points": [0, 1, 2], "values": [1, 2, 3]}
     ]
 
@@ -83,7 +83,7 @@ def test_another_attempt_or_job_begins_anew(identity: Any, tmp_path: Path) -> No
     later = make_timeline(tmp_path, FakeClock(), **identity)
     record(later, 5)
     later.write(final=True)
-    assert [series["values"] for series in stored(tmp_path)["series"]] == [[5]]
+    assert [series["values"] for series in stored(tmp_path)["series"]] == [[1], [5]]
 
 
 def test_a_damaged_file_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -95,7 +95,7 @@ def test_a_damaged_file_is_put_aside(tmp_path: Path, caplog: pytest.LogCaptureFi
     later = make_timeline(tmp_path, FakeClock())
     record(later, 5)
     later.write(final=True)
-    assert [series["values"] for series in stored(tmp_path)["series"]] == [[5]]
+    assert [series["values"] for series in stored(tmp_path)["series"]] == [[1], [5]]
     assert Path(f"{path_of(tmp_path)}.damaged").read_bytes() == damaged
     assert len(caplog.records) == 1
 
@@ -125,7 +125,7 @@ def test_it_is_written_seldom_sooner_after_a_moment_and_at_the_end(tmp_path: Pat
     assert seconds_to_write(is_moment=True) == 1000
     record(timeline, 7)
     timeline.write(final=True)
-    assert stored(tmp_path)["series"][0]["values"][-1] == 7
+    assert stored(tmp_path)["series"][1]["values"][-1] == 7
 
 
 def test_a_full_disk_costs_one_message_and_the_earlier_file_stays(
@@ -143,4 +143,17 @@ def test_a_full_disk_costs_one_message_and_the_earlier_file_stays(
         timeline.write(final=True)
         timeline.write(final=True)
     assert len(caplog.records) == 1
-    assert stored(tmp_path)["series"][0]["values"] == [1]
+    assert stored(tmp_path)["series"][1]["values"] == [1]
+
+
+def test_costly_points_are_farther_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = FakeClock()
+    timeline = make_timeline(tmp_path, clock)
+    for cost, step_s in ((0.001, 5), (0.1, 5), (0.1, 5), (0.1, 150)):  # one slow point is none
+        used = iter((0.0, cost))
+        monkeypatch.setattr("time.thread_time", lambda used=used: next(used))
+        record(timeline, clock.now)
+        before = clock.now
+        while not timeline.is_due():
+            clock.advance(1)
+        assert clock.now - before == pytest.approx(step_s, abs=1)

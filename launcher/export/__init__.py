@@ -1,0 +1,1 @@
+"""What other programs read: the timelines of a job as OpenMetrics."""
