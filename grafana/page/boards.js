@@ -87,7 +87,7 @@ function fill(text, how, scope = {}) {
     __url_time_range: `from=${S.from}&to=${S.to}`,
   };
   return text.replace(/\$(\w+)|\$\{([^}:]+)(?::(\w+))?\}/g, (whole, short, long, kind) => {
-    const name = short ?? long, v = variables().find((each) => each.name === name), field = name.split("__data.fields.")[1];
+    const name = short ?? long, v = variables().find((each) => each.name === name), [, field] = /^__data\.fields\.(.+?)(?:\.numeric)?$/.exec(name) ?? [];
     if (v) return written(v, kind ?? how);
     const found = special[name] ?? (name === "__value.raw" ? value : row?.[field] ?? row?.raw[field] ?? (field && ""));
     return found == null ? whole : name in special || how !== "url" ? String(found) : encodeURIComponent(found);

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -218,7 +219,7 @@ def sink() -> dict[str, Any]:
     """A board with the types and options that the job board has not."""
     worker = {"expr": 'gpujob_worker_throughput_items_per_second{cluster="$cluster"}', "legendFormat": "{{worker}}"}
     instant = {**worker, "instant": True, "format": "table"}
-    links = [{"title": "More", "url": "/d/gpujob-job?var-x=${__data.fields.worker}"}]
+    links = [{"title": "More", "url": "/d/gpujob-job?var-x=${__data.fields.worker}&from=${__data.fields.rate.numeric}"}]
     bad = [{"title": "bad", "url": "${__data.fields.job}"}]
     order = {"excludeByName": {"Time": True}, "indexByName": {"worker": 0}, "renameByName": {"Value #A": "rate"}}
     kinds: list[dict[str, Any]] = [
@@ -280,7 +281,7 @@ def test_types_that_the_job_board_has_not_are_drawn_and_links_lead_to_boards(sta
         for part in ("canvas.cells", ".state", ".bar b", ".dial", ".fill", ".line", ".legend button"):
             assert await page.run(f"document.querySelectorAll('{part}').length"), part
         href = await page.run("document.querySelector('td a').getAttribute('href')")
-        assert href.startswith("?board=gpujob-job&var-x=worker_w")
+        assert re.fullmatch(r"\?board=gpujob-job&var-x=worker_w\d&from=\d+(\.\d+)?", href)
         assert await page.run("[...document.querySelectorAll('td a')].every(a => a.search.startsWith('?board='))")
         link = await page.run("document.querySelector('.choices > a').search")
         assert link == "?board=gpujob-fleet&var-cluster=here&from=now-1m&to=now"
