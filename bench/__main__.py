@@ -14,7 +14,7 @@ BENCHES = (
     *("exposition", "wrapper", "processes", "exits", "kills", "logs"),
     *("backlog", "tail", "files", "eta", "gpus", "sidecar", "series", "plans", "hub"),
 )  # modules of this package
-LONG = ("soak", "slurm_kills", "hub_rpcs")  # only by name: they take long, or need root
+LONG = ("soak", "slurm_kills", "hub_rpcs", "prometheus")  # only by name: they take long, or need root
 
 
 def main() -> int:

@@ -16,6 +16,16 @@ CHOSEN = 'cluster="$cluster", partition=~"$partition", user=~"$user"'
 JOB = "job_id, job_name, user"
 NEEDS_HUB = "needs the hub"
 TO_JOB = column("job_id", link=board.to_board("gpujob-job", job_id="job_id"))
+# The board of an ended job shows the time in which it ran.
+TO_ENDED_JOB = column(
+    "job_id",
+    link=(
+        board.BOARDS["gpujob-job"][0],
+        board.to_board("gpujob-job", job_id="job_id")[1].replace(
+            "${__url_time_range}", "from=${__data.fields.started.numeric}&to=${__data.fields.ended.numeric}"
+        ),
+    ),
+)
 TO_NODE = column("node", link=board.to_board("gpujob-node", node="node"))
 FIRING = f'ALERTS{{{CHOSEN}, alertstate="firing"}}'
 RECORDED_EACH_S = 30
@@ -313,9 +323,10 @@ def ended() -> list[Panel]:
     return [
         rows(
             "Ended jobs",
-            "The last 50 jobs that ended in the time range. Needs the hub.",
+            "The last 50 jobs that ended in the time range. Select a number to see its time. Needs the hub.",
             {
                 "ended": listed(f"topk(50, {_ended('gpujob_job_end_timestamp_seconds')}) * 1000"),
+                "started": listed(f"{_ended('gpujob_job_start_timestamp_seconds')} * 1000"),
                 "exit code": listed(_ended("gpujob_job_exit_code")),
                 "limit used": listed(_ended("gpujob_job_time_limit_used_ratio")),
                 "GPU time": listed(_ended("gpujob_job_gpu_seconds")),
@@ -325,8 +336,9 @@ def ended() -> list[Panel]:
             labels=("job_id", "job_name", "user"),
             first_by="ended",
             columns=[
-                TO_JOB,
+                TO_ENDED_JOB,
                 column("ended", unit="dateTimeAsIso"),
+                column("started", unit="dateTimeAsIso"),
                 column("limit used", unit="percentunit", decimals=0),
                 column("GPU time", unit=CLOCK),
             ],

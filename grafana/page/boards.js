@@ -39,8 +39,7 @@ function named(target, labels) {
 async function series_of(target, time) {
   const query = fill(target.expr, "query");
   if (target.instant) {
-    const found = await ask("query", { query, time: time.to }), result = Array.isArray(found.result[0]) || found.resultType !== "scalar" ? found.result : [{ metric: {}, value: found.result }];
-    return result.map(({ metric, value }) => ({ ref: target.refId, name: named(target, metric), labels: metric, value: number(value[1]) }));
+    return (await ask("query", { query, time: time.to })).result.map(({ metric, value }) => ({ ref: target.refId, name: named(target, metric), labels: metric, value: number(value[1]) }));
   }
   return (await ask("query_range", { query, start: time.from, end: time.to, step: time.step })).result.map(({ metric, values }) => {
     const all = new Array(time.count).fill(null);
@@ -50,18 +49,17 @@ async function series_of(target, time) {
 }
 // Tables: the transformations merge and organize of Grafana
 function rows_of(panel, all) {
-  const ids = panel.targets.filter((t) => !t.hide).map((t) => t.refId), many = ids.length > 1, frames = ids.map((ref) => all.filter((one) => one.ref === ref)).filter((f) => f.length);
-  const merge = panel.transformations?.some((t) => t.id === "merge"), organize = panel.transformations?.find((t) => t.id === "organize")?.options ?? {};
+  const ids = panel.targets.map((t) => t.refId), many = ids.length > 1, frames = ids.map((ref) => all.filter((one) => one.ref === ref)).filter((f) => f.length);
   const shared = frames.map((frame) => new Set(frame.flatMap((one) => Object.keys(one.labels)))).reduce((a, b) => new Set([...a].filter((name) => b.has(name))), new Set(frames[0]?.flatMap((one) => Object.keys(one.labels))));
   const rows = [], by_key = new Map(), names = new Set(["Time"]);
   for (const one of frames.flat()) {
     const row = { ...one.labels, Time: S.time.to * 1000, [many ? `Value #${one.ref}` : "Value"]: one.value }, key = JSON.stringify([...shared].map((name) => row[name]));
     Object.keys(row).forEach((name) => names.add(name));
-    const fits = merge ? (by_key.get(key) ?? []).filter((other) => Object.keys(row).every((name) => !(name in other) || other[name] === row[name])) : [];
+    const fits = (by_key.get(key) ?? []).filter((other) => Object.keys(row).every((name) => !(name in other) || other[name] === row[name]));
     for (const other of fits) Object.assign(other, row);
     if (!fits.length) { rows.push(row); by_key.set(key, [...(by_key.get(key) ?? []), row]); }
   }
-  const { excludeByName = {}, indexByName = {}, renameByName = {} } = organize, place = (name) => indexByName[name] ?? 99;
+  const { excludeByName, indexByName, renameByName } = panel.transformations.find((t) => t.id === "organize").options, place = (name) => indexByName[name] ?? 99;
   const kept = [...names].filter((name) => !excludeByName[name]).sort((a, b) => place(a) - place(b) || (place(a) === 99 ? names.has(a) - names.has(b) : 0));
   const out = rows.map((row) => Object.fromEntries(kept.map((name) => [renameByName[name] || name, row[name] ?? null])));
   out.names = kept.map((name) => renameByName[name] || name);
@@ -72,46 +70,37 @@ function rows_of(panel, all) {
 // Variables in queries, links and texts, as Grafana replaces them
 const SPECIAL = /[\\^$.*+?()[\]{}|]/g;
 const is_all = (v) => S.values.get(v.name)?.[0] === "$__all";
-const picked = (v) => (is_all(v) ? (S.options.get(v.name) ?? []).map((o) => o.value) : S.values.get(v.name) ?? []);
 const in_url = (v) => (S.values.get(v.name) ?? []).map((value) => `var-${v.name}=${encodeURIComponent(value)}`).join("&");
 function written(v, how) {
-  const values = picked(v), quoted = (value) => value.replace(/\\/g, "\\\\").replace(/"/g, '\\"').replace(/\n/g, "\\n");
+  const values = S.values.get(v.name) ?? [], quoted = (value) => value.replace(/\\/g, "\\\\").replace(/"/g, '\\"').replace(/\n/g, "\\n");
   if (how === "queryparam") return in_url(v);
-  if (how === "text") return is_all(v) ? "All" : values.map((value) => S.options.get(v.name)?.find((o) => o.value === value)?.text ?? value).join(" + ");
-  if (how === "url") return encodeURIComponent(values.join(","));
-  if (is_all(v) && v.allValue) return v.allValue;
-  if (how === "raw" || how === "csv") return values.join(",");
-  if (!(v.multi || v.includeAll || how === "regex")) return quoted(values.join("|"));
+  if (how === "text") return is_all(v) ? "All" : values.join(" + ");
+  if (is_all(v)) return v.allValue;
+  if (!v.multi) return quoted(values[0] ?? "");
   const all = values.map((value) => quoted(value.replace(SPECIAL, "\\$&")));
   return all.length > 1 ? `(${all.join("|")})` : all[0] ?? "";
 }
 function fill(text, how, scope = {}) {
-  const { time } = S, { one, row } = scope;
-  const own = (name) => {
-    const [, data, dotted, bracketed] = /^__(data\.fields|field\.labels)(?:\.(.+)|\["?([^"\]]+)"?\])$/.exec(name) ?? [], key = dotted ?? bracketed;
-    if (data) return (data === "data.fields" ? row?.[key] ?? row?.raw[key] : (one?.labels ?? row?.raw)?.[key]) ?? "";
-    return { "__value.raw": scope.value, "__value.text": scope.text, "__value.numeric": scope.value, "__field.name": one?.name, "__series.name": one?.name }[name];
-  };
-  const builtin = {
-    __range: `${Math.round(time.to - time.from)}s`, __range_s: Math.round(time.to - time.from), __interval: `${time.step}s`, __interval_ms: time.step * 1000,
-    __rate_interval: `${Math.max(4 * S.scrape, time.step + S.scrape)}s`, __from: time.from * 1000, __to: time.to * 1000,
-    __url_time_range: `from=${S.from}&to=${S.to}`, __all_variables: variables().map(in_url).join("&"),
+  const { time } = S, { row, value } = scope;
+  const special = {
+    __range: `${Math.round(time.to - time.from)}s`, __interval: `${time.step}s`, __rate_interval: `${Math.max(4 * S.scrape, time.step + S.scrape)}s`,
+    __url_time_range: `from=${S.from}&to=${S.to}`,
   };
   return text.replace(/\$(\w+)|\$\{([^}:]+)(?::(\w+))?\}/g, (whole, short, long, kind) => {
-    const name = short ?? long, v = board().templating.list.find((each) => each.name === name), found = own(name);
-    if (name in builtin) return builtin[name];
+    const name = short ?? long, v = variables().find((each) => each.name === name), [, field] = /^__data\.fields\.(.+?)(?:\.numeric)?$/.exec(name) ?? [];
     if (v) return written(v, kind ?? how);
-    return found == null ? whole : how === "url" && kind !== "raw" ? encodeURIComponent(found) : String(found);
+    const found = special[name] ?? (name === "__value.raw" ? value : row?.[field] ?? row?.raw[field] ?? (field && ""));
+    return found == null ? whole : name in special || how !== "url" ? String(found) : encodeURIComponent(found);
   });
 }
 // A link of a board, panel or cell. Only boards and http(s) pages: no address from data runs as a script.
 function address(url, scope) {
-  const full = fill(url, "url", scope), [, uid, query] = /^\/?d\/([\w-]+)(?:\/[^?]*)?\??(.*)$/.exec(full) ?? [];
+  const full = fill(url, "url", scope), [, uid, query] = /^\/d\/([\w-]+)\?(.*)$/.exec(full) ?? [];
   return uid ? `?board=${uid}&${query}` : /^https?:\/\//.test(full) ? full : null;
 }
 function link(links, scope, text) {
   const href = links?.length && text ? address(links[0].url, scope) : null;
-  return href ? el("a", { href, title: fill(links[0].title ?? "", "text", scope), ...(href.startsWith("?") ? {} : { target: "_blank", rel: "noopener noreferrer" }) }, text) : text;
+  return href ? el("a", { href, title: links[0].title, ...(href.startsWith("?") ? {} : { target: "_blank", rel: "noopener noreferrer" }) }, text) : text;
 }
 
 // The address of the page holds all that was chosen
@@ -140,35 +129,21 @@ function change(part) { // of the choices, by the reader
 }
 function zoom(from, to) { return change({ from: String(Math.round(from * 1000)), to: String(Math.round(to * 1000)) }); }
 
-async function values_of(v) {
-  const text = typeof v.query === "string" ? v.query : v.query?.query ?? "";
-  if (v.type === "custom") return text.split(/\s*,\s*/).filter(Boolean).map((pair) => { const [name, value] = pair.split(/ : /); return { text: name, value: value ?? name }; });
-  if (v.type !== "query") return [];
-  const [, selector, label] = /^label_values\((?:(.*),)?\s*(\w+)\s*\)$/s.exec(text) ?? [], [, question] = /^query_result\((.*)\)$/s.exec(text) ?? [];
-  let found;
-  if (question) found = (await ask("query", { query: fill(question, "query"), time: S.time.to })).result.map(({ metric, value }) => `{${Object.entries(metric).map(([k, x]) => `${k}="${x}"`).join(",")}} ${value[1]}`);
-  else found = await ask(`label/${label}/values`, { ...(selector ? { "match[]": fill(selector, "query") } : {}), start: S.time.from, end: S.time.to }, true);
-  const pattern = v.regex ? new RegExp(v.regex.replace(/^\/|\/$/g, "")) : null, seen = new Map();
-  for (const each of found) {
-    const match = pattern ? pattern.exec(each) : [each];
-    if (match) { const value = match.groups?.value ?? match[1] ?? match[0]; seen.set(value, { text: match.groups?.text ?? value, value }); }
-  }
-  const order = [null, (a, b) => a.text.localeCompare(b.text), null, (a, b) => a.text.localeCompare(b.text, undefined, { numeric: true })][v.sort > 4 ? 1 : v.sort - (v.sort % 2 ? 0 : 1)];
-  const all = [...seen.values()];
-  if (order) all.sort(order);
-  return v.sort && v.sort % 2 === 0 ? all.reverse() : all;
+async function values_of(v) { // of a label
+  const [, selector, label] = /^label_values\((?:(.*),)?\s*(\w+)\s*\)$/s.exec(v.query.query);
+  const found = await ask(`label/${label}/values`, { ...(selector ? { "match[]": fill(selector, "query") } : {}), start: S.time.from, end: S.time.to }, true);
+  found.sort((a, b) => a.localeCompare(b, undefined, { numeric: v.sort > 2 }));
+  return v.sort % 2 ? found : found.reverse();
 }
 async function choose_values(dropped) {
   for (const v of variables()) { // in their order: later ones ask with the values of earlier ones
-    const options = await values_of(v), has = (x) => x === "$__all" || options.some((o) => o.value === x), current = [v.current?.value ?? []].flat();
+    const options = await values_of(v), has = (x) => x === "$__all" || options.includes(x);
     S.options.set(v.name, options);
     let values = S.values.get(v.name) ?? [];
-    if (v.type === "textbox") { S.values.set(v.name, values.length ? values : [current[0] ?? (typeof v.query === "string" ? v.query : "")]); continue; }
     if (dropped && dropped !== v.name) values = values.filter(has);
-    if (!values.length) values = current.filter((x) => x !== "" && has(x));
-    if (!values.length) values = v.includeAll ? ["$__all"] : options.slice(0, 1).map((o) => o.value);
+    if (!values.length) values = v.includeAll ? ["$__all"] : options.slice(0, 1);
     S.values.set(v.name, v.multi ? values : values.slice(0, 1));
-    for (const x of values) if (!has(x)) options.unshift({ text: x, value: x });
+    for (const x of values) if (!has(x)) options.unshift(x);
   }
 }
 
@@ -178,13 +153,11 @@ function menu(label, name, ...content) {
 }
 function control(v) {
   const name = v.label || v.name, options = S.options.get(v.name), values = S.values.get(v.name), pick = (x) => { S.values.set(v.name, x); change({ dropped: v.name }); };
-  if (v.hide === 2) return null;
-  if (v.type === "textbox") return el("label", { title: v.description }, name, el("input", { type: "search", value: values[0], onchange: (e) => pick([e.target.value]) }));
-  if (!v.multi) return el("label", { title: v.description }, name, el("select", { onchange: (e) => pick([e.target.value]) }, v.includeAll ? el("option", { value: "$__all", selected: is_all(v) }, "All") : null,
-    options.length || v.includeAll ? options.map((o) => el("option", { value: o.value, selected: o.value === values[0] }, o.text)) : el("option", {}, "none")));
-  const boxes = [{ text: "All", value: "$__all" }, ...options].filter((o) => v.includeAll || o.value !== "$__all").map((o) => el("label", {}, el("input", { type: "checkbox", checked: values.includes(o.value), onchange: (e) => {
-    const rest = values.filter((x) => x !== o.value && x !== "$__all"), next = o.value === "$__all" ? ["$__all"] : e.target.checked ? [...rest, o.value] : rest;
-    pick(next.length ? next : ["$__all"]); } }), o.text));
+  const option = (x) => el("option", { value: x, selected: x === values[0] }, x);
+  if (!v.multi) return el("label", { title: v.description }, name, el("select", { onchange: (e) => pick([e.target.value]) }, options.length ? options.map(option) : el("option", {}, "none")));
+  const boxes = ["$__all", ...options].map((x) => el("label", {}, el("input", { type: "checkbox", checked: values.includes(x), onchange: (e) => {
+    const rest = values.filter((other) => other !== x && other !== "$__all"), next = x === "$__all" ? [x] : e.target.checked ? [...rest, x] : rest;
+    pick(next.length ? next : ["$__all"]); } }), x === "$__all" ? "All" : x));
   return el("div", { class: "choice", title: v.description }, name, menu(written(v, "text"), `${name}: ${written(v, "text")}`, boxes));
 }
 function controls() {
@@ -202,9 +175,7 @@ function controls() {
       annotations.length ? menu("marks", "Marks in the plots", annotations.map((a) => el("label", {}, el("input", { type: "checkbox", checked: is_marked(a.name), onchange: (e) => { S.marked.set(a.name, e.target.checked); mark(); } }), el("i", { "--c": colour(a.iconColor) }), a.name))) : null,
       el("select", { "aria-label": "Refresh", onchange: (e) => { S.every = Number(e.target.value); } }, [[0, "no refresh"], [15, "every 15 s"], [60, "every minute"]].map(([value, text]) => el("option", { value, selected: value === S.every }, text))),
       button("↻", "Refresh now", () => render())),
-    el("div", { class: "choices" }, variables().map(control), (board().links ?? []).filter((l) => l.url).map((l) => {
-      const href = address(`${l.url}${l.url.includes("?") ? "&" : "?"}${l.keepTime ? "${__url_time_range}&" : ""}${l.includeVars ? "${__all_variables}" : ""}`, {});
-      return href ? el("a", { href, title: l.tooltip }, l.title, " →") : null; })));
+    el("div", { class: "choices" }, variables().map(control), board().links.map((l) => el("a", { href: address(`${l.url}&\${__url_time_range}`), title: l.tooltip }, l.title, " →"))));
 }
 
 // Panels
@@ -213,7 +184,7 @@ async function draw(entry) {
   try {
     node.classList.add("busy");
     if (!DRAW[panel.type]) throw new Error(`This page does not draw panels of the type ${panel.type}`);
-    const all = (await Promise.all((panel.targets ?? []).filter((t) => !t.hide).map((t) => series_of(t, time)))).flat();
+    const all = (await Promise.all(panel.targets.map((t) => series_of(t, time)))).flat();
     if (round === S.round) {
       Object.assign(entry, { all, time });
       const focused = document.activeElement;
@@ -229,19 +200,19 @@ async function draw(entry) {
   node.classList.remove("busy");
 }
 function paint(entry) {
-  const { panel, box, time } = entry, again = () => paint(entry), rows = panel.type === "table" ? rows_of(panel, entry.all) : null;
-  const has = entry.all.length && (!["timeseries", "state-timeline", "heatmap"].includes(panel.type) || entry.all.some((one) => one.value !== undefined || known(one.values).length));
-  if (!has && !["stat", "gauge", "text"].includes(panel.type)) {
+  const { panel, box, time, all } = entry, rows = panel.type === "table" ? rows_of(panel, all) : all.map((one) => ({ ...one }));
+  const has = all.some((one) => one.value !== undefined || known(one.values).length);
+  if (!has && !["stat", "gauge"].includes(panel.type)) {
     PLOTS.delete(box);
     box.replaceChildren(el("p", { class: "none" }, panel.fieldConfig.defaults.noValue || "no data"));
     return;
   }
-  DRAW[panel.type](panel, rows ?? entry.all.map((one) => ({ ...one })), box, time, again, link, fill);
+  DRAW[panel.type](panel, rows, box, time, () => paint(entry));
   PLOTS.get(box)?.mark(visible_marks());
 }
 function panel_node(panel, top) {
   const { x, y, w, h } = panel.gridPos, id = `panel-${panel.id}`, box = el("div", { class: "box", tabindex: 0, role: "group", "aria-labelledby": id });
-  const head = el("header", {}, el("h3", { id, title: fill(panel.title, "text") }, fill(panel.title, "text")), (panel.links ?? []).map((l) => link([l], {}, l.title)),
+  const head = el("header", {}, el("h3", { id, title: panel.title }, panel.title),
     panel.description ? menu("i", `About ${panel.title}`, el("p", {}, panel.description)) : null);
   const node = el("section", { class: `panel ${panel.type}`, role: "group", "aria-labelledby": id, "--x": x + 1, "--y": y - top + 1, "--w": w, "--h": h }, panel.title ? head : null, box);
   S.shown.push({ panel, box, node });
@@ -267,7 +238,7 @@ function layout() {
       if (now) { show(); done(S.shown.slice(before).map(draw)); } else { S.shown = S.shown.filter(({ box }) => !grid.contains(box)); grid.replaceChildren(); }
     };
     if (open) show();
-    return el("section", { class: "row" }, row ? el("h2", {}, el("button", { type: "button", "aria-expanded": String(open), onclick: toggle }, fill(row.title, "text"), el("small", {}, `${panels.length} panels`))) : null, grid);
+    return el("section", { class: "row" }, row ? el("h2", {}, el("button", { type: "button", "aria-expanded": String(open), onclick: toggle }, row.title, el("small", {}, `${panels.length} panels`))) : null, grid);
   }));
 }
 

@@ -27,11 +27,9 @@ const series_colour = (index) => `var(--s${index % 12})`;
 // Numbers: unit of Grafana -> base of its prefixes (0: none) and symbol
 const PREFIXES = { 0: [""], 1000: ["", "k", "M", "G", "T", "P"], 1024: ["", "Ki", "Mi", "Gi", "Ti", "Pi"] };
 const UNITS = {
-  none: [0, ""], short: [1000, ""], percent: [0, "%"], bytes: [1024, "B"], decbytes: [1000, "B"], binBps: [1024, "B/s"],
-  Bps: [1000, "B/s"], watt: [1000, "W"], joule: [1000, "J"], kwatth: [1000, "kWh"], celsius: [0, "°C"], hertz: [1000, "Hz"],
+  short: [1000, ""], bytes: [1024, "B"], binBps: [1024, "B/s"], watt: [1000, "W"], kwatth: [1000, "kWh"], celsius: [0, "°C"],
 };
-const DURATIONS = { s: 1, ms: 0.001, m: 60, h: 3600, dtdhms: 1, dtdurations: 1 };
-const MOMENTS = ["dateTimeAsIso", "dateTimeAsLocal", "dateTimeFromNow"];
+const DURATIONS = ["s", "dtdhms"];
 const two = (n) => String(n).padStart(2, "0");
 const fixed = (n, decimals) => n.toFixed(Math.min(decimals ?? (n >= 100 || n % 1 === 0 ? 0 : n >= 10 ? 1 : n >= 0.01 ? 2 : 4), 9));
 
@@ -51,25 +49,21 @@ function date(seconds, short) {
 function format(value, unit = "short", decimals) {
   const [kind, word] = unit.split(/:(.*)/);
   if (unit === "percentunit") return fixed(100 * value, decimals ?? (Math.abs(value * 100 - Math.round(value * 100)) < 1e-6 ? 0 : 1)) + "%";
-  if (unit in DURATIONS) return duration(value * DURATIONS[unit], decimals);
-  if (unit === "dateTimeFromNow") return duration(Date.now() / 1000 - value / 1000) + " ago";
-  if (MOMENTS.includes(unit)) return date(value / 1000);
-  if (kind === "prefix") return word + fixed(value, decimals);
+  if (DURATIONS.includes(unit)) return duration(value, decimals);
+  if (unit === "dateTimeAsIso") return date(value / 1000);
   const [base, symbol] = kind === "suffix" ? [0, word] : kind === "count" ? [1000, word] : UNITS[unit] ?? [0, unit];
   let size = Math.abs(value), prefix = 0;
   for (; base && size >= base * 0.9995 && prefix < 5; prefix++) size /= base;
   const after = PREFIXES[base][prefix] + symbol;
-  return (value < 0 ? "-" : "") + fixed(size, decimals) + (after && after !== "%" ? " " : "") + after;
+  return (value < 0 ? "-" : "") + fixed(size, decimals) + (after && " ") + after;
 }
 
 // What a panel says of one field: its defaults, with the overrides of that name.
 function field_of(panel, name) {
-  const field = { ...panel.fieldConfig?.defaults }, custom = { ...field.custom };
-  for (const { matcher, properties } of panel.fieldConfig?.overrides ?? []) {
-    if (matcher.id === "byRegexp" ? !new RegExp(matcher.options.replace(/^\/|\/$/g, "")).test(name) : matcher.options !== name) continue;
-    for (const { id, value } of properties) if (id.startsWith("custom.")) custom[id.slice(7)] = value; else field[id] = value;
-  }
-  return { ...field, custom };
+  const field = { ...panel.fieldConfig.defaults };
+  for (const { matcher, properties } of panel.fieldConfig.overrides ?? [])
+    if (matcher.options === name) for (const { id, value } of properties) field[id] = value;
+  return field;
 }
 // Text and colour of a value by the mappings, thresholds and unit of its field.
 function shown(value, field) {
@@ -77,28 +71,19 @@ function shown(value, field) {
   let color = field.color?.mode === "fixed" ? field.color.fixedColor : null;
   if (typeof value === "number" && field.color?.mode !== "fixed")
     for (const step of field.thresholds?.steps ?? []) if (step.value == null || value >= step.value) color = step.color;
-  for (const { type, options } of field.mappings ?? []) {
-    const inside = type === "range" && value != null && value >= (options.from ?? -Infinity) && value <= (options.to ?? Infinity);
-    const empty = type === "special" && value == null && /null|nan/.test(options.match);
-    const found = type === "value" ? options[value] : inside || empty ? options.result : null;
-    if (found) { text = found.text ?? text; color = found.color ?? color; break; }
-  }
+  const word = field.mappings?.[0]?.options[value];
+  if (word) ({ text, color } = word);
   return { text, color: colour(color === "text" ? null : color) };
 }
 const known = (values) => values.filter((value) => value != null);
-const CALCULATIONS = {
-  lastNotNull: (values) => known(values).at(-1), last: (values) => values.at(-1), min: (values) => Math.min(...known(values)),
-  max: (values) => Math.max(...known(values)), sum: (values) => known(values).reduce((a, b) => a + b, 0),
-  mean: (values) => known(values).reduce((a, b) => a + b, 0) / known(values).length,
-};
-const reduced = (one, calculation) => (one.value !== undefined ? one.value : CALCULATIONS[calculation](one.values) ?? null);
+const last = (one) => (one.value !== undefined ? one.value : known(one.values).at(-1) ?? null);
 
 // Axes
 function steps_between(low, high, count, unit) {
   const rough = (high - low) / count, base = UNITS[unit]?.[0] === 1024 ? 1024 : 10;
   const factors = base === 1024 ? [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024] : [1, 2, 2.5, 5, 10];
   let power = base ** Math.floor(Math.log(rough) / Math.log(base)), nice = factors.find((f) => f * power >= rough * 0.999) * power;
-  if (unit in DURATIONS && rough * DURATIONS[unit] > 10) nice = CLOCK.find((s) => s >= rough * DURATIONS[unit] * 0.999) / DURATIONS[unit];
+  if (DURATIONS.includes(unit) && rough > 10) nice = CLOCK.find((s) => s >= rough * 0.999);
   const out = [];
   for (let value = Math.ceil(low / nice - 1e-9) * nice; value <= high + nice * 1e-6; value += nice) out.push(Math.abs(value) < nice * 1e-6 ? 0 : value);
   return out;
@@ -131,7 +116,7 @@ function plot(box, time, view) {
   overlay.append(marks, chosen, hair);
   if (view.over) area.append(overlay);
   const self = {
-    area, time, rows: view.rows, format: view.format,
+    area, time, rows: view.rows,
     moment: (clientX) => time.from + (clientX - area.getBoundingClientRect().left - frame.left) / (frame.right - frame.left) * (time.to - time.from),
     place: (t) => area.getBoundingClientRect().left + x(t),
     mark(all) {
@@ -151,17 +136,19 @@ function plot(box, time, view) {
   PLOTS.set(box, self);
 }
 const at = (time, t) => Math.round((t - time.from) / time.step);
-const summary = (all, field) => `${all.length} series; ` + all.slice(0, 6).map((s) => `${s.name} ${shown(reduced(s, "lastNotNull"), field).text}`).join(", ");
+const summary = (all, field) => `${all.length} series; ` + all.slice(0, 6).map((s) => `${s.name} ${shown(last(s), field).text}`).join(", ");
 
 function legend_of(panel, all, repaint) {
-  const { displayMode, placement, calcs = [], showLegend } = panel.options?.legend ?? {};
-  if (!showLegend || displayMode === "hidden") return null;
-  const item = (one) => el("button", { type: "button", "aria-pressed": String(panel.only === one.name), title: "Show only this series",
-    onclick: () => { panel.only = panel.only === one.name ? null : one.name; repaint(); } },
-    el("i", { "--c": one.color }), one.name, displayMode === "table" ? null : calcs.map((c) => el("b", {}, ` ${shown(reduced(one, c), one.field).text}`)));
-  if (displayMode !== "table") return el("div", { class: `legend ${placement}` }, all.map(item));
-  return el("div", { class: `legend ${placement}` }, el("table", {}, el("thead", {}, el("tr", {}, el("th", {}, "Name"), calcs.map((c) => el("th", { class: "number" }, c === "lastNotNull" ? "last" : c)))),
-    el("tbody", {}, all.map((one) => el("tr", {}, el("td", {}, item(one)), calcs.map((c) => el("td", { class: "number" }, shown(reduced(one, c), one.field).text)))))));
+  return el("div", { class: "legend" }, all.map((one) => el("button", { type: "button", "aria-pressed": String(panel.only === one.name), title: "Show only this series",
+    onclick: () => { panel.only = panel.only === one.name ? null : one.name; repaint(); } }, el("i", { "--c": one.color }), one.name)));
+}
+// Names of the rows of a plot beside them, as many as there is room for
+const row_names = (all) => Math.min(16 + 6.5 * Math.max(...all.map((one) => one.name.length)), 170);
+function name_rows(svg, all, left, top, height) {
+  all.forEach(({ name }, n) => {
+    if (n % Math.ceil(11 / height)) return;
+    svg.append(el("text", { x: left - 6, y: top + (n + 0.5) * height + 4, "text-anchor": "end" }, el("title", {}, name), name.length > 24 ? name.slice(0, 23) + "…" : name));
+  });
 }
 
 const DRAW = {
@@ -169,7 +156,7 @@ const DRAW = {
     const field = panel.fieldConfig.defaults, custom = field.custom ?? {}, stacked = custom.stacking?.mode === "normal";
     all = all.map((one, index) => {
       const own = field_of(panel, one.name);
-      return { ...one, field: own, color: own.color?.mode === "fixed" ? colour(own.color.fixedColor) : series_colour(index) };
+      return { ...one, color: own.color?.mode === "fixed" ? colour(own.color.fixedColor) : series_colour(index) };
     });
     const seen = all.filter((one) => !panel.only || one.name === panel.only), sum = new Array(time.count).fill(0);
     for (const one of seen) {
@@ -177,8 +164,8 @@ const DRAW = {
       one.high = stacked ? one.values.map((value, i) => (value == null ? null : (sum[i] += value))) : one.values;
     }
     const values = seen.flatMap((one) => known(one.high)), limits = (custom.thresholdsStyle?.mode ?? "off") === "off" ? [] : field.thresholds.steps.filter((s) => s.value != null);
-    let low = field.min ?? Math.min(custom.axisSoftMin ?? Infinity, ...[Math.min(...values)].filter(Number.isFinite), stacked ? 0 : Infinity);
-    let high = field.max ?? Math.max(custom.axisSoftMax ?? -Infinity, ...[values.reduce((a, b) => Math.max(a, b), -Infinity)]);
+    let low = field.min ?? values.reduce((a, b) => Math.min(a, b), stacked ? 0 : Infinity);
+    let high = field.max ?? values.reduce((a, b) => Math.max(a, b), custom.axisSoftMax ?? -Infinity);
     if (!(high > low)) { high = Math.max(low, high) + (Math.abs(low) || 1); if (field.min == null && low > 0) low = 0; }
     const legend = legend_of(panel, all, repaint), count = Math.max(2, Math.round((box.clientHeight - 60) / 38));
     const ticks = steps_between(low, high, count, field.unit);
@@ -191,7 +178,7 @@ const DRAW = {
         const y = (v) => bottom - (Math.min(Math.max(v, low), high) - low) / (high - low) * (bottom - top);
         for (const v of ticks) svg.append(el("line", { class: "grid", x1: left, x2: right, y1: y(v), y2: y(v) }), el("text", { x: left - 6, y: y(v) + 4, "text-anchor": "end" }, write(v)));
         for (const one of seen) {
-          const own = one.field.custom, opacity = own.fillOpacity / 100, bar = (right - left) / time.count * 0.7;
+          const opacity = custom.fillOpacity / 100;
           let line = "", fill = "", start = -1;
           const close = (end) => {
             if (start >= 0 && opacity) { // back along the floor
@@ -201,16 +188,15 @@ const DRAW = {
             start = -1;
           };
           one.high.forEach((value, i) => {
-            if (value == null) { if (!own.spanNulls) close(i - 1); return; }
+            if (value == null) { close(i - 1); return; }
             const px = x(time.from + i * time.step).toFixed(1), py = y(value).toFixed(1), alone = one.high[i - 1] == null && one.high[i + 1] == null;
-            if (own.drawStyle === "bars") { line += `M${px} ${y(one.low?.[i] ?? 0).toFixed(1)}V${py}`; return; }
             line += start < 0 ? `M${px} ${py}${alone ? "h.1" : ""}` : stepped ? `H${px}V${py}` : `L${px} ${py}`;
             fill += start < 0 ? `M${px} ${py}` : stepped ? `H${px}V${py}` : `L${px} ${py}`;
             if (start < 0) start = i;
           });
           close(time.count - 1);
-          if (opacity && own.drawStyle !== "bars") svg.append(el("path", { class: "fill", d: fill, "--c": one.color, "--o": opacity }));
-          svg.append(el("path", { class: "line", d: line, "--c": one.color, "stroke-width": own.drawStyle === "bars" ? Math.max(1, bar) : own.lineWidth ?? 1.5, "stroke-dasharray": own.lineStyle?.fill === "dash" ? (own.lineStyle.dash ?? [6, 4]).join(" ") : null }));
+          if (opacity) svg.append(el("path", { class: "fill", d: fill, "--c": one.color, "--o": opacity }));
+          svg.append(el("path", { class: "line", d: line, "--c": one.color, "stroke-width": custom.lineWidth }));
         }
         for (const step of limits) if (step.value >= low && step.value <= high) svg.append(el("line", { class: "limit", x1: left, x2: right, y1: y(step.value), y2: y(step.value), "--c": colour(step.color) }));
       },
@@ -221,14 +207,14 @@ const DRAW = {
 
   // Rows of coloured stretches in time, with their words where they fit
   "state-timeline"(panel, all, box, time) {
-    const left = Math.min(16 + 6.5 * Math.max(...all.map((one) => one.name.length)), 170);
+    const field = panel.fieldConfig.defaults;
     plot(box, time, {
-      left, label: all.map((one) => `${one.name}: ${shown(reduced(one, "lastNotNull"), field_of(panel, one.name)).text}`).join(", "),
+      left: row_names(all), label: summary(all, field),
       paint(svg, { left, right, top, bottom, x }) {
-        const row = (bottom - top) / all.length, share = panel.options.rowHeight ?? 0.9;
+        const row = (bottom - top) / all.length, high = Math.max(1, row * panel.options.rowHeight);
+        name_rows(svg, all, left, top, row);
         all.forEach((one, n) => {
-          const field = field_of(panel, one.name), y = top + n * row + row * (1 - share) / 2, high = Math.max(1, row * share);
-          if (row >= 9 || n % Math.ceil(9 / row) === 0) svg.append(el("text", { x: left - 6, y: y + high / 2 + 4, "text-anchor": "end" }, el("title", {}, one.name), one.name.length > 24 ? one.name.slice(0, 23) + "…" : one.name));
+          const y = top + n * row + (row - high) / 2;
           const states = one.values.map((value) => (value == null ? {} : shown(value, field)));
           for (let i = 0, j; i < time.count; i = j) {
             const { text, color } = states[i];
@@ -236,11 +222,11 @@ const DRAW = {
             if (text == null) continue;
             const x1 = x(time.from + i * time.step), wide = Math.min(right, x(time.from + j * time.step)) - x1;
             svg.append(el("rect", { class: "state", x: x1, y, width: Math.max(1, wide - 0.5), height: high, "--c": color ?? "var(--gray)" }));
-            if (panel.options.showValue !== "never" && wide > 7 * text.length + 8 && high > 12) svg.append(el("text", { class: "word", x: x1 + 5, y: y + high / 2 + 4 }, text));
+            if (wide > 7 * text.length + 8 && high > 12) svg.append(el("text", { class: "word", x: x1 + 5, y: y + high / 2 + 4 }, text));
           }
         });
       },
-      rows: (t) => all.map((one) => { const { text, color } = shown(one.values[at(time, t)] ?? null, field_of(panel, one.name)); return { name: one.name, color: color ?? "var(--gray)", text }; }).filter((row) => row.text),
+      rows: (t) => all.map((one) => { const { text, color } = shown(one.values[at(time, t)] ?? null, field); return { name: one.name, color: color ?? "var(--gray)", text }; }).filter((row) => row.text),
     });
   },
 
@@ -248,97 +234,69 @@ const DRAW = {
   heatmap(panel, all, box, time) {
     all.sort((a, b) => a.name.localeCompare(b.name, undefined, { numeric: true }));
     let row_at;
-    const { color = {}, yAxis = {}, cellValues = {} } = panel.options, values = all.flatMap((one) => known(one.values)), unit = cellValues.unit ?? yAxis.unit ?? panel.fieldConfig.defaults.unit;
+    const { color } = panel.options, { unit } = panel.fieldConfig.defaults, values = all.flatMap((one) => known(one.values));
     const low = color.min ?? values.reduce((a, b) => Math.min(a, b), Infinity), high = color.max ?? values.reduce((a, b) => Math.max(a, b), -Infinity);
-    const stops = SCHEMES[color.scheme] ?? SCHEMES.Turbo, left = Math.min(16 + 6.5 * Math.max(...all.map((one) => one.name.length)), 170);
     const rgb = (value) => {
-      let share = high > low ? Math.min(1, Math.max(0, (value - low) / (high - low))) : 0.5;
-      if (color.reverse) share = 1 - share;
-      const place = share * (stops.length - 1), k = Math.min(stops.length - 2, Math.floor(place));
-      return [16, 8, 0].map((bits) => ((stops[k] >> bits) & 255) + (((stops[k + 1] >> bits) & 255) - ((stops[k] >> bits) & 255)) * (place - k));
+      const share = high > low ? Math.min(1, Math.max(0, (value - low) / (high - low))) : 0.5, place = share * (TURBO.length - 1);
+      const k = Math.min(TURBO.length - 2, Math.floor(place)), part = (stop, bits) => (stop >> bits) & 255;
+      return [16, 8, 0].map((bits) => part(TURBO[k], bits) + (part(TURBO[k + 1], bits) - part(TURBO[k], bits)) * (place - k));
     };
     const scale = el("canvas", { width: 64, height: 1 }), ink = (canvas, cells) => canvas.getContext("2d").putImageData(new ImageData(Uint8ClampedArray.from(cells.flat()), canvas.width, canvas.height), 0, 0);
     ink(scale, Array.from({ length: 64 }, (_, i) => [...rgb(low + (high - low) * i / 63), 255]));
     plot(box, time, {
-      left, over: true, label: `Heat map, ${summary(all, { unit })}`,
-      legend: values.length ? el("div", { class: "legend scale" }, format(low, unit), scale, format(high, unit)) : null,
+      left: row_names(all), over: true, label: `Heat map, ${summary(all, { unit })}`,
+      legend: el("div", { class: "legend scale" }, format(low, unit), scale, format(high, unit)),
       paint(svg, { left, right, top, bottom, x, area }) {
         const row = (bottom - top) / all.length, canvas = el("canvas", { width: time.count, height: all.length, class: "cells", "--x": left + "px", "--y": top + "px", "--w": right - left + "px", "--h": bottom - top + "px" });
         row_at = (y) => all[Math.floor((y - top) / row)];
         ink(canvas, all.flatMap((one) => one.values.map((value) => (value == null ? [0, 0, 0, 0] : [...rgb(value), 255]))));
         area.append(canvas);
-        all.forEach((one, n) => { if (n % Math.ceil(11 / row) === 0) svg.append(el("text", { x: left - 6, y: top + (n + 0.5) * row + 4, "text-anchor": "end" }, one.name.length > 24 ? one.name.slice(0, 23) + "…" : one.name)); });
+        name_rows(svg, all, left, top, row);
       },
       rows: (t, y) => (y == null ? all : [row_at(y) ?? []].flat()).map((one) => ({ name: one.name, value: one.values[at(time, t)] })).filter((row) => row.value != null)
         .sort((a, b) => b.value - a.value).map((row) => ({ ...row, color: `rgb(${rgb(row.value)})`, text: format(row.value, unit) })),
     });
   },
 
-  stat(panel, all, box, time, _repaint, link) {
-    const { textMode = "auto", colorMode, graphMode, reduceOptions = {}, orientation } = panel.options;
-    if (!all.length) all = [{ name: "", value: null, labels: {} }];
-    box.replaceChildren(el("div", { class: `stats ${orientation}` }, all.map((one) => {
-      const field = field_of(panel, one.name), value = reduced(one, reduceOptions.calcs?.[0] ?? "lastNotNull"), { text, color } = shown(value, field);
-      const named = one.name && (textMode === "value_and_name" || textMode === "name" || (textMode === "auto" && all.length > 1));
-      const tile = el("div", { class: `tile ${/background/.test(colorMode) ? "filled" : ""} ${value == null ? "unknown" : ""}`, "--n": Math.max(4, text.length), "--c": colorMode === "none" ? null : color },
-        textMode === "name" ? null : el("div", { class: "big" }, link(field.links, { one, value, text }, text)), named ? el("div", { class: "name" }, one.name) : null);
-      if (graphMode === "area" && one.values && known(one.values).length > 1) tile.prepend(spark(one.values));
-      return tile;
+  stat(panel, all, box) {
+    if (!all.length) all = [{ name: "", value: null }];
+    box.replaceChildren(el("div", { class: "stats" }, all.map((one) => {
+      const value = last(one), { text, color } = shown(value, panel.fieldConfig.defaults);
+      return el("div", { class: `tile ${value == null ? "unknown" : ""}`, "--n": Math.max(4, text.length), "--c": color },
+        el("div", { class: "big" }, text), one.name && panel.options.textMode === "value_and_name" ? el("div", { class: "name" }, one.name) : null);
     })));
   },
 
   gauge(panel, all, box) {
-    if (!all.length) all = [{ name: "", value: null }];
-    box.replaceChildren(el("div", { class: "stats" }, all.map((one) => {
-      const field = field_of(panel, one.name), value = reduced(one, panel.options.reduceOptions?.calcs?.[0] ?? "lastNotNull"), { text, color } = shown(value, field);
-      const low = field.min ?? 0, share = Math.min(1, Math.max(0, ((value ?? low) - low) / ((field.max ?? 100) - low))), arc = (to) => {
-        const angle = Math.PI * (1 + to); return `M8 60A52 52 0 0 1 ${60 + 52 * Math.cos(angle)} ${60 + 52 * Math.sin(angle)}`; };
-      return el("div", { class: `tile dialled ${value == null ? "unknown" : ""}`, "--n": Math.max(5, text.length) },
-        el("svg", { viewBox: "0 0 120 66", role: "img", "aria-label": text }, el("path", { class: "rail", d: arc(1) }), share > 0 ? el("path", { class: "dial", d: arc(share), "--c": color ?? "var(--blue)" }) : null),
-        el("div", { class: "big" }, text), all.length > 1 ? el("div", { class: "name" }, one.name) : null);
+    const field = panel.fieldConfig.defaults, value = all.length ? last(all[0]) : null, { text, color } = shown(value, field);
+    const share = Math.min(1, Math.max(0, (value - field.min) / (field.max - field.min))), arc = (to) => {
+      const angle = Math.PI * (1 + to); return `M8 60A52 52 0 0 1 ${60 + 52 * Math.cos(angle)} ${60 + 52 * Math.sin(angle)}`; };
+    box.replaceChildren(el("div", { class: `tile dialled ${value == null ? "unknown" : ""}`, "--n": Math.max(5, text.length) },
+      el("svg", { viewBox: "0 0 120 66", role: "img", "aria-label": text }, el("path", { class: "rail", d: arc(1) }), share > 0 ? el("path", { class: "dial", d: arc(share), "--c": color ?? "var(--blue)" }) : null),
+      el("div", { class: "big" }, text)));
+  },
+
+  bargauge(panel, all, box) {
+    const field = panel.fieldConfig.defaults, most = field.max ?? Math.max(...known(all.map(last)), 1e-9);
+    box.replaceChildren(el("div", { class: "bars" }, all.map((one) => {
+      const value = last(one), { text, color } = shown(value, field), share = Math.min(1, Math.max(0, (value - field.min) / (most - field.min)));
+      return el("div", { class: "bar" }, el("span", { title: one.name }, one.name), el("i", {}, el("b", { "width%": `${100 * share}%`, "--c": color ?? "var(--blue)" })), el("span", { class: "number" }, text));
     })));
   },
 
-  bargauge(panel, all, box, _time, _repaint, link) {
-    const values = all.map((one) => reduced(one, panel.options.reduceOptions?.calcs?.[0] ?? "lastNotNull")), most = Math.max(...known(values), 1e-9);
-    box.replaceChildren(el("div", { class: "bars" }, all.map((one, i) => {
-      const field = field_of(panel, one.name), { text, color } = shown(values[i], field), low = field.min ?? 0;
-      return el("div", { class: "bar" }, el("span", { title: one.name }, one.name), el("i", {}, el("b", { "width%": `${100 * Math.min(1, Math.max(0, (values[i] - low) / ((field.max ?? most) - low)))}%`, "--c": color ?? "var(--blue)" })),
-        el("span", { class: "number" }, link(field.links, { one, value: values[i], text }, text)));
-    })));
-  },
-
-  table(panel, rows, box, _time, repaint, link) {
-    const by = panel.sorted ?? panel.options.sortBy?.[0], field = rows.names.map((name) => field_of(panel, name)), columns = rows.names.map((name, i) => i).filter((i) => !field[i].custom.hidden);
+  table(panel, rows, box, _time, repaint) {
+    const by = panel.sorted ?? panel.options.sortBy?.[0], field = rows.names.map((name) => field_of(panel, name));
     if (by) rows.sort((a, b) => { const [x, y] = [a[by.displayName] ?? null, b[by.displayName] ?? null]; // unknown comes last
       return x === y ? 0 : x === null ? 1 : y === null ? -1 : (typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y), undefined, { numeric: true })) * (by.desc ? -1 : 1); });
     const numbers = rows.names.map((name, i) => !field[i].mappings?.length && rows.some((row) => typeof row[name] === "number"));
-    const head = columns.map((i) => { const name = rows.names[i], sorted = by?.displayName === name;
-      return el("th", { scope: "col", class: numbers[i] ? "number" : null, "aria-sort": sorted ? (by.desc ? "descending" : "ascending") : null, "--w": field[i].custom.width ? field[i].custom.width + "px" : null },
-        el("button", { type: "button", onclick: () => { panel.sorted = { displayName: name, desc: sorted ? !by.desc : true }; repaint(); } }, field[i].displayName ?? name)); });
+    const head = rows.names.map((name, i) => { const sorted = by?.displayName === name;
+      return el("th", { scope: "col", class: numbers[i] ? "number" : null, "aria-sort": sorted ? (by.desc ? "descending" : "ascending") : null },
+        el("button", { type: "button", onclick: () => { panel.sorted = { displayName: name, desc: sorted ? !by.desc : true }; repaint(); } }, name)); });
     const cell = (row, i) => {
-      const name = rows.names[i], value = row[name] ?? null, { text, color } = shown(value, field[i]), kind = field[i].custom.cellOptions?.type ?? "auto", mapped = field[i].mappings?.length && kind === "auto";
-      const bar = kind === "gauge" && value != null ? el("i", {}, el("b", { "width%": `${100 * Math.min(1, Math.max(0, value / (field[i].max ?? 100)))}%`, "--c": color ?? "var(--blue)" })) : null;
-      return el("td", { class: `${numbers[i] ? "number" : ""} ${kind}`, "--c": (mapped || kind.startsWith("color") ? color : null) }, bar, link(field[i].links, { row, value, text }, text));
+      const value = row[rows.names[i]] ?? null, { text, color } = shown(value, field[i]);
+      return el("td", { class: numbers[i] ? "number" : null, "--c": field[i].mappings ? color : null }, link(field[i].links, { row, value }, text));
     };
-    box.replaceChildren(el("table", { "aria-label": panel.title }, panel.options.showHeader === false ? null : el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows.map((row) => el("tr", {}, columns.map((i) => cell(row, i)))))));
-  },
-
-  // The Markdown that boards use: headings, lists, paragraphs; bold, code and links within them
-  text(panel, _all, box, _time, _repaint, link, fill) {
-    const inline = (line) => line.split(/(\*\*[^*]+\*\*|`[^`]+`|\[[^\]]+\]\([^)]+\))/).map((part) => {
-      const [, label, url] = /^\[(.+)\]\((.+)\)$/.exec(part) ?? [];
-      return url ? link([{ url, title: label }], {}, label) : part.startsWith("**") ? el("strong", {}, part.slice(2, -2)) : part.startsWith("`") ? el("code", {}, part.slice(1, -1)) : part; });
-    box.replaceChildren(el("div", { class: "prose" }, fill(panel.options.content, "text").split(/\n{2,}/).map((block) => /^#+ /.test(block) ? el("h4", {}, inline(block.replace(/^#+ /, "")))
-      : /^[-*] /.test(block) ? el("ul", {}, block.split(/\n(?=[-*] )/).map((item) => el("li", {}, inline(item.slice(2))))) : el("p", {}, inline(block)))));
+    box.replaceChildren(el("table", { "aria-label": panel.title }, el("thead", {}, el("tr", {}, head)), el("tbody", {}, rows.map((row) => el("tr", {}, rows.names.map((_, i) => cell(row, i)))))));
   },
 };
-const SCHEMES = {
-  Turbo: [0x30123b, 0x4662d7, 0x36aaf9, 0x1ae4b6, 0x72fe5e, 0xc8ef34, 0xfaba39, 0xf66b19, 0xcb2a04, 0x7a0403],
-  RdYlGn: [0xa50026, 0xf46d43, 0xfee08b, 0xa6d96a, 0x006837], Blues: [0xdeebf7, 0x6baed6, 0x08306b],
-};
-function spark(values) {
-  const all = known(values), low = Math.min(...all), range = Math.max(...all) - low || 1;
-  const points = values.map((v, i) => (v == null ? "" : `${i} ${38 - 34 * (v - low) / range}`)).filter(Boolean).join("L");
-  return el("svg", { class: "spark", viewBox: `0 0 ${values.length - 1} 40`, preserveAspectRatio: "none", "aria-hidden": "true" }, el("path", { d: "M" + points }));
-}
+const TURBO = [0x30123b, 0x4662d7, 0x36aaf9, 0x1ae4b6, 0x72fe5e, 0xc8ef34, 0xfaba39, 0xf66b19, 0xcb2a04, 0x7a0403];

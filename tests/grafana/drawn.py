@@ -16,21 +16,18 @@ Json = dict[str, Any]
 ANY = None
 Values = set[Any] | None
 
-UNITS = re.compile(
-    r"none|short|percent|percentunit|bytes|decbytes|binBps|Bps|watt|joule|kwatth|celsius|hertz|s|ms|m|h|dtdhms"
-    r"|dtdurations|dateTimeAsIso|dateTimeAsLocal|dateTimeFromNow|(suffix|prefix|count):.+"
-)
-VARIABLE_QUERY = re.compile(r"label_values\((.*,)?\s*\w+\s*\)|query_result\(.*\)", re.DOTALL)
-LINK = re.compile(r"/d/[\w-]+(\?.*)?|https?://.*|\$\{__data\.fields\..+:raw\}")
+UNITS = re.compile(r"short|percentunit|bytes|binBps|watt|kwatth|celsius|s|dtdhms|dateTimeAsIso|(suffix|count):.+")
+VARIABLE_QUERY = re.compile(r"label_values\((.*,)?\s*\w+\s*\)", re.DOTALL)
+LINK = re.compile(r"/d/[\w-]+\?.*|https?://.*")
 COLOUR = re.compile(
     r"((semi-)?dark-|(super-)?light-)?(green|yellow|orange|red|blue|purple)|gray|text|transparent|#[0-9a-fA-F]{6}"
 )
-REDUCE = {"lastNotNull", "last", "min", "max", "mean", "sum"}
+REDUCE = {"lastNotNull"}
+HAVE_OVERRIDES = {"table", "timeseries"}
 LEGEND: dict[str, Values] = {
-    "options.legend.displayMode": {"list", "table", "hidden"},
-    "options.legend.placement": {"bottom", "right"},
-    "options.legend.showLegend": ANY,
-    "options.legend.calcs": REDUCE,
+    "options.legend.displayMode": {"list"},
+    "options.legend.placement": {"bottom"},
+    "options.legend.showLegend": {True},
     "options.tooltip.mode": {"multi"},
     "options.tooltip.sort": {"asc", "desc", "none"},  # the page has the highest first
     "options.tooltip.maxHeight": ANY,
@@ -39,7 +36,7 @@ REDUCED: dict[str, Values] = {
     "options.reduceOptions.calcs": REDUCE,
     "options.reduceOptions.fields": {""},
     "options.reduceOptions.values": {False},
-    "options.orientation": {"auto", "horizontal", "vertical"},
+    "options.orientation": {"auto"},
     "options.sizing": {"auto"},
     "options.minVizHeight": ANY,
     "options.minVizWidth": ANY,
@@ -47,34 +44,31 @@ REDUCED: dict[str, Values] = {
 }
 COMMON: dict[str, Values] = {
     **dict.fromkeys(("id", "type", "title", "description", "gridPos.h", "gridPos.w", "gridPos.x", "gridPos.y"), ANY),
-    **dict.fromkeys(("datasource.type", "datasource.uid", "pluginVersion", "links.title", "links.url"), ANY),
-    "links.targetBlank": ANY,
+    **dict.fromkeys(("datasource.type", "datasource.uid", "pluginVersion"), ANY),
     "transparent": {False},
     "repeatDirection": ANY,  # says nothing without `repeat`
     **dict.fromkeys(("targets.datasource.type", "targets.datasource.uid", "targets.expr", "targets.refId"), ANY),
-    **dict.fromkeys(("targets.legendFormat", "targets.instant", "targets.range", "targets.hide"), ANY),
+    **dict.fromkeys(("targets.legendFormat", "targets.instant", "targets.range"), ANY),
     "targets.format": {"time_series", "table"},
 }
 FIELD: dict[str, Values] = {
-    **dict.fromkeys(("unit", "decimals", "min", "max", "noValue", "displayName", "links.title", "links.url"), ANY),
+    **dict.fromkeys(("unit", "decimals", "min", "max", "noValue", "links.title", "links.url"), ANY),
     "links.targetBlank": ANY,
     "color.mode": {"thresholds", "palette-classic", "fixed"},
     "color.fixedColor": ANY,
     "thresholds.mode": {"absolute"},
     "thresholds.steps.value": ANY,
     "thresholds.steps.color": ANY,
-    "mappings.type": {"value", "range", "special"},
+    "mappings.type": {"value"},
     "mappings.options": ANY,
 }
 CUSTOM: dict[str, dict[str, Values]] = {
     "timeseries": {
-        "drawStyle": {"line", "bars"},
+        "drawStyle": {"line"},
         "lineInterpolation": {"linear", "stepAfter"},
-        **dict.fromkeys(("lineWidth", "fillOpacity", "axisSoftMin", "axisSoftMax"), ANY),
-        "lineStyle.fill": {"solid", "dash"},
-        "lineStyle.dash": ANY,
+        **dict.fromkeys(("lineWidth", "fillOpacity", "axisSoftMax"), ANY),
         "showPoints": {"never"},
-        "spanNulls": {True, False},
+        "spanNulls": {False},
         "stacking.mode": {"none", "normal"},
         "stacking.group": {"A"},
         "axisPlacement": {"auto"},
@@ -83,10 +77,6 @@ CUSTOM: dict[str, dict[str, Values]] = {
     "table": {
         "align": {"auto"},
         "inspect": {False},
-        "width": ANY,
-        "hidden": ANY,
-        "cellOptions.type": {"auto", "color-text", "color-background", "gauge"},
-        "cellOptions.mode": {"basic"},
     },
     "state-timeline": {"fillOpacity": ANY, "lineWidth": {0, 1}},
     "stat": {},
@@ -98,38 +88,32 @@ OPTIONS: dict[str, dict[str, Values]] = {
     "timeseries": LEGEND,
     "state-timeline": {
         **LEGEND,
-        "options.tooltip.mode": {"single", "multi"},
-        "options.perPage": ANY,  # the page shows all rows
+        "options.legend.showLegend": {False},
         "options.mergeValues": {True},
-        "options.showValue": {"auto", "never", "always"},
+        "options.showValue": {"auto"},
         "options.alignValue": {"left"},
         "options.rowHeight": ANY,
     },
     "heatmap": {
         "options.calculate": {False},
         "options.color.mode": {"scheme"},
-        "options.color.scheme": {"Turbo", "RdYlGn", "Blues"},
-        **dict.fromkeys(("options.color.min", "options.color.max", "options.color.reverse"), ANY),
+        "options.color.scheme": {"Turbo"},
+        **dict.fromkeys(("options.color.min", "options.color.max"), ANY),
+        "options.color.reverse": {False},
         **dict.fromkeys(("options.color.steps", "options.color.fill", "options.color.exponent"), ANY),
-        "options.color.scale": {"exponential"},  # of the opacity, which the page has not
-        **dict.fromkeys(("options.cellValues.unit", "options.yAxis.unit", "options.cellGap"), ANY),
+        **dict.fromkeys(("options.cellValues.unit", "options.cellGap"), ANY),
         "options.filterValues.le": {-1},  # none: the page shows cells of 0
-        "options.yAxis.axisPlacement": {"left"},
-        "options.yAxis.reverse": {False},
-        "options.rowsFrame.layout": {"auto"},
         "options.showValue": {"never"},
         "options.legend.show": ANY,
         "options.exemplars.color": ANY,  # the queries have none
         "options.selectionMode": {"x"},
         "options.tooltip.mode": {"single"},
-        "options.tooltip.yHistogram": {False},
-        "options.tooltip.showColorScale": {False},
     },
     "stat": {
         **REDUCED,
-        "options.textMode": {"auto", "value", "value_and_name", "name"},
-        "options.colorMode": {"value", "none", "background", "background_solid"},
-        "options.graphMode": {"none", "area"},
+        "options.textMode": {"value", "value_and_name"},
+        "options.colorMode": {"value"},
+        "options.graphMode": {"none"},
         "options.justifyMode": {"auto", "center"},
         "options.wideLayout": ANY,
         "options.showPercentChange": {False},
@@ -146,7 +130,7 @@ OPTIONS: dict[str, dict[str, Values]] = {
         **{f"options.legend.{name}": ANY for name in ("displayMode", "placement", "showLegend", "calcs")},
     },
     "table": {
-        "options.showHeader": ANY,
+        "options.showHeader": {True},
         "options.sortBy.displayName": ANY,
         "options.sortBy.desc": ANY,
         "options.cellHeight": {"sm"},
@@ -158,17 +142,17 @@ OPTIONS: dict[str, dict[str, Values]] = {
         "transformations.id": {"merge", "organize"},
         "transformations.options": ANY,
     },
-    "text": {"options.mode": {"markdown"}, "options.content": ANY},
     "row": {"collapsed": ANY, "panels": ANY},
 }
 BOARD: dict[str, Values] = {
     **dict.fromkeys(("uid", "title", "description", "tags", "editable", "refresh", "schemaVersion", "version"), ANY),
     **dict.fromkeys(("time.from", "time.to", "timezone", "fiscalYearStartMonth", "graphTooltip", "weekStart"), ANY),
     "links.type": {"link"},
-    **{f"links.{name}": ANY for name in ("title", "url", "tooltip", "keepTime", "includeVars", "icon", "targetBlank")},
-    **{f"links.{name}": {False} for name in ("asDropdown",)},
+    **{f"links.{name}": ANY for name in ("title", "url", "tooltip", "icon", "targetBlank")},
+    "links.keepTime": {True},
+    **{f"links.{name}": {False} for name in ("asDropdown", "includeVars")},
     "links.tags": ANY,
-    "templating.list.type": {"query", "textbox", "custom", "datasource"},
+    "templating.list.type": {"query", "datasource"},
     **{
         f"templating.list.{name}": ANY
         for name in (
@@ -178,7 +162,6 @@ BOARD: dict[str, Values] = {
                 "description",
                 "query",
                 "definition",
-                "regex",
                 "sort",
                 "multi",
                 "includeAll",
@@ -257,7 +240,9 @@ def not_drawn(board: Json) -> list[str]:
         found += unknown(config.get("defaults", {}), field, where)
         found += wrong_words([config, panel.get("links"), panel.get("options")], where)
         for override in config.get("overrides", []):
-            if override["matcher"]["id"] not in ("byName", "byRegexp"):
+            if kind not in HAVE_OVERRIDES:
+                found.append(f"{where}: overrides")
+            if override["matcher"]["id"] != "byName":
                 found.append(f"{where}: matcher {override['matcher']['id']}")
             for item in override["properties"]:
                 inner = item["value"]

@@ -24,6 +24,7 @@ UIDS = [name.removesuffix(".json") for name in build.texts()]
 VALUES = variables(cluster="c1", job_id="42")
 WATCHDOG = 'alertname="GpuJobWatchdog"'  # an alert of no cluster
 IN_LINKS = {"__url_time_range"}
+TIME_OF_A_ROW = "&from=${__data.fields.started.numeric}&to=${__data.fields.ended.numeric}"
 RATES = {"rate", "irate", "increase"}
 # Windows that belong to the meaning of a panel. All others follow the resolution.
 FIXED_WINDOWS = {"$__range", "$__range:$__interval", "5m"}
@@ -263,7 +264,7 @@ def test_variables_are_chained_and_follow_the_time_range(job_board: Json) -> Non
 
 def test_only_declared_variables_are_used(board: Json) -> None:
     declared = {variable["name"] for variable in board["templating"]["list"]}
-    used = set(VARIABLE.findall(re.sub(r"\$\{__data\.fields\.\w+\}|\$\{__value\.raw\}", "", json.dumps(board))))
+    used = set(VARIABLE.findall(re.sub(r"\$\{__data\.fields\.[\w.]+\}|\$\{__value\.raw\}", "", json.dumps(board))))
     assert used - declared <= {"__range", "__interval", "__rate_interval", "__all", *IN_LINKS}
 
 
@@ -284,7 +285,7 @@ def test_boards_are_linked_and_links_keep_cluster_and_time_range(board: Json) ->
     for url in [*in_cells, *(link["url"] for link in board["links"])]:
         assert url.startswith(RUNBOOKS) or (re.match(r"/d/([\w-]+)\?", url) and "${cluster:queryparam}" in url), url
     for url in in_cells:
-        assert url.startswith(RUNBOOKS) or "${__url_time_range}" in url, url
+        assert url.startswith(RUNBOOKS) or "${__url_time_range}" in url or url.endswith(TIME_OF_A_ROW), url
 
 
 def test_links_to_runbooks_go_where_those_of_the_alerts_go() -> None:

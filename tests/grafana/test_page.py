@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import signal
 import time
 from collections.abc import Awaitable, Callable, Iterator
@@ -218,40 +219,37 @@ def sink() -> dict[str, Any]:
     """A board with the types and options that the job board has not."""
     worker = {"expr": 'gpujob_worker_throughput_items_per_second{cluster="$cluster"}', "legendFormat": "{{worker}}"}
     instant = {**worker, "instant": True, "format": "table"}
-    links = [{"title": "More of ${__data.fields.worker}", "url": "/d/gpujob-job?var-x=${__data.fields.worker}"}]
-    bad = [{"title": "bad", "url": "${__data.fields.job:raw}"}]
-    background = {"mode": "basic", "type": "color-background"}
+    links = [{"title": "More", "url": "/d/gpujob-job?var-x=${__data.fields.worker}&from=${__data.fields.rate.numeric}"}]
+    bad = [{"title": "bad", "url": "${__data.fields.job}"}]
+    order = {"excludeByName": {"Time": True}, "indexByName": {"worker": 0}, "renameByName": {"Value #A": "rate"}}
     kinds: list[dict[str, Any]] = [
-        {"type": "heatmap", "options": {"calculate": False, "color": {"mode": "scheme", "scheme": "Turbo"}}},
-        {"type": "state-timeline", "options": {"showValue": "auto"}},
-        {"type": "stat", "options": {"graphMode": "area", "colorMode": "background", "textMode": "auto"}},
+        {"type": "heatmap", "options": {"color": {"scheme": "Turbo"}}},
+        {"type": "state-timeline", "options": {"rowHeight": 0.9}},
+        {"type": "stat", "options": {"textMode": "value_and_name"}},
         {"type": "bargauge", "options": {}},
         {"type": "gauge", "options": {}},
-        {"type": "text", "options": {"content": "**Bold** $cluster\n\n- [runbook](https://example.org/a)\n- `code`"}},
         {
             "type": "table",
             "options": {},
-            "transformations": [{"id": "merge", "options": {}}],
+            "transformations": [{"id": "merge", "options": {}}, {"id": "organize", "options": order}],
             "targets": [{**instant, "refId": "A"}, {**instant, "refId": "B", "expr": "gpujob_worker_up"}],
             "fieldConfig": {
                 "defaults": {},
                 "overrides": [
                     {"matcher": {"options": "worker"}, "properties": [{"id": "links", "value": links}]},
                     {"matcher": {"options": "job"}, "properties": [{"id": "links", "value": bad}]},
-                    {
-                        "matcher": {"options": "Value #A"},
-                        "properties": [{"id": "custom.cellOptions", "value": background}],
-                    },
                 ],
             },
         },
         {
             "type": "timeseries",
-            "options": {"legend": {"showLegend": True, "displayMode": "table", "calcs": ["max"]}},
-            "fieldConfig": {"defaults": {"custom": {"drawStyle": "bars"}, "color": {"mode": "palette-classic"}}},
+            "options": {},
+            "fieldConfig": {"defaults": {"custom": {"fillOpacity": 60, "stacking": {"mode": "normal"}}}},
         },
     ]
-    field = {"defaults": {"unit": "short", "color": {"mode": "thresholds"}, "thresholds": {"steps": []}}}
+    field = {
+        "defaults": {"unit": "short", "min": 0, "max": 1, "color": {"mode": "thresholds"}, "thresholds": {"steps": []}}
+    }
     panels = [
         {
             "id": i,
@@ -264,16 +262,12 @@ def sink() -> dict[str, Any]:
     ]
     closed = {"type": "row", "title": "Closed", "collapsed": True, "gridPos": {"x": 0, "y": 90, "w": 24, "h": 1}}
     more = {**panels[2], "id": 99, "title": "Inside", "gridPos": {"x": 0, "y": 91, "w": 6, "h": 4}}
-    words = {"type": "custom", "name": "word", "query": "a,b", "multi": True, "includeAll": True}
     return {
         **JOB,
         "uid": "sink",
         "title": "Sink",
         "panels": [*panels, {**closed, "panels": [more]}],
-        "templating": {
-            "list": [*JOB["templating"]["list"][:2], words, {"type": "textbox", "name": "filter", "query": ".*"}]
-        },
-        "links": [{"type": "link", "title": "Job", "url": "/d/gpujob-job", "keepTime": True, "includeVars": True}],
+        "templating": {"list": JOB["templating"]["list"][:2]},
     }
 
 
@@ -284,16 +278,17 @@ def test_types_that_the_job_board_has_not_are_drawn_and_links_lead_to_boards(sta
     async def work(page: Page) -> None:
         await page.open((tmp_path / "index.html").as_uri() + "?board=sink&var-cluster=here&from=now-1m&to=now")
         assert await page.run("[...document.querySelectorAll('.error, .none')].map(e => e.textContent)") == []
-        for part in ("canvas.cells", ".state", ".spark", ".bar b", ".dial", ".prose strong", ".line", ".legend td"):
+        for part in ("canvas.cells", ".state", ".bar b", ".dial", ".fill", ".line", ".legend button"):
             assert await page.run(f"document.querySelectorAll('{part}').length"), part
         href = await page.run("document.querySelector('td a').getAttribute('href')")
-        assert href.startswith("?board=gpujob-job&var-x=worker_w")
+        assert re.fullmatch(r"\?board=gpujob-job&var-x=worker_w\d&from=\d+(\.\d+)?", href)
         assert await page.run("[...document.querySelectorAll('td a')].every(a => a.search.startsWith('?board='))")
-        assert "&from=now-1m&to=now&var-cluster=here" in await page.run("document.querySelector('.choices > a').search")
-        assert await page.run("document.querySelectorAll('.panel').length") == 8
+        link = await page.run("document.querySelector('.choices > a').search")
+        assert link == "?board=gpujob-fleet&var-cluster=here&from=now-1m&to=now"
+        assert await page.run("document.querySelectorAll('.panel').length") == 7
         asked = len(page.requests)
         await page.run("[...document.querySelectorAll('h2 button')].at(-1).click()")
-        await page.wait("document.querySelectorAll('.tile').length > 16")
+        await page.wait("document.querySelectorAll('.tile').length > 8")
         assert len(page.requests) > asked
 
     browse(work)

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Rules, routes, templates and messages on several versions of Prometheus and Alertmanager, one after the other.
+# Rules, routes, templates, messages and queries of boards on several versions of Prometheus and Alertmanager, one after the other.
 #
 #   stack-versions.sh [SUITE...]      by default: machine trixie forky
 #
@@ -18,6 +18,9 @@ PYTHON=$CHECKOUT/.venv/bin/python
 TESTS=(
     tests/alertmanager
     tests/launcher/alerts
+    tests/grafana/test_board_queries.py
+    tests/grafana/test_board_rules.py
+    tests/grafana/test_first_values.py
     tests/endtoend/test_local_job.py
     tests/realstack/test_realstack.py::TestStackOnLoopback
 )

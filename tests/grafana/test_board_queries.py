@@ -1,4 +1,4 @@
-"""The boards beside that of one job, with a real Prometheus that scrapes a real local job and itself."""
+"""Every query of every board, with a real Prometheus that scrapes a real local job and itself."""
 
 from __future__ import annotations
 
@@ -14,6 +14,9 @@ import pytest
 import yaml
 
 from grafana.build import __main__ as build
+from grafana.build import job
+from grafana.build.queries import all_queries
+from tests.grafana.substitute import MAY_BE_EMPTY as OF_ONE_JOB
 from tests.grafana.substitute import panels_of, substitute, variables
 from tests.realstack.stack import Stack, prometheus_unavailable
 from tests.support.launcher import LocalJob, clean_environment, embed_job
@@ -25,7 +28,8 @@ RARE = "it is absent until it happens"
 NO_HUB = "no hub runs here"
 NO_LIMIT = "the job has no time limit"
 NO_OTHER = "the service that tells it does not run here"
-# Panels that may be empty, each with its reason; one query of a panel by its letter.
+NAMES = {query.expr: query.name for query in all_queries()}  # two of the same text return data together
+# Panels that may be empty, each with its reason; one query of a panel by its letter, or by its name if it has one.
 MAY_BE_EMPTY: Mapping[str, Mapping[str, str]] = {
     "gpujob-fleet": {
         "GPUs": NO_GPU,
@@ -61,6 +65,7 @@ MAY_BE_EMPTY: Mapping[str, Mapping[str, str]] = {
         "Age of the hub's answers": NO_OTHER,
         "Failing collectors": RARE,
     },
+    job.UID: {name: OF_ONE_JOB[name] for name in NAMES.values() if name in OF_ONE_JOB},
 }
 CLUSTER = "here"
 
@@ -78,10 +83,10 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     spec["workers"][0]["critical"] = False
     with (
         Stack(folder / "stack", targets_dir=folder / "targets", whole=True) as stack,
-        LocalJob(folder / "job", spec, "--quiet", env=env) as job,
+        LocalJob(folder / "job", spec, "--quiet", env=env) as running,
     ):
         stack.wait_for(lambda: stack.query("sum(gpujob_worker_items) > 0"), 60, "progress")
-        os.kill(job.worker(2)["pid"], signal.SIGSEGV)
+        os.kill(running.worker(2)["pid"], signal.SIGSEGV)
         stack.wait_for(lambda: stack.query('ALERTS{alertstate="firing", job_id!=""}'), 60, "an alert")
         yield stack
 
@@ -91,11 +96,11 @@ def queries(uid: str) -> list[Any]:
     board = json.loads((build.DASHBOARDS / f"{uid}.json").read_text("utf-8"))
     return [
         *(
-            (f"{panel['title']}/{one['refId']}", one["expr"])
+            (NAMES.get(one["expr"], f"{panel['title']}/{one['refId']}"), one["expr"])
             for panel in panels_of(board)
             for one in panel.get("targets") or []
         ),
-        *((mark["name"], mark["expr"]) for mark in board["annotations"]["list"]),
+        *((NAMES.get(mark["expr"], mark["name"]), mark["expr"]) for mark in board["annotations"]["list"]),
     ]
 
 
