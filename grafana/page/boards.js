@@ -238,7 +238,7 @@ function layout() {
       if (now) { show(); done(S.shown.slice(before).map(draw)); } else { S.shown = S.shown.filter(({ box }) => !grid.contains(box)); grid.replaceChildren(); }
     };
     if (open) show();
-    return el("section", { class: "row" }, row ? el("h2", {}, el("button", { type: "button", "aria-expanded": String(open), onclick: toggle }, row.title, el("small", {}, `${panels.length} panels`))) : null, grid);
+    return el("section", { class: "row" }, row ? el("h2", {}, el("button", { type: "button", "aria-expanded": String(open), onclick: toggle }, row.title, el("small", {}, `${panels.length} panel${panels.length === 1 ? "" : "s"}`))) : null, grid);
   }));
 }
 
