@@ -35,14 +35,14 @@ from tests.support.launcher import LocalJob, clean_environment, embed_job, poll,
 
 pytestmark = pytest.mark.prometheus
 
-FASTER = 20
+FASTER = 15  # a sidecar then has 12 s to start again, and where much else runs it takes 5 s
 NODES = 2  # of the cluster; one of them loses power
 DOCS = ROOT_DIR / "docs" / "reference" / "alerts.md"
 USE_GPU = ROOT_DIR / "tests" / "fakenvml" / "use_gpu.py"
 SECONDS = {"s": 1, "m": 60, "h": 3600}
 _DURATION = re.compile(r"(?<=[\[ ])(\d+)([smh])(?=[\]: \n)]|$)", re.MULTILINE)
 # seconds in expressions, but those of collectors and of the hub's own looks
-_AGE = re.compile(r"(?<=[<>-] )(600|1800|3600)\b|(?<=_job_end_timestamp_seconds\) > )(300)\b")
+_AGE = re.compile(r"(?<=[<>-] )(600|1800|3600)\b")
 LOGS = """
 import sys, time
 for done in range(1, 4001):
