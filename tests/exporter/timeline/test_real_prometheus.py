@@ -22,7 +22,7 @@ from tests.support.launcher import GPUJOB, LocalJob, clean_environment, read_jso
 
 pytestmark = pytest.mark.prometheus
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 # What the board of a job cannot show from a timeline. Prometheus makes alerts; a sidecar has none.
 NOT_BACKFILLED = frozenset(("alerts_now", "firing"))
 # A page changes each second and is read each second: one reader may see a value that the other misses
