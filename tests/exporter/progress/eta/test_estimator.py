@@ -312,6 +312,19 @@ def test_a_drift_is_followed() -> None:
     assert worst_error(run(change=lambda item: 1 + item / 1000), after=0.5) < 0.05
 
 
+@settings(max_examples=20, deadline=None)
+@given(st.integers(0, 1000), st.floats(0.7, 2.0), st.sampled_from([-0.4, 1.0]))
+def test_the_interval_widens_if_the_time_per_item_drifts(seed: int, place: float, drift: float) -> None:
+    def width(change: Callable[[int], float]) -> float:
+        lines = run(items=600, change=change, seed=seed)[: int(200 * place)]
+        estimate = feed(lines).estimate(lines[-1][0])
+        assert estimate is not None
+        assert estimate.low < estimate.seconds < estimate.high
+        return (estimate.high - estimate.low) / estimate.seconds
+
+    assert width(lambda item: 1 + drift * item / 300) > width(lambda item: 1.0)
+
+
 def test_a_step_is_followed_within_a_few_lines() -> None:
     lines = run(change=lambda item: 1.0 if item < 500 else 1.8)
     assert worst_error(lines, after=0.56) < 0.08
