@@ -249,10 +249,10 @@ def _open_at_once(path: str, flags: int) -> int:
 def read_json_text(path: str | os.PathLike[str]) -> str:
     """Read a file of JSON of ours. Raises OSError, also if it is no regular file or larger than any of ours."""
     with open_regular(path) as source:
-        content = source.read(MOST_JSON_BYTES + 1)
-    if len(content) > MOST_JSON_BYTES:
-        raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
-    return content.decode("utf-8", "surrogateescape")
+        size = os.fstat(source.fileno()).st_size
+        if size > MOST_JSON_BYTES:
+            raise OSError(errno.EFBIG, os.strerror(errno.EFBIG), os.fspath(path))
+        return source.read(size).decode("utf-8", "surrogateescape")  # a larger bound would be reserved as memory
 
 
 def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
