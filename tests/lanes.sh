@@ -12,9 +12,10 @@ python=$1
 shift
 own_clusters=(tests/endtoend/test_{bad_day,exit_reasons,full_disk,hub_faults,kills,serving}.py tests/realstack)
 cluster=(tests/endtoend "${own_clusters[@]/#/--ignore=}")
+own_clusters+=(tests/exporter/timeline/test_real_prometheus.py)  # needs no cluster, and this lane has time
 launcher=(tests/launcher --ignore=tests/launcher/run)
 rules=(tests/alertmanager tests/docker tests/examples tests/packaging tests/launcher/run)  # ... and runs of local jobs
-others=(tests --ignore=tests/endtoend --ignore=tests/realstack --ignore=tests/launcher "${rules[@]/#/--ignore=}")
+others=(tests --ignore=tests/endtoend --ignore=tests/launcher "${own_clusters[@]/#/--ignore=}" "${rules[@]/#/--ignore=}")
 
 run() { # NAME PATHS...: the tests of one lane
     local results=()
