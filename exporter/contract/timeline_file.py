@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import ClassVar, NamedTuple
 
+from exporter.contract import run_files
 from exporter.contract.records import Record, RecordError, from_json
 
 SUFFIX = ".timeline.json.gz"
@@ -69,7 +70,7 @@ def pack_timeline(head: TimelineHead, series: Iterable[TimelineSeries]) -> bytes
 def open_timeline(path: Path) -> Iterator[tuple[TimelineHead, Iterator[TimelineSeries]]]:
     """Read a timeline; its series follow one by one. Raises OSError, and RecordError if it is damaged."""
     try:
-        with gzip.open(path, "rb") as source:
+        with run_files.open_regular(path) as packed, gzip.GzipFile(fileobj=packed) as source:
             lines = _lines(source)
             head = TimelineHead.from_json(
                 json.loads(next(lines, b"").removesuffix(_SERIES_BEGIN.rstrip().encode()) + b"}"), "timeline"

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -72,3 +73,9 @@ def test_half_a_timeline_is_an_error(tmp_path: Path) -> None:
         path.write_bytes(whole[:size])
         with pytest.raises(RecordError):
             read(path)
+
+
+def test_a_pipe_of_another_user_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "n1.timeline.json.gz")
+    with pytest.raises(OSError, match="not a regular file"):
+        read(tmp_path / "n1.timeline.json.gz")
