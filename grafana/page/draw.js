@@ -253,8 +253,8 @@ const DRAW = {
         area.append(canvas);
         name_rows(svg, all, left, top, row);
       },
-      rows: (t, y) => (y == null ? all : [row_at(y) ?? []].flat()).map((one) => ({ name: one.name, value: one.values[at(time, t)] })).filter((row) => row.value != null)
-        .sort((a, b) => b.value - a.value).map((row) => ({ ...row, color: `rgb(${rgb(row.value)})`, text: format(row.value, unit) })),
+      rows: (t, y) => (y == null ? all : [row_at(y) ?? []].flat()).map((one) => ({ name: one.name, value: one.values[at(time, t)] })).filter((row) => row.value != null || y != null)
+        .sort((a, b) => b.value - a.value).map((row) => ({ ...row, ...(row.value == null ? { color: "var(--gray)", text: "no data" } : { color: `rgb(${rgb(row.value)})`, text: format(row.value, unit) }) })),
     });
   },
 

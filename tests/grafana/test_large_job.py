@@ -40,7 +40,7 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
     write_assets(folder / "assets")
     with (
         Stack(folder / "stack", targets_dir=folder / "targets", user_assets=folder / "assets", rules=[]) as stack,
-        simulated_sidecars(folder / "page", folder / "targets" / "large.json", [NODES]),
+        simulated_sidecars(folder / "page", folder / "targets" / "large.json", [NODES], interval=5),
     ):
         stack.wait_for(lambda: stack.query(f"count(gpujob_info offset 20s) == {NODES}"), 60, "the sidecars")
         yield stack

@@ -1,8 +1,8 @@
 """Many sidecars in one process, each on a loopback address of its own: their pages are made of one of a real sidecar.
 
-python -m tests.support.simulated_sidecars PAGE TARGETS NODES...
+python -m tests.support.simulated_sidecars PAGE TARGETS NODES... [--interval SECONDS]
 
-``NODES`` are the nodes of each job. SIGUSR1 stalls all jobs: their GPUs are busy, and no worker makes progress.
+They are scraped every ``SECONDS``, else as often as Prometheus scrapes others. ``NODES`` are the nodes of each job. SIGUSR1 stalls all jobs: their GPUs are busy, and no worker makes progress.
 """
 
 import argparse
@@ -108,7 +108,7 @@ def _general(labels: str) -> str:
     return labels.replace("%", "%%")
 
 
-async def serve(pages: Pages, targets: Path) -> None:
+async def serve(pages: Pages, targets: Path, interval: int | None) -> None:
     addresses = [f"127.1.{number >> 8}.{number & 255}" for number in range(1, len(pages.nodes) + 1)]
     with socket.socket() as probe:
         probe.bind((addresses[0], 0))
@@ -129,16 +129,20 @@ async def serve(pages: Pages, targets: Path) -> None:
     assert runner.server
     await loop.create_server(runner.server, addresses, port)
     loop.add_signal_handler(signal.SIGUSR1, lambda: setattr(pages, "stalled", True))
-    groups = [{"targets": [f"{a}:{port}"], "labels": pages.labels(n)} for n, a in enumerate(addresses)]
+    often = dict.fromkeys(("__scrape_interval__", "__scrape_timeout__"), f"{interval}s") if interval else {}
+    groups = [{"targets": [f"{a}:{port}"], "labels": pages.labels(n) | often} for n, a in enumerate(addresses)]
     (new := targets.with_suffix(".new")).write_text(json.dumps(groups))
     new.rename(targets)
     await asyncio.Event().wait()
 
 
 @contextmanager
-def simulated_sidecars(page: Path, targets: Path, nodes: Sequence[int]) -> Iterator[subprocess.Popen[bytes]]:
+def simulated_sidecars(
+    page: Path, targets: Path, nodes: Sequence[int], interval: int | None = None
+) -> Iterator[subprocess.Popen[bytes]]:
     """The process, as long as it is needed; `targets` is a target file of Prometheus."""
     words = [sys.executable, "-m", __name__, str(page), str(targets), *map(str, nodes)]
+    words += ["--interval", str(interval)] if interval else []
     process = subprocess.Popen(words)
     try:
         yield process
@@ -152,5 +156,6 @@ if __name__ == "__main__":
     parser.add_argument("page", type=Path)
     parser.add_argument("targets", type=Path)
     parser.add_argument("nodes", type=int, nargs="+")
+    parser.add_argument("--interval", type=int)
     asked = parser.parse_args()
-    asyncio.run(serve(Pages(asked.page.read_text("utf-8"), asked.nodes), asked.targets))
+    asyncio.run(serve(Pages(asked.page.read_text("utf-8"), asked.nodes), asked.targets, asked.interval))
