@@ -33,7 +33,7 @@ from exporter.files.checkpoints.layouts_reader import parse_array, parse_distcp_
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.formats import check_file
 from exporter.files.formats.source import open_source
-from exporter.hub.registry_reader import parse_outcome
+from exporter.hub.runs.run_directory_reader import parse_outcome
 from exporter.logs.errors.last_error import last_error
 from exporter.logs.lexicon_reader import build_lexicon
 from exporter.logs.packs import PackError, parse_pack

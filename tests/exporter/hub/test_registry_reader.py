@@ -15,7 +15,8 @@ import pytest
 from exporter.contract import run_files
 from exporter.contract.process_identity import read_start_ticks
 from exporter.hub import mount_reader
-from exporter.hub.registry_reader import QUIET_EACH_S, RegistryReader, parse_outcome
+from exporter.hub.registry_reader import QUIET_EACH_S, RegistryReader
+from exporter.hub.runs.run_directory_reader import parse_outcome
 from exporter.machine.mounts import MountPoint
 
 REPORT = {
