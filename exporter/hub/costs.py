@@ -1,7 +1,8 @@
 """What a job took: time, GPU seconds, list price, energy and idle time, each only where it is known."""
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
+from exporter.contract.records import NOTHING
 from exporter.hub.jobs import Job
 from exporter.slurm.prices import HOUR_S
 from exporter.slurm.tracking import UNKNOWN, TrackedJob
@@ -71,9 +72,15 @@ def energies(job: Job) -> Mapping[str, float]:
     return found
 
 
-def idle_s(job: Job) -> float | None:
-    """GPU seconds of the last attempt in which sidecars saw an idle GPU."""
-    return None if job.outcome is None else job.outcome.idle_s
+def idle_s(job: Job, of_running: Mapping[str, float] = NOTHING) -> float | None:
+    """GPU seconds of the last attempt in which sidecars saw an idle GPU. Those up to now are by run directory."""
+    return of_running.get(job.tracked.run_dir or "") if job.outcome is None else job.outcome.idle_s
+
+
+def attempts_of_running(jobs: Iterable[Job]) -> dict[str, int]:
+    """The present attempt of each job that runs, by run directory, if gpujob launched it."""
+    own = (job.tracked for job in jobs if job.tracked.state == "RUNNING" and job.outcome is None)
+    return {tracked.run_dir: tracked.restarts for tracked in own if tracked.run_dir is not None}
 
 
 def seen_ratio(job: Job) -> float | None:

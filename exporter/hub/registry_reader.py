@@ -22,6 +22,7 @@ from exporter.machine.threads import name_thread
 
 READ_EACH_S = 5.0  # so that the end of a run is known in seconds
 QUIET_EACH_S = 60.0  # for the directories of runs that have ended, and of those that nobody follows
+MOST_IDLE_READS = 1000  # run directories at one question, each some milliseconds; those read longest ago come first
 KINDS = {"sidecar": SCRAPE_JOB, "engine": ENGINE_JOB}
 
 log = logging.getLogger("gpujob.hub")
@@ -100,6 +101,7 @@ class RegistryReader:
         self._folders = [_Folder(path, self._own_uid, only_own=only_own) for path in folders]
         self._run_dirs: dict[str, RunDirectory] = {}
         self._mounts = MountReader(mounts or mount_table().current)
+        self._idle_mounts, self._idle_lock = MountReader(mounts or mount_table().current), threading.Lock()
         self._known_problems, self._target_dir = frozenset[str](), target_dir
         self.live: Callable[[], Collection[str]] = tuple  # run directories of jobs that have not ended
         # of jobs that have: the run directory, and before when its targets were written if they are of no use
@@ -148,6 +150,19 @@ class RegistryReader:
         if self._target_dir is not None:
             self._mounts.read(self._removals(self._target_dir))
         self._publish()
+
+    def idle_s(self, attempts: Mapping[str, int]) -> dict[str, float]:
+        """GPU seconds that sidecars have seen idle so far in these attempts, by run directory.
+
+        What cannot be read in time is as it was at the previous question, or absent.
+        """
+        own = [each for each in tuple(self._run_dirs.values()) if each.path in attempts]
+        own.sort(key=lambda each: each.idle_read_at)
+        with self._idle_lock:
+            reads = (Read(each.path, partial(each.read_idle, attempts[each.path])) for each in own[:MOST_IDLE_READS])
+            self._idle_mounts.read(reads)
+        known = {each.path: each.idle for each in own}
+        return {path: idle for path, (of, idle) in known.items() if idle is not None and of == attempts[path]}
 
     def _removals(self, target_dir: Path) -> Iterator[Read]:
         """Removals of the files that jobs of this user left in the target directory, as their nodes were lost."""

@@ -128,8 +128,8 @@ def parts_of(jobs: Mapping[str, Job], job_id: str) -> list[Job]:
     return found or ([together] if together is not None else [])
 
 
-def job_json(job: Job, now: float) -> dict[str, JsonValue]:
-    """A job. What is unknown is null."""
+def job_json(job: Job, now: float, idle: Mapping[str, float] = NOTHING) -> dict[str, JsonValue]:
+    """A job. What is unknown is null. ``idle`` are the idle GPU seconds of jobs that run, by run directory."""
     tracked = job.tracked
     return {
         "job_id": tracked.job_id,
@@ -162,7 +162,7 @@ def job_json(job: Job, now: float) -> dict[str, JsonValue]:
         "is_never": tracked.is_never,
         "figures": to_json(tracked.figures),
         "gpu_seconds": costs.gpu_seconds(job, now) if tracked.started is not None else None,
-        "gpu_idle_seconds": costs.idle_s(job),
+        "gpu_idle_seconds": costs.idle_s(job, idle),
         "gpu_seen_ratio": costs.seen_ratio(job),
         "energy_j": dict(costs.energies(job)) or None,
         "cost": _cost_json(job, now),
@@ -241,15 +241,18 @@ def _node_json(row: NodeRow, price: float | None, prices: Prices | None) -> Json
     }
 
 
-def usage_json(sums: Iterable[Sums], running: Iterable[Job], by: str, now: float) -> list[JsonValue]:
-    """What ended jobs and those that run now have taken, most GPU time first."""
+def usage_json(
+    sums: Iterable[Sums], running: Iterable[Job], by: str, now: float, idle: Mapping[str, float]
+) -> list[JsonValue]:
+    """What ended jobs and those that run now have taken, most GPU time first. ``idle`` is as for ``job_json``."""
     groups: dict[tuple[str, str | None], Sums] = {(each.name, each.currency): each for each in sums}
     for job in running:
         name = {"user": job.user, "account": job.account, "partition": job.first_partition}.get(by, job.tracked.name)
         key = name, None if job.price is None else job.price.currency
         old = groups.get(key) or Sums(*key, 0, None, None, None, None, None)
         more = old._replace(jobs=old.jobs + 1, gpu_s=costs.plus(old.gpu_s, costs.gpu_seconds(job, now)))
-        groups[key] = more._replace(cost=costs.plus(old.cost, costs.cost(job, now)))
+        idle_s = costs.plus(old.idle_s, costs.idle_s(job, idle))
+        groups[key] = more._replace(cost=costs.plus(old.cost, costs.cost(job, now)), idle_s=idle_s)
     in_order = sorted(groups.values(), key=lambda each: (-(each.gpu_s or 0.0), each.name))
     return [_sums_json(each, by) for each in in_order]
 

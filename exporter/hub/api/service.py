@@ -10,15 +10,16 @@ import socket
 import time
 import zlib
 from collections import Counter
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from exporter import __version__
 from exporter.collecting.families import TEXT_TYPE, Samples
-from exporter.contract.records import JsonValue
+from exporter.contract.records import NOTHING, JsonValue
 from exporter.hub.api import answers
 from exporter.hub.api.answers import Head, WrongQueryError
 from exporter.hub.api.doors import LocalEntrance, peer_uid
+from exporter.hub.costs import attempts_of_running
 from exporter.hub.engine import Engine
 from exporter.hub.jobs import Job
 from exporter.hub.page.series import SelfFacts, render_controller, render_nodes, render_self, render_user_budgets
@@ -215,8 +216,13 @@ class HubService:
         user, view = self._user(request, query.user), self._engine.view
         sums = await asyncio.to_thread(self._store.sums_since, query.since, query.by, user)
         running = [job for job in view.jobs.values() if job.tracked.state == "RUNNING" and user in (None, job.user)]
-        groups = answers.usage_json(sums, running, query.by, view.as_of or 0.0)
+        groups = answers.usage_json(sums, running, query.by, view.as_of or 0.0, await self._idle(running))
         return web.json_response(self._head().with_body(by=query.by, since=query.since, groups=groups))
+
+    async def _idle(self, jobs: Sequence[Job]) -> Mapping[str, float]:
+        """Idle GPU seconds so far of those of these jobs that run, by run directory."""
+        attempts = attempts_of_running(jobs)
+        return await asyncio.to_thread(self._registry.idle_s, attempts) if attempts else NOTHING
 
     async def _fleet(self, request: web.Request) -> web.Response:
         last, end = self._engine.commands["sinfo"].last_success, time.monotonic() + NODES_WAIT_S
@@ -262,7 +268,9 @@ class HubService:
         found = answers.parts_of(self._engine.view.jobs, job_id)
         if not found:
             found = await asyncio.to_thread(self._store.jobs_by_id, [job_id])
-        jobs = [answers.job_json(job, self._engine.view.as_of or 0.0) for job in found if viewer.sees(job.user)]
+        found, as_of = [job for job in found if viewer.sees(job.user)], self._engine.view.as_of or 0.0
+        idle = await self._idle(found)
+        jobs = [answers.job_json(job, as_of, idle) for job in found]
         if not jobs:
             return web.json_response(self._head().with_body(error=f"no job {job_id[:40]!r} is known"), status=404)
         return web.json_response(self._head().with_body(jobs=list[JsonValue](jobs)))

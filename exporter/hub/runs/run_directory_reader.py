@@ -1,4 +1,4 @@
-"""Run directories as a hub reads them: the report and the targets, if they belong to the user of the job."""
+"""Run directories as a hub reads them: report, targets and statuses, if they belong to the user of the job."""
 
 import json
 import logging
@@ -26,7 +26,8 @@ FRESH_S = 2.0  # a directory that changed so recently may change again without a
 MOST_BYTES = 16 * 1024  # of an entry
 MOST_REPORT_BYTES = 32 * 1024 * 1024  # that of 1,000 workers has some megabytes
 MOST_REPORT_VALUES = 1_000_000  # each may take 100 bytes of memory; that of 10,000 workers has half as many
-MOST_NODES = 10_000  # of a job without Slurm, whose statuses are looked at
+MOST_STATUS_BYTES = 8 * 1024 * 1024  # that of a node with 64 workers has some hundred kilobytes
+MOST_NODES = 10_000  # of a job, whose statuses are looked at
 
 log = logging.getLogger("gpujob.hub")
 
@@ -71,6 +72,8 @@ class RunDirectory:
         self.outcome: Outcome | None = None
         self.problem: str | None = None
         self.read_at = -math.inf
+        self.idle: tuple[int, float | None] = 0, None  # of an attempt so far: GPU seconds that sidecars saw idle
+        self.idle_read_at = -math.inf
         self._mtime_ns = 0
 
     @property
@@ -105,6 +108,27 @@ class RunDirectory:
         self.groups = self._read_groups()
         self.outcome = self._read_outcome() or self.outcome
         self._mtime_ns = mtime_ns if time.time() - mtime_ns / 1e9 > FRESH_S and self.problem is None else 0
+
+    def read_idle(self, attempt: int) -> None:
+        """Read how long sidecars have seen idle GPUs so far, from their status files."""
+        from exporter.contract.status import NodeStatus  # lazy: 1 MiB, which hubs need only for this question
+        from exporter.gpus.analysis.node_status import account_gpus  # lazy: as above
+
+        self.idle_read_at, statuses = time.monotonic(), dict[str, NodeStatus]()
+        folder = Path(self.entry.run_dir, run_files.STATUS_DIR)
+        try:
+            names = [name for name in islice(os.listdir(folder), MOST_NODES) if name.endswith(".json")]
+        except OSError:
+            return
+        for name in names:
+            try:
+                uid, text = read_text(folder / name, MOST_STATUS_BYTES)
+                if uid == self.uid and text.count(",") <= MOST_REPORT_VALUES:
+                    statuses[name] = NodeStatus.from_json(json.loads(text))
+            except (OSError, ValueError, RecursionError):
+                continue  # of another version, or just replaced
+        gpus = account_gpus({name: each for name, each in statuses.items() if each.attempt == attempt})
+        self.idle = attempt, None if gpus is None else gpus.idle_s
 
     @property
     def _is_of_slurm(self) -> bool:

@@ -16,10 +16,12 @@ from typing import Any
 import pytest
 
 from exporter.contract import run_files
+from exporter.contract.status import GpuDevice, NodeGpus
 from exporter.hub.page.series import FAMILIES
 from tests.support.exporter import SOON_S, until
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import ROOT
+from tests.support.statuses import node_status
 
 SUBMITTED = time.time() + 1000  # after the start of any hub of these tests
 
@@ -229,6 +231,22 @@ def test_runs_nodes_and_usage_are_answered_and_not_sent_twice(slurm: FakeSlurm, 
         assert hub.get(path, {"If-None-Match": f'"old", {tag}'}) == (304, "")
         assert hub.get(path + ("&" if "?" in path else "?") + "user=root", {"If-None-Match": tag})[0] != 304
     hub.end()
+
+
+def test_idle_gpu_time_of_a_running_job_is_that_of_its_sidecars(slurm: FakeSlurm, hub: HubProcess) -> None:
+    run_dir, entries = slurm.folder / "run", slurm.folder / "state" / "gpujob" / "runs"
+    devices = tuple(GpuDevice(gpu=str(index), uuid=str(index), seen_s=90.0, idle_s=20.0) for index in range(2))
+    for attempt, node in enumerate(("n1", "n2")):  # only the first attempt is the present one
+        status = node_status(attempt=attempt, gpus=NodeGpus(gpus=devices))
+        (run_dir / run_files.STATUS_DIR).mkdir(parents=True, exist_ok=True)
+        run_files.write_json(run_dir / run_files.STATUS_DIR / f"{node}.json", status.to_json())
+    entries.mkdir(parents=True)
+    entry = {"schema": 1, "job_id": "7", "job_name": "a job", "run_dir": str(run_dir), "submitted": SUBMITTED}
+    run_files.write_json(entries / "7.json", entry)
+    until(lambda: hub.json("/api/v1/jobs")["jobs"][0]["run_dir"], "the run", 20)
+    (job,) = hub.json("/api/v1/jobs/7")["jobs"]
+    (group,) = hub.json("/api/v1/usage?since=0")["groups"]
+    assert (job["gpu_idle_seconds"], group["gpu_idle_seconds"]) == (40.0, 40.0)
 
 
 def test_the_index_of_a_running_hub_is_told_by_the_hub(slurm: FakeSlurm, hub: HubProcess) -> None:

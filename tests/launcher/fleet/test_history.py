@@ -139,7 +139,13 @@ def test_idle_gpu_time_is_that_of_attempts_that_are_counted_whole(
 @pytest.mark.parametrize(("job_id", "link"), [("7", "."), ("7_2", "tasks/7_2")])
 @pytest.mark.parametrize(("since", "idle_s"), [(100.0, 40.0), (120.0, None)])
 def test_idle_gpu_time_of_a_running_job_is_that_of_its_sidecars(
-    job_id: str, link: str, since: float, idle_s: float | None, environ: dict[str, str], tmp_path: Path
+    job_id: str,
+    link: str,
+    since: float,
+    idle_s: float | None,
+    environ: dict[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     run_dir = run_directory(tmp_path / "run", idle_s=20.0)  # since 110, two GPUs
     if link != ".":
@@ -150,6 +156,12 @@ def test_idle_gpu_time_of_a_running_job_is_that_of_its_sidecars(
     slurm = Accounting([(job_id, "RUNNING", 100.0 - NOW, 110.0 - NOW, None), ("8", "RUNNING", -9.0, -8.0, None)])
     rows = read_used(slurm, since, NOW, {**environ, "GPUJOB_HUB": "none"}).rows
     assert {row.job_id: row.idle_s for row in rows} == {job_id: idle_s, "8": None}
+    jobs = tuple(
+        HubJob(job_id=each, job_name="", state="RUNNING", started=110.0, resources=TRES) for each in (job_id, "8")
+    )
+    monkeypatch.setattr("launcher.fleet.history.read_history", lambda *_: History("unix:/hub", jobs, 0.0, NOW, True))
+    by_hub = read_used(slurm, since, NOW, environ).rows
+    assert {row.job_id: row.idle_s for row in by_hub} == {job_id: idle_s, "8": None}
 
 
 def test_a_hub_that_saw_everything_needs_no_accounting(environ: dict[str, str]) -> None:
