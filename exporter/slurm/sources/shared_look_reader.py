@@ -1,6 +1,6 @@
 """One answer of Slurm for all commands of a user, in a file of the user's cache folder.
 
-It is asked anew when it is older than 40 seconds: fifty watchers make three RPCs a minute. A hub costs even less.
+It is asked anew when it is older than 45 seconds: fifty watchers make 2.7 RPCs a minute. A hub costs even less.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.sources.hub_reader import HubAnswer, hub_addresses, read_hub, read_hub_nodes
 
-LOOK_S = 40.0  # age at which Slurm is asked anew: two RPCs each, so three a minute
+LOOK_S = 45.0  # age at which Slurm is asked anew: two RPCs each, so less than three in each of some minutes
 LEAST_S = 5.0  # between two questions, however many jobs have changed
 HUB_READ_S = 10.0  # age at which a hub is asked anew
 HUB_LATE_S = 20.0  # how late the answer of a hub may be after its interval, with its jitter and a slow controller

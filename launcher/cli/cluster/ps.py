@@ -60,7 +60,7 @@ def ps(
 ) -> None:
     """List your jobs: those that have not ended, or the last one that did.
 
-    A running hub has the jobs; without one Slurm is asked at most every 40 seconds, whatever the number of commands,
+    A running hub has the jobs; without one Slurm is asked at most every 45 seconds, whatever the number of commands,
     and after each submission. Ended jobs are listed for some minutes; those of --since are from the hub, from your
     index (`gpujob index`), or from accounting. GPUs, CPUs and memory of a waiting job are what it asks for. Tasks of
     an array are one line, and so are the jobs of a pipeline; --run opens it.

@@ -37,7 +37,7 @@ def look(environ: Mapping[str, str], now: float, user: str = "ada") -> QueueLook
     return read_queue_look(SlurmReader(user, None, environ), environ, lambda: now)
 
 
-def test_ended_jobs_too_are_asked_for_only_every_40_seconds(tmp_path: Path, environ: Mapping[str, str]) -> None:
+def test_ended_jobs_too_are_asked_for_only_every_45_seconds(tmp_path: Path, environ: Mapping[str, str]) -> None:
     answer(tmp_path, f"echo '{ROW}'")
     first = look(environ, 1000.0)
     assert (first.rows[0].job_id, first.as_of, first.problem) == ("7", 1000.0, None)
@@ -47,6 +47,14 @@ def test_ended_jobs_too_are_asked_for_only_every_40_seconds(tmp_path: Path, envi
     look(environ, 900.0)  # by a clock that is behind
     look(environ, 1000.0, "bob")
     assert calls(tmp_path) == 4
+
+
+def test_watchers_cost_at_most_three_rpcs_in_each_of_five_minutes(tmp_path: Path, environ: Mapping[str, str]) -> None:
+    answer(tmp_path, f"echo '{ROW}'")
+    for second in range(300):  # some watcher looks in each
+        look(environ, 1000.0 + second)
+    rpcs = 2 * calls(tmp_path)  # PARTITION_INFO and JOB_USER_INFO
+    assert rpcs / 5 <= 3.0
 
 
 def test_of_many_watchers_one_asks(tmp_path: Path, environ: Mapping[str, str]) -> None:
