@@ -227,6 +227,8 @@ def _scalar(kind: type) -> _Reader:
     accepted = (int, float) if kind in (int, float) else kind  # other programs write 1.0 where we write 1
 
     def read(value: object, place: str) -> object:
+        if type(value) is kind:  # nearly always
+            return value
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
         return value
@@ -295,6 +297,8 @@ def _plain(kind: type) -> _Reader:
         if isinstance(value, list | tuple):
             if len(value) != len(readers):
                 raise RecordError(f"{place}: expected {len(readers)} values, not {len(value)}")
+            with contextlib.suppress(RecordError):  # as below
+                return kind(*[reader(entry, "") for reader, entry in zip(readers.values(), value, strict=True)])
             value = dict(zip(readers, value, strict=True))
         if not isinstance(value, Mapping):
             raise RecordError(f"{place}: expected an object, not {_shown(value)}")

@@ -19,25 +19,12 @@ def render_table(
     An ``optional`` column is there only if a row has a value. Columns of ``left_out`` go, the first one first, while
     the table is wider than ``width``, since half a number misleads.
     """
-    lines = [tuple(head), *map(tuple, rows)]
-    for name in optional:
-        at = lines[0].index(name)
-        if all(line[at] in NO_VALUE for line in lines[1:]):
-            lines = [(*line[:at], *line[at + 1 :]) for line in lines]
+    columns = list(zip(head, *rows, strict=True))
+    columns = [each for each in columns if each[0] not in optional or any(cell not in NO_VALUE for cell in each[1:])]
+    sized = [(column, max(map(len, column))) for column in columns]
     for name in left_out:
-        if width is None or _total(lines) <= width:
+        if width is None or sum(size for _, size in sized) + len(GAP) * (len(sized) - 1) <= width:
             break
-        if name in lines[0]:
-            at = lines[0].index(name)
-            lines = [(*line[:at], *line[at + 1 :]) for line in lines]
-    widths = _widths(lines)
-    return [GAP.join(cell.ljust(size) for cell, size in zip(line, widths, strict=True)).rstrip() for line in lines]
-
-
-def _widths(lines: Sequence[Sequence[str]]) -> list[int]:
-    return [max(map(len, column)) for column in zip(*lines, strict=True)]
-
-
-def _total(lines: Sequence[Sequence[str]]) -> int:
-    widths = _widths(lines)
-    return sum(widths) + len(GAP) * (len(widths) - 1)
+        sized = [each for each in sized if each[0][0] != name]
+    padded = [[cell.ljust(size) for cell in column] for column, size in sized]
+    return [GAP.join(line).rstrip() for line in zip(*padded, strict=True)]

@@ -260,6 +260,8 @@ def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[
             row.resources or "-",
             "" if run is None else run.run_dir,
         )
+    if all(cells) and "".join(cells).isprintable():
+        return cells  # nearly always, and quicker
     return tuple(printable_line(cell) or "-" for cell in cells)
 
 

@@ -8,7 +8,6 @@ from typing import NamedTuple
 
 from launcher.errors import ConfigError, LauncherError
 from launcher.rundir.trust import ROOT, distrust, find_problem, read_facts
-from launcher.rundir.yaml_files import load_yaml, read_yaml_text
 
 CLUSTER_FILE = "gpujob.yaml"
 CLUSTER_VARIABLE = "GPUJOB_CONFIG"
@@ -104,6 +103,8 @@ def _find_directory(key: str, environ: Mapping[str, str], workdir: Path) -> Path
 
 def _read_mapping(path: Path) -> Mapping[str, object]:
     """Content of a cluster file, unchecked. Raises ConfigError if it is not YAML."""
+    from launcher.rundir.yaml_files import load_yaml, read_yaml_text  # lazy: 20 ms, and many have no such file
+
     body = load_yaml(read_yaml_text(path), str(path))
     return body if isinstance(body, dict) else {}
 

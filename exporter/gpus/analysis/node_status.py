@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from statistics import fmean
+from math import fsum
 from typing import Protocol, TypeVar
 
 from exporter.contract.events import LoggedEvent
@@ -246,7 +246,7 @@ def _sums(devices: Sequence[GpuSums], units: Sequence[GpuSums]) -> GpuSums:
     energy = [device.energy_j for device in devices if device.energy_j is not None]
     seen = [(unit.seen_s, unit.idle_s or 0.0) for unit in units if unit.seen_s is not None]
     return GpuSums(
-        utilization_mean_ratio=fmean(busy) if busy else None,
+        utilization_mean_ratio=fsum(busy) / len(busy) if busy else None,
         seen_s=sum(seen_s for seen_s, _ in seen) if seen else None,
         idle_s=sum(idle_s for _, idle_s in seen) if seen else None,
         memory_peak_bytes=max(

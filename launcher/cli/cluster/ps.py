@@ -116,10 +116,11 @@ def ps(
             rows = [*rows_of_run(rows, names), *reported]
         pipelines = read_pipelines(os.environ) if shows_mine else {}
         known = [Job(row, None, figures.get(row.job_id)) for row in rows if filters.fits(row)]
-        known = [
-            job._replace(pipeline=pipelines.get(array_of(job.row.job_id))) if job.row.user == me else job
-            for job in known
-        ]
+        if pipelines:
+            known = [
+                job._replace(pipeline=pipelines.get(array_of(job.row.job_id))) if job.row.user == me else job
+                for job in known
+            ]
         ended_too_now = ended_too or name is not None or since is not None or bool(filters.states)
         jobs = shown_jobs(known, ended_too=ended_too_now)
         own = {
@@ -128,7 +129,8 @@ def ps(
             if job.row.output is not None and job.state != "PENDING" and job.row.user == me
         }
         runs = read_progress(own, now)
-        jobs = [job._replace(run=runs.get(job.row.job_id)) for job in jobs]
+        if runs:
+            jobs = [job._replace(run=runs.get(job.row.job_id)) for job in jobs]
         jobs.sort(key=SORTS["job"], reverse=True)  # of those that are equal the newest come first
         jobs.sort(key=SORTS[sort])
         if wants_json:
