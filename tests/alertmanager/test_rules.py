@@ -275,6 +275,7 @@ OF_NO_JOB = {  # the hub, Prometheus and Alertmanager: what their descriptions n
     "GpuJobHubBlind": "$labels.cluster ",
     "GpuJobRulesFailing": "$labels.rule_group ",
     "GpuJobNotificationsFailing": "$labels.integration ",
+    "GpuJobNotificationFailed": "$labels.integration ",
     "GpuJobTargetsUnreadable": "$value ",
     HEARTBEAT: "always fires",
 }
