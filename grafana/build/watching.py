@@ -92,7 +92,8 @@ def delivery() -> list[Panel]:
         ),
         lines(
             "Notifications of Alertmanager",
-            "Messages by integration, and those that failed. Needs a scrape of Alertmanager.",
+            "Messages by integration, and those that failed. Needs a scrape of Alertmanager. Alert:"
+            " GpuJobNotificationFailed.",
             [
                 over_time(
                     f"sum by (integration) (rate(alertmanager_notifications_total[{RATE}])) > 0", "{{integration}}"

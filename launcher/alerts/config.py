@@ -205,7 +205,5 @@ def _intervals(notify: NotifySpec) -> list[Tree]:
 def board_template(url: str) -> str:
     """The template of links to a board of Grafana, with the alert's job and time."""
     variables = "".join(f"&var-{name}={{{{ .Labels.{name} | urlquery }}}}" for name in ("cluster", "job_id"))
-    begin = "from={{ (.StartsAt.Add -3600000000000).UnixMilli }}"
-    end = 'to={{ if eq .Status "resolved" }}{{ .EndsAt.UnixMilli }}{{ else }}now{{ end }}'
     mark = "&" if "?" in url else "?"
-    return f'{{{{ define "gpujob.board" }}}}{url}{mark}{begin}&{end}{variables}{{{{ end }}}}\n'
+    return f'{{{{ define "gpujob.board" }}}}{url}{mark}{{{{ template "gpujob.range" . }}}}{variables}{{{{ end }}}}\n'

@@ -1,6 +1,7 @@
 """Alert rules, their tests, runbooks and routing are consistent and accepted by the tools."""
 
 import copy
+import json
 import re
 import resource
 import shutil
@@ -11,6 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qsl
 
 import pytest
 import yaml
@@ -238,10 +240,33 @@ def test_an_alert_has_all_its_parts(name: str) -> None:
     assert rule["labels"].keys() == {"severity", "component"}
     assert rule["labels"]["severity"] in ({"none"} if name == HEARTBEAT else {"critical", "warning", "info"})
     assert rule["labels"]["component"] in COMPONENTS
-    assert rule["annotations"].keys() == {"summary", "description", "runbook_url"}
+    assert rule["annotations"].keys() == {"summary", "description", "runbook_url", "dashboard_url"}
     assert "for" in rule
     assert "{{" not in rule["annotations"]["summary"]
     assert rule["annotations"]["runbook_url"] == f"{RUNBOOK_BASE}/{name}.md"
+
+
+BOARDS = {path.stem: json.loads(path.read_text("utf-8")) for path in (ROOT / "grafana/dashboards").glob("*.json")}
+
+
+@pytest.mark.parametrize("name", alerts())
+def test_an_alert_leads_to_a_board_of_what_it_is_about(name: str) -> None:
+    """As promtool expands the links: every variable is one of the board, and none that it needs is left to chance."""
+    rows = [row for path in promtool_files() for case in load(path)["tests"] for row in case.get("alert_rule_test", ())]
+    found = [each for row in rows if row["alertname"] == name for each in row.get("exp_alerts") or ()]
+    links = [
+        (each["exp_annotations"]["dashboard_url"], each["exp_labels"]) for each in found if "exp_annotations" in each
+    ]
+    assert links
+    for link, labels in links:
+        address, _, query = link.partition("?")
+        assert address.endswith("/user/")
+        ((_, board), *values) = parse_qsl(query)
+        variables = [each for each in BOARDS[board]["templating"]["list"] if each["type"] == "query"]
+        one_of = {each["name"] for each in variables if not each.get("multi")}
+        assert {key for key, _ in values} <= {f"var-{each['name']}" for each in variables}
+        assert dict(values).items() >= {(f"var-{label}", labels[label]) for label in one_of & labels.keys()}
+    assert not re.findall(r"{{ (?:\$labels)?\.\w* }}", alerts()[name]["annotations"]["dashboard_url"])  # as they are
 
 
 OF_A_WHOLE_JOB = {name for name, rule in alerts().items() if rule["labels"]["component"] == "job"}
@@ -250,6 +275,7 @@ OF_NO_JOB = {  # the hub, Prometheus and Alertmanager: what their descriptions n
     "GpuJobHubBlind": "$labels.cluster ",
     "GpuJobRulesFailing": "$labels.rule_group ",
     "GpuJobNotificationsFailing": "$labels.integration ",
+    "GpuJobNotificationFailed": "$labels.integration ",
     "GpuJobTargetsUnreadable": "$value ",
     HEARTBEAT: "always fires",
 }

@@ -102,7 +102,7 @@ def _keep(notify: "NotifySpec", names: list[str]) -> "NotifySpec":
 
 
 def _with_log(notify: "NotifySpec", folder: Path, record: StackRecord) -> "NotifySpec":
-    """The channels and the receiver of the stack, which hears everything; links lead to its own boards."""
+    """The channels and the receiver of the stack, which hears everything."""
     from launcher.jobfile.alerts.notify import ChannelSpec, LogChannel
 
     url = f"http://127.0.0.1:{record.ports['receiver']}/gpujob"
@@ -112,6 +112,5 @@ def _with_log(notify: "NotifySpec", folder: Path, record: StackRecord) -> "Notif
         for key in ("page", "notify", "operators")
         if (chosen := getattr(notify, key)) is not None
     }
-    board = notify.board_url or f"{record.url}user/?board=gpujob-job"
     channels = {**notify.channels, LOG_CHANNEL: log}
-    return notify.model_copy(update={"channels": channels, "board_url": board, **lists})
+    return notify.model_copy(update={"channels": channels, **lists})

@@ -1,6 +1,9 @@
 """The configuration of Alertmanager that `gpujob alerts config` writes."""
 
+import html
+import json
 import os
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -73,6 +76,37 @@ def test_every_channel_and_route_is_as_the_golden_page_shows(site: Path, golden:
     golden("launcher/gpujob-board.tmpl", board)
     for path in (site / "alerting").rglob("*"):
         assert oct(path.stat().st_mode)[-3:] == ("700" if path.is_dir() else "600"), path
+
+
+BOARD = "https://prometheus.example.org/user/?board=gpujob-job&var-job_id=a%26b"
+ALERT = {"startsAt": "2026-11-20T13:00:07Z", "endsAt": "2026-11-20T14:00:07Z", "generatorURL": "https://p/graph"}
+
+
+@needs_amtool
+@pytest.mark.parametrize(
+    ("alert", "link"),
+    [
+        ({"annotations": {"dashboard_url": BOARD}, "status": "firing"}, f"{BOARD}&from=1795176007000&to=now"),
+        (
+            {"annotations": {"dashboard_url": BOARD}, "status": "resolved"},
+            f"{BOARD}&from=1795176007000&to=1795183207000",
+        ),
+        ({"annotations": {}, "status": "firing"}, "https://p/graph"),
+    ],
+)
+def test_without_a_board_url_links_lead_to_the_board_of_the_alert(site: Path, alert: Any, link: str) -> None:
+    text = Path("gpujob.yaml").read_text(encoding="utf-8")
+    Path("gpujob.yaml").write_text(re.sub("  board_url: .*\n", "", text), encoding="utf-8")
+    assert config().exit_code == 0
+    Path("data.json").write_text(json.dumps({"alerts": [{**ALERT, **alert}]}))
+    for kind in ("text", "html"):
+        words = ["amtool", "template", "render", "--template.glob=alerting/templates/*.tmpl", f"--template.type={kind}"]
+        words += [
+            "--template.data=data.json",
+            '--template.text=<a href="{{ template "gpujob.board" index .Alerts 0 }}">',
+        ]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=20, check=True)
+        assert html.unescape(done.stdout.strip()) == f'<a href="{link}">'
 
 
 ROUTES = [

@@ -173,7 +173,11 @@ def test_a_killed_worker_reaches_the_log_of_alerts(user: User) -> None:
     log = user.folder / "alerts.log"
     wait_for(lambda: "GpuJobWorkerKilled" in log.read_text(), 90, "the alert", logs=user.folder)
     assert "GpuJobWorkerKilled" in user.run("alerts", "--all-users")
-    (job_id,) = {each["labels"]["job_id"] for each in json.loads(user.run("alerts", "--json"))["alerts"]}
+    alerts = json.loads(user.run("alerts", "--json"))["alerts"]
+    (job_id,) = {each["labels"]["job_id"] for each in alerts}
+    (board,) = {each["dashboard_url"] for each in alerts}
+    assert board.startswith(f"{user.record.url}user/?board=gpujob-job&var-cluster=")
+    assert board.endswith(f"&var-job_id={job_id}")
     user.run("alerts", "mute", job_id)
     assert json.loads(user.run("watch", job_id, "--once", "--json", code=1))["muted"]
     status = json.loads(user.run("stack", "status", "--json"))
