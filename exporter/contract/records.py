@@ -58,11 +58,14 @@ class Record:
         cls.REQUIRED = frozenset(name for name in cls.FIELDS if not hasattr(cls, name))
 
     def __init__(self, **values: object) -> None:
-        if not values.keys() <= self.KEYS.keys():
-            raise TypeError(f"{type(self).__name__} has no field {min(values.keys() - self.KEYS.keys())}")
+        self._require_known(values)
         if not values.keys() >= self.REQUIRED:
             raise TypeError(f"{type(self).__name__} needs {min(self.REQUIRED - values.keys())}")
         self.__dict__.update(values)
+
+    def _require_known(self, values: Mapping[str, object]) -> None:
+        if not values.keys() <= self.KEYS.keys():
+            raise TypeError(f"{type(self).__name__} has no field {min(values.keys() - self.KEYS.keys())}")
 
     def __setattr__(self, name: str, value: object) -> None:
         raise AttributeError(f"{type(self).__name__} is frozen: {name} cannot be set")
@@ -75,8 +78,10 @@ class Record:
 
     def replace(self, **changes: object) -> Self:
         """Return a copy with other values of the fields in ``changes``."""
-        new = type(self)(**{name: getattr(self, name) for name in self.FIELDS} | changes)
-        new.__dict__["unknown_keys"] = self.unknown_keys
+        self._require_known(changes)
+        new = object.__new__(type(self))
+        new.__dict__.update(self.__dict__)
+        new.__dict__.update(changes)
         return new
 
     @classmethod

@@ -116,12 +116,18 @@ def _with_present_runs(
     example = dict[tuple[str, str, str, Price | None], Job]()
     for job in jobs.values():
         tracked = job.tracked
-        if tracked.state == "RUNNING" and tracked.started is not None:
+        started = tracked.started if tracked.state == "RUNNING" else None
+        if started is not None:
+            end, missing_since = now, tracked.missing_since
+            if missing_since is not None:
+                end = min(now, missing_since)
             alike = job.user, job.partition, job.resources, job.price
-            end = now if tracked.missing_since is None else min(now, tracked.missing_since)
-            if alike not in seconds:
-                seconds[alike], example[alike] = 0.0, job
-            seconds[alike] += max(0.0, end - tracked.started)
+            so_far = seconds.get(alike)
+            if so_far is None:
+                so_far, example[alike] = 0.0, job
+            if end > started:
+                so_far += end - started
+            seconds[alike] = so_far
     for alike, job in example.items():
         if job.gpus:
             for key, amount in _amounts(job, seconds[alike]):

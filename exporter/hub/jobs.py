@@ -160,7 +160,7 @@ def take_queue(
     compared = {
         key: job.tracked
         for key, job in found.items()
-        if not key.endswith("_[]") and (key in touched or _may_change(job.tracked, key in own))
+        if (key in touched or _may_change(job.tracked, key in own)) and not key.endswith("_[]")
     }
     known = compare_queue(compared, _rows_of(compared, own), now)
     update_jobs(found, known)
@@ -310,9 +310,8 @@ def _tasks_that_left(job: Job, row: QueueRow | None) -> list[str]:
 
 def _may_change(job: TrackedJob, is_listed: bool) -> bool:
     """Whether a job may change although its row is the same, or absent."""
-    has_left = not is_listed and not job.is_over and job.missing_since is None
-    is_open = job.doubted_since is not None or job.is_reported
-    return has_left or is_open or (is_listed and job.missing_since is not None)
+    is_open, is_missing = job.doubted_since is not None or job.is_reported, job.missing_since is not None
+    return is_open or (is_missing if is_listed else not is_missing and not job.is_over)
 
 
 def _rows_of(compared: Mapping[str, TrackedJob], rows: Mapping[str, QueueRow]) -> list[QueueRow]:

@@ -1,6 +1,7 @@
 """The series of all jobs as text, of which only those of changed jobs are made anew."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import chain
 from operator import itemgetter
 from typing import NamedTuple
 
@@ -83,9 +84,8 @@ class JobPage:
         yield self._of_sums.page()
 
     def _texts_of(self, family: Family) -> Iterator[str]:
-        for families, by_job in self._texts.items():
-            if family in families:
-                yield from map(itemgetter(families.index(family)), by_job.values())
+        own = [(families.index(family), by_job) for families, by_job in self._texts.items() if family in families]
+        return chain.from_iterable(map(itemgetter(index), by_job.values()) for index, by_job in own)
 
     def _update(self, jobs: Mapping[str, Job], now: float) -> None:
         for key in self._entries.keys() - jobs.keys():

@@ -49,14 +49,6 @@ def test_ended_jobs_too_are_asked_for_only_every_45_seconds(tmp_path: Path, envi
     assert calls(tmp_path) == 4
 
 
-def test_watchers_cost_at_most_three_rpcs_in_each_of_five_minutes(tmp_path: Path, environ: Mapping[str, str]) -> None:
-    answer(tmp_path, f"echo '{ROW}'")
-    for second in range(300):  # some watcher looks in each
-        look(environ, 1000.0 + second)
-    rpcs = 2 * calls(tmp_path)  # PARTITION_INFO and JOB_USER_INFO
-    assert rpcs / 5 <= 3.0
-
-
 def test_of_many_watchers_one_asks(tmp_path: Path, environ: Mapping[str, str]) -> None:
     answer(tmp_path, f"sleep 0.5; echo '{ROW}'")
     with ThreadPoolExecutor(20) as pool:
@@ -150,4 +142,5 @@ def test_fifty_watchers_cost_the_controller_three_rpcs_a_minute(tmp_path: Path, 
     for second in range(600):
         for watcher in range(second % 5, 50, 5):  # each reads every 5 seconds
             look(environ, 1000.0 + second + watcher / 50)
-    assert calls(tmp_path) * 2 <= 3 * 10  # PARTITION_INFO and JOB_USER_INFO each time
+        if second in (299, 599):  # not even in a window of five minutes that begins with a question
+            assert calls(tmp_path) * 2 <= 3 * (second + 1) / 60  # PARTITION_INFO and JOB_USER_INFO each time
