@@ -2,7 +2,8 @@
 
 python -m tests.support.simulated_sidecars PAGE TARGETS NODES... [--interval SECONDS]
 
-They are scraped every ``SECONDS``, else as often as Prometheus scrapes others. ``NODES`` are the nodes of each job. SIGUSR1 stalls all jobs: their GPUs are busy, and no worker makes progress.
+They are scraped every ``SECONDS``, else as often as Prometheus scrapes others. ``NODES`` are the nodes of each job.
+SIGUSR1 stalls all jobs: their GPUs are busy, and no worker makes progress.
 """
 
 import argparse
