@@ -41,7 +41,7 @@ FULL_FAMILIES = frozenset(
 # Mostly 0 for good: below full detail, a series begins when its value is first other than 0, and then it stays
 LATE_FAMILIES = frozenset(
     (
-        *("worker_state", "worker_restarts_total", "worker_exits_total", "worker_stalled"),
+        *("phase", "worker_state", "worker_restarts_total", "worker_exits_total", "worker_stalled"),
         *("worker_progress_unmatched", "worker_lag_ratio", "log_errors_total", "log_lag_bytes"),
         *("log_pattern_timeouts_total", "output_stalled", "worker_output_stalled", "filesystem_low"),
         *("gpu_xid_errors_total", "gpu_throttle_seconds_total", "gpu_ecc_errors_total", "gpu_ecc_job_errors_total"),

@@ -441,7 +441,12 @@ LOG_ERRORS = Query(
     f"round(sum by (severity, pattern) {_new('gpujob_log_errors_total', '5m')})",
     "{{severity}}: {{pattern}}",
 )
-PHASE_SHARE = Query("phase_share", f"avg by (phase) ({_node('gpujob_phase')})", "{{phase}}")
+PHASE_SHARE = Query(  # not the average: the series of a phase begins with the phase
+    "phase_share",
+    f"sum by (phase) (max by (phase, node) ({_node('gpujob_phase')}))\n"
+    f"  / scalar(count(count by (node) ({_node('gpujob_phase')})))",
+    "{{phase}}",
+)
 
 # Monitor cost
 

@@ -217,6 +217,14 @@ def test_a_dead_worker_pages_as_soon_as_the_page_about_mails_says() -> None:
     assert min(most for *_, most in others) <= 15
 
 
+def test_alerts_of_a_group_with_an_interval_of_its_own_wait_at_least_twice_as_long() -> None:
+    for group in groups():
+        waits = {rule["alert"]: rule.get("for", "0s") for rule in group["rules"] if "alert" in rule}
+        if waits.keys() - {HEARTBEAT} and "interval" in group:
+            assert group["interval"] == "30s", group["name"]
+            assert all(wait.endswith("m") for name, wait in waits.items() if name != HEARTBEAT), waits
+
+
 @needs_tools
 def test_promtool_accepts_the_prometheus_settings_of_the_docs(tmp_path: Path) -> None:
     text = (ROOT / "docs" / "how-to" / "connect-prometheus.md").read_text(encoding="utf-8")
