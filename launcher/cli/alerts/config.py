@@ -74,6 +74,8 @@ def config(
     click.echo(f"{folder}/alertmanager.yml: {len(notify.channels)} channels: {', '.join(notify.channels)}")
     if not is_checked:
         warn("amtool is not on PATH, so the file is not checked; run `amtool check-config` on it")
+    if notify.board_url is None:
+        click.echo("links lead to the page of `gpujob boards`; let Prometheus serve it, or set `notify.board_url`")
     click.echo("Alertmanager must be able to read it; then start it with --config.file, or reload it")
 
 
