@@ -342,10 +342,18 @@ def test_a_users_hub_answers_nobody_else(slurm: FakeSlurm, runtime: Path) -> Non
 def test_users_of_a_cluster_see_what_squeue_would_show(slurm: FakeSlurm, runtime: Path, private: str) -> None:
     slurm.say("scontrol", "config", f"ClusterName = c1\nPrivateData = {private}\n")
     slurm.say("squeue", "out", RUNNING + line("8", "RUNNING", user="nobody"))
+    entries = slurm.folder / "state" / "gpujob" / "runs"
+    entries.mkdir(parents=True)
+    entry = {"schema": 1, "job_id": "7", "job_name": "a job", "run_dir": str(slurm.folder), "submitted": SUBMITTED}
+    run_files.write_json(entries / "7.json", entry)
+    (slurm.folder / run_files.TARGETS_FILE).write_text("damaged")
     hub = HubProcess(slurm, "--scope", "cluster", runtime=runtime).ready()
+    (problem,) = until(lambda: hub.json("/api/v1/jobs")["problems"], "the damaged file")
+    assert str(slurm.folder) in problem
     _, body = ask_as_nobody(hub.socket, "/api/v1/jobs")
     changes = ask_as_nobody(hub.socket, "/api/v1/changes?after=0")[1]
     found = ["7", "8"] if private == "none" else ["8"]
+    assert json.loads(body)["problems"] == ([problem] if private == "none" else [])
     assert sorted(job["job_id"] for job in json.loads(body)["jobs"]) == found
     assert sorted(change["job_id"] for change in json.loads(changes)["changes"]) == found
     questions = ("/metrics", "/targets", "/api/v1/jobs/7", "/api/v1/jobs?user=root")
