@@ -47,6 +47,7 @@ class Record:
     FIELDS: ClassVar[tuple[str, ...]] = ()
     KEYS: ClassVar[Mapping[str, str]] = NOTHING  # key of each field
     REQUIRED: ClassVar[frozenset[str]] = frozenset()  # fields without a default
+    _known_keys: ClassVar[frozenset[str]] = frozenset()  # of its JSON
     unknown_keys: ClassVar[JsonObject] = NOTHING  # keys of the JSON without a field; set on the instance
 
     def __init_subclass__(cls) -> None:
@@ -56,6 +57,7 @@ class Record:
         cls.FIELDS = tuple(dict.fromkeys((*inherited, *own)))
         cls.KEYS = {name: name.removesuffix("_") for name in cls.FIELDS}
         cls.REQUIRED = frozenset(name for name in cls.FIELDS if not hasattr(cls, name))
+        cls._known_keys = frozenset(("schema", *cls.KEYS.values()))
 
     def __init__(self, **values: object) -> None:
         self._require_known(values)
@@ -131,11 +133,10 @@ class Record:
         missing = cls.REQUIRED - known.keys()
         if missing:
             raise RecordError(f"{place or cls.__name__}: {min(missing)} is missing")
-        new = cls(**known)
-        keys = {"schema", *cls.KEYS.values()}
-        rest = {key: entry for key, entry in value.items() if key not in keys}
-        if rest:
-            new.__dict__["unknown_keys"] = rest
+        new = object.__new__(cls)  # its fields are known and complete
+        new.__dict__.update(known)
+        if not value.keys() <= cls._known_keys:
+            new.__dict__["unknown_keys"] = {key: value[key] for key in value if key not in cls._known_keys}
         return new
 
     @classmethod

@@ -71,13 +71,16 @@ def test_accounting_that_hangs_delays_figures_and_no_end(jobs: JobSpace) -> None
     assert hub.json("/api/v1/jobs")["problems"] == []
 
 
-def test_a_controller_that_dies_and_returns_ends_no_job_and_hides_none(jobs: JobSpace) -> None:
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
+def test_a_controller_that_dies_or_hangs_and_returns_ends_no_job_and_hides_none(
+    jobs: JobSpace, fault: signal.Signals
+) -> None:
     cluster, hub = jobs.cluster, RealHub(jobs)
     stays = sbatch(jobs, "stays", "exec sleep 300")
     ends = sbatch(jobs, "ends", "sleep 12")
     cluster.wait_for(lambda: states_of(hub, stays, ends) == ["RUNNING", "RUNNING"], 60, "both to run")
     time.sleep(6)  # the controller saves its state each 5 s
-    signal_daemon(cluster, "slurmctld", signal.SIGKILL)
+    signal_daemon(cluster, "slurmctld", fault)
     slowest = 0.0
     try:
         told = cluster.wait_for(lambda: hub.json("/api/v1/jobs")["problems"], 90, "the hub to notice")
@@ -86,7 +89,10 @@ def test_a_controller_that_dies_and_returns_ends_no_job_and_hides_none(jobs: Job
         assert states_of(hub, stays, ends) == ["RUNNING", "RUNNING"]
         slowest = time.monotonic() - begun
     finally:
-        cluster.run(["slurmctld"], user=ROOT, check=True)
+        if fault == signal.SIGKILL:
+            cluster.run(["slurmctld"], user=ROOT, check=True)
+        else:
+            signal_daemon(cluster, "slurmctld", signal.SIGCONT)
     assert any("squeue" in text for text in told)
     assert slowest < 2.0
     cluster.wait_for(lambda: states_of(hub, stays, ends) == ["RUNNING", "COMPLETED"], 120, "the end that was missed")

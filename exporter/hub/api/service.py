@@ -139,8 +139,9 @@ class HubService:
         request["viewer"] = viewer
         return await handler(request)
 
-    def _head(self) -> Head:
-        problems = [*self._engine.problems, *self._registry.problems]
+    def _head(self, request: web.Request) -> Head:
+        # the second ones name run directories
+        problems = [*self._engine.problems, *(self._registry.problems if self._viewer(request).user is None else ())]
         return Head(time.time(), self._engine.view.as_of, problems, self._engine.scope)
 
     async def _metrics(self, request: web.Request) -> web.Response:
@@ -188,7 +189,7 @@ class HubService:
         """The handler with an entity tag, which changes with each answer of Slurm: a client gets nothing twice."""
 
         async def answer(request: web.Request) -> web.StreamResponse:
-            what = f"{request.path_qs} {self._viewer(request).user} {self._head().problems}"
+            what = f"{request.path_qs} {self._viewer(request).user} {self._head(request).problems}"
             tag = f'"{self._born}-{self._engine.view.number}-{zlib.crc32(what.encode("utf-8", "replace")):x}"'
             if tag in re.findall(r'"[^"]*"', request.headers.get("If-None-Match", "")):
                 return web.Response(status=304, headers={"ETag": tag})
@@ -217,7 +218,7 @@ class HubService:
         sums = await asyncio.to_thread(self._store.sums_since, query.since, query.by, user)
         running = [job for job in view.jobs.values() if job.tracked.state == "RUNNING" and user in (None, job.user)]
         groups = answers.usage_json(sums, running, query.by, view.as_of or 0.0, await self._idle(running))
-        return web.json_response(self._head().with_body(by=query.by, since=query.since, groups=groups))
+        return web.json_response(self._head(request).with_body(by=query.by, since=query.since, groups=groups))
 
     async def _idle(self, jobs: Sequence[Job]) -> Mapping[str, float]:
         """Idle GPU seconds so far of those of these jobs that run, by run directory."""
@@ -231,9 +232,9 @@ class HubService:
                 await asyncio.sleep(NODES_POLL_S)
         nodes = self._engine.nodes
         if nodes is None:
-            return web.json_response(self._head().with_body(error="the nodes have not been read"), status=503)
+            return web.json_response(self._head(request).with_body(error="the nodes have not been read"), status=503)
         return web.json_response(
-            self._head()
+            self._head(request)
             ._replace(as_of=self._engine.commands["sinfo"].last_success)
             .with_body("sinfo", instances=answers.fleet_json(nodes, self._engine.prices))
         )
@@ -260,7 +261,7 @@ class HubService:
             found = [job for job in found if not job.tracked.is_over and name_of(job) not in known] + past
         entries = to_json(found[: query.limit], self._engine.view.as_of or 0.0)
         covers_since = None if query.since is None else max(self._engine.covers_since, time.time() - JOBS_KEPT_S)
-        body = self._head().with_body(is_all=len(found) <= query.limit, covers_since=_moment(covers_since))
+        body = self._head(request).with_body(is_all=len(found) <= query.limit, covers_since=_moment(covers_since))
         return web.json_response(body | {name: entries})
 
     async def _job(self, request: web.Request) -> web.Response:
@@ -272,14 +273,16 @@ class HubService:
         idle = await self._idle(found)
         jobs = [answers.job_json(job, as_of, idle) for job in found]
         if not jobs:
-            return web.json_response(self._head().with_body(error=f"no job {job_id[:40]!r} is known"), status=404)
-        return web.json_response(self._head().with_body(jobs=list[JsonValue](jobs)))
+            return web.json_response(
+                self._head(request).with_body(error=f"no job {job_id[:40]!r} is known"), status=404
+            )
+        return web.json_response(self._head(request).with_body(jobs=list[JsonValue](jobs)))
 
     async def _index(self, request: web.Request) -> web.Response:
         """What is in the hub's file."""
         self._require_everything(request)
         facts = await asyncio.to_thread(self._store.facts)
-        return web.json_response(self._head().with_body(**facts._asdict()))
+        return web.json_response(self._head(request).with_body(**facts._asdict()))
 
     async def _changes(self, request: web.Request) -> web.Response:
         """Changes with higher numbers than ``after``; waits for one at most ``POLL_S``."""
@@ -308,7 +311,7 @@ class HubService:
             found = []
         last = found[-1].number if found else after
         changes = [answers.told_json(change) for change in found if viewer.sees(change.user)]
-        return web.json_response(self._head().with_body(changes=list[JsonValue](changes), last=last))
+        return web.json_response(self._head(request).with_body(changes=list[JsonValue](changes), last=last))
 
     async def _healthy(self, request: web.Request) -> web.Response:
         return web.Response(text="The hub is healthy.\n")

@@ -1,7 +1,6 @@
 """Intervals of estimates."""
 
 import math
-import statistics
 from collections.abc import Iterable
 
 from exporter.contract.status import EtaEstimate
@@ -63,6 +62,8 @@ def slowest_eta(estimates: Iterable[EtaEstimate | None]) -> EtaEstimate | None:
 
 def median_seconds_per_item(values: Iterable[float | None]) -> float | None:
     """Median seconds per item; None with fewer than three known values."""
+    import statistics  # lazy: 5 ms of commands such as `gpujob ps`, which ask for no pace
+
     known = [pace for pace in values if pace]
     return statistics.median(known) if len(known) >= LEAST_PEERS else None
 

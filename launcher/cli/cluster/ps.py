@@ -146,7 +146,7 @@ def ps(
         lines += ["", f"ended jobs are from {source}"] if since is not None and has_slurm else []
         return {}, lines
 
-    repeat(show, watch=watch, as_json=wants_json)
+    repeat(show, watch=watch, as_json=wants_json, is_unshared=since is not None)
 
 
 def _read_run(name: str, rows: "Iterable[QueueRow]") -> "tuple[dict[str, str], list[QueueRow]]":

@@ -18,12 +18,17 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 WATCH_INTERVAL_S = 5.0  # the shared look asks Slurm less often
+UNSHARED_INTERVAL_S = 60.0  # where each time asks Slurm: sstat costs three RPCs and one for each node
 _AGE = re.compile(r"(\d{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
 VERBOSE = click.option("-v", "--verbose", is_flag=True, help="More columns.")
 WATCH = click.option(
-    "-w", "--watch", is_flag=True, help="Repeat every 5 seconds; with --json one object per line. Ctrl-C ends it."
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Repeat every 5 seconds, or every minute where sstat or accounting is asked each time; "
+    "with --json one object per line. Ctrl-C ends it.",
 )
 
 
@@ -76,10 +81,13 @@ def show_age(look: "Look", what: str = "") -> None:
         click.echo(f"gpujob: {moment} ({age} ago): {command} does not answer: {reason}", err=True)
 
 
-def repeat(show: Callable[[], tuple[Mapping[str, object], list[str]]], *, watch: bool, as_json: bool) -> None:
+def repeat(
+    show: Callable[[], tuple[Mapping[str, object], list[str]]], *, watch: bool, as_json: bool, is_unshared: bool = False
+) -> None:
     """Print what ``show`` returns, JSON and lines, once or until Ctrl-C.
 
-    Exits with 9 if Slurm does not answer and nothing is known; while watching that is only reported.
+    ``is_unshared``: it asks Slurm each time, for this command alone. Exits with 9 if Slurm does not answer and nothing
+    is known; while watching that is only reported.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.report.state import EXIT_STATUS
@@ -100,6 +108,6 @@ def repeat(show: Callable[[], tuple[Mapping[str, object], list[str]]], *, watch:
                 print_json(body) if as_json else click.echo("\n".join(lines))
             if not watch:
                 return
-            time.sleep(WATCH_INTERVAL_S)
+            time.sleep(UNSHARED_INTERVAL_S if is_unshared else WATCH_INTERVAL_S)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

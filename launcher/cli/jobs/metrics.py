@@ -59,7 +59,7 @@ def metrics(job: str | None, watch: bool, user: str | None, chart: bool, as_json
         found = _ask_slurm(str(job), user or user_name()) if client is None else _read_run(client)
         return metrics_json(found), render_metrics(found, time.time())
 
-    repeat(show, watch=watch, as_json=as_json)
+    repeat(show, watch=watch, as_json=as_json, is_unshared=client is None)
 
 
 def _read_chart(client: "JobClient") -> tuple[Mapping[str, object], list[str]]:

@@ -233,6 +233,32 @@ def test_runs_nodes_and_usage_are_answered_and_not_sent_twice(slurm: FakeSlurm, 
     hub.end()
 
 
+def test_a_hub_only_reads_slurm_and_writes_into_its_own_folder(slurm: FakeSlurm, tmp_path: Path) -> None:
+    run_dir, state = tmp_path / "run", slurm.folder / "state" / "gpujob"
+    run_dir.mkdir()
+    for folder in (state / "hub", state / "runs"):
+        folder.mkdir(0o700, parents=True)
+    entry = {"schema": 1, "job_id": "7", "job_name": "a job", "run_dir": str(run_dir), "submitted": SUBMITTED}
+    run_files.write_json(state / "runs" / "7.json", entry)
+
+    def others() -> dict[Path, int]:
+        """Times of all files but those of the hub and of the fake commands."""
+        found = [run_dir, *run_dir.iterdir(), state, *state.iterdir(), *(state / "runs").iterdir()]
+        return {path: path.stat().st_mtime_ns for path in found if path != state / "hub"}
+
+    before = others()
+    hub = HubProcess(slurm).ready()
+    slurm.say("squeue", "out", COMPLETED)
+    until(lambda: hub.json("/api/v1/jobs")["jobs"][0]["is_over"], "the end")
+    assert hub.json("/api/v1/jobs")["jobs"][0]["run_dir"] == str(run_dir)
+    for path in ("/metrics", "/api/v1/usage", "/api/v1/fleet", "/api/v1/index", "/targets"):
+        hub.get(path)
+    hub.end()
+    assert others() == before
+    assert [call["argv"] for call in slurm.calls("scontrol")] == [["show", "config"]]
+    assert {call["command"] for call in slurm.calls()} <= {"squeue", "sacct", "sinfo", "sdiag", "scontrol"}
+
+
 def test_idle_gpu_time_of_a_running_job_is_that_of_its_sidecars(slurm: FakeSlurm, hub: HubProcess) -> None:
     run_dir, entries = slurm.folder / "run", slurm.folder / "state" / "gpujob" / "runs"
     devices = tuple(GpuDevice(gpu=str(index), uuid=str(index), seen_s=90.0, idle_s=20.0) for index in range(2))
@@ -316,10 +342,18 @@ def test_a_users_hub_answers_nobody_else(slurm: FakeSlurm, runtime: Path) -> Non
 def test_users_of_a_cluster_see_what_squeue_would_show(slurm: FakeSlurm, runtime: Path, private: str) -> None:
     slurm.say("scontrol", "config", f"ClusterName = c1\nPrivateData = {private}\n")
     slurm.say("squeue", "out", RUNNING + line("8", "RUNNING", user="nobody"))
+    entries = slurm.folder / "state" / "gpujob" / "runs"
+    entries.mkdir(parents=True)
+    entry = {"schema": 1, "job_id": "7", "job_name": "a job", "run_dir": str(slurm.folder), "submitted": SUBMITTED}
+    run_files.write_json(entries / "7.json", entry)
+    (slurm.folder / run_files.TARGETS_FILE).write_text("damaged")
     hub = HubProcess(slurm, "--scope", "cluster", runtime=runtime).ready()
+    (problem,) = until(lambda: hub.json("/api/v1/jobs")["problems"], "the damaged file")
+    assert str(slurm.folder) in problem
     _, body = ask_as_nobody(hub.socket, "/api/v1/jobs")
     changes = ask_as_nobody(hub.socket, "/api/v1/changes?after=0")[1]
     found = ["7", "8"] if private == "none" else ["8"]
+    assert json.loads(body)["problems"] == ([problem] if private == "none" else [])
     assert sorted(job["job_id"] for job in json.loads(body)["jobs"]) == found
     assert sorted(change["job_id"] for change in json.loads(changes)["changes"]) == found
     questions = ("/metrics", "/targets", "/api/v1/jobs/7", "/api/v1/jobs?user=root")

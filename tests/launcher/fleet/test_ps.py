@@ -174,8 +174,9 @@ def test_jobs_of_this_machine_are_listed_too(
     assert (status, err, names(out)) == (0, "", ["smoke"])
 
 
-def test_watch_repeats_what_is_known(
-    slurm: FakeSlurm, gpujob: Gpujob, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("options", [(), ("--since", "7d")])
+def test_watch_repeats_what_is_known_and_spares_accounting(
+    options: tuple[str, ...], slurm: FakeSlurm, gpujob: Gpujob, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def interrupt(_signum: int, _frame: object) -> None:
         raise KeyboardInterrupt
@@ -184,11 +185,11 @@ def test_watch_repeats_what_is_known(
     monkeypatch.setattr("launcher.cli.cluster.queue_options.WATCH_INTERVAL_S", 0.1)
     before = signal.signal(signal.SIGALRM, interrupt)
     signal.setitimer(signal.ITIMER_REAL, 2.0)
-    status, out, _ = gpujob("ps", "-w", "--json")
+    status, out, _ = gpujob("ps", "-w", "--json", *options)
     signal.signal(signal.SIGALRM, before)
     lines = [json.loads(line)["runs"][0]["run_name"] for line in out.splitlines()]
-    assert (status, len(lines) > 1, set(lines)) == (130, True, {"next"})
-    assert len(slurm.calls()) == 1
+    assert (status, len(lines) > 1, set(lines)) == (130, not options, {"next"})
+    assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (1, len(options) // 2)
 
 
 @pytest.mark.parametrize("since", ["soon", "7x", "2026-13-01"])
