@@ -62,6 +62,7 @@ class Pages:
                 line = f"{name}{_general(labels)} %s"
             lines.append(line)
         self._text = "\n".join(lines) + "\n"
+        self._of_node: dict[int, str] = {}  # with the labels of the node; made once, or scrapes of 1,000 would be late
         up = [line.partition("{")[2].partition("}")[0] for line in lines if line.startswith("gpujob_worker_up{")]
         self._stalled_text = "".join(f"{line % labels}\n" for line in STALLED for labels in up)
 
@@ -82,9 +83,14 @@ class Pages:
         """The page of a node now."""
         elapsed = time.time() - self._began
         samples = enumerate(self._samples, start=target)
-        text = self._text % tuple(self._value(name, value, elapsed, phase) for phase, (name, value) in samples)
+        values = tuple(self._value(name, value, elapsed, phase) for phase, (name, value) in samples)
+        if target not in self._of_node:
+            self._of_node[target] = self._labelled(self._text, target)
+        stalled = self._labelled(self._stalled_text, target) if self.stalled else ""
+        return self._of_node[target] % values + stalled
+
+    def _labelled(self, text: str, target: int) -> str:
         own, (_, node) = self.labels(target), self.nodes[target]
-        text += self._stalled_text if self.stalled else ""
         for label in OWN:
             text = text.replace(f"@{label}@", own[label])
         for worker in range(WORKERS):
