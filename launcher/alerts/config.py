@@ -93,6 +93,8 @@ def _template(name: str) -> str:
     return '{{ template "gpujob.' + name + '" . }}'
 
 
+# Links to the boards that Prometheus serves, each to that of its alert
+SERVED_BOARDS = '{{ define "gpujob.board" }}{{ .Annotations.dashboard_url }}&{{ template "gpujob.range" . }}{{ end }}\n'
 LINK = '{{ template "gpujob.board" (index .Alerts 0) }}'
 
 

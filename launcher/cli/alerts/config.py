@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 SECRET_MODE = 0o600
 OLDEST = "0.25"
 CHECK_S = 30  # for amtool
+BOARD_TEMPLATE = "templates/gpujob-board.tmpl"
 
 
 @click.command(epilog="example: gpujob alerts config --base /etc/prometheus/alertmanager.yml -o alerting")
@@ -74,8 +75,6 @@ def config(
     click.echo(f"{folder}/alertmanager.yml: {len(notify.channels)} channels: {', '.join(notify.channels)}")
     if not is_checked:
         warn("amtool is not on PATH, so the file is not checked; run `amtool check-config` on it")
-    if notify.board_url is None:
-        click.echo("links lead to the page of `gpujob boards`; let Prometheus serve it, or set `notify.board_url`")
     click.echo("Alertmanager must be able to read it; then start it with --config.file, or reload it")
 
 
@@ -101,7 +100,7 @@ def alertmanager_files(
     files = {"alertmanager.yml": dump_yaml(make_config(notify, site, base))}
     files |= {f"templates/{path.name}": path.read_text("utf-8") for path in (shipped / "templates").glob("*.tmpl")}
     if notify.board_url is not None:
-        files["templates/gpujob-board.tmpl"] = board_template(notify.board_url)
+        files[BOARD_TEMPLATE] = board_template(notify.board_url)
     return files
 
 

@@ -5,7 +5,7 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.alerts.config import alertmanager_files, read_yaml, secret_files, shipped_folder
+from launcher.cli.alerts.config import BOARD_TEMPLATE, alertmanager_files, read_yaml, secret_files, shipped_folder
 from launcher.cli.job_source import warn
 from launcher.errors import LauncherError
 from launcher.registry.own_stack import StackRecord
@@ -20,6 +20,7 @@ def start_own_stack(
     folder: Path, *, bin_folder: str | None = None, agent: bool = False, job: str | None = None
 ) -> tuple[StackRecord, str]:
     """Start the stack; return its record and a line about the programs. Raises LauncherError."""
+    from launcher.alerts.config import SERVED_BOARDS
     from launcher.jobfile.jobfile import load_cluster
     from launcher.registry.own_stack import TARGETS_DIR
     from launcher.rundir.cluster_file import resolve_directory
@@ -53,7 +54,8 @@ def start_own_stack(
     def alerting(record: StackRecord) -> dict[str, str]:
         own = _with_log(_usable(cluster.notify), folder, record)
         major, minor, *_ = programs["alertmanager"].version
-        return alertmanager_files(own, folder, (major, minor), {}, {})
+        files = alertmanager_files(own, folder, (major, minor), {}, {})
+        return files if own.board_url is not None else {**files, BOARD_TEMPLATE: SERVED_BOARDS}
 
     wanted = Wanted(
         folder=folder,

@@ -13,6 +13,8 @@ import pytest
 import yaml
 from click.testing import CliRunner, Result
 
+from launcher.alerts.config import SERVED_BOARDS
+from launcher.cli.alerts.config import BOARD_TEMPLATE
 from launcher.cli.main import commands
 from launcher.errors import ConfigError, LauncherError
 from tests.launcher.conftest import Golden
@@ -79,26 +81,31 @@ def test_every_channel_and_route_is_as_the_golden_page_shows(site: Path, golden:
 
 
 BOARD = "https://prometheus.example.org/user/?board=gpujob-job&var-job_id=a%26b"
-ALERT = {"startsAt": "2026-11-20T13:00:07Z", "endsAt": "2026-11-20T14:00:07Z", "generatorURL": "https://p/graph"}
+ALERT = {
+    "startsAt": "2026-11-20T13:00:07Z",
+    "endsAt": "2026-11-20T14:00:07Z",
+    "generatorURL": "https://p/graph",
+    "annotations": {"dashboard_url": BOARD},
+}
 
 
 @needs_amtool
 @pytest.mark.parametrize(
-    ("alert", "link"),
+    ("served", "status", "link"),
     [
-        ({"annotations": {"dashboard_url": BOARD}, "status": "firing"}, f"{BOARD}&from=1795176007000&to=now"),
-        (
-            {"annotations": {"dashboard_url": BOARD}, "status": "resolved"},
-            f"{BOARD}&from=1795176007000&to=1795183207000",
-        ),
-        ({"annotations": {}, "status": "firing"}, "https://p/graph"),
+        (True, "firing", f"{BOARD}&from=1795176007000&to=now"),
+        (True, "resolved", f"{BOARD}&from=1795176007000&to=1795183207000"),
+        (False, "firing", "https://p/graph"),
     ],
 )
-def test_without_a_board_url_links_lead_to_the_board_of_the_alert(site: Path, alert: Any, link: str) -> None:
+def test_without_a_board_url_links_lead_to_what_is_there(site: Path, served: bool, status: str, link: str) -> None:
+    """To the board of the alert in a stack, which serves it, and else to the alert in Prometheus."""
     text = Path("gpujob.yaml").read_text(encoding="utf-8")
     Path("gpujob.yaml").write_text(re.sub("  board_url: .*\n", "", text), encoding="utf-8")
-    assert "set `notify.board_url`" in config().stdout
-    Path("data.json").write_text(json.dumps({"alerts": [{**ALERT, **alert}]}))
+    assert config().exit_code == 0
+    if served:
+        Path("alerting", BOARD_TEMPLATE).write_text(SERVED_BOARDS)
+    Path("data.json").write_text(json.dumps({"alerts": [{**ALERT, "status": status}]}))
     for kind in ("text", "html"):
         words = ["amtool", "template", "render", "--template.glob=alerting/templates/*.tmpl", f"--template.type={kind}"]
         words += [
