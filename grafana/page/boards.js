@@ -13,11 +13,12 @@ const variables = () => board().templating.list.filter((v) => v.type !== "dataso
 let running = 0;
 const waiting = [];
 async function ask(path, parameters, get = false) {
+  const { signal } = S.abort; // of its own round
   if (running >= MOST_QUERIES) await new Promise((go) => waiting.push(go)); // its slot is handed over
   else running++;
   try {
     if (!API) throw new Error("This copy of the page knows no Prometheus: write it with --prometheus URL");
-    const body = new URLSearchParams(Object.entries(parameters)), signal = S.abort.signal;
+    const body = new URLSearchParams(Object.entries(parameters));
     const answer = await fetch(`${API}/api/v1/${path}${get ? "?" + body : ""}`, get ? { signal } : { signal, method: "POST", body });
     const type = answer.headers.get("content-type") ?? "";
     if (!type.includes("json")) throw new Error(`Prometheus answered ${answer.status}: ${(await answer.text()).slice(0, 200)}`);
@@ -351,7 +352,9 @@ async function start() {
   let width = innerWidth, timer;
   addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(() => { if (width !== innerWidth) { width = innerWidth; S.shown.forEach((entry) => entry.all && paint(entry)); } }, 150); });
   let last = Date.now();
-  setInterval(() => { if (S.every && S.to.startsWith("now") && !document.hidden && Date.now() - last >= S.every * 1000) { last = Date.now(); render(); } }, 1000);
+  setInterval(() => { // since the last answer: where all answers of a round take longer, a new one would drop them for good
+    if (running) last = Date.now(); else if (S.every && S.to.startsWith("now") && !document.hidden && Date.now() - last >= S.every * 1000) { last = Date.now(); render(); }
+  }, 1000);
   try { // the interval of the scrapes, for the windows of rates
     const { yaml } = await ask("status/config", {}, true), all = [...yaml.matchAll(/job_name: "?gpujob[^]*?scrape_interval: (\d+)([smh])/g)].map(([, n, unit]) => n * SECONDS[unit]);
     if (all.length) S.scrape = Math.max(...all);
