@@ -173,9 +173,10 @@ def _remote_write(value: object) -> object:
 
 
 class StackSpec(FileModel):
-    """The Prometheus and Alertmanager of one user."""
+    """The Prometheus, Alertmanager and Grafana of one user."""
 
     bin: Directory | None = None
-    image: dict[Literal["prometheus", "alertmanager"], Directory] = {}
+    image: dict[Literal["prometheus", "alertmanager", "grafana"], Directory] = {}
+    grafana: bool = True
     retention: Annotated[str, check_entry(_retention_problem)] = "30d"
     remote_write: Annotated[str | dict[str, JsonValue] | None, BeforeValidator(_remote_write)] = None

@@ -1,4 +1,4 @@
-"""The files of the stack, as texts: configuration of Prometheus and the gate, and arguments that `ps` must not show."""
+"""The files of the stack, as texts: configuration of its programs, and arguments that `ps` must not show."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -14,6 +14,8 @@ RETENTION = "30d"
 MOST_DATA = "10GB"
 REFRESH = "5s"  # of target files: on a network file system Prometheus is not told of changes
 AGENT_FLAG_SINCE = (3, 0)  # before, it was a feature
+GRAFANA_PATH = "grafana/"  # below the secret path
+PROVISIONING = "grafana/provisioning"
 
 
 class Settings(NamedTuple):
@@ -110,11 +112,72 @@ def web_config(record: StackRecord) -> str:
     return dump_yaml({"basic_auth_users": {USER: record.password_hash}})
 
 
-def gate_file(record: StackRecord, *, agent: bool, hub: str | None) -> GateFile:
+def grafana_files(shipped: Mapping[str, object], boards: str, folder: str, record: StackRecord) -> dict[str, str]:
+    """Settings of Grafana, its data source and its boards, by name. The gate logs every request in.
+
+    `shipped` is grafana/provisioning/datasources/gpujob.yml, `boards` the folder of the boards.
+    """
+    data = f"{folder}/grafana/{record.password[:8]}"  # a new password needs a new database: the old one keeps its own
+    sections: dict[str, dict[str, object]] = {
+        "paths": {
+            "data": data,
+            "logs": f"{data}/log",
+            "plugins": f"{data}/plugins",
+            "provisioning": f"{folder}/{PROVISIONING}",
+        },
+        "log": {"mode": "console"},
+        "server": {
+            "http_addr": "127.0.0.1",
+            "http_port": record.ports["grafana"],
+            "root_url": f"{record.url}{GRAFANA_PATH}",
+            "serve_from_sub_path": "true",
+        },
+        "security": {
+            "admin_user": USER,
+            "admin_password": record.password,
+            "secret_key": record.password,
+            "disable_gravatar": "true",
+            # or wrong passwords of another user of this machine would lock the owner out
+            "disable_brute_force_login_protection": "true",
+        },
+        "auth": {"disable_login_form": "true"},
+        "dashboards": {"default_home_dashboard_path": f"{boards}/gpujob-fleet.json"},
+        "live": {"max_connections": "0"},  # the gate passes no WebSocket
+        # nothing is fetched or reported
+        "plugins": {"preinstall_disabled": "true", "plugin_admin_enabled": "false"},
+        "analytics": {
+            "reporting_enabled": "false",
+            "check_for_updates": "false",
+            "check_for_plugin_updates": "false",
+        },
+        "news": {"news_feed_enabled": "false"},
+        "snapshots": {"external_enabled": "false"},
+    }
+    settings = [
+        f"[{section}]\n" + "".join(f"{key} = {value}\n" for key, value in entries.items())
+        for section, entries in sections.items()
+    ]
+    (shipped_source,) = _mappings(shipped["datasources"])
+    source = {
+        **shipped_source,
+        "url": f"http://127.0.0.1:{record.ports['prometheus']}/{record.token}",
+        "basicAuth": True,
+        "basicAuthUser": USER,
+        "secureJsonData": {"basicAuthPassword": record.password},
+    }
+    provider = {"name": "gpujob", "folder": "gpujob", "type": "file", "options": {"path": boards}}
+    return {
+        "grafana/grafana.ini": "\n".join(settings),
+        f"{PROVISIONING}/datasources/gpujob.yml": dump_yaml({**shipped, "datasources": [source]}),
+        f"{PROVISIONING}/dashboards/gpujob.yml": dump_yaml({"apiVersion": 1, "providers": [provider]}),
+    }
+
+
+def gate_file(record: StackRecord, *, agent: bool, hub: str | None, grafana: bool) -> GateFile:
     """What the gate serves."""
     upstreams = [] if hub is None else [Upstream(path="hub/", address=f"unix:{hub}", strip=True)]
     names = ("prometheus",) if agent else ("alertmanager", "prometheus")
-    for name in names:
+    for name in (*(("grafana",) if grafana else ()), *names):
         path = "" if name == "prometheus" else f"{name}/"
         address = f"127.0.0.1:{record.ports[name]}"
         upstreams.append(Upstream(path=path, address=address, password=record.password))

@@ -1,4 +1,4 @@
-"""Where Prometheus and Alertmanager are on this machine, and what to do where they are not."""
+"""Where Prometheus, Alertmanager and Grafana are on this machine, and what to do where they are not."""
 
 import os
 import platform
@@ -15,7 +15,12 @@ BIN_VARIABLE = "GPUJOB_STACK_BIN"
 NAMES = {"prometheus": ("prometheus",), "alertmanager": ("alertmanager", "prometheus-alertmanager")}
 RUNTIMES = ("apptainer", "singularity")
 VERSION_S = 30.0  # a container on a busy file system starts slowly
-OLDEST = {"prometheus": (2, 42), "alertmanager": (0, 25)}  # `keep_firing_for`; the texts of messages
+OLDEST = {  # `keep_firing_for`; the texts of messages; one program for server and tools
+    "prometheus": (2, 42),
+    "alertmanager": (0, 25),
+    "grafana": (10, 0),
+}
+GRAFANA_HOME = "/usr/share/grafana"  # of its packages and its image
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64", "armv7l": "armv7"}  # as the projects name their files
 
 
@@ -43,6 +48,30 @@ class Places(NamedTuple):
 def find_program(name: str, places: Places, environ: Mapping[str, str]) -> Program:
     """Find a program: its image, else in the folder named, else on PATH. Raises LauncherError."""
     command, where = _find(name, places, environ)
+    return _program(name, command, where)
+
+
+def find_grafana(places: Places, environ: Mapping[str, str]) -> tuple[Program, str] | None:
+    """Find Grafana and its home: its image, else in the folder named, else of PATH or a package. None without one.
+
+    Raises LauncherError if its image cannot be run, or if what is found is another program or too old.
+    """
+    if "grafana" in places.images:
+        command, where = _in_container("grafana", places, environ)
+        return _program("grafana", command, where), GRAFANA_HOME
+    on_path = shutil.which("grafana", path=environ.get("PATH"))
+    named = [] if places.folder is None else [Path(places.folder), Path(places.folder).parent]
+    found = [] if on_path is None else [Path(on_path).resolve().parents[1]]
+    # the program of a home, since that of a package on PATH is a script with settings of its own
+    for home in [*named, *found, Path(GRAFANA_HOME)]:
+        program = home / "bin" / "grafana"
+        if (home / "conf" / "defaults.ini").is_file() and os.access(program, os.X_OK):
+            return _program("grafana", [str(program)], str(program)), str(home)
+    return None
+
+
+def _program(name: str, command: Sequence[str], where: str) -> Program:
+    """The program that this command runs. Raises LauncherError if it is another one, or too old."""
     try:
         done = subprocess.run(
             [*command, "--version"],
@@ -93,7 +122,8 @@ def _in_container(name: str, places: Places, environ: Mapping[str, str]) -> tupl
     for runtime in RUNTIMES:
         if found := shutil.which(runtime, path=environ.get("PATH")):
             binds = [word for folder in places.bound for word in ("--bind", str(folder))]
-            return [found, "exec", *binds, image, f"/bin/{name}"], image
+            program = f"{GRAFANA_HOME}/bin/grafana" if name == "grafana" else f"/bin/{name}"
+            return [found, "exec", *binds, image, program], image
     raise LauncherError(f"{name}: its image needs {' or '.join(RUNTIMES)} on PATH; load the module, or use --bin DIR")
 
 

@@ -7,7 +7,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,9 +22,11 @@ from launcher.registry.own_stack import STACK_FILE, TARGETS_DIR, StackProgram, S
 from launcher.rundir.yaml_files import dump_yaml
 from launcher.stack.ask import answers
 from launcher.stack.files import (
+    GRAFANA_PATH,
     Settings,
     alertmanager_arguments,
     gate_file,
+    grafana_files,
     prometheus_arguments,
     prometheus_config,
     web_config,
@@ -41,12 +43,21 @@ from launcher.stack.programs import Program, find_promtool
 
 COMMAND_LOCK = "command.lock"
 PORTS = ("gate", "prometheus", "alertmanager", "receiver")
-READY_S = 30.0  # until all answer; Prometheus first reads the samples of the last hours
+READY_S = 30.0  # until all answer; Prometheus first reads the samples of the last hours, a new Grafana makes its tables
 CHECK_S = 30.0  # for promtool
 POLL_S = 0.02
 MOST_JOBS = 100  # jobs whose targets are read from their run directories; older ones have ended
 
 PRIVATE = 0o600
+
+
+class Grafana(NamedTuple):
+    """A Grafana that draws the boards too."""
+
+    program: Program
+    home: str
+    provisioning: Mapping[str, object]  # grafana/provisioning/datasources/gpujob.yml
+    boards: str  # folder
 
 
 class Wanted(NamedTuple):
@@ -59,6 +70,7 @@ class Wanted(NamedTuple):
     targets: str | None  # target directory of the cluster file
     settings: Settings
     alerting: Callable[[StackRecord], Mapping[str, str]]  # alertmanager.yml and its templates
+    grafana: Grafana | None = None
     job: str | None = None
     prepare: Callable[[], None] | None = None  # called in each new process
 
@@ -91,7 +103,7 @@ def start_stack(wanted: Wanted) -> StackRecord:
         before = StackRecord.read(wanted.folder / STACK_FILE)
         if before is not None:
             require_this_host(before, wanted.folder)
-        record = _with_free_ports(before or _new_record())
+        record = _with_free_ports(before or _new_record(), [*PORTS, *(("grafana",) if wanted.grafana else ())])
         targets = wanted.targets or str(wanted.folder / TARGETS_DIR)
         record = record.replace(targets=targets, job=wanted.job)
         starts, changed = _write_files(wanted, record)
@@ -124,11 +136,11 @@ def _new_record() -> StackRecord:
     return StackRecord(token=secrets.token_urlsafe(24), password=password, password_hash=hashed, ports=ports)
 
 
-def _with_free_ports(record: StackRecord) -> StackRecord:
+def _with_free_ports(record: StackRecord, names: Iterable[str]) -> StackRecord:
     """The record with the ports that it had, as far as its own programs have them or nobody has."""
     ports, held = {}, []
     try:
-        for name in PORTS:
+        for name in names:
             port = record.ports.get(name, 0)
             if port and (program := record.programs.get(name)) is not None and is_alive(program):
                 ports[name] = port
@@ -175,7 +187,11 @@ def _write_files(wanted: Wanted, record: StackRecord) -> tuple[dict[str, Start],
         arguments["alertmanager"] = alertmanager_arguments(str(folder), record)
         files |= wanted.alerting(record)
         write_assets(folder / "assets")
-    gate = gate_file(record, agent=settings.agent, hub=settings.hub).to_json()
+    grafana, of_grafana = wanted.grafana, dict[str, str]()
+    if grafana is not None:
+        of_grafana = grafana_files(grafana.provisioning, grafana.boards, str(folder), record)
+        files |= of_grafana
+    gate = gate_file(record, agent=settings.agent, hub=settings.hub, grafana=grafana is not None).to_json()
     files |= {f"{name}.args": text for name, text in arguments.items()}
     changed = {name for name, text in files.items() if _is_different(folder / name, text)}
     if "prometheus.yml" in changed:
@@ -185,7 +201,7 @@ def _write_files(wanted: Wanted, record: StackRecord) -> tuple[dict[str, Start],
             old.unlink()
             changed.add(f"rules/{old.name}")
     for name in changed & files.keys():
-        (folder / name).parent.mkdir(0o700, exist_ok=True)
+        (folder / name).parent.mkdir(0o700, parents=True, exist_ok=True)
         run_files.replace_file(folder / name, files[name].encode(), durable=False, mode=PRIVATE)
     run_files.write_json(folder / GATE_FILE, gate, durable=False, mode=PRIVATE)
     python = (sys.executable, *ISOLATED, "-m", "exporter")
@@ -197,6 +213,10 @@ def _write_files(wanted: Wanted, record: StackRecord) -> tuple[dict[str, Start],
     for name, text in arguments.items():
         command = (*wanted.programs[name].command, f"@{folder}/{name}.args")
         starts[name] = Start(command, text + files["web.yml"] + wanted.programs[name].version_text)
+    if grafana is not None:
+        given = (f"--homepath={grafana.home}", f"--config={folder}/grafana/grafana.ini")
+        reads = "".join(of_grafana.values()) + grafana.program.version_text
+        starts["grafana"] = Start((*grafana.program.command, "server", *given), reads)
     return starts, changed
 
 
@@ -273,6 +293,7 @@ def ready_urls(record: StackRecord) -> dict[str, str]:
         "receiver": f"http://127.0.0.1:{record.ports['receiver']}/-/ready",
         "alertmanager": f"{record.url}alertmanager/-/ready",
         "prometheus": f"{record.url}-/ready",
+        "grafana": f"{record.url}{GRAFANA_PATH}api/health",
     }
 
 

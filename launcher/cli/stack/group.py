@@ -103,6 +103,8 @@ def tunnel(record: "StackRecord") -> str:
 def _places(folder: Path, record: "StackRecord", *, agent: bool) -> list[str]:
     word = "agent" if agent else "boards"
     lines = [f"{word:9}{boards_url(record)}", f"{'':9}from elsewhere: {tunnel(record)}"]
+    if "grafana" in record.programs:
+        lines.append(f"{'grafana':9}{record.url}grafana/")
     if not agent:
         lines.append(f"{'alerts':9}{folder / 'alerts.log'}, and `gpujob alerts`")
     return [*lines, f"{'targets':9}{record.targets}"]

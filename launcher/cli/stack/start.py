@@ -12,6 +12,8 @@ from launcher.registry.own_stack import StackRecord
 
 if TYPE_CHECKING:
     from launcher.jobfile.alerts.notify import NotifySpec
+    from launcher.stack.programs import Places
+    from launcher.stack.up import Grafana
 
 LOG_CHANNEL = "stack-log"
 
@@ -40,6 +42,7 @@ def start_own_stack(
     places = Places(named, images, [folder])
     names = ("prometheus",) if agent else ("prometheus", "alertmanager")
     programs = {name: find_program(name, places, os.environ) for name in names}
+    grafana = _find_grafana(places) if cluster.stack.grafana and not agent else None
     targets = resolve_directory(cluster.target_dir, Path.cwd())
     shipped = shipped_folder()
     settings = Settings(
@@ -65,11 +68,31 @@ def start_own_stack(
         targets=targets,
         settings=settings,
         alerting=alerting,
+        grafana=grafana,
         job=job,
         prepare=None if job is None else die_with_parent(),
     )
-    found = ", ".join(f"{each.name} {each.version_text} ({each.where})" for each in programs.values())
+    all_programs = [*programs.values(), *([] if grafana is None else [grafana.program])]
+    found = ", ".join(f"{each.name} {each.version_text} ({each.where})" for each in all_programs)
     return start_stack(wanted), found
+
+
+def _find_grafana(places: "Places") -> "Grafana | None":
+    """The Grafana of this machine; one that is no use is named, since the boards need none."""
+    from launcher.boards.assets import shipped_folder
+    from launcher.stack.programs import find_grafana
+    from launcher.stack.up import Grafana
+
+    try:
+        found = find_grafana(places, os.environ)
+    except LauncherError as error:
+        warn(f"{error}; the boards are there without Grafana")
+        return None
+    if found is None:
+        return None
+    shipped = shipped_folder()
+    provisioning = read_yaml(shipped / "provisioning" / "datasources" / "gpujob.yml")
+    return Grafana(*found, provisioning, str(shipped / "dashboards"))
 
 
 def _hub_socket() -> str | None:

@@ -12,7 +12,8 @@ from launcher.registry.own_stack import StackProgram, StackRecord
 from launcher.rundir.yaml_files import load_yaml
 from launcher.stack.files import Settings, prometheus_arguments, prometheus_config
 from launcher.stack.processes import end_programs
-from launcher.stack.programs import Places, find_program
+from launcher.stack.programs import Places, find_grafana, find_program
+from tests.launcher.stack import grafana
 from tests.realstack.cluster import HERE
 
 SHIPPED = load_yaml((HERE.parents[1] / "docker/prometheus.yml").read_text(), "prometheus.yml")
@@ -61,6 +62,27 @@ def test_other_programs_and_old_ones_are_refused(tmp_path: Path, says: str, prob
     program(tmp_path, "prometheus", says)
     with pytest.raises(LauncherError, match=problem):
         find_program("prometheus", Places(str(tmp_path), {}, []), {"PATH": "/bin"})
+
+
+def test_grafana_is_the_program_of_a_home(tmp_path: Path) -> None:
+    home = tmp_path / "grafana-v11"
+    grafana.install(home)
+    wrapper = program(tmp_path, "grafana", "a script with settings of its own")
+    (tmp_path / "on-path").mkdir()
+    (tmp_path / "on-path" / "grafana").symlink_to(home / "bin" / "grafana")
+    by_folder = [Places(str(each), {}, []) for each in (home, home / "bin")]
+    on_path = (NOWHERE, {"PATH": f"{tmp_path / 'on-path'}:/bin"})
+    for places, environ in [*((each, {"PATH": "/bin"}) for each in by_folder), on_path]:
+        found = find_grafana(places, environ)
+        assert found is not None
+        assert (found[0].version, found[0].where, found[1]) == ((11, 2, 0), f"{home}/bin/grafana", str(home))
+    assert find_grafana(NOWHERE, {"PATH": f"{wrapper.parent}:/bin"}) is None
+
+
+def test_an_old_grafana_is_refused(tmp_path: Path) -> None:
+    grafana.install(tmp_path / "home", "9.5.1")
+    with pytest.raises(LauncherError, match=r"10\.0 or newer"):
+        find_grafana(Places(str(tmp_path / "home"), {}, []), {"PATH": "/bin"})
 
 
 def test_only_the_very_process_is_ended() -> None:

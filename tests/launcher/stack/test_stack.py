@@ -20,6 +20,7 @@ from launcher.errors import LauncherError
 from launcher.registry.own_stack import StackRecord
 from launcher.stack.status import query_values
 from launcher.stack.up import locked_folder
+from tests.launcher.stack import grafana
 from tests.realstack.stack import prometheus_unavailable
 from tests.realstack.waiting import wait_for
 
@@ -238,6 +239,28 @@ def test_samples_go_to_a_remote_server(user: User, remote: Callable[[str], list[
     wait_for(lambda: "prometheus" in remote("up==1"), 60, "samples on the other server", logs=user.folder)
     if not agent:
         assert query_values(user.record, "up==1") is not None
+
+
+def test_a_grafana_that_is_there_shows_the_boards_behind_the_same_address(user: User) -> None:
+    home = user.home / "grafana"
+    grafana.install(home)
+    path = f"{home / 'bin'}:{user.variables['PATH']}"
+    said = user.run("stack", "up", PATH=path)
+    record = user.record
+    address = f"{record.url}grafana/"
+    assert f"grafana 11.2.0 ({home}/bin/grafana)" in said
+    assert f"grafana  {address}" in said
+    boards = json.loads(status_of(f"{address}api/search")[1])
+    assert set(boards) == {"gpujob-fleet", "gpujob-job", "gpujob-node", "gpujob-self"}
+    assert status_of(f"{address}api/datasources/uid/gpujob-prometheus/health") == (200, '"7"')
+    direct = f"http://127.0.0.1:{record.ports['grafana']}/{record.token}/grafana/api/search"
+    assert status_of(direct)[0] == 401
+    assert not [line for line in command_lines(user.folder).values() if record.token in line or record.password in line]
+    user.run("stack", "status", PATH=path)
+    user.write_cluster_file({"stack": {"grafana": False}})
+    user.run("stack", "up", PATH=path)
+    assert "grafana" not in user.record.programs
+    assert len(command_lines(user.folder)) == 4
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
