@@ -6,6 +6,7 @@ minute.
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 import time
@@ -21,11 +22,14 @@ from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnanswe
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.sources.hub_reader import HubAnswer, hub_addresses, read_hub, read_hub_nodes
+from exporter.slurm.usage import RunningUse
 
 LOOK_S = 60.0  # age at which Slurm is asked anew; two RPCs each
 NODES_LOOK_S = 200.0  # for nodes, which cost two RPCs too
+USE_LOOK_S = 60.0  # for the use of a running job, which costs three RPCs
+WATCHED_USE_S, WATCHED_USE_BESIDE_HUB_S = 200.0, 600.0  # of all such jobs that are watched, one each time
 OTHERS_LOOK_S = 300.0  # for the jobs of others, while a hub has the user's own and asks Slurm itself
-ALL_LATE_S = 15.0  # how late those who have all jobs read may be: others wait for them, instead of asking for their own
+ALL_LATE_S = 15.0  # how late those may be whose turn it is to ask: for all jobs, or about another one
 LEAST_S = 5.0  # between two questions, however many jobs have changed
 HUB_READ_S = 10.0  # age at which a hub is asked anew
 HUB_NODES_S = 900.0  # age up to which nodes of a hub are shown: it reads them every 10 minutes, or when asked
@@ -67,7 +71,13 @@ class NodesLook(Look):
     rows: tuple[NodeRow, ...] = ()
 
 
-L = TypeVar("L", QueueLook, NodesLook)
+class UseLook(Look):
+    """An answer of sstat about one job."""
+
+    rows: tuple[RunningUse, ...] = ()
+
+
+L = TypeVar("L", QueueLook, NodesLook, UseLook)
 
 
 def read_queue_look(
@@ -163,7 +173,7 @@ def _read_hub_look(
     return look, None
 
 
-def _write_look(path: Path, look: QueueLook | NodesLook) -> None:
+def _write_look(path: Path, look: QueueLook | NodesLook | UseLook) -> None:
     """Write a look, its rows as lists: with the name of each field a reader takes twice the time. Raises OSError."""
     body = {**look.replace(rows=()).to_json(), "rows": look.rows}
     run_files.write_json(path, body, durable=False, mode=OWNER_ONLY, default=to_json)
@@ -199,6 +209,36 @@ def read_nodes_look(
         address, as_of, rows = found
         return NodesLook(cluster=cluster_name(environ), as_of=as_of, tried=now, source=address, rows=rows)
     return _read_look(NodesLook, "nodes", slurm.nodes, environ, clock, most_s=NODES_LOOK_S).replace(source="sinfo")
+
+
+def read_use_look(
+    slurm: SlurmReader,
+    job_id: str,
+    environ: Mapping[str, str],
+    clock: Callable[[], float] = time.time,
+    watched_s: float | None = None,
+) -> UseLook:
+    """CPU time and memory of a running job. Raises SlurmUnansweredError if nothing is known.
+
+    For those who watch, sstat is asked once in ``watched_s``, whatever the number of jobs.
+    """
+    folder = _own_folder(environ)
+    last = None if folder is None else folder / "sstat.last"  # the job that was asked about last
+    name = f"use-{slurm.user}-{job_id}-{slurm.cluster or ''}"
+
+    def ask() -> tuple[RunningUse, ...]:
+        if last is not None:
+            with contextlib.suppress(OSError):
+                last.write_text(name)
+                os.utime(last, (clock(), clock()))
+        return (slurm.running_use(job_id),)
+
+    most_s = USE_LOOK_S
+    if watched_s is not None and last is not None:
+        with contextlib.suppress(OSError):  # it has never been asked
+            wait_s = watched_s + (ALL_LATE_S if last.read_text() == name else 0.0)  # other jobs come first
+            most_s = watched_s if clock() - last.stat().st_mtime >= wait_s else math.inf
+    return _read_look(UseLook, name, ask, environ, clock, most_s=most_s).replace(source="sstat")
 
 
 def _read_look(

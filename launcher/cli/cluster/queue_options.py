@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 WATCH_INTERVAL_S = 5.0  # the shared look asks Slurm less often
 OLD_S = 90.0  # the queue is read each minute; what is older is shown with its age
-UNSHARED_INTERVAL_S = 60.0  # where each time asks Slurm: sstat costs three RPCs and one for each node
+UNSHARED_INTERVAL_S = 60.0  # where accounting is asked each time
 _AGE = re.compile(r"(\d{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -30,7 +30,7 @@ WATCH = click.option(
     "-w",
     "--watch",
     is_flag=True,
-    help="Repeat every 5 seconds, or every minute where sstat or accounting is asked each time; "
+    help="Repeat every 5 seconds, or every minute where accounting is asked each time; Slurm is asked less often; "
     "with --json one object per line. Ctrl-C ends it.",
 )
 
@@ -89,8 +89,8 @@ def repeat(
 ) -> None:
     """Print what ``show`` returns, JSON and lines, once or until Ctrl-C.
 
-    ``is_unshared``: it asks Slurm each time, for this command alone. Exits with 9 if Slurm does not answer and nothing
-    is known; while watching that is only reported.
+    ``is_unshared``: it asks accounting each time, for this command alone. Exits with 9 if Slurm does not answer and
+    nothing is known; while watching that is only reported.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.report.state import EXIT_STATUS

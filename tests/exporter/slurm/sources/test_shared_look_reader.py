@@ -13,11 +13,13 @@ from exporter.slurm.commands_reader import NO_CLUSTER, SlurmReader, SlurmUnanswe
 from exporter.slurm.sources import shared_look_reader
 from exporter.slurm.sources.shared_look_reader import (
     LOOK_S,
+    WATCHED_USE_S,
     QueueLook,
     cluster_name,
     read_nodes_look,
     read_queue_look,
     read_queue_of_all,
+    read_use_look,
 )
 from tests.support.exporter import FakeClock
 
@@ -136,6 +138,21 @@ def test_nodes_have_a_look_of_their_own(tmp_path: Path, environ: Mapping[str, st
         found = read_nodes_look(SlurmReader("ada", None, environ), environ, lambda: 1000.0)
         assert (found.rows[0].node, found.rows[0].gpus) == ("n1", {"h100": 4})
     assert calls(tmp_path) == 1
+
+
+def test_the_use_of_all_watched_jobs_is_asked_for_three_times_in_ten_minutes(
+    tmp_path: Path, environ: Mapping[str, str]
+) -> None:
+    answer(tmp_path, "echo '7.0|00:00:01|4|cpu=00:00:07,mem=1024'", "sstat")
+    slurm, clock = SlurmReader("ada", None, environ), FakeClock(1000.0)
+    for job_id in ("7", "8"):  # who begins to watch a job asks
+        assert read_use_look(slurm, job_id, environ, clock.time, WATCHED_USE_S).rows[0].cpu_s == 7.0
+    for _ in range(119):
+        clock.advance(5.0)
+        looks = [read_use_look(slurm, job_id, environ, clock.time, WATCHED_USE_S) for job_id in ("7", "8")]
+    assert calls(tmp_path) == 2 + 2  # one about each
+    assert {look.as_of for look in looks} == {1200.0, 1400.0}
+    assert read_use_look(slurm, "7", environ, clock.time).as_of == clock.now  # a single command asks
 
 
 def test_looks_are_of_one_cluster(tmp_path: Path, environ: Mapping[str, str]) -> None:
