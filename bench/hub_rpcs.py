@@ -1,7 +1,8 @@
 """RPCs that a hub and its watchers cost a real controller, for any number of jobs, as sdiag counts them by user.
 
-RPCS_JOBS are the numbers of held jobs, RPCS_WATCHERS the number of `gpujob ps -w` at once, with a hub and without one.
-Each is counted for RPCS_SECONDS. Needs root and the packages of tests/realstack.
+RPCS_JOBS are the numbers of held jobs. RPCS_WATCHERS is the number of `gpujob ps -w` and of `gpujob fleet -w` at once:
+with a hub and each number of jobs, and at last without a hub. Each is counted for RPCS_SECONDS. Needs root and the
+packages of tests/realstack.
 """
 
 import os
@@ -11,7 +12,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from pathlib import Path
 
 from bench.clock import Figures
@@ -20,7 +21,8 @@ from tests.endtoend.jobs import GPUJOB
 from tests.realstack.cluster import ROOT, Cluster, slurm_unavailable
 
 JOBS = tuple(int(number) for number in os.environ.get("RPCS_JOBS", "1,100,5000").split(","))
-WATCHERS = int(os.environ.get("RPCS_WATCHERS", "50"))
+WATCHERS = tuple(int(number) for number in os.environ.get("RPCS_WATCHERS", "50,50").split(","))
+PREFIX = os.environ.get("RPCS_PREFIX", "rpcs")  # of the nodes: two clusters at once need two
 SECONDS = float(os.environ.get("RPCS_SECONDS", "600"))
 MOST_A_MINUTE = 3.0
 SUBMITTED_AT_ONCE = 2
@@ -35,21 +37,20 @@ def measure() -> Figures:
     folder, found = Path(tempfile.mkdtemp(prefix="gpujob-rpcs-", dir="/tmp")), dict[str, float]()
     folder.chmod(0o777)
     try:
-        with Cluster(folder / "cluster", nodes=1, accounting=False, prefix="rpcs") as cluster:
+        with Cluster(folder / "cluster", nodes=1, accounting=False, prefix=PREFIX) as cluster:
             held = 0
             for jobs in JOBS:
                 _hold(cluster, jobs - held)
                 held = jobs
-                with _hub(cluster, folder):
+                with _hub(cluster, folder), _watchers(cluster, folder):
                     found[f"{jobs} jobs, hub"] = _rpcs_a_minute(cluster)
-            if WATCHERS:
-                for name, hub in (("hub", _hub(cluster, folder)), ("no hub", nullcontext())):
-                    with hub, _watchers(cluster, folder):
-                        found[f"{held} jobs, {WATCHERS} watchers, {name}"] = _rpcs_a_minute(cluster)
+            if any(WATCHERS):
+                with _watchers(cluster, folder):
+                    found[f"{held} jobs, no hub"] = _rpcs_a_minute(cluster)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     goals = {f"{name}: at most 3 RPCs a minute": rpcs <= MOST_A_MINUTE for name, rpcs in found.items()}
-    return {"seconds": SECONDS, "rpcs_a_minute": found, "goals": goals}
+    return {"seconds": SECONDS, "watchers": list(WATCHERS), "rpcs_a_minute": found, "goals": goals}
 
 
 def _hold(cluster: Cluster, count: int) -> None:
@@ -77,10 +78,11 @@ def _hub(cluster: Cluster, folder: Path) -> Iterator[None]:
 @contextmanager
 def _watchers(cluster: Cluster, folder: Path) -> Iterator[None]:
     quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-    argv = [GPUJOB, "ps", "-w", "--json", "-n", "1"]
-    running = [cluster.popen(argv, env=_environ(folder), **quiet) for _ in range(WATCHERS)]  # type: ignore[arg-type] # both are of subprocess
+    words = (["ps", "-w", "--json", "-n", "1"], ["fleet", "-w", "--json"])
+    argvs = [[GPUJOB, *each] for each, count in zip(words, WATCHERS, strict=True) for _ in range(count)]
+    running = [cluster.popen(argv, env=_environ(folder), **quiet) for argv in argvs]  # type: ignore[arg-type] # both are of subprocess
     try:
-        time.sleep(WATCHERS * BEGIN_S)  # all of them have begun
+        time.sleep(sum(WATCHERS) * BEGIN_S)  # all of them have begun
         yield
     finally:
         for process in running:

@@ -30,7 +30,10 @@ from exporter.hub.look import (
     BETWEEN_QUESTIONS_S,
     CONTROLLER_S,
     JITTER,
+    MISSED_EACH_S,
     NODES_S,
+    WATCHED_NODES_S,
+    Extra,
     Pace,
     Question,
     choose_question,
@@ -51,15 +54,14 @@ from exporter.slurm.states import array_of
 from exporter.slurm.tracking import Change
 
 RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
-MISSED_EACH_S = 300.0  # between two questions for jobs that came and went between two polls
 MOST_MISSED_S = 86400.0  # how far back such a question goes
 BUDGETS_EACH_S = 300.0  # between two comparisons of all users with their budgets
-WATCHED_NODES_S = 30.0  # age at which nodes are read again for somebody who asks
 DAY_S = 86400.0
 MOST_OFFSET_S = 2.0  # between two clocks, that nobody has to know of
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 LEAST_WAIT_S = 0.05
 MOST_WAIT_S = 5.0  # so that a clock that was set is noticed
+EXTRAS = ("sacct", "sinfo")  # commands that are asked only as often as all of them together may be
 UNNAMED = "slurm"  # label of a cluster whose name is not known
 
 log = logging.getLogger("gpujob.hub")
@@ -121,6 +123,7 @@ class Engine:
             "sdiag": Pace.of(CONTROLLER_S),
         }
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
+        self._extra = Extra.of(settings.interval_s)
         self._has_accounting = True
         self._runs_taken: Iterable[Run] = ()
         self._stale = StaleRuns(store.jobs_by_id)
@@ -181,11 +184,11 @@ class Engine:
 
     def step(self) -> float:
         """Do what is due. Return the seconds until more may be."""
-        if self._clock.monotonic() >= self._next_at["squeue"]:
+        if self._may_ask("squeue"):
             self._read_queue()
-        if self._clock.monotonic() >= self._next_at["sinfo"] and self.view.is_ready:
+        if self._may_ask("sinfo") and self.view.is_ready:
             self._read_nodes()
-        if self._clock.monotonic() >= self._next_at["sdiag"] and self.view.is_ready:
+        if self._may_ask("sdiag") and self.view.is_ready:
             self._read_controller()
         if self._clock.monotonic() >= self._budgets_at and self.view.is_ready:
             self._check_budgets()
@@ -193,16 +196,20 @@ class Engine:
             self._take_runs()
         if self.view.is_ready:
             self._find_stale_runs()
-        if self._may_miss_jobs() and self._clock.monotonic() >= self._missed_at:
+        if self._may_miss_jobs() and self._clock.monotonic() >= self._missed_at and self._may_ask("sacct"):
             self._find_missed()
         question, now = None, self._clock.time()
-        if now >= self._due_at and self._clock.monotonic() >= self._next_at["sacct"]:
+        if now >= self._due_at and self._may_ask("sacct"):
             due = [(due_at(job.tracked, self._lost_asked.get(key)), job.tracked) for key, job in self._jobs.items()]
             question, self._due_at = choose_question(due, now), min((at for at, _ in due), default=math.inf)
         if question is not None:
             self._ask_accounting(question)
         wait_s = self._next_at["squeue"] - self._clock.monotonic()
         return min(max(wait_s, LEAST_WAIT_S), MOST_WAIT_S)
+
+    def _may_ask(self, command: str) -> bool:
+        at = max(self._next_at[command], self._extra.next_at if command in EXTRAS else -math.inf)
+        return self._clock.monotonic() >= at
 
     def _read_cluster(self) -> None:
         begun = self._clock.monotonic()
@@ -319,7 +326,7 @@ class Engine:
 
     def _find_stale_runs(self) -> None:
         asked = self._stale.update(self._runs(), self._jobs, self._clock.time())
-        if not asked or not self._has_accounting or self._clock.monotonic() < self._next_at["sacct"]:
+        if not asked or not self._has_accounting or not self._may_ask("sacct"):
             return
         begun, since = self._clock.monotonic(), min(run.submitted for run in asked) - SAME_SUBMISSION_S
         try:
@@ -379,6 +386,8 @@ class Engine:
         if "sinfo" in self._failing or (last is not None and self._clock.time() - last < WATCHED_NODES_S):
             return False
         self._next_at["sinfo"] = self._clock.monotonic()
+        if not self._may_ask("sinfo"):
+            return False
         self.wake.set()
         return True
 
@@ -456,6 +465,8 @@ class Engine:
                 log.warning("%s", error)
             self._failing[command] = str(error)
         self.commands[command] = use._replace(seconds=use.seconds + took_s)
+        if command in EXTRAS:
+            self._extra = self._extra.after(begun)
         if command in self._pace:
             before = self._pace[command]
             pace = self._pace[command] = before.after(took_s if error is None else None)

@@ -1,10 +1,13 @@
-"""When to ask Slurm: the queue at a steady pace, and accounting some seconds after the ends of jobs."""
+"""When to ask Slurm: the queue at a steady pace, and accounting some seconds after the ends of jobs.
+
+In any ten minutes there are at most 15 commands, whatever the number of jobs and of those who watch: 10 for the queue,
+one for the load of the controller, and four for accounting and the nodes. They cost the controller at most 29 requests.
+"""
 
 import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from exporter.slurm.commands_reader import MOST_ASKED
 from exporter.slurm.states import array_of
 from exporter.slurm.tracking import GIVEN_UP_AFTER_S, TrackedJob
 
@@ -16,9 +19,13 @@ SLOW_FACTOR = 5.0  # times the usual duration: the controller is in trouble, or 
 USUAL_WEIGHT = 0.2  # of the newest answer in the usual duration
 AFTER_END_S = (5.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # questions for the figures of an ended job
 AFTER_LOSS_S = (0.0, *AFTER_END_S, GIVEN_UP_AFTER_S)  # questions about a job that has left the queue
-CONTROLLER_S = 300.0  # between two questions for the load of the controller
+CONTROLLER_S = 600.0  # between two questions for the load of the controller
 NODES_S = 600.0  # between two questions for the nodes
-BETWEEN_QUESTIONS_S = 30.0  # to accounting: at most two a minute
+EXTRA_S = 200.0  # between two questions for accounting or the nodes: four in ten minutes, two of them at once
+WATCHED_NODES_S = 240.0  # age at which nodes are read again for somebody who asks; above EXTRA_S, for accounting's sake
+MISSED_EACH_S = 600.0  # between two questions for jobs that came and went between two polls
+BETWEEN_QUESTIONS_S = 30.0  # to accounting, of two at once
+MOST_IN_QUESTION = 1000  # ids; they take 0.3 s of the accounting's daemon
 
 
 class Pace(NamedTuple):
@@ -49,6 +56,27 @@ class Pace(NamedTuple):
     def wait_s(self, chance: float) -> float:
         """The time to the next question. ``chance`` is a random number from 0 to 1."""
         return self.interval_s * (1 + JITTER * chance)
+
+
+class Extra(NamedTuple):
+    """How many commands may be run besides those at a steady pace: two at once, and later one after each ``each_s``."""
+
+    each_s: float
+    used_until: float = -math.inf
+
+    @classmethod
+    def of(cls, interval_s: float) -> "Extra":
+        """Who has the queue read more often than usual has all read more often."""
+        return cls(EXTRA_S * min(1.0, interval_s / INTERVAL_S))
+
+    def after(self, now: float) -> "Extra":
+        """What is left after one more."""
+        return self._replace(used_until=max(self.used_until, now) + self.each_s)
+
+    @property
+    def next_at(self) -> float:
+        """When the next one may be run."""
+        return self.used_until - self.each_s
 
 
 class Question(NamedTuple):
@@ -94,5 +122,5 @@ def choose_question(due: Iterable[tuple[float, TrackedJob]], now: float) -> Ques
     arrays: dict[str, list[TrackedJob]] = {}
     for _, job in sorted(((at, job) for at, job in due if at <= now), key=lambda entry: entry[0]):
         arrays.setdefault(array_of(job.job_id), []).append(job)
-    asked = tuple(arrays)[:MOST_ASKED]
+    asked = tuple(arrays)[:MOST_IN_QUESTION]
     return Question(asked, tuple(job for array in asked for job in arrays[array])) if asked else None

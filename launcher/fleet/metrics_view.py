@@ -150,7 +150,7 @@ def _source_text(metrics: JobMetrics, now: float) -> str:
     words = {
         SIDECARS: f"from the sidecars of the job{age}; CPU is the mean since the start, and 100% is one core",
         REPORT: f"from the report of the job, which ended{age.lstrip(',')}; means of CPU and GPU, peaks of memory",
-        SSTAT: "from sstat; CPU is the mean since the start, and 100% is one core",
+        SSTAT: f"from sstat{age}; CPU is the mean since the start, and 100% is one core",
         SACCT: f"from accounting, the job ended{age.lstrip(',')}; means of the CPU, peaks of the memory",
     }
     return words[metrics.source]

@@ -1,10 +1,12 @@
 """One answer of Slurm for all commands of a user, in a file of the user's cache folder.
 
-It is asked anew when it is older than 45 seconds: fifty watchers make 2.7 RPCs a minute. A hub costs even less.
+It is asked anew when it is a minute old, and for the nodes after 200 seconds: all watchers together make 2.6 RPCs a
+minute.
 """
 
 import contextlib
 import hashlib
+import math
 import os
 import re
 import time
@@ -20,10 +22,17 @@ from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnanswe
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.sources.hub_reader import HubAnswer, hub_addresses, read_hub, read_hub_nodes
+from exporter.slurm.usage import RunningUse
 
-LOOK_S = 45.0  # age at which Slurm is asked anew: two RPCs each, so less than three in each of some minutes
+LOOK_S = 60.0  # age at which Slurm is asked anew; two RPCs each
+NODES_LOOK_S = 200.0  # for nodes, which cost two RPCs too
+USE_LOOK_S = 60.0  # for the use of a running job, which costs three RPCs
+WATCHED_USE_S, WATCHED_USE_BESIDE_HUB_S = 200.0, 600.0  # of all such jobs that are watched, one each time
+OTHERS_LOOK_S = 300.0  # for the jobs of others, while a hub has the user's own and asks Slurm itself
+ALL_LATE_S = 15.0  # how late those may be whose turn it is to ask: for all jobs, or about another one
 LEAST_S = 5.0  # between two questions, however many jobs have changed
 HUB_READ_S = 10.0  # age at which a hub is asked anew
+HUB_NODES_S = 900.0  # age up to which nodes of a hub are shown: it reads them every 10 minutes, or when asked
 HUB_LATE_S = 20.0  # how late the answer of a hub may be after its interval, with its jitter and a slow controller
 RETRY_S = 0.1  # between two reads of the file while another process asks
 OWNER_ONLY = 0o600  # names of jobs may be private
@@ -62,7 +71,13 @@ class NodesLook(Look):
     rows: tuple[NodeRow, ...] = ()
 
 
-L = TypeVar("L", QueueLook, NodesLook)
+class UseLook(Look):
+    """An answer of sstat about one job."""
+
+    rows: tuple[RunningUse, ...] = ()
+
+
+L = TypeVar("L", QueueLook, NodesLook, UseLook)
 
 
 def read_queue_look(
@@ -75,14 +90,60 @@ def read_queue_look(
     """The queue of the reader's user, from a hub if one runs. Raises SlurmUnansweredError if nothing is known.
 
     An answer before ``since`` is of no use: then Slurm is asked anew, unless that was done within ``least_s`` (default:
-    LEAST_S).
+    LEAST_S). Whoever has the jobs of all users read spares the others their question.
     """
     of_hub, hub_problem = _read_hub_look(slurm, environ, clock, since)
     if of_hub is not None and (of_hub.as_of or 0.0) >= since:
         return of_hub
-    name = f"{slurm.source}-{slurm.user or 'all'}-{slurm.cluster or ''}"
-    look = _read_look(QueueLook, name, slurm.queue, environ, clock, since, least_s)
+    look = _read_own_of_all(slurm, environ, clock, since)
+    if look is None:
+        look = _read_look(QueueLook, _queue_name(slurm, slurm.user), slurm.queue, environ, clock, since, least_s)
     return look.replace(source=slurm.source, hub_problem=hub_problem)
+
+
+def read_queue_of_all(
+    slurm: SlurmReader,
+    me: str,
+    environ: Mapping[str, str],
+    clock: Callable[[], float] = time.time,
+    others_s: float = OTHERS_LOOK_S,
+) -> QueueLook:
+    """The queue of all users, as of the oldest part of it. Raises SlurmUnansweredError if nothing is known.
+
+    If a hub has only the jobs of this user, those of others are read every ``others_s``.
+    """
+    of_hub, hub_problem = _read_hub_look(slurm, environ, clock, 0.0)
+    if of_hub is not None:
+        return of_hub
+    own, _ = _read_hub_look(SlurmReader(me, slurm.cluster, environ), environ, clock, 0.0)
+    most_s = LOOK_S if own is None else others_s
+    look = _read_look(QueueLook, _queue_name(slurm, None), slurm.queue, environ, clock, most_s=most_s)
+    if own is not None and (own.as_of or 0.0) > (look.as_of or 0.0):
+        look = look.replace(rows=(*own.rows, *(row for row in look.rows if row.user != me)))
+    return look.replace(source=slurm.source, hub_problem=hub_problem)
+
+
+def _queue_name(slurm: SlurmReader, user: str | None) -> str:
+    return f"{slurm.source}-{user or 'all'}-{slurm.cluster or ''}"
+
+
+def _read_own_of_all(
+    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float], since: float
+) -> QueueLook | None:
+    """The jobs of the reader's user in a recent answer about all; None without one."""
+    folder = _own_folder(environ) if slurm.user is not None else None
+    path = None if folder is None else _path(folder, QueueLook, (_queue_name(slurm, None), cluster_name(environ)))
+    try:
+        if path is None or time.time() - path.stat().st_mtime >= LOOK_S + ALL_LATE_S:
+            return None
+    except OSError:
+        return None
+    known = QueueLook.read_valid(path)
+    if known is None or known.problem is not None or not 0.0 <= clock() - known.tried < LOOK_S + ALL_LATE_S:
+        return None
+    if (known.as_of or 0.0) < since:
+        return None
+    return known.replace(rows=tuple(row for row in known.rows if row.user == slurm.user))
 
 
 def _read_hub_look(
@@ -112,7 +173,7 @@ def _read_hub_look(
     return look, None
 
 
-def _write_look(path: Path, look: QueueLook | NodesLook) -> None:
+def _write_look(path: Path, look: QueueLook | NodesLook | UseLook) -> None:
     """Write a look, its rows as lists: with the name of each field a reader takes twice the time. Raises OSError."""
     body = {**look.replace(rows=()).to_json(), "rows": look.rows}
     run_files.write_json(path, body, durable=False, mode=OWNER_ONLY, default=to_json)
@@ -144,10 +205,40 @@ def read_nodes_look(
 ) -> NodesLook:
     """The nodes, from a hub if one runs and has them. Raises SlurmUnansweredError if nothing is known."""
     found, now = read_hub_nodes(slurm, environ), clock()
-    if found is not None and found[1] is not None and now - found[1] < LOOK_S:
+    if found is not None and found[1] is not None and now - found[1] < HUB_NODES_S:
         address, as_of, rows = found
         return NodesLook(cluster=cluster_name(environ), as_of=as_of, tried=now, source=address, rows=rows)
-    return _read_look(NodesLook, "nodes", slurm.nodes, environ, clock).replace(source="sinfo")
+    return _read_look(NodesLook, "nodes", slurm.nodes, environ, clock, most_s=NODES_LOOK_S).replace(source="sinfo")
+
+
+def read_use_look(
+    slurm: SlurmReader,
+    job_id: str,
+    environ: Mapping[str, str],
+    clock: Callable[[], float] = time.time,
+    watched_s: float | None = None,
+) -> UseLook:
+    """CPU time and memory of a running job. Raises SlurmUnansweredError if nothing is known.
+
+    For those who watch, sstat is asked once in ``watched_s``, whatever the number of jobs.
+    """
+    folder = _own_folder(environ)
+    last = None if folder is None else folder / "sstat.last"  # the job that was asked about last
+    name = f"use-{slurm.user}-{job_id}-{slurm.cluster or ''}"
+
+    def ask() -> tuple[RunningUse, ...]:
+        if last is not None:
+            with contextlib.suppress(OSError):
+                last.write_text(name)
+                os.utime(last, (clock(), clock()))
+        return (slurm.running_use(job_id),)
+
+    most_s = USE_LOOK_S
+    if watched_s is not None and last is not None:
+        with contextlib.suppress(OSError):  # it has never been asked
+            wait_s = watched_s + (ALL_LATE_S if last.read_text() == name else 0.0)  # other jobs come first
+            most_s = watched_s if clock() - last.stat().st_mtime >= wait_s else math.inf
+    return _read_look(UseLook, name, ask, environ, clock, most_s=most_s).replace(source="sstat")
 
 
 def _read_look(
@@ -158,6 +249,7 @@ def _read_look(
     clock: Callable[[], float],
     since: float = 0.0,
     least_s: float | None = None,
+    most_s: float | None = None,
 ) -> L:
     """The look in the file while it is fresh, else Slurm's answer, else the old look with the problem.
 
@@ -172,7 +264,7 @@ def _read_look(
     end = time.monotonic() + DEADLINE_S
     while True:
         known = kind.read_valid(path)
-        if known is not None and _is_fresh(known, clock(), since, least_s):
+        if known is not None and _is_fresh(known, clock(), since, least_s, most_s):
             return _usable(known)
         try:
             descriptor = lock_file(path.with_suffix(".lock"))
@@ -186,7 +278,7 @@ def _read_look(
             return _usable(_asked(kind, cluster, known, ask, clock))
     try:
         known = kind.read_valid(path)  # another process may have written it before the lock was ours
-        if known is None or not _is_fresh(known, clock(), since, least_s):
+        if known is None or not _is_fresh(known, clock(), since, least_s, most_s):
             known = _asked(kind, cluster, known, ask, clock)
             with contextlib.suppress(OSError):  # it is asked again by the next command
                 _write_look(path, known)
@@ -196,9 +288,10 @@ def _read_look(
             os.close(descriptor)
 
 
-def _is_fresh(look: Look, now: float, since: float, least_s: float | None) -> bool:
+def _is_fresh(look: Look, now: float, since: float, least_s: float | None, most_s: float | None) -> bool:
     age_s = now - look.tried  # a moment in the future was written by another clock
-    return 0.0 <= age_s < (LOOK_S if look.tried >= since else LEAST_S if least_s is None else least_s)
+    limit_s, default_s = (most_s, LOOK_S) if look.tried >= since else (least_s, LEAST_S)
+    return 0.0 <= age_s < (default_s if limit_s is None else limit_s)
 
 
 def _asked(

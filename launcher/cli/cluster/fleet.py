@@ -11,6 +11,8 @@ from launcher.cli.cluster.queue_options import VERBOSE, WATCH, repeat, show_age,
 from launcher.cli.job_source import warn
 from launcher.cli.parts import HUB
 
+JOBS_LOOK_S = 600.0  # for their number on each node, while a hub asks Slurm for all else
+
 
 @click.command(epilog="example: gpujob fleet -v --partition gpu")
 @VERBOSE
@@ -30,7 +32,7 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from exporter.slurm.sources.rest_reader import slurm_reader
-    from exporter.slurm.sources.shared_look_reader import read_nodes_look, read_queue_look
+    from exporter.slurm.sources.shared_look_reader import read_nodes_look, read_queue_of_all
     from launcher.fleet.nodes_view import known_nodes, nodes_json, render_nodes
     from launcher.fleet.own_runs import read_progress
     from launcher.fleet.prices import read_prices
@@ -42,9 +44,9 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
 
     def show() -> tuple[Mapping[str, object], list[str]]:
         look, queue = read_nodes_look(slurm, os.environ), None
-        show_age(look)
+        show_age(look, "nodes ")
         try:
-            jobs = read_queue_look(slurm, os.environ)
+            jobs = read_queue_of_all(slurm, me, os.environ, others_s=JOBS_LOOK_S)
             show_age(jobs, "jobs ")
             queue = jobs.rows
         except SlurmUnansweredError as error:

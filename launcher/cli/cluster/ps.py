@@ -60,7 +60,7 @@ def ps(
 ) -> None:
     """List your jobs: those that have not ended, or the last one that did.
 
-    A running hub has the jobs; without one Slurm is asked at most every 45 seconds, whatever the number of commands,
+    A running hub has the jobs; without one Slurm is asked at most once a minute, whatever the number of commands,
     and after each submission. Ended jobs are listed for some minutes; those of --since are from the hub, from your
     index (`gpujob index`), or from accounting. GPUs, CPUs and memory of a waiting job are what it asks for. Tasks of
     an array are one line, and so are the jobs of a pipeline; --run opens it.
@@ -72,7 +72,7 @@ def ps(
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from exporter.slurm.sources.rest_reader import slurm_reader
-    from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look
+    from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look, read_queue_of_all
     from exporter.slurm.states import array_of
     from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_runs, jobs_json, render_jobs, rows_of_run, shown_jobs
     from launcher.fleet.own_runs import read_local_jobs, read_pipelines, read_progress
@@ -97,7 +97,10 @@ def ps(
         look, has_slurm = QueueLook(cluster="", tried=time.time()), True
         try:
             since_last = min(last_registered(os.environ), time.time()) if shows_mine else 0.0
-            look = read_queue_look(slurm, os.environ, since=since_last)
+            if all_users and watch:
+                look = read_queue_of_all(slurm, me, os.environ)
+            else:
+                look = read_queue_look(slurm, os.environ, since=since_last)
         except SlurmUnansweredError as error:
             if not local:
                 raise

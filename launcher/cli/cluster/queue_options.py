@@ -1,10 +1,12 @@
 """Options and messages that the commands about Slurm's queue, nodes and accounting share."""
 
+import io
 import re
 import shutil
 import sys
 import time
 from collections.abc import Callable, Mapping
+from contextlib import nullcontext, redirect_stderr
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -18,7 +20,8 @@ if TYPE_CHECKING:
 
 F = TypeVar("F", bound=Callable[..., Any])
 WATCH_INTERVAL_S = 5.0  # the shared look asks Slurm less often
-UNSHARED_INTERVAL_S = 60.0  # where each time asks Slurm: sstat costs three RPCs and one for each node
+OLD_S = 90.0  # the queue is read each minute; what is older is shown with its age
+UNSHARED_INTERVAL_S = 60.0  # where accounting is asked each time
 _AGE = re.compile(r"(\d{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -27,7 +30,7 @@ WATCH = click.option(
     "-w",
     "--watch",
     is_flag=True,
-    help="Repeat every 5 seconds, or every minute where sstat or accounting is asked each time; "
+    help="Repeat every 5 seconds, or every minute where accounting is asked each time; Slurm is asked less often; "
     "with --json one object per line. Ctrl-C ends it.",
 )
 
@@ -68,17 +71,17 @@ def terminal_width() -> int | None:
 
 
 def show_age(look: "Look", what: str = "") -> None:
-    """Print how old the shown state is, if Slurm does not answer, and that a hub which was named does not."""
+    """Print how old the shown state is if it is not of a moment ago, and that a hub which was named does not answer."""
     from launcher.watch.text import clock_time_text
     from launcher.words import duration_text
 
     if look.hub_problem is not None:
         warn(f"{look.hub_problem}; Slurm is asked instead")
-    if look.problem is not None and look.as_of is not None:
-        command, _, reason = look.problem.partition(" ")
-        age = duration_text(max(0.0, time.time() - look.as_of))
-        moment = f"{what}as of {clock_time_text(look.as_of)}"
-        click.echo(f"gpujob: {moment} ({age} ago): {command} does not answer: {reason}", err=True)
+    age_s = max(0.0, time.time() - (look.as_of or time.time()))
+    if look.as_of is not None and (look.problem is not None or age_s >= OLD_S):
+        command, _, reason = (look.problem or "").partition(" ")
+        why = f": {command} does not answer: {reason}" if command else ""
+        click.echo(f"gpujob: {what}as of {clock_time_text(look.as_of)} ({duration_text(age_s)} ago){why}", err=True)
 
 
 def repeat(
@@ -86,16 +89,18 @@ def repeat(
 ) -> None:
     """Print what ``show`` returns, JSON and lines, once or until Ctrl-C.
 
-    ``is_unshared``: it asks Slurm each time, for this command alone. Exits with 9 if Slurm does not answer and nothing
-    is known; while watching that is only reported.
+    ``is_unshared``: it asks accounting each time, for this command alone. Exits with 9 if Slurm does not answer and
+    nothing is known; while watching that is only reported.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.report.state import EXIT_STATUS
 
     try:
         while True:
+            said = io.StringIO() if watch and not as_json else None  # shown with the table, not cleared before it
             try:
-                body, lines = show()
+                with nullcontext() if said is None else redirect_stderr(said):
+                    body, lines = show()
             except SlurmUnansweredError as error:
                 if error.is_local:
                     raise
@@ -103,8 +108,9 @@ def repeat(
                 if not watch:
                     sys.exit(EXIT_STATUS["UNKNOWN"])
             else:
-                if watch and not as_json:
+                if said is not None:
                     click.clear()
+                    click.echo(said.getvalue(), err=True, nl=False)
                 print_json(body) if as_json else click.echo("\n".join(lines))
             if not watch:
                 return

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.cluster.queue_options import WATCH, repeat
+from launcher.cli.cluster.queue_options import WATCH, repeat, show_age
 from launcher.cli.parts import HUB, JOB, open_job
 from launcher.errors import LauncherError
 
@@ -53,13 +53,18 @@ def metrics(job: str | None, watch: bool, user: str | None, chart: bool, as_json
     if chart and client is None:
         raise LauncherError(f"--chart: gpujob has not launched {job}, so there is no history of its GPUs; leave it out")
 
+    ended: list[JobMetrics] = []  # what accounting has told, when nothing more will come
+
     def show() -> tuple[Mapping[str, object], list[str]]:
         if chart and client is not None:
             return _read_chart(client)
-        found = _ask_slurm(str(job), user or user_name()) if client is None else _read_run(client)
+        if client is None:
+            found = ended[0] if ended else _ask_slurm(str(job), user or user_name(), ended, watch=watch)
+        else:
+            found = _read_run(client)
         return metrics_json(found), render_metrics(found, time.time())
 
-    repeat(show, watch=watch, as_json=as_json, is_unshared=client is None)
+    repeat(show, watch=watch, as_json=as_json)
 
 
 def _read_chart(client: "JobClient") -> tuple[Mapping[str, object], list[str]]:
@@ -89,21 +94,33 @@ def _read_run(client: "JobClient") -> "JobMetrics":
     return report_metrics(report)
 
 
-def _ask_slurm(job_id: str, user: str) -> "JobMetrics":
-    """What Slurm knows of a job. Raises LauncherError if it does not know it."""
+def _ask_slurm(job_id: str, user: str, ended: "list[JobMetrics]", *, watch: bool) -> "JobMetrics":
+    """What Slurm knows of a job. Raises LauncherError if it does not know it.
+
+    What accounting tells is kept in ``ended``: who watches asks it once.
+    """
     from exporter.slurm.queue import part_rows
     from exporter.slurm.sources.rest_reader import slurm_reader
-    from exporter.slurm.sources.shared_look_reader import read_queue_look
+    from exporter.slurm.sources.shared_look_reader import (
+        WATCHED_USE_BESIDE_HUB_S,
+        WATCHED_USE_S,
+        read_queue_look,
+        read_use_look,
+    )
     from exporter.slurm.states import ENDS, array_of
     from launcher.fleet.metrics_view import ended_metrics, running_metrics
 
     slurm = slurm_reader(user, None, os.environ)
-    known = part_rows(read_queue_look(slurm, os.environ).rows, job_id)
+    look = read_queue_look(slurm, os.environ)
+    known = part_rows(look.rows, job_id)
     if not known:  # it may have been submitted since that answer
         known = part_rows(read_queue_look(slurm, os.environ, since=time.time(), least_s=0.0).rows, job_id)
     running = [row for row in known if row.sight.started is not None and row.sight.state not in ENDS]
     if len(running) == 1:
-        return running_metrics(running[0], slurm.running_use(job_id), time.time())
+        watched_s = WATCHED_USE_BESIDE_HUB_S if look.is_of_hub else WATCHED_USE_S
+        use = read_use_look(slurm, job_id, os.environ, watched_s=watched_s if watch else None)
+        show_age(use, "use ")
+        return running_metrics(running[0], use.rows[0], use.as_of or time.time())
     if running:
         raise LauncherError(f"{job_id} is an array; name one of its tasks, as in {running[0].job_id}")
     attempts = [
@@ -113,4 +130,5 @@ def _ask_slurm(job_id: str, user: str) -> "JobMetrics":
     ]
     if not attempts:
         raise LauncherError(f"{job_id}: Slurm knows no such job of {user} that has started; name its owner with --user")
-    return ended_metrics(attempts)
+    ended.append(ended_metrics(attempts))
+    return ended[0]

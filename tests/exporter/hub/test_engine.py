@@ -3,6 +3,7 @@
 import gzip
 import math
 import tempfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -13,7 +14,7 @@ from exporter.contract.budget import USER_DAYS, Budget
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome
-from exporter.hub.look import AFTER_END_S
+from exporter.hub.look import AFTER_END_S, MOST_IN_QUESTION, WATCHED_NODES_S
 from exporter.hub.runs.reports import Run
 from exporter.hub.runs.stale_runs import GONE_AFTER_S
 from exporter.hub.site_reader import Site
@@ -376,17 +377,37 @@ def test_figures_that_accounting_lacks_for_ten_minutes_are_not_measured(hub: Hub
     figures = hub.engine.view.jobs["7"].tracked.figures
     assert figures is not None
     assert (figures.cpu_ratio, figures.memory_bytes) == (0.5, 300.0)
-    assert len(hub.slurm.asked) == len(AFTER_END_S) - 1  # the first was due before the end was seen
+    assert len(hub.slurm.asked) == 4  # after the nodes two at once, and one each 200 s
     assert 'gpujob_job_cpu_efficiency_ratio{cluster="c1",job_id="7",' in hub.page()
 
 
-def test_an_end_is_asked_about_no_more_than_twice_a_minute(hub: Hub) -> None:
-    hub.steps(5)
-    hub.slurm.rows = [queue_row(str(number), "FAILED", 1005.0, started=1006.0, ended=1016.0) for number in range(900)]
-    hub.steps(60)
-    hub.slurm.asked.clear()
-    hub.steps(60)
-    assert [len(asked) for asked in hub.slurm.asked] == [200, 200]
+@pytest.mark.parametrize("is_watched", [False, True])
+def test_in_no_ten_minutes_are_there_more_than_15_commands_or_30_requests(hub: Hub, is_watched: bool) -> None:
+    requests = {"squeue": 2, "sinfo": 2, "sdiag": 1, "scontrol": 1, "sacct": 0}  # to the controller, by Slurm 22.05
+    hub.slurm.facts = ClusterFacts("c1", False, 2.0)  # accounting is also asked for jobs that came and went
+    minutes = list[Counter[str]]()
+    for minute in range(120):
+        before = {name: use.answers + use.failures for name, use in hub.engine.commands.items()}
+        for second in range(0, 60, 5):  # in each of them jobs end
+            now, first = hub.clock.now, 12 * minute + second // 5
+            hub.slurm.rows = [queue_row(str(first), "FAILED", now, started=now, ended=now)]
+            hub.slurm.attempts = [
+                attempt(job.job_id, "FAILED", job.submitted or 0.0, job.started, job.ended)
+                for job in (each.tracked for each in hub.engine.view.jobs.values())
+            ]
+            if is_watched:
+                hub.engine.want_nodes()
+            hub.steps(5)
+        after = {name: use.answers + use.failures for name, use in hub.engine.commands.items()}
+        minutes.append(Counter({name: after[name] - before[name] for name in after}))
+    windows = [sum(minutes[first : first + 10], Counter[str]()) for first in range(111)]
+    assert max(window.total() - window["scontrol"] for window in windows) <= 15  # scontrol is run once, at the start
+    assert max(sum(requests[name] * count for name, count in window.items()) for window in windows) <= 30
+    # all of them have their turn
+    assert all(window["squeue"] == 10 and window["sinfo"] >= 1 and window["sacct"] >= 1 for window in windows)
+    assert all(len(asked) <= MOST_IN_QUESTION for asked in hub.slurm.asked)
+    waits = [job.tracked for job in hub.engine.view.jobs.values() if job.tracked.figures is None]
+    assert all(hub.clock.now - (job.ended or 0.0) < 900.0 for job in waits)
 
 
 def test_in_a_cluster_jobs_that_wait_are_only_in_the_sums(tmp_path: Path) -> None:
@@ -486,7 +507,7 @@ def test_nodes_are_read_more_often_while_somebody_watches_them(hub: Hub) -> None
     hub.steps(10)
     found = []
     for _ in range(4):
-        hub.steps(10)
+        hub.steps(WATCHED_NODES_S / 3)
         found.append((hub.engine.want_nodes(), hub.engine.wake.is_set()))
         hub.engine.step()
     assert found == [(False, False), (False, False), (True, True), (False, True)]

@@ -4,9 +4,8 @@ import math
 
 import pytest
 
-from exporter.hub.look import AFTER_END_S, MOST_INTERVAL_S, Pace, choose_question, due_at
+from exporter.hub.look import AFTER_END_S, MOST_IN_QUESTION, MOST_INTERVAL_S, Pace, choose_question, due_at
 from exporter.slurm.accounting import Figures
-from exporter.slurm.commands_reader import MOST_ASKED
 from exporter.slurm.tracking import TrackedJob
 
 ENDED = TrackedJob(job_id="7", name="job", state="COMPLETED", submitted=0.0, started=10.0, ended=1000.0)
@@ -61,9 +60,9 @@ def test_a_job_that_left_the_queue_is_asked_about_at_once_and_for_an_hour() -> N
 
 
 def test_one_question_has_the_oldest_ends_and_each_array_once() -> None:
-    jobs = [(float(number), ENDED.replace(job_id=f"{number}_{task}")) for number in range(300) for task in (1, 2)]
-    question = choose_question([*jobs[::-1], (400.0, ENDED)], 399.0)
+    jobs = [(float(number), ENDED.replace(job_id=f"{number}_{task}")) for number in range(1200) for task in (1, 2)]
+    question = choose_question([*jobs[::-1], (1300.0, ENDED)], 1299.0)
     assert question is not None
-    assert question.arrays == tuple(str(number) for number in range(MOST_ASKED))
-    assert len(question.jobs) == 2 * MOST_ASKED
-    assert choose_question([(400.0, ENDED)], 399.0) is None
+    assert question.arrays == tuple(str(number) for number in range(MOST_IN_QUESTION))
+    assert len(question.jobs) == 2 * MOST_IN_QUESTION
+    assert choose_question([(1300.0, ENDED)], 1299.0) is None

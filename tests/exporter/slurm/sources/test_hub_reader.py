@@ -20,7 +20,7 @@ from exporter.slurm.commands_reader import SlurmReader
 from exporter.slurm.queue import parse_queue
 from exporter.slurm.sources import shared_look_reader
 from exporter.slurm.sources.hub_reader import HubAnswer, read_hub
-from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look
+from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look, read_queue_of_all
 from tests.exporter.hub.test_process import COMPLETED, RUNNING, HubProcess, line
 from tests.support.certificates import Authority
 from tests.support.exporter import until
@@ -76,7 +76,24 @@ def test_commands_ask_the_hub_and_not_slurm(slurm: FakeSlurm, hub: HubProcess) -
     assert len(slurm.calls("squeue")) == 1
     assert look("bob").source == look(None).source == look(cluster="c2").source == look(GPUJOB_HUB="none").source
     assert look(cluster="c1").source == f"unix:{hub.socket}"
-    assert len(slurm.calls("squeue")) == 5
+    assert len(slurm.calls("squeue")) == 4  # the last of them took its jobs out of those of all
+
+
+def test_beside_a_hub_with_own_jobs_those_of_others_are_asked_for_less_often(
+    slurm: FakeSlurm, hub: HubProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shared_look_reader, "LOOK_S", 0.0)
+    slurm.say("squeue", "out", line("9", "RUNNING", user="eve"))
+    everybody = SlurmReader(None, None, os.environ)
+    answers = [
+        read_queue_of_all(everybody, "root", os.environ, lambda: time.time() - 100.0),  # before the hub began
+        *(read_queue_of_all(everybody, "root", os.environ) for _ in range(2)),
+    ]
+    rows = [sorted(row.job_id for row in found.rows) for found in answers]
+    assert rows == [["7", "8", "9"]] * 3
+    assert len(slurm.calls("squeue")) == 2  # one of them by the hub
+    alone = read_queue_of_all(everybody, "root", {**os.environ, "GPUJOB_HUB": "none"})
+    assert ([row.job_id for row in alone.rows], len(slurm.calls("squeue"))) == (["9"], 3)
 
 
 def test_an_answer_older_than_the_question_is_asked_anew(slurm: FakeSlurm, hub: HubProcess) -> None:

@@ -11,7 +11,17 @@ import pytest
 
 from exporter.slurm.commands_reader import NO_CLUSTER, SlurmReader, SlurmUnansweredError
 from exporter.slurm.sources import shared_look_reader
-from exporter.slurm.sources.shared_look_reader import LOOK_S, QueueLook, cluster_name, read_nodes_look, read_queue_look
+from exporter.slurm.sources.shared_look_reader import (
+    LOOK_S,
+    WATCHED_USE_S,
+    QueueLook,
+    cluster_name,
+    read_nodes_look,
+    read_queue_look,
+    read_queue_of_all,
+    read_use_look,
+)
+from tests.support.exporter import FakeClock
 
 ROW = "7|COMPLETED|None|100|110|170|5:00|0|n1|gpu|cpu=4,mem=600M,node=1|7|ada|lab|normal|1|(null)|/dev/null|job|"
 FAILURE = 'echo "Unable to contact slurm controller" >&2; exit 1'
@@ -37,7 +47,7 @@ def look(environ: Mapping[str, str], now: float, user: str = "ada") -> QueueLook
     return read_queue_look(SlurmReader(user, None, environ), environ, lambda: now)
 
 
-def test_ended_jobs_too_are_asked_for_only_every_45_seconds(tmp_path: Path, environ: Mapping[str, str]) -> None:
+def test_ended_jobs_too_are_asked_for_only_once_a_minute(tmp_path: Path, environ: Mapping[str, str]) -> None:
     answer(tmp_path, f"echo '{ROW}'")
     first = look(environ, 1000.0)
     assert (first.rows[0].job_id, first.as_of, first.problem) == ("7", 1000.0, None)
@@ -130,6 +140,21 @@ def test_nodes_have_a_look_of_their_own(tmp_path: Path, environ: Mapping[str, st
     assert calls(tmp_path) == 1
 
 
+def test_the_use_of_all_watched_jobs_is_asked_for_three_times_in_ten_minutes(
+    tmp_path: Path, environ: Mapping[str, str]
+) -> None:
+    answer(tmp_path, "echo '7.0|00:00:01|4|cpu=00:00:07,mem=1024'", "sstat")
+    slurm, clock = SlurmReader("ada", None, environ), FakeClock(1000.0)
+    for job_id in ("7", "8"):  # who begins to watch a job asks
+        assert read_use_look(slurm, job_id, environ, clock.time, WATCHED_USE_S).rows[0].cpu_s == 7.0
+    for _ in range(119):
+        clock.advance(5.0)
+        looks = [read_use_look(slurm, job_id, environ, clock.time, WATCHED_USE_S) for job_id in ("7", "8")]
+    assert calls(tmp_path) == 2 + 2  # one about each
+    assert {look.as_of for look in looks} == {1200.0, 1400.0}
+    assert read_use_look(slurm, "7", environ, clock.time).as_of == clock.now  # a single command asks
+
+
 def test_looks_are_of_one_cluster(tmp_path: Path, environ: Mapping[str, str]) -> None:
     assert cluster_name({"SLURM_CONF": str(tmp_path / "none")}) != "hal"
     (tmp_path / "slurm.conf").write_text("# ClusterName=no\nclustername = hal\n")
@@ -137,10 +162,19 @@ def test_looks_are_of_one_cluster(tmp_path: Path, environ: Mapping[str, str]) ->
     assert cluster_name({**environ, "SLURM_CLUSTERS": "sal"}) == "sal"
 
 
-def test_fifty_watchers_cost_the_controller_three_rpcs_a_minute(tmp_path: Path, environ: Mapping[str, str]) -> None:
+def test_a_hundred_watchers_cost_15_commands_and_30_requests_in_ten_minutes(
+    tmp_path: Path, environ: Mapping[str, str]
+) -> None:
     answer(tmp_path, f"echo '{ROW}'")
-    for second in range(600):
-        for watcher in range(second % 5, 50, 5):  # each reads every 5 seconds
-            look(environ, 1000.0 + second + watcher / 50)
-        if second in (299, 599):  # not even in a window of five minutes that begins with a question
-            assert calls(tmp_path) * 2 <= 3 * (second + 1) / 60  # PARTITION_INFO and JOB_USER_INFO each time
+    answer(tmp_path, "echo 'n1|idle|gpu*|gpu:h100:4|gpu:h100:0|0/8/0/8|1000|none|'", "sinfo")
+    everybody, clock = SlurmReader(None, None, environ), FakeClock(1000.0)
+    for second in range(600):  # it begins with a question for each
+        for _ in range(10):  # each reads every 5 seconds; half of them watch the nodes and the jobs on them
+            read_queue_of_all(everybody, "ada", environ, clock.time)
+            read_nodes_look(everybody, environ, clock.time)
+            assert look(environ, clock.now).rows[0].job_id == "7"
+            clock.advance(0.1)
+        assert look(environ, clock.now, "bob").rows == ()
+        if second in (299, 599):
+            assert calls(tmp_path) <= 1.5 * (second + 1) / 60
+            assert calls(tmp_path) * 2 <= 3 * (second + 1) / 60  # PARTITION_INFO, and JOB_USER_INFO or NODE_INFO
