@@ -128,10 +128,14 @@ def _rows(text: str, dialect: CsvDialect) -> RowWidths:
         quotechar=dialect.quote,
         escapechar="\\" if dialect.backslash else None,
     )
-    found = list(reader)
-    is_open = found.pop() != [END_SENTINEL]
-    last = len(found.pop()) if not ended and not is_open and found else None
-    return RowWidths([len(row) for row in found if row], is_open, last)
+    row: list[str] = []
+    widths = []
+    for row in reader:  # a list of all rows would keep up to a million lists
+        widths.append(len(row))
+    widths.pop()
+    is_open = row != [END_SENTINEL]
+    last = widths.pop() if not ended and not is_open and widths else None
+    return RowWidths([width for width in widths if width], is_open, last)
 
 
 def _check_rows(rows: RowWidths, expected: int = 0, place: str = "row {}") -> DialectResult:
