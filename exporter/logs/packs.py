@@ -16,6 +16,7 @@ from exporter.logs.patterns import Pattern, PatternError, PatternKind, compile_p
 from exporter.logs.search.automata import AutomatonGroup, ShortTexts, build_automata
 from exporter.logs.search.literals import RequiredLiterals
 from exporter.logs.search.ordinary_text import LINES, WORDS
+from exporter.logs.search.pieces import take_sample
 from exporter.logs.search.units import SearchUnit
 
 GENERIC = "generic"
@@ -24,6 +25,8 @@ FULL_READ_BYTES = (
     4 * 1024 * 1024
 )  # part of a log that is read in full; the choice is then final, unless it fits any program
 END_BYTES = 16 * 1024  # part read of each further chunk
+PART_BYTES = 128 * 1024  # part searched at a time
+MOST_IN_VAIN = 16  # records that lack a second literal before it is looked for in the whole part
 ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3  # kinds of evidence, or records, that make the choice of a program's pack final
 SPREAD_BYTES = 64 * 1024  # text after which evidence of a second pack is no longer expected
 
@@ -209,7 +212,9 @@ class Evidence:
 
     def __init__(self, packs: Sequence[Pack]) -> None:
         self._packs = packs
+        self._wanted = 0  # units that do not have enough records in the part being searched
         self.short_texts = ShortTexts()
+        self._groups: tuple[AutomatonGroup, ...] = ()  # tuned to the first text that is searched with them
 
     @cached_property
     def units(self) -> tuple[tuple[str, SearchUnit], ...]:
@@ -222,17 +227,27 @@ class Evidence:
             unit.forget_context()  # to learn it takes longer than the few records that are searched in vain
         return found
 
-    @cached_property
-    def _groups(self) -> tuple[AutomatonGroup, ...]:
-        return build_automata(unit for _, unit in self.units)
-
     def count(self, text: bytes, counts: list[int]) -> None:
         """Add the matching records of each unit to its count, up to enough."""
-        wanted = sum(unit.bit for _, unit in self.units if counts[unit.number] < ENOUGH_RECORDS)
+        if self.short_texts.take(len(text)):
+            self._count(text, self._search_each(text), counts)
+            return
+        if not self._groups:
+            self._groups = build_automata((unit for _, unit in self.units), take_sample(text, len(text)))
+        start = 0
+        while start < len(text):  # in parts: most units soon have enough, and are then searched no more
+            stop = text.rfind(b"\n", start, start + PART_BYTES) + 1 or text.find(b"\n", start) + 1 or len(text)
+            part = text[start:stop]
+            self._count(part, self._search(part), counts)
+            start = stop
+
+    def _count(self, text: bytes, hits: Iterable[tuple[int, int]], counts: list[int]) -> None:
+        """Add the matching records among these hits."""
+        self._wanted = sum(unit.bit for _, unit in self.units if counts[unit.number] < ENOUGH_RECORDS)
         seen: set[tuple[int, int]] = set()  # unit and start of each matching record
-        hits = self._search_each(text) if self.short_texts.take(len(text)) else self._search(text, wanted)
+        in_vain: Counter[int] = Counter()  # records without a second literal, by unit
         for mask, place in hits:
-            mask &= wanted
+            mask &= self._wanted
             if not mask:
                 continue
             start, stop = text.rfind(b"\n", 0, place) + 1, text.find(b"\n", place)
@@ -241,12 +256,16 @@ class Evidence:
                 unit = self.units[mask.bit_length() - 1][1]
                 mask ^= unit.bit
                 if unit.second_literals and not any(literal in record for literal in unit.second_literals):
-                    continue
-                if (unit.number, start) not in seen and unit.search(record):
+                    in_vain[unit.number] += 1
+                    if in_vain[unit.number] == MOST_IN_VAIN and not any(
+                        literal in text for literal in unit.second_literals
+                    ):
+                        self._wanted ^= unit.bit
+                elif (unit.number, start) not in seen and unit.search(record):
                     seen.add((unit.number, start))
                     counts[unit.number] += 1
                     if counts[unit.number] >= ENOUGH_RECORDS:
-                        wanted ^= unit.bit
+                        self._wanted ^= unit.bit
 
     def _search_each(self, text: bytes) -> Iterator[tuple[int, int]]:
         """Find the places of each unit's literals, one in a record."""
@@ -258,20 +277,24 @@ class Evidence:
                     stop = text.find(b"\n", place)
                     place = text.find(literal, stop) if stop >= 0 else -1
 
-    def _search(self, text: bytes, wanted: int) -> Iterator[tuple[int, int]]:
-        """Find the places of literals, and the units that have one there."""
+    def _search(self, text: bytes) -> Iterator[tuple[int, int]]:
+        """Find the places of literals, and the wanted units that have one there."""
         for group in self._groups:
-            if not group.mask & wanted:
+            if not group.mask & self._wanted:
                 continue
+            possible, certain, tests, end = group.possible_units, group.certain_units, group.tests, len(text)
             for number, place, _ in group.find(text):
-                if not group.possible_units[number] & wanted:
+                wanted = self._wanted
+                if not possible[number] & wanted:
                     continue
-                if (test := group.tests[number]) is not None and test(text, place, len(text)) is None:
+                is_sure = certain[number] & wanted
+                if not is_sure and (test := tests[number]) is not None and test(text, place, end) is None:
                     continue
-                mask = group.units_at(text, len(text), number, place)
-                if not mask:
-                    group.record_useless_hit(number)
-                yield mask, place
+                mask = group.units_at(text, end, number, place)
+                if mask & wanted:
+                    yield mask, place
+                elif not is_sure:
+                    group.record_useless_hit(number, wanted)
 
 
 class PackDetector:

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from exporter.collecting.published import WorkerProgress
 from exporter.contract.lazy_dataclass import dataclass
-from exporter.contract.manifest import Manifest, Task
+from exporter.contract.manifest import ESSENTIAL, NORMAL, Manifest, Task
 from exporter.contract.records import NOTHING, from_json
 from exporter.contract.status import EtaEstimate
 from exporter.logs.errors.lines import plain_line
@@ -78,7 +78,7 @@ class WorkerLogFacts(NamedTuple):
     input_tokens_rate: float | None = None  # tokens per second that it reads; None if not logged
     errors: tuple[tuple[str, str, int], ...] = ()  # (pattern, severity, records) of each error pattern
     bytes_read: int = 0
-    lines: int = 0
+    lines: int | None = 0  # None if no page shows them
     lag_bytes: int = 0
     problems: tuple[str, ...] = ()  # unreadable files, with the error
     prior: RunPrior | None = None  # prior for a later run of the same job
@@ -177,6 +177,7 @@ class WorkerLogs:
         self._best_values: dict[str, float] = {}
         self._errors = dict.fromkeys(lexicon.severities, 0)
         self._reported_errors: tuple[tuple[str, str, int], ...] | None = None  # cached for facts(); None after a change
+        self._counts_lines = manifest.detail not in (ESSENTIAL, NORMAL)  # counting takes longer than the search
         self._lines = 0
         self._closed_bytes = 0
         self._first_text_time: float | None = None
@@ -271,7 +272,8 @@ class WorkerLogs:
             for piece in tail.read_chunks(left, should_stop):
                 source.stamps.reference = now if source.live else tail.mtime or now
                 text = piece.buffer
-                self._lines += record_ends(text, piece.end)[1]
+                if self._counts_lines:
+                    self._lines += record_ends(text, piece.end)[1]
                 self.track.skips_positions = tail.bytes_read - before > SMALL_BYTES
                 if source.order == PROGRESS_FILE:
                     self._apply(source, self._parse_progress(bytes(memoryview(text)[: piece.end]), piece.offset), now)
@@ -500,7 +502,7 @@ class WorkerLogs:
             input_tokens_rate=self._tokens_rate(INPUT_TOKENS, now),
             errors=self._reported_errors,
             bytes_read=self.bytes_read,
-            lines=self._lines,
+            lines=self._lines if self._counts_lines else None,
             lag_bytes=sum(source.tail.lag_bytes for source in sources),
             problems=self._problems(),
             prior=estimator.prior(track.unit) if ended else None,

@@ -109,12 +109,15 @@ class AutomatonGroup:
                 mask |= others
         return mask
 
-    def record_useless_hit(self, number: int) -> None:
-        """Count a useless hit of a piece; if these are frequent, build one expression that rejects them."""
+    def record_useless_hit(self, number: int, wanted: int = -1) -> None:
+        """Count a useless hit of a piece; if these are frequent, build one expression that rejects them.
+
+        It knows nothing of units that need no further condition, so none of those may be wanted.
+        """
         self._useless_hits[number] += 1
         if (
             self._useless_hits[number] == MANY_USELESS_HITS
-            and not self.certain_units[number]
+            and not self.certain_units[number] & wanted
             and self._conditions[number]
         ):
             piece = self._order[number]

@@ -19,7 +19,7 @@ from exporter.collecting.published import RECENT_S as RECENT_VALUE_S
 from exporter.collecting.published import JobProgress, NodeGpuUse
 from exporter.collecting.saved_state import STATE_DIR
 from exporter.contract import run_files
-from exporter.contract.manifest import LogPattern, PathGroup, Task
+from exporter.contract.manifest import FULL, NORMAL, LogPattern, PathGroup, Task
 from exporter.contract.status import WorkerStatus
 from exporter.logs import tail_reader
 from exporter.logs.tail_reader import CHUNK_BYTES
@@ -70,7 +70,7 @@ class Logs:
     def __init__(self, run_dir: Path, *tasks: Task, **changes: Any) -> None:
         self.run_dir = run_dir
         run_dir.mkdir(exist_ok=True)
-        self.manifest = make_manifest(run_dir, *(tasks or (TASK,)), **changes)
+        self.manifest = make_manifest(run_dir, *(tasks or (TASK,)), **{"detail": FULL, **changes})
         self.clock = FakeClock()
         self.collector = self.fresh()
         (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
@@ -135,6 +135,12 @@ def test_log_lines_give_position_and_processed_items(logs: Logs) -> None:
     assert samples_of(page, LAST_PROGRESS) == {LABELS: logs.clock.now}
     assert samples_of(page, LOG_LINES) == {LABELS: 3}
     assert samples_of(page, LOG_BYTES) == {LABELS: len(items(1, 2, 3))}
+
+
+def test_lines_are_counted_for_pages_that_show_them(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, detail=NORMAL)
+    logs.append(items(1, 2, 3))
+    assert (logs.facts().position, logs.facts().lines) == (3, None)
 
 
 def test_stdout_and_stderr_belong_to_one_worker(logs: Logs) -> None:

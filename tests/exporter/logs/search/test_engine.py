@@ -699,6 +699,8 @@ def test_counting_record_ends_in_parts_gives_the_same_count(text: str, part: int
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(records, "PART_BYTES", part)
         assert record_ends(text.encode(), len(text))[1] == len(re.findall("\r\n|\r|\n", text))
+    long = text + "a" * len(text) * records.FAR_BYTES  # few returns, each of which is visited
+    assert record_ends(long.encode(), len(long))[1] == len(re.findall("\r\n|\r|\n", text))
 
 
 def test_safe_patterns_do_not_load_the_regex_package() -> None:
