@@ -263,7 +263,7 @@ class LogsCollector:
                 worker.add_file(str(path))
         if check_records:
             if worker.track.began is None:
-                worker.track.began = self._read_start(task, worker.restart)
+                worker.begin_at(self._read_start(task, worker.restart))
             progress_file = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
             if progress_file.exists():
                 worker.add_file(str(progress_file), PROGRESS_FILE)

@@ -223,6 +223,12 @@ class WorkerLogs:
             self.activities.begin_run()
         self.restart = restart
 
+    def begin_at(self, start: float | None) -> None:
+        """Take the time at which the current run began, None if unknown."""
+        self.track.began = start
+        if start is not None and self.restart > 0:
+            self._estimator.begin_run(start)
+
     def add_file(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
         """Start to read a file; None if it is read already."""
         if path in self._sources:

@@ -29,6 +29,7 @@ from exporter.progress.eta.interval import (
     start_doubt,
 )
 from exporter.progress.eta.pauses import (
+    RESTART,
     SMALL_BLOCKS,
     AnnouncedPauses,
     ExpectedPauses,
@@ -118,7 +119,9 @@ class EtaEstimator:
         rise = done - self._done
         if rise == 0:
             return
-        if rise > 0:
+        if self._announced.has_restart():
+            self._handle_fall(done, at)
+        elif rise > 0:
             self._handle_rise(done, rise, at)
         elif rise < -OUT_OF_ORDER_STEPS * self._rhythm.step or at - self._last_progress_time > self._rhythm.gap:
             self._handle_fall(done, at)
@@ -137,6 +140,15 @@ class EtaEstimator:
         if -MOST_S <= t <= MOST_S:
             self._drop_cached()
             self._announced.end(self._to_line_time(t, arrival))
+
+    def begin_run(self, t: float) -> None:
+        """Take a new start of the worker at ``t``.
+
+        Until its next line it loads. That line may be at any count: what lies in between is no work of this run.
+        """
+        if self._done is not None:
+            self._drop_cached()
+            self._announced.begin(RESTART, self._clock.elapsed(t))
 
     def update_requests(self, running: float, waiting: float) -> None:
         """Take the numbers of running and waiting requests of the server that processes these items.

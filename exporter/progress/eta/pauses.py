@@ -189,6 +189,9 @@ def pause_credibility(kind: PauseKind) -> float:
     return LONG_PAUSE_PROBABILITY if kind.name is None and kind.seconds > LONG_PAUSE_SHARE * kind.work_before else 1.0
 
 
+RESTART = "restart"  # the pause until the first line of another run
+
+
 @dataclass(slots=True)
 class AnnouncedPauses:
     """Pauses since the last line that the log announced."""
@@ -208,6 +211,10 @@ class AnnouncedPauses:
         if self.name is not None:
             self.ended = [*self.ended[-7:], (self.name, max(0.0, line_time - self.began))]
             self.name = None
+
+    def has_restart(self) -> bool:
+        """Whether the worker has started again since the last line."""
+        return self.name == RESTART or any(name == RESTART for name, _ in self.ended)
 
     def pop_all(self, line_time: float, gap: float, expected: float) -> list[tuple[str, float]]:
         """Remove and return the pauses before a line ``gap`` seconds after the last one, ``expected`` of them work.

@@ -284,6 +284,17 @@ def test_a_finished_worker_does_not_stall(logs: Logs) -> None:
     assert set(samples_of(page, ETA).values()) == {0.0}
 
 
+def test_a_worker_that_starts_again_may_load_for_an_hour(logs: Logs) -> None:
+    steady_work(logs, 61)
+    logs.clock.advance(200)
+    logs.record("start", 1, start=logs.clock.now)
+    logs.facts()
+    logs.clock.advance(3590)
+    assert not logs.facts().stalled
+    logs.clock.advance(20)
+    assert logs.facts().stalled
+
+
 def test_the_stall_timeout_of_the_job_applies(tmp_path: Path) -> None:
     logs = Logs(tmp_path, stall_timeout_s=10.0)
     steady_work(logs, 10, 1.0)

@@ -451,6 +451,20 @@ def test_half_a_minute_after_a_slowdown_the_current_rate_is_the_new_one() -> Non
     assert estimator.average_rate(slow + 35) > 10  # type: ignore[operator]
 
 
+def test_a_restart_is_neither_work_nor_a_pause_that_recurs() -> None:
+    lines = run()
+    estimator = feed(lines[:500])
+    at, done, _ = lines[499]
+    estimator.begin_run(at + 30)
+    estimator.pause("loading", at + 60)
+    estimator.update(at + 900, done + 40, 1000.0)  # a newer checkpoint than the last line
+    for t, done, total in lines[540:560]:
+        estimator.update(t + 820, done, total)
+    estimate = estimator.estimate(lines[559][0] + 820)
+    assert estimate is not None
+    assert estimate.seconds == pytest.approx(440 * 2.0, rel=0.03)
+
+
 def test_a_named_pause_is_neither_a_stall_nor_slow_work() -> None:
     lines = run()
     estimator = feed(lines[:3])  # too early to recognize a pause by its length
