@@ -3,20 +3,8 @@
 import fnmatch
 import os
 import re
-import stat
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-
-from exporter.contract.lazy_dataclass import dataclass
-
-
-@dataclass(frozen=True, slots=True)
-class FileFacts:
-    """One regular file at one read; times in epoch seconds."""
-
-    name: str
-    size_bytes: int
-    mtime: float
 
 
 def name_matcher(pattern: str) -> Callable[[str], bool]:
@@ -25,27 +13,19 @@ def name_matcher(pattern: str) -> Callable[[str], bool]:
     return lambda name: (hidden or not name.startswith(".")) and matches(name) is not None
 
 
-def list_files(directory: Path, pattern: str) -> tuple[FileFacts, ...]:
-    """List regular files directly in ``directory`` whose names match the glob, sorted by name.
+def file_names(directory: str | os.PathLike[str], pattern: str) -> Iterator[str]:
+    """Names of regular files directly in ``directory`` that match the glob, in no order: there may be millions.
 
     A missing directory is empty. Links are not followed.
     """
     matches = name_matcher(pattern)
-    found = []
     try:
         with os.scandir(directory) as entries:
             for entry in entries:
-                if not matches(entry.name):
-                    continue
-                try:
-                    facts = entry.stat(follow_symlinks=False)
-                except OSError:
-                    continue
-                if stat.S_ISREG(facts.st_mode):
-                    found.append(FileFacts(entry.name, facts.st_size, facts.st_mtime))
+                if matches(entry.name) and entry.is_file(follow_symlinks=False):
+                    yield entry.name
     except (FileNotFoundError, NotADirectoryError):
-        return ()
-    return tuple(sorted(found, key=lambda file: file.name))
+        return
 
 
 def read_mtime(path: Path) -> float | None:

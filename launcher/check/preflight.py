@@ -12,7 +12,7 @@ from exporter.logs.lexicon import AUTO, GENERIC
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.extraction import NumberExtractor
-from exporter.machine.folders import list_files
+from exporter.machine.folders import file_names
 from exporter.web.config_file import load_web_config
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
@@ -247,21 +247,22 @@ def check_output_files(planned_job: PlannedJob) -> CheckFinding:
     place, group = "paths.output_dir", planned_job.plan.group("output")
     if group.pattern is None or not os.path.isabs(group.directory):
         return finding.ok("output-files", place, "a fresh run directory")
+    has_csv, files, first = planned_job.plan.manifest.gpu_metrics, 0, ""
     try:
-        files = list_files(Path(group.directory), group.pattern)
+        for name in file_names(group.directory, group.pattern):
+            if not (has_csv and is_sidecar_csv(name)):
+                files, first = files + 1, min(first or name, name)
     except OSError as error:
         return finding.not_checked("output-files", place, f'"{group.directory}": {error.strerror}')
-    if planned_job.plan.manifest.gpu_metrics:
-        files = tuple(file for file in files if not is_sidecar_csv(file.name))
     if not files:
         return finding.ok("output-files", place, f'no file matches {group.pattern} in "{group.directory}"')
-    count = f"{len(files)} file{'s' if len(files) > 1 else ''}"
+    count = f"{files} file{'s' if files > 1 else ''}"
     if planned_job.spec.resume:
         return finding.ok(
             "output-files", place, f'the job continues from {count} in "{group.directory}" (resume: true)'
         )
     message = (
-        f'"{group.directory}" already contains {count} like {files[0].name}; '
+        f'"{group.directory}" already contains {count} like {first}; '
         "move them away, choose another directory, or set `resume: true`"
     )
     return finding.warning("output-exists", place, message)

@@ -20,7 +20,7 @@ from exporter.files.checkpoints.layouts_reader import index_paths
 from exporter.files.checkpoints.names import is_checkpoint
 from exporter.files.formats import check_file
 from exporter.files.formats.source import NotRegularFile, open_source, printable
-from exporter.machine.folders import list_files
+from exporter.machine.folders import file_names
 from launcher.errors import LauncherError
 from launcher.verify.files import Facts, LastCheckpoint, OutputFiles, SlicedWork, VerifiedOutput
 
@@ -125,7 +125,7 @@ def _verify_files(place: Path) -> PathVerdict:
     folder, pattern = (place, "*") if place.is_dir() else (place.parent, glob.escape(place.name))
     found = _finished(OutputFiles(str(folder), pattern, 0.0, {}))
     verdict = PathVerdict("", "folder" if place.is_dir() else "file", files=found.files, bytes=found.bytes)
-    verdict.folder, verdict.parts = str(folder), [file.name for file in list_files(folder, pattern)]
+    verdict.folder, verdict.parts = str(folder), sorted(file_names(folder, pattern))
     verdict.flaws = [*found.flaws, *found.empty_files]
     verdict.records = found.records if found.counted and not found.uncounted else None
     verdict.verdict, verdict.reason = _verdict_on_files(found, verdict.flaws)

@@ -3,6 +3,7 @@
 import os
 import shutil
 import sys
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -367,6 +368,20 @@ def test_existing_output_is_a_warning_unless_the_job_resumes(tmp_path: Path) -> 
     assert "already contains 1 file like output_worker_0.json" in item.message
     item = check_output_files(planned_job(tmp_path, resume=True, **out))
     assert (item.status, item.message) == ("ok", f'the job continues from 1 file in "{tmp_path}/out" (resume: true)')
+
+
+def test_a_million_existing_files_would_take_no_memory(tmp_path: Path) -> None:
+    (tmp_path / "out").mkdir()
+    for number in range(2000):
+        (tmp_path / f"out/output_worker_{number}.json").touch()
+    job = planned_job(tmp_path, paths={"output_dir": "out"})
+    tracemalloc.start()
+    try:
+        item = check_output_files(job)
+        assert tracemalloc.get_traced_memory()[1] < 200_000  # a list of the files takes three times as much
+    finally:
+        tracemalloc.stop()
+    assert "already contains 2000 files like output_worker_0.json" in item.message
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.csv"])
