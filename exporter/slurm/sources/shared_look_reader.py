@@ -25,14 +25,16 @@ from exporter.slurm.sources.hub_reader import HubAnswer, hub_addresses, read_hub
 from exporter.slurm.usage import RunningUse
 
 LOOK_S = 60.0  # age at which Slurm is asked anew; two RPCs each
-NODES_LOOK_S = 200.0  # for nodes, which cost two RPCs too
+NODES_LOOK_S = 200.0  # for nodes that are watched, which cost two RPCs too
 USE_LOOK_S = 60.0  # for the use of a running job, which costs three RPCs
 WATCHED_USE_S, WATCHED_USE_BESIDE_HUB_S = 200.0, 600.0  # of all such jobs that are watched, one each time
 OTHERS_LOOK_S = 300.0  # for the jobs of others, while a hub has the user's own and asks Slurm itself
 ALL_LATE_S = 15.0  # how late those may be whose turn it is to ask: for all jobs, or about another one
 LEAST_S = 5.0  # between two questions, however many jobs have changed
 HUB_READ_S = 10.0  # age at which a hub is asked anew
-HUB_NODES_S = 900.0  # age up to which nodes of a hub are shown: it reads them every 10 minutes, or when asked
+HUB_NODES_S = (
+    900.0  # age up to which nodes of a hub are shown to a watcher: it reads them every 10 minutes, or when asked
+)
 HUB_LATE_S = 20.0  # how late the answer of a hub may be after its interval, with its jitter and a slow controller
 RETRY_S = 0.1  # between two reads of the file while another process asks
 OWNER_ONLY = 0o600  # names of jobs may be private
@@ -201,14 +203,19 @@ def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
 
 
 def read_nodes_look(
-    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float] = time.time
+    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float] = time.time, *, watch: bool = False
 ) -> NodesLook:
-    """The nodes, from a hub if one runs and has them. Raises SlurmUnansweredError if nothing is known."""
+    """The nodes, from a hub if one runs and has them. Raises SlurmUnansweredError if nothing is known.
+
+    Who watches is content with an older answer than who asks once.
+    """
     found, now = read_hub_nodes(slurm, environ), clock()
-    if found is not None and found[1] is not None and now - found[1] < HUB_NODES_S:
+    if found is not None and found[1] is not None and now - found[1] < (HUB_NODES_S if watch else LOOK_S):
         address, as_of, rows = found
         return NodesLook(cluster=cluster_name(environ), as_of=as_of, tried=now, source=address, rows=rows)
-    return _read_look(NodesLook, "nodes", slurm.nodes, environ, clock, most_s=NODES_LOOK_S).replace(source="sinfo")
+    return _read_look(
+        NodesLook, "nodes", slurm.nodes, environ, clock, most_s=NODES_LOOK_S if watch else LOOK_S
+    ).replace(source="sinfo")
 
 
 def read_use_look(

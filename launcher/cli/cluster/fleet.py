@@ -32,7 +32,7 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from exporter.slurm.sources.rest_reader import slurm_reader
-    from exporter.slurm.sources.shared_look_reader import read_nodes_look, read_queue_of_all
+    from exporter.slurm.sources.shared_look_reader import LOOK_S, read_nodes_look, read_queue_of_all
     from launcher.fleet.nodes_view import known_nodes, nodes_json, render_nodes
     from launcher.fleet.own_runs import read_progress
     from launcher.fleet.prices import read_prices
@@ -43,10 +43,10 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     prices = read_prices(os.environ, Path.cwd())
 
     def show() -> tuple[Mapping[str, object], list[str]]:
-        look, queue = read_nodes_look(slurm, os.environ), None
+        look, queue = read_nodes_look(slurm, os.environ, watch=watch), None
         show_age(look, "nodes ")
         try:
-            jobs = read_queue_of_all(slurm, me, os.environ, others_s=JOBS_LOOK_S)
+            jobs = read_queue_of_all(slurm, me, os.environ, others_s=JOBS_LOOK_S if watch else LOOK_S)
             show_age(jobs, "jobs ")
             queue = jobs.rows
         except SlurmUnansweredError as error:

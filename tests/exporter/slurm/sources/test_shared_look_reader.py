@@ -138,6 +138,9 @@ def test_nodes_have_a_look_of_their_own(tmp_path: Path, environ: Mapping[str, st
         found = read_nodes_look(SlurmReader("ada", None, environ), environ, lambda: 1000.0)
         assert (found.rows[0].node, found.rows[0].gpus) == ("n1", {"h100": 4})
     assert calls(tmp_path) == 1
+    reader = SlurmReader("ada", None, environ)
+    assert read_nodes_look(reader, environ, lambda: 1100.0, watch=True).as_of == 1000.0
+    assert read_nodes_look(reader, environ, lambda: 1100.0).as_of == 1100.0  # who asks once wants to know it now
 
 
 def test_the_use_of_all_watched_jobs_is_asked_for_three_times_in_ten_minutes(
@@ -171,7 +174,7 @@ def test_a_hundred_watchers_cost_15_commands_and_30_requests_in_ten_minutes(
     for second in range(600):  # it begins with a question for each
         for _ in range(10):  # each reads every 5 seconds; half of them watch the nodes and the jobs on them
             read_queue_of_all(everybody, "ada", environ, clock.time)
-            read_nodes_look(everybody, environ, clock.time)
+            read_nodes_look(everybody, environ, clock.time, watch=True)
             assert look(environ, clock.now).rows[0].job_id == "7"
             clock.advance(0.1)
         assert look(environ, clock.now, "bob").rows == ()
