@@ -33,11 +33,11 @@ from exporter.hub.look import (
     MISSED_EACH_S,
     NODES_S,
     WATCHED_NODES_S,
-    Extra,
     Pace,
     Question,
     choose_question,
     due_at,
+    extra_commands,
 )
 from exporter.hub.page.job_page import JobPage
 from exporter.hub.page.series import CommandUse
@@ -123,7 +123,7 @@ class Engine:
             "sdiag": Pace.of(CONTROLLER_S),
         }
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
-        self._extra = Extra.of(settings.interval_s)
+        self._extra = extra_commands(settings.interval_s)
         self._has_accounting = True
         self._runs_taken: Iterable[Run] = ()
         self._stale = StaleRuns(store.jobs_by_id)

@@ -8,6 +8,7 @@ import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from exporter.slurm.allowance import Extra
 from exporter.slurm.states import array_of
 from exporter.slurm.tracking import GIVEN_UP_AFTER_S, TrackedJob
 
@@ -58,25 +59,9 @@ class Pace(NamedTuple):
         return self.interval_s * (1 + JITTER * chance)
 
 
-class Extra(NamedTuple):
-    """How many commands may be run besides those at a steady pace: two at once, and later one after each ``each_s``."""
-
-    each_s: float
-    used_until: float = -math.inf
-
-    @classmethod
-    def of(cls, interval_s: float) -> "Extra":
-        """Who has the queue read more often than usual has all read more often."""
-        return cls(EXTRA_S * min(1.0, interval_s / INTERVAL_S))
-
-    def after(self, now: float) -> "Extra":
-        """What is left after one more."""
-        return self._replace(used_until=max(self.used_until, now) + self.each_s)
-
-    @property
-    def next_at(self) -> float:
-        """When the next one may be run."""
-        return self.used_until - self.each_s
+def extra_commands(interval_s: float) -> Extra:
+    """Those of a hub. One that reads the queue more often than usual reads all more often."""
+    return Extra(EXTRA_S * min(1.0, interval_s / INTERVAL_S))
 
 
 class Question(NamedTuple):

@@ -8,6 +8,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.records import RecordError
 from exporter.slurm.accounting import Attempt
+from exporter.slurm.allowance import Extra
 from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.sources.shared_look_reader import QueueLook
@@ -29,6 +30,7 @@ from launcher.track.state import TrackState, count_states, exit_status_of
 
 MOST_WAIT_S = 300.0  # between two polls while Slurm does not answer: each failure doubles the interval
 HUB_INTERVAL_S = 60.0  # of a hub with its usual options
+ACCOUNTING_EACH = 2.5  # polls to one question to accounting, if jobs end all the time: 15 commands in ten minutes
 ALERT_AFTER = 3  # failures in a row
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 
@@ -65,6 +67,7 @@ class Follower:
         self._has_accounting = True
         self._asked: dict[str, float] = {}  # when accounting was asked about an id
         self._poll_at = self._accounting_at = clock()
+        self._extra = Extra(interval_s * ACCOUNTING_EACH)  # while there are polls
 
     def run(self) -> TrackState:
         """Follow the jobs to their ends.
@@ -84,8 +87,13 @@ class Follower:
         times = [] if self.state is not None and self.state.is_over else [self._poll_at]
         for job in _unmeasured(self.state) if self.state is not None else ():
             retry_at = job.figures_asked + ACCOUNTING_LAG_S if job.figures_asked is not None else 0.0
-            times.append(max(retry_at, self._accounting_at))
+            times.append(max(retry_at, self._may_ask_at(self.state)))
         return min(times)
+
+    def _may_ask_at(self, state: TrackState | None) -> float:
+        """When accounting may be asked. Once all jobs have ended, nobody waits for later ones."""
+        is_over = state is not None and state.is_over
+        return self._accounting_at if is_over else max(self._accounting_at, self._extra.next_at)
 
     def _poll(self, now: float) -> None:
         self._poll_at = now + self._interval_s
@@ -136,8 +144,9 @@ class Follower:
         ]
         arrays = {array_of(job.job_id) for job in (*lost, *due)}  # one question covers all tasks
         asked = sorted(arrays, key=lambda array: self._asked.get(array, 0.0))[:MOST_ASKED]
-        if not asked or now < self._accounting_at:
+        if not asked or now < self._may_ask_at(state):
             return
+        self._extra = self._extra.after(now)
         self._asked |= dict.fromkeys(asked, now)
         lost, due = ([job for job in jobs if array_of(job.job_id) in asked] for jobs in (lost, due))
         attempts: tuple[Attempt, ...] | None = None

@@ -54,7 +54,7 @@ class ScriptedSlurm(SlurmReader):
 
     def queue(self) -> tuple[QueueRow, ...]:
         self._call("squeue", "did not answer in 30 s")
-        names = ("capitalization", "syntax", "words", "numbers")
+        names = ("capitalization", "syntax", "words", "numbers", *map(str, range(len(self.script))))
         return tuple(
             QueueRow(job_id, self._sight(states), f"r8_lr1e-5/{name}/epoch0", f"{self.folder}/{job_id}/log.out")
             for (job_id, states), name in zip(self.script.items(), names, strict=False)
@@ -203,6 +203,16 @@ def test_a_slurm_that_does_not_answer_ends_no_job(run: MakeRun) -> None:
     (alert,) = followed.entries("ALERT")
     assert "squeue has failed 3 times in a row\nKnown: the states of 2025-11-11 14:49:20" in alert
     assert len(followed.entries("QUERY_RECOVERED")) == 1
+
+
+def test_while_jobs_end_all_the_time_there_are_no_more_than_15_commands_in_ten_minutes(run: MakeRun) -> None:
+    ends = [f"15:{minute:02}:{second}" for minute in range(60) for second in ("05", "35")]
+    script = {f"{7 + number}": [("RUNNING", "14:45:00"), ("COMPLETED", end)] for number, end in enumerate(ends)}
+    followed = run(script)
+    assert followed.follow().complete
+    moments = [now for _, now in followed.slurm.calls]
+    assert max(sum(begin <= now < begin + 600.0 for now in moments) for begin in moments) <= 15
+    assert len(followed.entries("COMPUTE_METRICS")) == len(ends)
 
 
 def test_an_accounting_that_does_not_answer_costs_only_figures(run: MakeRun) -> None:
