@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 
 import ahocorasick_rs
@@ -131,6 +131,27 @@ class AutomatonGroup:
                 leads.setdefault(what, {})[lead] = None
             texts = [b"(?:%s)%s" % (b"|".join(before), what) for what, before in leads.items()]
             self.tests[number] = re.compile(b"|".join(texts)).match
+
+
+class FloodAutomaton:
+    """An automaton for whole literals, of which no hit hides another, and for record ends.
+
+    It is several times slower than those for pieces, but its hits alone show which literals a record has.
+    """
+
+    ENDS = ("\0", "\1")  # numbers of the record ends, as characters
+
+    def __init__(self, units: Iterable[SearchUnit]) -> None:
+        masks = {b"\n": 0, b"\r": 0}
+        for unit in units:
+            for literal in unit.literals:
+                if not (b"\n" in literal or b"\r" in literal):  # no record has it
+                    masks[literal] = masks.get(literal, 0) | unit.bit
+        self.units = list(masks.values())  # per literal
+        automaton = ahocorasick_rs.BytesAhoCorasick(masks, implementation=ahocorasick_rs.Implementation.DFA)
+        self.find: Callable[[Buffer], list[tuple[int, int, int]]] = partial(
+            automaton.find_matches_as_indexes, overlapping=True
+        )
 
 
 def _matcher(following: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], object] | None:
