@@ -11,6 +11,7 @@ does not contain are in it.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
+from itertools import compress
 from operator import itemgetter, or_
 
 from exporter.logs.patterns import Pattern, PatternKind
@@ -27,7 +28,7 @@ from exporter.logs.search.literals import safe_length
 from exporter.logs.search.matches import FEW_RECORDS, MatchResults, SupportsTimestamps
 from exporter.logs.search.pieces import take_sample
 from exporter.logs.search.time_budget import MOST_TIMEOUTS, RECORD_TIMEOUT_S, TimeBudget
-from exporter.logs.search.units import SearchUnit
+from exporter.logs.search.units import Search, SearchUnit
 
 __all__ = ["RECORD_TIMEOUT_S", "FileSearch", "SearchEngine", "SupportsTimestamps"]
 
@@ -41,6 +42,8 @@ FLOOD_BYTES = 512  # a chunk with more errors than one in so many bytes is follo
 PASS_US, HIT_US, BUILD_US = 70.0, 0.3, 10_000.0
 
 _NUMBER = itemgetter(0)  # of a hit's piece
+
+MANY_RECORDS = 64  # alike in a chunk, for which the alternatives of a pattern are worth knowing
 
 
 class SearchEngine:
@@ -84,6 +87,7 @@ class SearchEngine:
         self._wasted_us, self._rebuild_us = 0.0, BUILD_US
         self._reuse_bytes = ENOUGH_BYTES  # left to search with the automata of a backlog before building those for all
         self._flood_automaton: FloodAutomaton | None = None
+        self._frequent_units: list[SearchUnit] = []
         self.units_by_mask: dict[int, tuple[SearchUnit, ...]] = {}
         self._update_masks()
 
@@ -157,8 +161,14 @@ class SearchEngine:
     def flood_automaton(self) -> FloodAutomaton:
         """Return the automaton for chunks in which most records are errors."""
         if self._flood_automaton is None:
-            self._flood_automaton = FloodAutomaton(self._units)
+            self._flood_automaton = FloodAutomaton(self._units, self._frequent_units)
         return self._flood_automaton
+
+    def add_frequent_unit(self, unit: SearchUnit) -> None:
+        """Search for the texts of the alternatives of a unit for errors, too, in chunks that are full of them."""
+        if unit not in self._frequent_units:
+            self._frequent_units.append(unit)
+            self._flood_automaton = None
 
     def swap_literals(self, unit: SearchUnit) -> None:
         """Search for the second set of a unit's literals from now on."""
@@ -206,17 +216,6 @@ def _unbounded_notes(pattern: Pattern) -> Iterator[str]:
             f'pattern "{pattern.name}" has repetitions that can match in many ways: '
             f"a search is stopped after {RECORD_TIMEOUT_S} s"
         )
-
-
-def _has_match(unit: SearchUnit, record: Buffer) -> bool:
-    """Whether a short record matches."""
-    for literal in unit.second_literals:
-        if literal in record:
-            break
-    else:
-        if unit.second_literals:
-            return False
-    return unit.search(record) is not None
 
 
 class FileSearch:
@@ -421,30 +420,43 @@ class FileSearch:
         automaton, (end, other_end) = engine.flood_automaton(), FloodAutomaton.ENDS
         hits = automaton.find(chunk.view())
         records = "".join(map(chr, map(_NUMBER, hits))).replace(other_end, end).split(end)
-        searched: dict[str, list[SearchUnit]] = {}
+        searched: dict[str, list[tuple[SearchUnit, list[Search]]]] = {}
         for literals, count in Counter(records).items():
-            wanted = reduce(or_, (automaton.units[number] for number in map(ord, literals)), 0) & wanted_mask
-            for unit in engine.units(wanted):
-                if unit.is_counted:
+            numbers = set(map(ord, literals))
+            present = {automaton.literals[number] for number in numbers}
+            for unit in engine.units(reduce(or_, map(automaton.units.__getitem__, numbers), 0) & wanted_mask):
+                searches = [unit.search]
+                is_counted = unit.is_counted
+                if unit.number in automaton.frequent_units:
+                    possible = [found.search for found in unit.alternatives if found.may_match(present)]
+                    searches = [search for search in possible if search is not None]
+                    is_counted = len(searches) < len(possible)
+                elif not is_counted and unit.is_error and count >= MANY_RECORDS:
+                    engine.add_frequent_unit(unit)
+                if is_counted:
                     errors[unit.name] = errors.get(unit.name, 0) + count
-                else:
-                    searched.setdefault(literals, []).append(unit)
+                elif searches:
+                    searched.setdefault(literals, []).append((unit, searches))
         if not searched:
             return
-        text, begin = chunk.text, 0
-        stops = [place for number, place, _ in hits if number < len(FloodAutomaton.ENDS)]
-        for stop, literals in zip([*stops, chunk.end], records, strict=True):
-            for unit in searched.get(literals, ()):
+        text = chunk.text
+        stops = [place for number, place, _ in hits if number <= 1]
+        places = zip([-1, *stops], [*stops, chunk.end], records, strict=True)
+        for before, stop, literals in compress(places, map(searched.__contains__, records)):
+            begin = before + 1
+            for unit, searches in searched[literals]:
                 if unit.bit & mask:
                     records_by_unit.setdefault(unit.number, []).append((begin, stop))
                 elif unit.is_error and stop - begin <= unit.safe_bytes:
-                    if _has_match(unit, text[begin:stop]):
-                        errors[unit.name] = errors.get(unit.name, 0) + 1
+                    record = text[begin:stop]
+                    for search in searches:
+                        if search(record) is not None:
+                            errors[unit.name] = errors.get(unit.name, 0) + 1
+                            break
                 else:
                     self._evaluate(unit, chunk, begin, stop)
-            begin = stop + 1
-        for places in records_by_unit.values():
-            places.reverse()
+        for of_unit in records_by_unit.values():
+            of_unit.reverse()
 
     def _prefer_rarer_literals(self, unit: SearchUnit, chunk: LogChunk) -> bool:
         """Search for the unit's second set of literals instead of the first if that is rarer here; whether it is."""
