@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import reduce
+from functools import partial, reduce
 from operator import or_
 
 import ahocorasick_rs
@@ -131,6 +131,33 @@ class AutomatonGroup:
                 leads.setdefault(what, {})[lead] = None
             texts = [b"(?:%s)%s" % (b"|".join(before), what) for what, before in leads.items()]
             self.tests[number] = re.compile(b"|".join(texts)).match
+
+
+class FloodAutomaton:
+    """An automaton for whole literals, of which no hit hides another, and for record ends.
+
+    It is several times slower than those for pieces, but its hits alone show which literals a record has. For the
+    ``frequent`` units it also has the texts of their alternatives.
+    """
+
+    ENDS = ("\0", "\1")  # numbers of the record ends, as characters
+
+    def __init__(self, units: Iterable[SearchUnit], frequent: Iterable[SearchUnit]) -> None:
+        masks = dict.fromkeys((b"\n", b"\r"), 0)
+        for unit in units:
+            for literal in unit.literals:
+                masks[literal] = masks.get(literal, 0) | unit.bit
+        self.frequent_units = {unit.number for unit in frequent}
+        for unit in frequent:
+            for alternative in unit.alternatives:
+                masks |= {text: masks.get(text, 0) for text in (*alternative.texts, *alternative.second_texts)}
+        # no record has a text with a record end
+        self.literals = [text for text in masks if len(text) == 1 or not (b"\n" in text or b"\r" in text)]
+        self.units = [masks[text] for text in self.literals]  # per literal
+        automaton = ahocorasick_rs.BytesAhoCorasick(self.literals, implementation=ahocorasick_rs.Implementation.DFA)
+        self.find: Callable[[Buffer], list[tuple[int, int, int]]] = partial(
+            automaton.find_matches_as_indexes, overlapping=True
+        )
 
 
 def _matcher(following: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], object] | None:

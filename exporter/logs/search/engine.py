@@ -11,17 +11,24 @@ does not contain are in it.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
-from operator import or_
+from itertools import compress
+from operator import itemgetter, or_
 
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.records import Buffer, LogChunk
-from exporter.logs.search.automata import ENOUGH_BYTES, AutomatonGroup, ShortTexts, build_automata
+from exporter.logs.search.automata import (
+    ENOUGH_BYTES,
+    AutomatonGroup,
+    FloodAutomaton,
+    ShortTexts,
+    build_automata,
+)
 from exporter.logs.search.findings import LogFindings
 from exporter.logs.search.literals import safe_length
 from exporter.logs.search.matches import FEW_RECORDS, MatchResults, SupportsTimestamps
 from exporter.logs.search.pieces import take_sample
 from exporter.logs.search.time_budget import MOST_TIMEOUTS, RECORD_TIMEOUT_S, TimeBudget
-from exporter.logs.search.units import SearchUnit
+from exporter.logs.search.units import Search, SearchUnit
 
 __all__ = ["RECORD_TIMEOUT_S", "FileSearch", "SearchEngine", "SupportsTimestamps"]
 
@@ -30,8 +37,13 @@ WINDOW_BYTES = 64 * 1024  # end of a chunk in which a pattern's last match is se
 MOST_CHUNKS = 15  # chunks in a row that are skipped for a value that is in all of them
 MOST_TRIES = 64  # records tried backwards without success before the pattern is postponed
 MOST_AUTOMATA = 64
+FLOOD_BYTES = 512  # a chunk with more errors than one in so many bytes is followed by one that is searched as a flood
 # Cost of a further pass over a chunk, of a useless hit, and of rebuilding the automata of a backlog
 PASS_US, HIT_US, BUILD_US = 70.0, 0.3, 10_000.0
+
+_NUMBER = itemgetter(0)  # of a hit's piece
+
+MANY_RECORDS = 64  # alike in a chunk, for which the alternatives of a pattern are worth knowing
 
 
 class SearchEngine:
@@ -74,6 +86,8 @@ class SearchEngine:
         # Microseconds that better automata for backlogs would have saved, and those that justify a rebuild
         self._wasted_us, self._rebuild_us = 0.0, BUILD_US
         self._reuse_bytes = ENOUGH_BYTES  # left to search with the automata of a backlog before building those for all
+        self._flood_automaton: FloodAutomaton | None = None
+        self._frequent_units: list[SearchUnit] = []
         self.units_by_mask: dict[int, tuple[SearchUnit, ...]] = {}
         self._update_masks()
 
@@ -144,10 +158,23 @@ class SearchEngine:
         found = reduce(or_, (group.mask for group in backlog), 0)
         return backlog, [unit for unit in (*self.forward_units, *self.last_match_units) if not unit.bit & found]
 
+    def flood_automaton(self) -> FloodAutomaton:
+        """Return the automaton for chunks in which most records are errors."""
+        if self._flood_automaton is None:
+            self._flood_automaton = FloodAutomaton(self._units, self._frequent_units)
+        return self._flood_automaton
+
+    def add_frequent_unit(self, unit: SearchUnit) -> None:
+        """Search for the texts of the alternatives of a unit for errors, too, in chunks that are full of them."""
+        if unit not in self._frequent_units:
+            self._frequent_units.append(unit)
+            self._flood_automaton = None
+
     def swap_literals(self, unit: SearchUnit) -> None:
         """Search for the second set of a unit's literals from now on."""
         unit.swap_literals()
         self._groups.clear()
+        self._flood_automaton = None
         self._backlog_mask = None
 
     def add_waste(self, microseconds: float) -> None:
@@ -204,6 +231,7 @@ class FileSearch:
         # Units with few candidates in the previous chunk: their literals are searched forwards
         self._rare_units: set[int] = set()
         self._chunks_to_skip: dict[int, int] = {}  # chunks still to postpone, by unit
+        self._is_flood = False  # whether most records of the previous chunk were errors
         self._compared_units: set[int] = set()  # units whose sets of literals were counted in a chunk
 
     def feed(self, buffer: Buffer, end: int, offset: int) -> None:
@@ -334,7 +362,12 @@ class FileSearch:
             elif begin:
                 followed[number] = []
                 mask |= unit.bit
-        self._search_forward(chunk, engine.backlog_groups(mask, chunk), engine.forward_mask | mask, mask, followed)
+        errors_before = sum(self._results.errors.values())
+        if self._is_flood:
+            self._search_flood(chunk, engine.forward_mask | mask, mask, followed)
+        else:
+            self._search_forward(chunk, engine.backlog_groups(mask, chunk), engine.forward_mask | mask, mask, followed)
+        self._is_flood = (sum(self._results.errors.values()) - errors_before) * FLOOD_BYTES > chunk.end
         self._rare_units = {number for number, places in followed.items() if len(places) <= MOST_TRIES}
         for unit in engine.chunk_units:
             if places := followed.get(unit.number):
@@ -374,6 +407,56 @@ class FileSearch:
             if len(groups) > 1:
                 places.sort()
             places.reverse()
+
+    def _search_flood(
+        self, chunk: LogChunk, wanted_mask: int, mask: int, records_by_unit: dict[int, list[tuple[int, int]]]
+    ) -> None:
+        """Do the same as ``_search_forward`` for a chunk full of errors, mostly without a step for each record.
+
+        The hits become a text with a character for each. Split at the record ends, it shows which records have the same
+        literals. Errors that need nothing but a literal are counted so, and only the records of others are searched.
+        """
+        engine, errors = self._engine, self._results.errors
+        automaton, (end, other_end) = engine.flood_automaton(), FloodAutomaton.ENDS
+        hits = automaton.find(chunk.view())
+        records = "".join(map(chr, map(_NUMBER, hits))).replace(other_end, end).split(end)
+        searched: dict[str, list[tuple[SearchUnit, list[Search]]]] = {}
+        for literals, count in Counter(records).items():
+            numbers = set(map(ord, literals))
+            present = {automaton.literals[number] for number in numbers}
+            for unit in engine.units(reduce(or_, map(automaton.units.__getitem__, numbers), 0) & wanted_mask):
+                searches = [unit.search]
+                is_counted = unit.is_counted
+                if unit.number in automaton.frequent_units:
+                    possible = [found.search for found in unit.alternatives if found.may_match(present)]
+                    searches = [search for search in possible if search is not None]
+                    is_counted = len(searches) < len(possible)
+                elif not is_counted and unit.is_error and count >= MANY_RECORDS:
+                    engine.add_frequent_unit(unit)
+                if is_counted:
+                    errors[unit.name] = errors.get(unit.name, 0) + count
+                elif searches:
+                    searched.setdefault(literals, []).append((unit, searches))
+        if not searched:
+            return
+        text = chunk.text
+        stops = [place for number, place, _ in hits if number <= 1]
+        places = zip([-1, *stops], [*stops, chunk.end], records, strict=True)
+        for before, stop, literals in compress(places, map(searched.__contains__, records)):
+            begin = before + 1
+            for unit, searches in searched[literals]:
+                if unit.bit & mask:
+                    records_by_unit.setdefault(unit.number, []).append((begin, stop))
+                elif unit.is_error and stop - begin <= unit.safe_bytes:
+                    record = text[begin:stop]
+                    for search in searches:
+                        if search(record) is not None:
+                            errors[unit.name] = errors.get(unit.name, 0) + 1
+                            break
+                else:
+                    self._evaluate(unit, chunk, begin, stop)
+        for of_unit in records_by_unit.values():
+            of_unit.reverse()
 
     def _prefer_rarer_literals(self, unit: SearchUnit, chunk: LogChunk) -> bool:
         """Search for the unit's second set of literals instead of the first if that is rarer here; whether it is."""

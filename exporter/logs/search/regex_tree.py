@@ -50,6 +50,31 @@ def parse_regex(regex: re.Pattern[bytes]) -> Nodes:
     return _nodes(parser.parse(regex.pattern, regex.flags), regex.flags)
 
 
+_ALTERNATIVE_PART = re.compile(rb"\\.|\[\^?\]?(?:\\.|[^\]\\])*\]|[()|]|[^\\\[()|]+", re.DOTALL)
+
+_REFERENCE = re.compile(rb"\\[1-9]|\(\?P=|\(\?\(")  # to a group, whose number would change
+
+
+def alternatives(regex: re.Pattern[bytes]) -> tuple[re.Pattern[bytes], ...]:
+    """Split a regular expression at its outermost ``|``; one that cannot be split safely is returned alone."""
+    if _REFERENCE.search(regex.pattern):
+        return (regex,)
+    texts, depth = [b""], 0
+    for part in _ALTERNATIVE_PART.findall(regex.pattern):
+        depth += {b"(": 1, b")": -1}.get(part, 0)
+        if part == b"|" and not depth:
+            texts.append(b"")
+        else:
+            texts[-1] += part
+    try:
+        found = tuple(re.compile(text, regex.flags) for text in texts)
+        trees = tuple(map(parse_regex, found))
+    except (re.error, ValueError, OverflowError):
+        return (regex,)
+    # the trees show whether the text was understood as its author meant it
+    return found if len(found) > 1 and parse_regex(regex) == (Branch(trees),) else (regex,)
+
+
 def _nodes(tree: Any, flags: int) -> Nodes:
     return tuple(node for op, argument in tree for node in _expand(op, argument, flags))
 

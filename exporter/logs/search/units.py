@@ -2,12 +2,28 @@
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from functools import cached_property
+from typing import NamedTuple, TypeAlias
 
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.extraction import PAIR, NumberExtractor, RegexMatch, extractor_of
-from exporter.logs.search.literals import LiteralContext, literal_context, safe_length
+from exporter.logs.search.literals import LiteralContext, find_literals, literal_context, safe_length
+from exporter.logs.search.regex_tree import alternatives
+
+Search: TypeAlias = Callable[..., RegexMatch | None]  # of a compiled regular expression
+
+
+class Alternative(NamedTuple):
+    """One alternative of a pattern for errors."""
+
+    texts: tuple[bytes, ...]  # of which a match contains one, unless there are none
+    second_texts: tuple[bytes, ...]  # and one of these, unless there are none
+    search: Search | None  # None if containing a text is sufficient
+
+    def may_match(self, present: Container[bytes]) -> bool:
+        """Whether a record that contains only these of the texts may match."""
+        return all(not texts or any(map(present.__contains__, texts)) for texts in (self.texts, self.second_texts))
 
 
 class SearchUnit:
@@ -43,7 +59,7 @@ class SearchUnit:
         self.after_literal, self.previous_bytes, self.prefix_bytes = {}, b"", b""
 
     @cached_property
-    def search(self) -> Callable[..., RegexMatch | None]:
+    def search(self) -> Search:
         return self.pattern.regex.search
 
     @cached_property
@@ -81,9 +97,17 @@ class SearchUnit:
         """Bytes of a record up to which any search ends soon."""
         return safe_length(self.pattern.regex)
 
+    @cached_property
+    def alternatives(self) -> tuple[Alternative, ...]:
+        """Alternatives of a pattern for errors: less is needed to reject one, or to be sure of it."""
+        required = [(regex, find_literals(regex)) for regex in alternatives(self.pattern.regex)]
+        return tuple(
+            Alternative(of.texts, of.second_texts, None if of.is_sufficient else regex.search) for regex, of in required
+        )
+
     def disable(self) -> None:
         """Match nothing from now on."""
-        self.search = _match_nothing
+        self.search, self.alternatives = _match_nothing, ()
         self.safe_bytes = sys.maxsize
 
 

@@ -90,6 +90,7 @@ MIXED = (
     pattern("cab", "c+ab(?!d)", PatternKind.ERROR),
     pattern("dca", "(?i)dca", PatternKind.ERROR),
     pattern("begin", "^ab.{0,3}$", PatternKind.ERROR),
+    pattern("either", "(?<!d)bcd|cab|aab/.?1|1b2.{0,2}(?:cab|bcd)(?!a)|b=[12]", PatternKind.ERROR),
     pattern("bare", "[abc] [abc]|^d?$", PatternKind.ERROR),
     pattern("items", r"ab(\d+)/(\d+)", PatternKind.POSITION),
     pattern("ranked", r"(?P<rank>\d)bc(?P<done>\d+)", PatternKind.POSITION, unit="steps"),
@@ -183,6 +184,8 @@ def test_a_backlog_loses_no_error_no_resume_and_no_last_value(data: st.DataObjec
         patch.setattr(engine, "SMALL_BYTES", data.draw(st.sampled_from([0, 20])))
         patch.setattr(engine, "WINDOW_BYTES", window)
         patch.setattr(engine, "MOST_TRIES", tries)
+        patch.setattr(engine, "FLOOD_BYTES", data.draw(st.sampled_from([0, 1 << 40])))
+        patch.setattr(engine, "MANY_RECORDS", data.draw(st.integers(1, 3)))
         patch.setattr(records, "NEAR_BYTES", data.draw(st.integers(1, 8)))
         found, whole = findings_of(ENGINE, text, cuts), expected(MIXED, text)
     assert found.errors == whole.errors

@@ -12,6 +12,7 @@ from exporter.logs.search.literals import (
     needs_line_end,
     safe_length,
 )
+from exporter.logs.search.regex_tree import alternatives
 
 
 def literals(pattern: str) -> set[str]:
@@ -337,3 +338,17 @@ def test_a_quantifier_at_the_end_of_a_pattern_costs_no_backtracking() -> None:
     prefix = rb"Engine stats: .{0,80}?running: (\d{1,9}).{0,80}?tokens/s: (\d{1,9}"
     ends, continues = re.compile(prefix + rb"\.?\d{0,9})"), re.compile(prefix + rb"\.?\d{0,9})x")
     assert safe_length(continues) < safe_length(ends) == 1 << 8
+
+
+@pytest.mark.parametrize(
+    ("pattern", "split"),
+    [
+        (r"QUEUE|(STACK|HEAP) \||[|)(]\d", ["QUEUE", r"(STACK|HEAP) \|", r"[|)(]\d"]),
+        (r"[]|]A|[^]|]B|[\]|]C", ["[]|]A", "[^]|]B", r"[\]|]C"]),
+        (r"(QUEUE|STACK)", [r"(QUEUE|STACK)"]),
+        (r"(A)\1|(B)\1", [r"(A)\1|(B)\1"]),  # the second \1 is of the first group
+        ("(?x)QUEUE # or |\n|STACK", ["(?x)QUEUE # or |\n|STACK"]),
+    ],
+)
+def test_a_regular_expression_is_split_into_its_alternatives(pattern: str, split: list[str]) -> None:
+    assert [found.pattern.decode() for found in alternatives(re.compile(pattern.encode()))] == split
