@@ -1,6 +1,7 @@
 """The history of a node thins itself and changes no value."""
 
 import math
+import tracemalloc
 from collections.abc import Mapping
 from itertools import pairwise
 
@@ -86,6 +87,33 @@ def test_a_worker_that_restarts_each_second_does_not_thin_the_hours_before() -> 
     assert kept.step_s <= 20.0
     assert len(before & set(kept.times)) >= 3000 / kept.step_s
     assert len(kept.times) <= MOST_POINTS
+
+
+def test_its_memory_is_claimed_when_its_series_begin() -> None:
+    kept, sizes = History(5.0), []
+    tracemalloc.start()
+    try:
+        for number in range(110):
+            kept.add(FIRST + 5 * number, {f"s{name}": FIRST + number * (1 + name) for name in range(200)})
+            sizes.append(tracemalloc.get_traced_memory()[0])
+    finally:
+        tracemalloc.stop()
+    assert sizes[-1] - sizes[10] < 100 * 150  # which series change at each point; their values would take 800
+
+
+def test_a_series_that_begins_anew_has_nothing_of_the_one_before() -> None:
+    kept = History(5.0)
+    for number in range(3 * MOST_POINTS):
+        name = number // MOST_POINTS if number % 8 < 4 or number > MOST_POINTS else "brief"
+        kept.add(FIRST + 5 * number, {f"s{name}": float(number), f"of{number}": 1.0})
+    columns = dense(kept)
+    assert len(columns) < 2 * MOST_POINTS + 10
+    for row, now in enumerate(kept.times):
+        number = round((now - FIRST) / 5)
+        assert {name: column[row] for name, column in columns.items() if column[row] is not None} == {
+            f"s{number // MOST_POINTS if number % 8 < 4 or number > MOST_POINTS else 'brief'}": float(number),
+            f"of{number}": 1.0,
+        }
 
 
 def test_very_many_series_have_fewer_points() -> None:
