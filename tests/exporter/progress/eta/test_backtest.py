@@ -135,9 +135,9 @@ def test_segments_connect_adjacent_checkpoints_after_the_warm_up() -> None:
     assert [(part.middle, part.items) for part in parts] == [
         ((a.items + b.items) / 2, b.items - a.items) for a, b in after
     ]
-    assert [part.seconds_per_item for part in parts] == [
-        (b.seconds - a.seconds) / (b.items - a.items) for a, b in after
-    ]
+    paces = [(b.seconds - a.seconds) / (b.items - a.items) for a, b in after]
+    assert [part.seconds_per_item for part in parts] == paces
+    assert [part.log_seconds_per_item for part in parts] == [math.log(pace) for pace in paces]
 
 
 def test_past_points_are_found_by_their_work() -> None:
