@@ -3,8 +3,9 @@
 import bisect
 import math
 from array import array
-from collections.abc import MutableSequence, Sequence
+from collections.abc import Iterator, MutableSequence, Sequence
 from dataclasses import field
+from itertools import pairwise
 from operator import mul
 from typing import NamedTuple
 
@@ -71,20 +72,12 @@ class ExpertTrust(NamedTuple):
 FIRST_TRUST = ExpertTrust(FIRST_WEIGHTS, PRIOR_ERROR)
 
 
-def round_to_seven_digits(number: float) -> float:
-    """Round to seven digits, enough for stored values."""
-    return float(f"{number:.7g}")
+ROUNDING = " ".join(["%.7g"] * (1 + len(ExpertSpeeds._fields)))
 
 
-def segment_between(
-    before_items: float, before_seconds: float, after_items: float, after_seconds: float
-) -> WorkSegment | None:
-    """Work between two checkpoints; None without work or time."""
-    items, seconds = after_items - before_items, after_seconds - before_seconds
-    if items <= 0 or seconds <= 0:
-        return None
-    pace = seconds / items
-    return WorkSegment((before_items + after_items) / 2, items, pace, math.log(pace))
+def round_to_seven_digits(*numbers: float) -> Iterator[float]:
+    """Round an ETA and its speeds to seven digits, enough for stored values."""
+    return map(float, (ROUNDING % numbers).split())
 
 
 @dataclass(slots=True)
@@ -114,9 +107,8 @@ class BacktestHistory:
 
         ``speed_starts`` are the counts at which lasting changes of speed began.
         """
-        speeds = ExpertSpeeds(*map(round_to_seven_digits, checkpoint.speeds))
-        items, seconds, elapsed, left, eta, _ = checkpoint
-        row = (items, seconds, elapsed, left, round_to_seven_digits(eta), *speeds)
+        items, seconds, elapsed, left, eta, speeds = checkpoint
+        row = (items, seconds, elapsed, left, *round_to_seven_digits(eta, *speeds))
         for numbers, number in zip(self.columns, row, strict=True):
             numbers.append(number)
         if len(self.columns[0]) > MOST_CHECKPOINTS:
@@ -127,11 +119,16 @@ class BacktestHistory:
             self.trends = fit_trends(self.segments(warm_up_items), speed_starts, done - items, total)
 
     def segments(self, warm_up_items: float) -> list[WorkSegment]:
-        """The work after the warm-up, between checkpoints."""
-        items, seconds = self.columns[:2]
-        first = bisect.bisect_left(items, warm_up_items)
-        between = zip(items[first:], seconds[first:], items[first + 1 :], seconds[first + 1 :], strict=False)
-        return [part for ends in between if (part := segment_between(*ends)) is not None]
+        """The work after the warm-up, between checkpoints with work and time between them."""
+        done, work = self.columns[:2]
+        first = bisect.bisect_left(done, warm_up_items)
+        found = []
+        for (before, since), (after, until) in pairwise(zip(done[first:], work[first:], strict=True)):
+            items, seconds = after - before, until - since
+            if items > 0 and seconds > 0:
+                pace = seconds / items
+                found.append(WorkSegment((before + after) / 2, items, pace, math.log(pace)))
+        return found
 
     def last_point_until(self, seconds: float) -> tuple[float, float] | None:
         """Items and seconds of work at the last checkpoint up to ``seconds``; None without one."""
@@ -167,9 +164,9 @@ class BacktestHistory:
         else:
             growth = 0.0
         level = share = 0.0
-        if total and done <= total and abs(by_length) < MOST_LENGTH_SPREAD:
+        if by_length and total and done <= total and abs(by_length) < MOST_LENGTH_SPREAD:
             share = sorted_work(0.0, by_length, (done - since) / total, done / total)
-        if by_length and share > 0:
+        if share > 0:
             level = math.log(recent * since / total / share) if total else 0.0
         else:
             by_length = 0.0

@@ -55,6 +55,7 @@ from exporter.progress.eta.tail import BatchTail, GapMoments, possible_tail_wait
 
 BACKTEST_DOUBT = 0.1  # added doubt about the back-test if as much is left as is done
 MOST_S = 1e12
+LEAST_ITEMS = 1e-9  # smaller changes of a count are not progress; time divided by them would overflow
 MOST_ITEMS = 1e15  # larger numbers are not times or counts of a job
 OUT_OF_ORDER_STEPS = 2  # a count at most this many steps back, within a usual gap, is a late line, not a resume
 
@@ -117,7 +118,7 @@ class EtaEstimator:
             self._set_position(done, at)
             return
         rise = done - self._done
-        if rise == 0:
+        if abs(rise) < LEAST_ITEMS:
             return
         if self._announced.has_restart():
             self._handle_fall(done, at)

@@ -1,6 +1,7 @@
 """Experts: several forecasts of the seconds that the next items take."""
 
 import bisect
+import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -54,6 +55,7 @@ def expert_forecasts(speeds: ExpertSpeeds, done: float, items: float) -> tuple[f
     )
 
 
+@functools.lru_cache(1024)  # the same items are ranked at every fit
 def rank_deviate(share: float) -> float:
     """Normal deviate of the length of the item at this share of sorted ones."""
     return NORMAL.inv_cdf(min(1 - LEAST_RANK, max(LEAST_RANK, share)))
@@ -149,6 +151,8 @@ def sorted_evidence(
 
     After a slow start the later half is level. ``by_length`` and ``curved`` are the fits of all.
     """
+    if by_length.residual >= curved.residual:
+        return 0.0
     half = len(places) // 2
     deviates = [rank_deviate(place) for place in places]
     late = [log - by_length.slope * deviate for log, deviate in zip(logs[half:], deviates[half:], strict=True)]

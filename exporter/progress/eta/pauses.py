@@ -214,7 +214,7 @@ class AnnouncedPauses:
 
     def has_restart(self) -> bool:
         """Whether the worker has started again since the last line."""
-        return self.name == RESTART or any(name == RESTART for name, _ in self.ended)
+        return self.name == RESTART or bool(self.ended and any(name == RESTART for name, _ in self.ended))
 
     def pop_all(self, line_time: float, gap: float, expected: float) -> list[tuple[str, float]]:
         """Remove and return the pauses before a line ``gap`` seconds after the last one, ``expected`` of them work.

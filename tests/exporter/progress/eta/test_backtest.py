@@ -25,7 +25,6 @@ from exporter.progress.eta.backtest import (
     ExpertTrust,
     expert_weights,
     mix_forecasts,
-    segment_between,
 )
 from exporter.progress.eta.experts import (
     EXPERTS,
@@ -133,7 +132,12 @@ def test_segments_connect_adjacent_checkpoints_after_the_warm_up() -> None:
     parts = history.segments(200.0)
     all_points = points(history)
     after = [(a, b) for a, b in pairwise(all_points) if a.items >= 200.0]
-    assert parts == [segment_between(a.items, a.seconds, b.items, b.seconds) for a, b in after]
+    assert [(part.middle, part.items) for part in parts] == [
+        ((a.items + b.items) / 2, b.items - a.items) for a, b in after
+    ]
+    paces = [(b.seconds - a.seconds) / (b.items - a.items) for a, b in after]
+    assert [part.seconds_per_item for part in parts] == paces
+    assert [part.log_seconds_per_item for part in parts] == [math.log(pace) for pace in paces]
 
 
 def test_past_points_are_found_by_their_work() -> None:

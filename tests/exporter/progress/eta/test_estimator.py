@@ -451,6 +451,11 @@ def test_half_a_minute_after_a_slowdown_the_current_rate_is_the_new_one() -> Non
     assert estimator.average_rate(slow + 35) > 10  # type: ignore[operator]
 
 
+def test_a_count_next_to_zero_is_no_progress() -> None:
+    estimator = feed([(0.0, 0.0, 1.0), (2.0, 1e-308, 1.0)])
+    assert estimator.estimate(3.0) is None
+
+
 def test_a_restart_is_neither_work_nor_a_pause_that_recurs() -> None:
     lines = run()
     estimator = feed(lines[:500])
