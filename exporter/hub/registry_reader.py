@@ -1,5 +1,6 @@
 """Jobs that gpujob launched, from the entries that it leaves for each, and the scrape targets of those that run."""
 
+import heapq
 import json
 import logging
 import os
@@ -23,6 +24,9 @@ from exporter.machine.threads import name_thread
 READ_EACH_S = 5.0  # so that the end of a run is known in seconds
 QUIET_EACH_S = 60.0  # for the directories of runs that have ended, and of those that nobody follows
 MOST_IDLE_READS = 1000  # run directories at one question, each some milliseconds; those read longest ago come first
+LOOK_S = 0.5  # for new entries of a folder at one read: others follow at the next ones, as a folder may have very many
+MOST_FILES = 100_000  # of one folder, highest job ids first
+MOST_OF_OWNER = 1000  # entries; a launch removes those beyond 500
 KINDS = {"sidecar": SCRAPE_JOB, "engine": ENGINE_JOB}
 
 log = logging.getLogger("gpujob.hub")
@@ -45,6 +49,7 @@ class _Folder:
         self.entries: dict[str, tuple[int, Entry] | None] = {}  # owner and entry by file name; None if it is none
         self.problem: str | None = None
         self._own_uid, self._only_own = own_uid, only_own
+        self._unread = set[str]()  # names of files that were no entries when they were read
         self._mtime_ns = 0
 
     def read(self) -> None:
@@ -60,15 +65,34 @@ class _Folder:
         except OSError as error:
             self.problem = f"{self.path}: {error.strerror}"
             return
+        problem, count = None, len(names)
+        if count > MOST_FILES:
+            names = set(heapq.nlargest(MOST_FILES, names, key=_by_number))
+            problem = f"{self.path}: of {count} entries only {MOST_FILES} are used; remove old ones"
         entries = {name: entry for name, entry in self.entries.items() if name in names}
-        for name in sorted(names - entries.keys()):
+        of_owner = Counter(entry[0] for entry in entries.values() if entry is not None)
+        end, new = time.monotonic() + LOOK_S, sorted(names - entries.keys(), key=_by_number)
+        new.sort(key=lambda name: name not in self._unread)  # those do not keep others from being read
+        while new:
+            name = new.pop()
             try:
                 owner, entry = _read_entry(self.path / name)
             except (OSError, ValueError, RecursionError):
-                continue  # of a version that we do not know, or just replaced
-            entries[name] = (owner, entry) if owner == self._own_uid or not self._only_own else None
-        self.entries, self.problem = entries, None
-        self._mtime_ns = mtime_ns if time.time() - mtime_ns / 1e9 > FRESH_S else 0
+                self._unread.add(name)  # of a version that we do not know, or just replaced
+            else:
+                of_owner[owner] += 1
+                is_used = of_owner[owner] <= MOST_OF_OWNER and (owner == self._own_uid or not self._only_own)
+                entries[name] = (owner, entry) if is_used else None
+            if time.monotonic() >= end:
+                break
+        self._unread &= names - entries.keys()
+        self.entries, self.problem = dict(sorted(entries.items())), problem
+        self._mtime_ns = mtime_ns if not new and time.time() - mtime_ns / 1e9 > FRESH_S else 0
+
+
+def _by_number(name: str) -> tuple[int, str]:
+    """Order of the names of entries, which begin with a job id, by the number of the job."""
+    return len(name), name
 
 
 def _ids_by_run_dir(entries: Iterable[tuple[int, Entry]]) -> dict[str, tuple[str, ...]]:

@@ -14,7 +14,7 @@ import pytest
 
 from exporter.contract import run_files
 from exporter.contract.process_identity import read_start_ticks
-from exporter.hub import mount_reader
+from exporter.hub import mount_reader, registry_reader
 from exporter.hub.registry_reader import QUIET_EACH_S, RegistryReader
 from exporter.hub.runs.run_directory_reader import parse_outcome
 from exporter.machine.mounts import MountPoint
@@ -191,6 +191,27 @@ def test_no_record_of_another_user_stops_the_hub_or_takes_its_memory(tmp_path: P
     assert len(registry.targets("sidecar") or ()) == 1
     with pytest.raises(ValueError, match="has more than 1000000 values"):
         parse_outcome(json.dumps({**REPORT, "x": [[]] * 1_000_001}), "7")
+
+
+def test_very_many_entries_delay_and_hide_no_new_job_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    entries = tmp_path / "entries"
+    for bound, most in (("LOOK_S", 0.0), ("MOST_OF_OWNER", 2), ("MOST_FILES", 5)):
+        monkeypatch.setattr(registry_reader, bound, most)
+    for job_id in ("9", "10", "11"):
+        register(entries, tmp_path / job_id, job_id)
+    for name in ("7", "8", "200", "201"):
+        (entries / f"{name}-{name}.json").write_text("{")
+    registry, found = RegistryReader([entries], only_own=False), []
+    for _ in range(5):
+        registry.read()
+        found.append([run.job_id for run in registry.runs()])
+    assert found == [[], [], ["11"], ["10", "11"], ["10", "11"]]
+    (problem,) = registry.problems
+    assert problem == f"{entries}: of 7 entries only 5 are used; remove old ones"
+    (entries / "8-8.json").unlink()
+    (entries / "7-7.json").unlink()
+    registry.read()
+    assert not registry.problems
 
 
 def test_equal_ids_of_two_clusters_with_one_home_are_two_jobs(tmp_path: Path) -> None:

@@ -335,6 +335,15 @@ def test_the_log_is_named_if_there_is_no_report(unreported: EndedRun) -> None:
     assert "cannot build the report" in log.read_text()
 
 
+def test_a_sidecar_needs_little_address_space(tmp_path: Path) -> None:
+    limited = ("sh", "-c", 'ulimit -v 300000; exec "$@"', "sh")  # KiB; stacks of 8 MiB would take it twice
+    job_of_one = quick_job("echo Processed 5/5 items", monitoring={"linger": 0})
+    with LocalJob(tmp_path, job_of_one, "--json", prefix=limited) as job:
+        assert job.wait() == 0, job.output
+    (status,) = (job.run_dir / "status").glob("*.json")
+    assert json.loads(status.read_text())["workers"][0]["items"] == 5
+
+
 def test_a_report_without_a_place_in_the_run_directory_is_in_the_state_directory(tmp_path: Path) -> None:
     env = clean_environment(XDG_STATE_HOME=str(tmp_path / "state"))
     with LocalJob(tmp_path, quick_job("mkdir {run_dir}/report.json"), "--json", env=env) as job:
