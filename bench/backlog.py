@@ -11,14 +11,15 @@ import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from bench.clock import Figures, cpu_s, rss_mib, spread
 from bench.log_corpus import FLOOD, write_log
 from bench.logs import PATTERNS
 from bench.sidecar import make_manifest, start_sidecar, write_run_dir
+from exporter.contract import run_files
 from exporter.contract.manifest import LogPattern, Task
 from exporter.logs.patterns import PatternKind
 
@@ -44,16 +45,15 @@ def measure() -> Figures:
     memory = 0.0
     with tempfile.TemporaryDirectory() as folder:
         logs = {name: Path(folder, name) for name in LOADS}
-        for name, (profile, size, _) in LOADS.items():
-            write_log(logs[name], profile, size)
+        errors = {name: write_log(logs[name], profile, size).errors for name, (profile, size, _) in LOADS.items()}
         empty = Path(folder, "empty")
         empty.write_bytes(b"begun\n")
         for _ in range(ROUNDS):
-            start_s, _ = _sidecar(empty, 16)
+            start_s, _ = _sidecar(empty, 16, {})
             rounds.setdefault("sidecar start, CPU s", []).append(start_s)
             for name, (_, _, count) in LOADS.items():
                 megabytes = logs[name].stat().st_size * count / 1e6
-                spent, rss = _sidecar(logs[name], count)
+                spent, rss = _sidecar(logs[name], count, errors[name])
                 memory = max(memory, rss)
                 rounds.setdefault(f"{name}: sidecar", []).append(megabytes / (spent - start_s))
                 rounds.setdefault(f"{name}: sidecar with its start", []).append(megabytes / spent)
@@ -76,27 +76,25 @@ def measure() -> Figures:
     return {"rounds": ROUNDS, "rss_mib": round(memory, 1), **found, "goals": goals}
 
 
-def _sidecar(log: Path, count: int) -> tuple[float, float]:
-    """CPU seconds and MiB of a sidecar from its start until it has read these logs and its page says so."""
+def _sidecar(log: Path, count: int, errors: dict[str, int]) -> tuple[float, float]:
+    """CPU seconds and MiB of a sidecar from its start until its status has all errors of these logs."""
     with tempfile.TemporaryDirectory(dir=log.parent) as folder:
         run_dir = Path(folder)
         tasks = tuple(
             Task(*(f"worker_w{rank}", "worker", rank, rank, 0, 0), logs=(f"{rank}.out",)) for rank in range(count)
         )
-        manifest = replace(make_manifest(tasks), progress=OWN[:7], errors=OWN[7:], detail="full")
+        manifest = replace(make_manifest(tasks), progress=OWN[:7], errors=OWN[7:])
         write_run_dir(run_dir, manifest)
         for rank in range(count):
             os.link(log, run_dir / f"{rank}.out")
-        process, address = start_sidecar(run_dir)
+        process, _ = start_sidecar(run_dir)
         try:
-            left = log.stat().st_size * count
-            while left:
+            read = 0
+            while read < count:
                 time.sleep(0.2)
-                with urllib.request.urlopen(f"http://{address}/metrics") as answer:
-                    lines = answer.read().decode().splitlines()
-                left = log.stat().st_size * count - sum(
-                    int(float(line.rpartition(" ")[2])) for line in lines if line.startswith("gpujob_log_bytes_total{")
-                )
+                status: Any = run_files.read_json(run_dir / run_files.STATUS_DIR / "node.json") or {}
+                found = [worker.get("log_errors", {}) for worker in status.get("workers", ())]
+                read = sum(all(of.get(name, 0) == number for name, number in errors.items()) for of in found)
             return cpu_s(process.pid) + _children_s(process.pid), rss_mib(process.pid)
         finally:
             process.send_signal(signal.SIGTERM)

@@ -43,7 +43,8 @@ PASS_US, HIT_US, BUILD_US = 70.0, 0.3, 10_000.0
 
 _NUMBER = itemgetter(0)  # of a hit's piece
 
-MANY_RECORDS = 64  # alike in a chunk, for which the alternatives of a pattern are worth knowing
+FLOOD_PART_BYTES = 128 * 1024  # part of such a chunk that is searched at a time
+MANY_RECORDS = 32  # alike in a part, for which the alternatives of a pattern are worth knowing
 
 
 class SearchEngine:
@@ -365,6 +366,8 @@ class FileSearch:
         errors_before = sum(self._results.errors.values())
         if self._is_flood:
             self._search_flood(chunk, engine.forward_mask | mask, mask, followed)
+            for of_unit in followed.values():
+                of_unit.reverse()
         else:
             self._search_forward(chunk, engine.backlog_groups(mask, chunk), engine.forward_mask | mask, mask, followed)
         self._is_flood = (sum(self._results.errors.values()) - errors_before) * FLOOD_BYTES > chunk.end
@@ -413,13 +416,33 @@ class FileSearch:
     ) -> None:
         """Do the same as ``_search_forward`` for a chunk full of errors, mostly without a step for each record.
 
+        In parts, whose many hits fit into the cache. ``records_by_unit`` receives records first to last.
+        """
+        start = 0
+        while start < chunk.end:
+            stop = chunk.text.rfind(b"\n", start, start + FLOOD_PART_BYTES) + 1 or chunk.end
+            stop = min(stop, chunk.end)
+            self._search_flooded_part(chunk, start, stop, wanted_mask, mask, records_by_unit)
+            start = stop
+
+    def _search_flooded_part(
+        self,
+        chunk: LogChunk,
+        start: int,
+        end: int,
+        wanted_mask: int,
+        mask: int,
+        records_by_unit: dict[int, list[tuple[int, int]]],
+    ) -> None:
+        """Search a part of a chunk full of errors.
+
         The hits become a text with a character for each. Split at the record ends, it shows which records have the same
         literals. Errors that need nothing but a literal are counted so, and only the records of others are searched.
         """
         engine, errors = self._engine, self._results.errors
-        automaton, (end, other_end) = engine.flood_automaton(), FloodAutomaton.ENDS
-        hits = automaton.find(chunk.view())
-        records = "".join(map(chr, map(_NUMBER, hits))).replace(other_end, end).split(end)
+        automaton, (newline, other_end) = engine.flood_automaton(), FloodAutomaton.ENDS
+        hits = automaton.find(memoryview(chunk.text)[start:end])
+        records = "".join(map(chr, map(_NUMBER, hits))).replace(other_end, newline).split(newline)
         searched: dict[str, list[tuple[SearchUnit, list[Search]]]] = {}
         for literals, count in Counter(records).items():
             numbers = set(map(ord, literals))
@@ -440,8 +463,8 @@ class FileSearch:
         if not searched:
             return
         text = chunk.text
-        stops = [place for number, place, _ in hits if number <= 1]
-        places = zip([-1, *stops], [*stops, chunk.end], records, strict=True)
+        stops = [start + place for number, place, _ in hits if number <= 1]
+        places = zip([start - 1, *stops], [*stops, end], records, strict=True)
         for before, stop, literals in compress(places, map(searched.__contains__, records)):
             begin = before + 1
             for unit, searches in searched[literals]:
@@ -455,8 +478,6 @@ class FileSearch:
                             break
                 else:
                     self._evaluate(unit, chunk, begin, stop)
-        for of_unit in records_by_unit.values():
-            of_unit.reverse()
 
     def _prefer_rarer_literals(self, unit: SearchUnit, chunk: LogChunk) -> bool:
         """Search for the unit's second set of literals instead of the first if that is rarer here; whether it is."""

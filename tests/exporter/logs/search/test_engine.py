@@ -185,6 +185,7 @@ def test_a_backlog_loses_no_error_no_resume_and_no_last_value(data: st.DataObjec
         patch.setattr(engine, "WINDOW_BYTES", window)
         patch.setattr(engine, "MOST_TRIES", tries)
         patch.setattr(engine, "FLOOD_BYTES", data.draw(st.sampled_from([0, 1 << 40])))
+        patch.setattr(engine, "FLOOD_PART_BYTES", data.draw(st.integers(1, 60)))
         patch.setattr(engine, "MANY_RECORDS", data.draw(st.integers(1, 3)))
         patch.setattr(records, "NEAR_BYTES", data.draw(st.integers(1, 8)))
         found, whole = findings_of(ENGINE, text, cuts), expected(MIXED, text)
