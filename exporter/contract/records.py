@@ -229,6 +229,9 @@ def _reader(kind: object) -> _Reader:
     return lambda value, place: value  # any JSON value
 
 
+_unchanged: dict[_Reader, frozenset[type]] = {}  # types of the values that a reader returns as they are
+
+
 def _scalar(kind: type) -> _Reader:
     accepted = (int, float) if kind in (int, float) else kind  # other programs write 1.0 where we write 1
 
@@ -239,13 +242,20 @@ def _scalar(kind: type) -> _Reader:
             raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
         return value
 
+    _unchanged[read] = frozenset((kind,))
     return read
 
 
 def _optional(reader: _Reader, kind: object) -> _Reader:
     # {} is how version 0.1 wrote that there is no such record
     absent: tuple[object, ...] = (None, {}) if isinstance(kind, type) and issubclass(kind, Record) else (None,)
-    return lambda value, place: None if value in absent else reader(value, place)
+
+    def read(value: object, place: str) -> object:
+        return None if value in absent else reader(value, place)
+
+    if reader in _unchanged:
+        _unchanged[read] = _unchanged[reader] | {type(None)}
+    return read
 
 
 def _one_of(kinds: list[object]) -> _Reader:
@@ -297,14 +307,22 @@ def _mapping(reader: _Reader, read_key: Callable[[str], object]) -> _Reader:
 
 def _plain(kind: type) -> _Reader:
     """Reader of a named tuple or dataclass, which is written as an object or as the list of its fields."""
+    left: dict[tuple[type, ...], tuple[tuple[int, _Reader], ...]] = {}  # what is yet to be read in lists of such types
 
     def read(value: object, place: str) -> object:
         readers = _readers(kind)
         if isinstance(value, list | tuple):
             if len(value) != len(readers):
                 raise RecordError(f"{place}: expected {len(readers)} values, not {len(value)}")
+            shape = tuple(map(type, value))
+            if shape not in left:
+                fields_of = enumerate(zip(readers.values(), shape, strict=True))
+                left[shape] = tuple((i, each) for i, (each, kept) in fields_of if kept not in _unchanged.get(each, ()))
+            entries = list(value)
             with contextlib.suppress(RecordError):  # as below
-                return kind(*[reader(entry, "") for reader, entry in zip(readers.values(), value, strict=True)])
+                for i, reader in left[shape]:
+                    entries[i] = reader(entries[i], "")
+                return kind(*entries)
             value = dict(zip(readers, value, strict=True))
         if not isinstance(value, Mapping):
             raise RecordError(f"{place}: expected an object, not {_shown(value)}")

@@ -6,7 +6,6 @@ from datetime import UTC, datetime
 from typing import NamedTuple
 
 from exporter.contract.records import JsonValue
-from exporter.gpus.analysis.node_status import energy_text
 from exporter.slurm.accounting import Attempt, Figures, gpu_counts, tres
 from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow
@@ -249,6 +248,8 @@ def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[
         submitted,
     )
     if verbose:
+        from exporter.gpus.analysis.node_status import energy_text  # lazy: a tenth of the time without it
+
         limit = "none" if sight.limit_s is None else duration_text(sight.limit_s)
         elapsed = "-" if job.tasks else duration_text(job.elapsed_s(now))
         cells += (row.user, row.partition or "-", row.account, row.qos, row.nodes, elapsed, limit)

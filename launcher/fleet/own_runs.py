@@ -5,24 +5,21 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import read_manifest
 from exporter.contract.records import NOTHING
-from exporter.contract.report import GpuSums
-from exporter.contract.status import EtaEstimate, HealthReason
-from exporter.gpus.analysis.node_status import account_gpus
-from exporter.progress.work import job_work, unit_word
 from exporter.slurm.queue import QueueRow, Sight
 from exporter.slurm.sources.shared_look_reader import configured_cluster
 from exporter.slurm.states import array_of
 from launcher.errors import LauncherError
 from launcher.registry.entries import LOCAL_PREFIX, PIPELINE_PREFIX, JobEntry, read_own_entries
-from launcher.rundir.job_records import OrchestratorRecord, read_report
-from launcher.rundir.statuses import merge_workers, read_statuses
-from launcher.watch.merge import job_eta, with_current_eta
+
+if TYPE_CHECKING:
+    from exporter.contract.report import GpuSums
+    from exporter.contract.status import EtaEstimate, HealthReason
 
 MOST_RUNS = 64  # directories that one command reads: a status takes some milliseconds
 DEADLINE_S = 2.0  # for all of them; a mount that hangs costs no more
@@ -36,7 +33,7 @@ class NodeHealth(NamedTuple):
 
     health: str
     time: float
-    reasons: tuple[HealthReason, ...] = ()
+    reasons: "tuple[HealthReason, ...]" = ()
 
 
 class Pipeline(NamedTuple):
@@ -53,10 +50,10 @@ class RunProgress(NamedTuple):
     items: float | None = None
     items_expected: float | None = None
     unit: str | None = None
-    eta: EtaEstimate | None = None
+    eta: "EtaEstimate | None" = None
     stalled: bool = False  # all its workers
     health: Mapping[str, NodeHealth] = NOTHING  # by node
-    gpus: GpuSums | None = None  # None without GPUs, or if a sidecar has not seen them
+    gpus: "GpuSums | None" = None  # None without GPUs, or if a sidecar has not seen them
 
     @property
     def ratio(self) -> float | None:
@@ -82,6 +79,12 @@ def _read_run(output: str, now: float) -> RunProgress | None:
     run_dir = run_dir_of(output)
     if run_dir is None:
         return None
+    from exporter.gpus.analysis.node_status import account_gpus  # lazy: with the next ones a tenth of `ps`
+    from exporter.progress.work import job_work, unit_word  # lazy: as above
+    from launcher.rundir.job_records import OrchestratorRecord, read_report  # lazy: as above
+    from launcher.rundir.statuses import merge_workers, read_statuses  # lazy: as above
+    from launcher.watch.merge import job_eta, with_current_eta  # lazy: as above
+
     orchestrator = OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
     report = read_report(run_dir)
     if report is not None and (orchestrator is None or report.attempt == orchestrator.attempt):
@@ -125,6 +128,10 @@ def read_idle(environ: Mapping[str, str], job_ids: Collection[str], since: float
 
 
 def _read_idle(run_dir: Path, since: float) -> float | None:
+    from exporter.gpus.analysis.node_status import account_gpus  # lazy: with the next ones a tenth of `ps`
+    from launcher.rundir.job_records import OrchestratorRecord  # lazy: as above
+    from launcher.rundir.statuses import read_statuses  # lazy: as above
+
     orchestrator = OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
     if orchestrator is None or orchestrator.start is None or orchestrator.start < since:
         return None
@@ -156,6 +163,7 @@ def read_local_jobs(environ: Mapping[str, str]) -> list[QueueRow]:
 def _read_local(entry: JobEntry) -> QueueRow:
     from launcher.registry.search import is_sweep  # lazy: with the next ones 100 ms, which few calls need
     from launcher.report.state import UNFINISHED  # lazy: as above
+    from launcher.rundir.job_records import OrchestratorRecord, read_report  # lazy: as above
     from launcher.sweep.directory import read_point_states, read_record  # lazy: as above
     from launcher.watch.view import JobClient  # lazy: as above
 
@@ -197,6 +205,8 @@ def read_reported(entries: Iterable[JobEntry]) -> list[QueueRow]:
 
 
 def _read_reported(entry: JobEntry) -> QueueRow | None:
+    from launcher.rundir.job_records import read_report  # lazy: it takes long to load
+
     report = read_report(Path(entry.run_dir))
     if report is None or report.requeued:
         return None

@@ -163,11 +163,34 @@ def _read_hub_look(
         else _path(folder, QueueLook, (addresses, slurm.user, slurm.cluster, environ.get("SLURM_CLUSTERS")))
     )
     known = None if path is None else QueueLook.read_valid(path)
-    if known is not None and 0.0 <= clock() - known.tried < HUB_READ_S and (known.as_of or 0.0) >= since:
+    age_s = math.inf if known is None or (known.as_of or 0.0) < since else clock() - known.tried
+    if 0.0 <= age_s < HUB_READ_S:
         return known, None
+    recent = known if 0.0 <= age_s < LOOK_S else None
+    with contextlib.ExitStack() as stack:
+        if path is not None:
+            try:
+                if (descriptor := lock_file(path.with_suffix(".lock"))) >= 0:
+                    stack.callback(os.close, descriptor)
+            except FileLockedError:
+                if recent is not None:  # another command asks: a hub that all ask at once answers none in time
+                    return recent, None
+            except OSError:  # a full disk, for example
+                pass
+        return _ask_hub(slurm, environ, clock, path, recent)
+
+
+def _ask_hub(
+    slurm: SlurmReader,
+    environ: Mapping[str, str],
+    clock: Callable[[], float],
+    path: Path | None,
+    recent: QueueLook | None,
+) -> tuple[QueueLook | None, str | None]:
+    """The answer of the hub, which is also written; without one the ``recent`` answer, if there is one."""
     found = read_hub(slurm, environ)
     if found is None or found.answer is None:
-        return None, None if found is None else found.problem
+        return recent, None if found is None or recent is not None else found.problem
     look = hub_look(found.address, found.answer, clock())
     if look is not None and path is not None:
         with contextlib.suppress(OSError):

@@ -9,21 +9,21 @@ import time
 from collections.abc import Iterator, Mapping
 from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
-from threading import Thread
+from threading import Event, Thread
 
 import pytest
 
 from exporter.contract.records import JsonValue
 from exporter.hub.api.answers import Head, job_json
 from exporter.hub.jobs import split_rows, take_queue
-from exporter.slurm.commands_reader import SlurmReader
+from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import parse_queue
 from exporter.slurm.sources import shared_look_reader
-from exporter.slurm.sources.hub_reader import HubAnswer, read_hub
+from exporter.slurm.sources.hub_reader import HubAnswer, HubLook, read_hub
 from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look, read_queue_of_all
 from tests.exporter.hub.test_process import COMPLETED, RUNNING, HubProcess, line
 from tests.support.certificates import Authority
-from tests.support.exporter import until
+from tests.support.exporter import FakeClock, until
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import ROOT
 
@@ -151,6 +151,35 @@ def test_an_old_answer_is_used_only_if_slurm_is_to_blame(
 ) -> None:
     found = shared_look_reader.hub_look("unix:/x", HubAnswer.from_json(_answer(**body)), now)
     assert (found is not None, found and found.problem) == (is_used, problem)
+
+
+def test_a_hub_is_asked_by_one_command_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    environ, clock = {"GPUJOB_HUB": "unix:/x", "HOME": str(tmp_path), "PATH": ""}, FakeClock(1000.0)
+    asked, may_answer, answers = list[float](), Event(), [HubLook("unix:/x", HubAnswer.from_json(_answer()))]
+
+    def ask(*_: object) -> HubLook | None:
+        asked.append(clock.now)
+        assert len(asked) != 2 or may_answer.wait(60.0)
+        return answers[-1]
+
+    def read() -> float | None:
+        return read_queue_look(SlurmReader("ada", None, environ), environ, clock.time).as_of
+
+    monkeypatch.setattr(shared_look_reader, "read_hub", ask)
+    assert read() == 1000.0
+    clock.advance(20.0)
+    other = Thread(target=read)
+    other.start()
+    until(lambda: len(asked) == 2, "the question of the other")
+    assert (read(), len(asked)) == (1000.0, 2)
+    may_answer.set()
+    other.join()
+    clock.advance(20.0)
+    answers.append(HubLook("unix:/x", None, "unix:/x does not answer in 2 s"))
+    assert (read(), len(asked)) == (1000.0, 3)  # it may be busy: Slurm is not asked by all at once
+    clock.advance(60.0)
+    with pytest.raises(SlurmUnansweredError, match="squeue"):
+        read()
 
 
 @pytest.mark.parametrize(
