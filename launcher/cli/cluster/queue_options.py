@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 F = TypeVar("F", bound=Callable[..., Any])
 WATCH_INTERVAL_S = 5.0  # the shared look asks Slurm less often
 OLD_S = 90.0  # the queue is read each minute; what is older is shown with its age
+MOST_SHARE = 0.02  # of a core that watching takes: with thousands of jobs, many watchers would take all of them
 UNSHARED_INTERVAL_S = 60.0  # where accounting is asked each time
 _AGE = re.compile(r"(\d{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
@@ -95,8 +96,10 @@ def repeat(
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.report.state import EXIT_STATUS
 
+    shown_before = False
     try:
         while True:
+            before_s = time.process_time()
             said = io.StringIO() if watch and not as_json else None  # shown with the table, not cleared before it
             try:
                 with nullcontext() if said is None else redirect_stderr(said):
@@ -114,6 +117,10 @@ def repeat(
                 print_json(body) if as_json else click.echo("\n".join(lines))
             if not watch:
                 return
-            time.sleep(UNSHARED_INTERVAL_S if is_unshared else WATCH_INTERVAL_S)
+            rest_s = (
+                (time.process_time() - before_s) / MOST_SHARE if shown_before else 0.0
+            )  # the first one loads modules
+            shown_before = True
+            time.sleep(max(rest_s, UNSHARED_INTERVAL_S if is_unshared else WATCH_INTERVAL_S))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

@@ -13,6 +13,7 @@ import pytest
 from exporter.contract import run_files
 from exporter.slurm.commands_reader import NO_CLUSTER
 from exporter.slurm.sources import shared_look_reader
+from launcher.cli.cluster.queue_options import repeat
 from launcher.pipeline.directory import PipelineRecord, write_record
 from launcher.registry.entries import register_job
 from tests.launcher.fleet.conftest import Gpujob
@@ -190,6 +191,21 @@ def test_watch_repeats_what_is_known_and_spares_accounting(
     lines = [json.loads(line)["runs"][0]["run_name"] for line in out.splitlines()]
     assert (status, len(lines) > 1, set(lines)) == (130, not options, {"next"})
     assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (1, len(options) // 2)
+
+
+def test_watching_thousands_of_jobs_leaves_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    rests, used = list[float](), iter([0.0, 1.0, 1.05, 1.05, 1.35])  # CPU time before each time, and after it
+
+    def rest(seconds: float) -> None:
+        rests.append(seconds)
+        if len(rests) == 3:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("time.sleep", rest)
+    monkeypatch.setattr("time.process_time", lambda: next(used))
+    with pytest.raises(SystemExit):
+        repeat(lambda: ({}, []), watch=True, as_json=True)
+    assert rests == pytest.approx([5.0, 5.0, 15.0])
 
 
 @pytest.mark.parametrize("since", ["soon", "7x", "2026-13-01"])
