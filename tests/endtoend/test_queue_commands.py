@@ -99,7 +99,15 @@ def test_the_hub_and_accounting_say_the_same_of_ended_jobs(jobs: JobSpace) -> No
     cluster = jobs.cluster
     early = sbatch(jobs, "early", "sleep 2", "--gres=gpu:1", "--mem=50")
     cluster.wait_for(lambda: _ended(jobs, early), 60, "a job that no hub has seen")
+    cluster.wait_for(lambda: not cluster.run(["squeue", "-h"], check=True).stdout, 60, "idle nodes")
     hub = RealHub(jobs)
+    address = f"unix:{next(hub.folder.glob('*.sock'))}"
+    cluster.wait_for(lambda: "instances" in hub.get("/api/v1/fleet"), 30, "the nodes of the hub")
+    told = [shown(jobs, "fleet", "--hub", each) for each in (address, "none")]
+    assert [each.pop("source") for each in told] == [address, "sinfo"]
+    assert all(abs(each.pop("as_of") - time.time()) < 45 for each in told)
+    assert told[0] == told[1]
+
     begin = time.time() - 120
     sbatch(jobs, "good", "exec srun sleep 6", "--gres=gpu:2", "--mem=50")
     bad = sbatch(jobs, "bad", "sleep 2; exit 3", "--mem=50")
@@ -119,11 +127,6 @@ def test_the_hub_and_accounting_say_the_same_of_ended_jobs(jobs: JobSpace) -> No
     cluster.wait_for(has_figures, 120, "the figures of the hub")
     cluster.run(["scancel", busy], user=ROOT, check=True)
     cluster.wait_for(lambda: hub.states().get(busy) == "CANCELLED" and has_figures(), 120, "the last end")
-    address = f"unix:{next(hub.folder.glob('*.sock'))}"
-    told = [shown(jobs, "fleet", "--hub", each) for each in (address, "none")]
-    assert [each.pop("source") for each in told] == [address, "sinfo"]
-    assert all(abs(each.pop("as_of") - time.time()) < 45 for each in told)
-    assert told[0] == told[1]
     told = [shown(jobs, "ps", "--since", _iso(begin), "--hub", each) for each in (address, "none")]
     assert [each["ended_from"] for each in told] == [f"{address} and accounting", "accounting"]
     keys = ("job_name", "status", "user", "account", "region", "started_at", "ended_at", "attempt", "figures")
