@@ -99,7 +99,7 @@ def test_the_hub_and_accounting_say_the_same_of_ended_jobs(jobs: JobSpace) -> No
     cluster = jobs.cluster
     early = sbatch(jobs, "early", "sleep 2", "--gres=gpu:1", "--mem=50")
     cluster.wait_for(lambda: _ended(jobs, early), 60, "a job that no hub has seen")
-    cluster.wait_for(lambda: not cluster.run(["squeue", "-h"], check=True).stdout, 60, "idle nodes")
+    cluster.wait_for(lambda: not cluster.run(["squeue", "-h", "-j", early]).stdout, 60, "the end of its node's work")
     hub = RealHub(jobs)
     address = f"unix:{next(hub.folder.glob('*.sock'))}"
     cluster.wait_for(lambda: "instances" in hub.get("/api/v1/fleet"), 30, "the nodes of the hub")
