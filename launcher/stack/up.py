@@ -42,6 +42,7 @@ from launcher.stack.processes import (
 from launcher.stack.programs import Program, find_promtool
 
 COMMAND_LOCK = "command.lock"
+OPTIONAL = "grafana"  # the stack is of use without it
 PORTS = ("gate", "prometheus", "alertmanager", "receiver")
 READY_S = 30.0  # until all answer; Prometheus first reads the samples of the last hours, a new Grafana makes its tables
 CHECK_S = 30.0  # for promtool
@@ -70,6 +71,7 @@ class Wanted(NamedTuple):
     targets: str | None  # target directory of the cluster file
     settings: Settings
     alerting: Callable[[StackRecord], Mapping[str, str]]  # alertmanager.yml and its templates
+    warn: Callable[[str], None]
     grafana: Grafana | None = None
     job: str | None = None
     prepare: Callable[[], None] | None = None  # called in each new process
@@ -269,12 +271,26 @@ def _start(wanted: Wanted, record: StackRecord, starts: Mapping[str, Start], cha
         record = record.replace(programs=programs)
         run_files.write_json(folder / STACK_FILE, record.to_json(), durable=False, mode=PRIVATE)
         reload_programs(programs, _to_reload(changed, own))
-        _wait(folder, record)
+        _wait(folder, record, [name for name in programs if name != OPTIONAL])
+        if OPTIONAL in programs:
+            record = _without_failed(wanted, record)
     except BaseException:
         end_programs(own.values())
         rest = {name: program for name, program in programs.items() if name not in own}
         run_files.write_json(folder / STACK_FILE, record.replace(programs=rest).to_json(), durable=False, mode=PRIVATE)
         raise
+    return record
+
+
+def _without_failed(wanted: Wanted, record: StackRecord) -> StackRecord:
+    """The record once the optional program answers; without it, and with a warning, if it does not."""
+    try:
+        _wait(wanted.folder, record, [OPTIONAL])
+    except LauncherError as error:
+        wanted.warn(f"{error}\n  the boards are there without it; `stack: {{grafana: false}}` leaves it out")
+        end_programs([record.programs[OPTIONAL]])
+        record = record.replace(programs={name: each for name, each in record.programs.items() if name != OPTIONAL})
+        run_files.write_json(wanted.folder / STACK_FILE, record.to_json(), durable=False, mode=PRIVATE)
     return record
 
 
@@ -297,9 +313,10 @@ def ready_urls(record: StackRecord) -> dict[str, str]:
     }
 
 
-def _wait(folder: Path, record: StackRecord) -> None:
-    """Wait until all programs answer. Raises LauncherError with the last lines of the one that does not."""
-    waiting = {name: url for name, url in ready_urls(record).items() if name in record.programs}
+def _wait(folder: Path, record: StackRecord, names: Iterable[str]) -> None:
+    """Wait until these programs answer. Raises LauncherError with the last lines of the one that does not."""
+    urls = ready_urls(record)
+    waiting = {name: urls[name] for name in names}
     end = time.monotonic() + READY_S
     while waiting:
         for name in list(waiting):

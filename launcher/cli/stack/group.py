@@ -114,6 +114,9 @@ def _stay(folder: Path, record: "StackRecord") -> NoReturn:
     """Wait until a signal comes or a program ends, and take the stack down."""
     from launcher.stack.processes import is_alive
     from launcher.stack.status import stop_stack
+    from launcher.stack.up import OPTIONAL
+
+    needed = {name: program for name, program in record.programs.items() if name != OPTIONAL}
 
     def leave(*_: object) -> None:
         raise KeyboardInterrupt
@@ -122,7 +125,7 @@ def _stay(folder: Path, record: "StackRecord") -> NoReturn:
     ended: list[str] = []
     try:
         while not ended:
-            ended = [name for name, program in record.programs.items() if not is_alive(program)]
+            ended = [name for name, program in needed.items() if not is_alive(program)]
             time.sleep(WATCH_S)
     except KeyboardInterrupt:
         stop_stack(folder)

@@ -68,6 +68,7 @@ def start_own_stack(
         targets=targets,
         settings=settings,
         alerting=alerting,
+        warn=warn,
         grafana=grafana,
         job=job,
         prepare=None if job is None else die_with_parent(),

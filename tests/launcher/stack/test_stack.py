@@ -263,6 +263,16 @@ def test_a_grafana_that_is_there_shows_the_boards_behind_the_same_address(user: 
     assert len(command_lines(user.folder)) == 4
 
 
+def test_a_grafana_that_ends_at_its_start_does_not_keep_the_stack_from_it(user: User) -> None:
+    home = user.home / "grafana"
+    grafana.install(home)
+    (home / "bin" / "grafana").write_text("#!/bin/sh\n[ $1 = --version ] && echo grafana version 11.2.0 || exit 1\n")
+    said = user.run("stack", "up", PATH=f"{home / 'bin'}:{user.variables['PATH']}")
+    assert "grafana has ended" in said
+    assert "grafana" not in user.record.programs
+    user.run("stack", "status")
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_inside_a_job_it_ends_with_the_job_and_keeps_the_data(user: User, number: signal.Signals) -> None:
     assert "SLURM_JOB_ID" in user.run("stack", "up", "--in-job", code=2)
