@@ -13,26 +13,8 @@ import click
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError, ManifestError
 from launcher.cli.about.command_group import CommandGroup
-from launcher.cli.about.completion import completion
 from launcher.cli.about.version import print_version
-from launcher.cli.alerts.group import alerts
-from launcher.cli.cluster.boards import boards
-from launcher.cli.cluster.fleet import fleet
-from launcher.cli.cluster.index import index
-from launcher.cli.cluster.ps import ps
-from launcher.cli.cluster.usage import usage
-from launcher.cli.explain import explain
-from launcher.cli.init import init
 from launcher.cli.job_source import USAGE, JobCommand, in_option_words, takes_job, warn
-from launcher.cli.jobs.attach import attach
-from launcher.cli.jobs.connect import connect
-from launcher.cli.jobs.logs import logs
-from launcher.cli.jobs.metrics import metrics
-from launcher.cli.jobs.pipeline import pipeline, show_pipeline
-from launcher.cli.jobs.stop import stop
-from launcher.cli.jobs.timeline import timeline
-from launcher.cli.jobs.track import track
-from launcher.cli.jobs.verify import verify
 from launcher.cli.parts import (
     INTERRUPTED,
     JOB,
@@ -46,19 +28,40 @@ from launcher.cli.parts import (
     register_run,
     show_files,
 )
-from launcher.cli.plan import plan_command
-from launcher.cli.run import run
-from launcher.cli.scan import scan
-from launcher.cli.stack.group import stack
-from launcher.cli.sweep import sweep
-from launcher.cli.targets import targets
-from launcher.cli.watch import watch
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
     from exporter.contract.report import Report
     from launcher.plan.plan import Plan
     from launcher.planner.planned_job import JobText
+
+MODULES = {
+    "alerts": "launcher.cli.alerts.group:alerts",
+    "attach": "launcher.cli.jobs.attach:attach",
+    "boards": "launcher.cli.cluster.boards:boards",
+    "completion": "launcher.cli.about.completion:completion",
+    "connect": "launcher.cli.jobs.connect:connect",
+    "explain": "launcher.cli.explain:explain",
+    "fleet": "launcher.cli.cluster.fleet:fleet",
+    "index": "launcher.cli.cluster.index:index",
+    "init": "launcher.cli.init:init",
+    "logs": "launcher.cli.jobs.logs:logs",
+    "metrics": "launcher.cli.jobs.metrics:metrics",
+    "pipeline": "launcher.cli.jobs.pipeline:pipeline",
+    "plan": "launcher.cli.plan:plan_command",
+    "ps": "launcher.cli.cluster.ps:ps",
+    "run": "launcher.cli.run:run",
+    "scan": "launcher.cli.scan:scan",
+    "stack": "launcher.cli.stack.group:stack",
+    "stop": "launcher.cli.jobs.stop:stop",
+    "sweep": "launcher.cli.sweep:sweep",
+    "targets": "launcher.cli.targets:targets",
+    "timeline": "launcher.cli.jobs.timeline:timeline",
+    "track": "launcher.cli.jobs.track:track",
+    "usage": "launcher.cli.cluster.usage:usage",
+    "verify": "launcher.cli.jobs.verify:verify",
+    "watch": "launcher.cli.watch:watch",
+}  # of commands: loading all of them takes a quarter of a short one
 
 
 def main() -> None:
@@ -110,6 +113,7 @@ def _has_working_directory() -> bool:
 
 @click.group(
     cls=CommandGroup,
+    modules=MODULES,
     context_settings={"help_option_names": ["-h", "--help"]},
     epilog="example: gpujob run job.yaml",
 )
@@ -263,6 +267,7 @@ def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None
     With --verify the exit status is 0 if the files are complete and valid now, else 8 with a list of
     problems. A job that has failed keeps its own status.
     """
+    from launcher.cli.jobs.pipeline import show_pipeline
     from launcher.cli.jobs.sweep_states import show_states
     from launcher.registry.search import is_pipeline, is_sweep
     from launcher.report.state import UNFINISHED
@@ -358,29 +363,3 @@ def schema(cluster: bool) -> None:
     from launcher.jobfile.keys import file_schema
 
     click.echo(json.dumps(file_schema("cluster" if cluster else "job"), indent=2))
-
-
-for command in (
-    alerts,
-    *(
-        attach,
-        boards,
-        completion,
-        connect,
-        explain,
-        fleet,
-        init,
-        logs,
-        metrics,
-        pipeline,
-        plan_command,
-        ps,
-        run,
-        scan,
-        stack,
-        stop,
-        sweep,
-    ),
-    *(index, targets, timeline, track, usage, verify, watch),
-):
-    commands.add_command(command)

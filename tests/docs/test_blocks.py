@@ -129,9 +129,9 @@ def _parse_click(argv: list[str]) -> None:
     command: click.Command = commands
     if argv and not argv[0].startswith("-"):
         name, *argv = argv
-        if name not in commands.commands:
+        if name not in commands.all_commands():
             raise click.UsageError(f"No such command {name!r}.")
-        command = commands.commands[name]
+        command = commands.all_commands()[name]
     with contextlib.suppress(click.exceptions.Exit):  # --help
         command.make_context(command.name, argv).close()
 

@@ -245,8 +245,7 @@ def gpujob_commands() -> Iterator[str]:
     """Every command of ``gpujob``."""
     with commands.make_context("gpujob", [], resilient_parsing=True) as context:
         yield click_command("gpujob", commands, context)
-        for name in commands.list_commands(context):
-            command = commands.commands[name]
+        for name, command in commands.all_commands().items():
             if not command.hidden:
                 inner = click.Context(command, context, name)
                 yield click_command(f"gpujob {name}", command, inner)

@@ -239,6 +239,7 @@ def lost_gpu(day: BadDay, fault: str) -> None:
     with day.job(fault, spec, env={**scenario.environment(path), "FAKENVML_PROCESSES": str(processes)}) as job:
         job.phase("running")
         poll(lambda: day.stack.query(f'gpujob_gpu_up{{job_name="{fault}"}} == 1'), "the GPU")
+        poll(lambda: any(processes.iterdir()), "a worker that has found its GPU")
         scenario.gpus[0].state = "lost"
         scenario.write(path)
         day.until_sent(fault)

@@ -4,7 +4,7 @@ import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from exporter.contract.records import NOTHING, JsonObject, JsonValue, to_json
 from exporter.hub import costs
@@ -13,7 +13,8 @@ from exporter.hub.store import GROUPS, Sums, ToldChange
 from exporter.slurm.accounting import tres
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.prices import Prices
-from exporter.slurm.states import array_of, is_part_of
+from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.states import ENDS, array_of, is_part_of
 from exporter.slurm.tracking import Change
 
 SCHEMA = 1
@@ -168,6 +169,23 @@ def job_json(job: Job, now: float, idle: Mapping[str, float] = NOTHING) -> dict[
         "cost": _cost_json(job, now),
         "history": to_json(tracked.history),
     }
+
+
+def queue_row(job: Job) -> QueueRow:
+    """The row of Slurm's queue of which the hub has learned a job."""
+    tracked = job.tracked
+    known = (tracked.state, tracked.submitted, tracked.started, tracked.ended, tracked.attempt - 1, tracked.reason)
+    return QueueRow(
+        *(tracked.job_id, Sight(*known, tracked.limit_s), tracked.name, tracked.log, job.partition, job.resources),
+        *(job.user, job.account, job.qos, job.node_count, job.nodes, job.dependency),
+        expected_start=job.expected_start if tracked.state == "PENDING" else None,
+    )
+
+
+def queue_json(jobs: Iterable[Job]) -> list[JsonValue]:
+    """Rows of jobs in Slurm's queue, and of those that ended in the last 30 minutes: lists of fields."""
+    rows = [queue_row(job) for job in jobs if job.is_listed or job.tracked.state in ENDS]
+    return cast(list[JsonValue], rows)  # JSON has lists for tuples
 
 
 def _cost_json(job: Job, now: float) -> JsonValue:

@@ -105,6 +105,7 @@ class HubService:
             "/targets": self._targets,
             "/api/v1/jobs": self._tagged(self._jobs),
             "/api/v1/jobs/{job_id}": self._job,
+            "/api/v1/queue": self._tagged(self._queue),
             "/api/v1/runs": self._tagged(self._runs),
             "/api/v1/fleet": self._tagged(self._fleet),
             "/api/v1/usage": self._tagged(self._usage),
@@ -244,6 +245,9 @@ class HubService:
 
     async def _jobs(self, request: web.Request) -> web.Response:
         return await self._answer_jobs(request, "jobs", lambda jobs, now: [answers.job_json(job, now) for job in jobs])
+
+    async def _queue(self, request: web.Request) -> web.Response:
+        return await self._answer_jobs(request, "queue", lambda jobs, _now: answers.queue_json(jobs))
 
     async def _answer_jobs(
         self, request: web.Request, name: str, to_json: Callable[[list[Job], float], list[JsonValue]]

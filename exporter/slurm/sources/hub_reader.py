@@ -20,6 +20,7 @@ VARIABLE = "GPUJOB_HUB"  # with the address of a hub, or NO_HUB; its token for T
 NO_HUB = "none"
 DEADLINE_S = 2.0  # a hub that is busy or stopped must not delay a command
 MOST_JOBS = 10_000  # in one answer of a hub
+NOT_FOUND = 404
 
 
 class HubJob(Record):
@@ -79,11 +80,14 @@ class HubAnswer(Record):
     problems: tuple[str, ...] = ()
     scope: HubScope
     jobs: tuple[HubJob, ...] = ()
+    queue: tuple[QueueRow, ...] | None = None  # in the answer about the queue, in place of jobs
     is_all: bool = True
     covers_since: float | None = None  # of an answer about the past: from when on no end is missing
 
     def rows(self) -> tuple[QueueRow, ...]:
         """Jobs in Slurm's queue, and those that ended in the last 30 minutes."""
+        if self.queue is not None:
+            return self.queue
         return tuple(job.row() for job in self.jobs if job.is_listed or job.state in ENDS)
 
 
@@ -166,8 +170,15 @@ def read_hub_nodes(
 
 def _read(slurm: SlurmReader, address: str, environ: Mapping[str, str], since: float | None) -> Mapping[str, object]:
     whose = f"&user={quote(slurm.user, safe='')}" if slurm.user is not None else ""
-    past = "" if since is None else f"&since={since:.3f}"
-    return read_hub_json(address, f"/api/v1/jobs?limit={MOST_JOBS}{whose}{past}", environ)
+    query = f"?limit={MOST_JOBS}{whose}"
+    if since is not None:
+        return read_hub_json(address, f"/api/v1/jobs{query}&since={since:.3f}", environ)
+    try:
+        return read_hub_json(address, f"/api/v1/queue{query}", environ)  # a third of the bytes
+    except NoAnswerError as error:
+        if error.status != NOT_FOUND:
+            raise
+        return read_hub_json(address, f"/api/v1/jobs{query}", environ)  # an older hub
 
 
 def read_hub_json(address: str, path: str, environ: Mapping[str, str]) -> Mapping[str, object]:

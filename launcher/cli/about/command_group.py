@@ -2,9 +2,11 @@
 
 import contextlib
 import errno
+import importlib
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import click
 
@@ -34,10 +36,32 @@ _SHORT_HELP = 100  # characters of a line about a command
 
 
 class CommandGroup(click.Group):
-    """Commands in groups, which handle the loss of their standard output."""
+    """Commands in groups, which handle the loss of their standard output.
+
+    Those of ``modules``, as in ``package.module:function``, are loaded when they are named, or for the help.
+    """
+
+    def __init__(self, *arguments: Any, modules: Mapping[str, str], **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._modules = modules
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return sorted({*self.commands, *self._modules})
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name in self._modules and cmd_name not in self.commands:
+            module, _, function = self._modules[cmd_name].partition(":")
+            self.add_command(getattr(importlib.import_module(module), function))
+        return super().get_command(ctx, cmd_name)
+
+    def all_commands(self) -> dict[str, click.Command]:
+        """Load all commands; returns them by name."""
+        context = click.Context(self)
+        found = {name: self.get_command(context, name) for name in self.list_commands(context)}
+        return {name: command for name, command in found.items() if command is not None}
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        shown = {name: command for name, command in self.commands.items() if not command.hidden}
+        shown = {name: command for name, command in self.all_commands().items() if not command.hidden}
         grouped = {name for names in _GROUPS.values() for name in names}
         for title, names in {**_GROUPS, "More": tuple(name for name in shown if name not in grouped)}.items():
             rows = [(name, shown[name].get_short_help_str(_SHORT_HELP)) for name in names if name in shown]

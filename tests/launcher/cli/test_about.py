@@ -39,7 +39,7 @@ def test_the_driver_is_the_one_that_the_kernel_has_loaded(tmp_path: Path) -> Non
 
 def test_every_command_has_a_place_in_the_help() -> None:
     shown = CliRunner().invoke(commands, ["--help"]).output
-    for name, command in commands.commands.items():
+    for name, command in commands.all_commands().items():
         if not command.hidden:
             assert f"\n  {name} " in shown
 

@@ -109,4 +109,4 @@ def test_every_wrong_command_is_answered_by_an_error(
 def test_every_command_has_wrong_input_on_the_page() -> None:
     page = (GOLDEN / PAGE).read_text(encoding="utf-8")
     named = {line.split()[1] for line in page.splitlines() if line.startswith("gpujob ")}
-    assert {name for name, command in commands.commands.items() if not command.hidden} == named - {"lunch"}
+    assert {name for name, command in commands.all_commands().items() if not command.hidden} == named - {"lunch"}

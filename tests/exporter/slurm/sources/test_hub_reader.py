@@ -14,11 +14,12 @@ from threading import Event, Thread
 import pytest
 
 from exporter.contract.records import JsonValue
-from exporter.hub.api.answers import Head, job_json
+from exporter.hub.api.answers import Head, job_json, queue_json
 from exporter.hub.jobs import split_rows, take_queue
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import parse_queue
-from exporter.slurm.sources import shared_look_reader
+from exporter.slurm.sources import hub_reader, shared_look_reader
+from exporter.slurm.sources.http_reader import NoAnswerError
 from exporter.slurm.sources.hub_reader import HubAnswer, HubLook, read_hub
 from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look, read_queue_of_all
 from tests.exporter.hub.test_process import COMPLETED, RUNNING, HubProcess, line
@@ -37,9 +38,26 @@ def test_the_rows_of_a_hub_are_those_of_squeue(sample: Path) -> None:
     seen = take_queue({}, rows, {}, 1000.0)
     for now in (2000.0, 3000.0):  # a job that may be requeued is over after a while
         seen = take_queue(seen.jobs, rows, seen.rows, now)
-    body = Head(3000.0, 3000.0, (), SCOPE).with_body(jobs=[job_json(job, 3000.0) for job in seen.jobs.values()])
-    answer = HubAnswer.from_json(json.loads(json.dumps(body)))
-    assert {row.job_id: row for row in answer.rows()} == {row.job_id: row for row in rows.values()}
+    jobs = seen.jobs.values()
+    for body in ({"jobs": [job_json(job, 3000.0) for job in jobs]}, {"queue": queue_json(jobs)}):
+        told = json.dumps(Head(3000.0, 3000.0, (), SCOPE).with_body() | body)
+        answer = HubAnswer.from_json(json.loads(told))
+        assert {row.job_id: row for row in answer.rows()} == {row.job_id: row for row in rows.values()}
+
+
+def test_a_hub_without_the_queue_is_asked_for_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = []
+
+    def read(address: str, path: str, *_: object) -> Mapping[str, object]:
+        asked.append(path.partition("?")[0])
+        if asked[-1] == "/api/v1/queue":
+            raise NoAnswerError(f"{address} answers with status 404", 404)
+        return _answer()
+
+    monkeypatch.setattr(hub_reader, "read_json", read)
+    found = read_hub(SlurmReader("ada", None, {}), {"GPUJOB_HUB": "unix:/x"})
+    assert found is not None
+    assert (found.problem, asked) == (None, ["/api/v1/queue", "/api/v1/jobs"])
 
 
 @pytest.fixture
@@ -70,7 +88,7 @@ def test_commands_ask_the_hub_and_not_slurm(slurm: FakeSlurm, hub: HubProcess) -
     looks = [look() for _ in range(50)]
     assert {found.source for found in looks} == {f"unix:{hub.socket}"}
     assert (
-        'gpujob_hub_http_requests_total{cluster="c1",handler="/api/v1/jobs",code="200"} 1\n' in hub.get("/metrics")[1]
+        'gpujob_hub_http_requests_total{cluster="c1",handler="/api/v1/queue",code="200"} 1\n' in hub.get("/metrics")[1]
     )
     assert {*looks[0].rows} == {*parse_queue(RUNNING + line("8", "PENDING"))}
     assert len(slurm.calls("squeue")) == 1
