@@ -34,6 +34,7 @@ SURE_S = 60.0  # or if it has been unchanged for this long
 CLOSED_S = 2.0  # or this long and over two polls, if no process can write it any more
 _TEXT_FORMATS = ("json", "jsonl", "csv")  # programs close them between records
 POLL_S = 0.3  # time for one poll, the next continues; one file on a cold server may take milliseconds
+LIST_S, LIST_STEP = 0.2, 256  # of that, time for names, and names read between two looks at the clock
 CLOCK_SLACK_S = 60.0  # files this much older than the start may be the job's: a file server's clock may be behind
 MOST_CHECKS, CHECK_S = 8, 0.05  # files checked in one poll, and the time for it
 MOST_HELD = 8  # settled directories whose files are kept in memory, the newest
@@ -126,6 +127,16 @@ class _DirectoryWalk:
     spent_s: float = 0.0
 
 
+@dataclass(slots=True, eq=False)
+class _Listing:
+    """A pass over the names that may continue over several polls."""
+
+    key: tuple[int, int, int]  # device, inode and mtime of the folder when it began
+    began_at: float
+    steps: Generator[None, None, set[str]]
+    spent_s: float = 0.0
+
+
 class CheckpointWatch:
     """Watch one folder for names that match a glob, and all files in matching directories.
 
@@ -156,6 +167,7 @@ class CheckpointWatch:
         self._retired: set[str] = set()
         self._passed_over: dict[str, str] = {}
         self._unread_names: dict[str, None] = {}  # names not read yet
+        self._listing: _Listing | None = None
         self._listed_key: tuple[int, int, int] | None = None
         self._listed_at = 0.0
         self._list_rest_until = 0.0
@@ -188,7 +200,7 @@ class CheckpointWatch:
         ]
         renewed |= self._retire()
         names = tuple(self._entry_watches) if renewed else None
-        behind = bool(self._unread_names)
+        behind = bool(self._unread_names) or (self._listing is not None and self._listed_key is None)
         self._has_read_all = self._has_read_all or not behind
         return CheckpointReading(tuple(found), names, behind, tuple(self._passed_over.items()))
 
@@ -202,25 +214,56 @@ class CheckpointWatch:
     # Names
 
     def _list(self, now: float) -> bool:
-        """Read the names if the folder has changed; return whether any has gone."""
+        """Read names if the folder has changed; return whether any has gone, which the end of the pass shows."""
         try:
             facts = os.stat(self._directory)
             key = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
-            due = key != self._listed_key or now - self._listed_at > RELIST_S
-            due = due or self._listed_at - facts.st_mtime_ns / 1e9 < MTIME_LAG_S
-            if not due or now < self._list_rest_until:
-                return False
-            began = time.perf_counter()
-            with os.scandir(self._directory) as entries:
-                names = {entry.name for entry in entries if self._is_wanted(entry.name)}
+            listing = self._listing
+            if listing is None or listing.key[:2] != key[:2]:
+                due = key != self._listed_key or now - self._listed_at > RELIST_S
+                due = due or self._listed_at - facts.st_mtime_ns / 1e9 < MTIME_LAG_S
+                if not due or now < self._list_rest_until:
+                    return False
+                listing = self._listing = _Listing(key, now, self._read_names())
+            names = self._continue_listing(listing)
         except (FileNotFoundError, NotADirectoryError):
-            self._listed_key = None
+            self._listing = self._listed_key = None
             return self._keep_only(set())
-        self._listed_key, self._listed_at = key, now
-        self._list_rest_until = now + LIST_REST_RATIO * (time.perf_counter() - began)
+        except OSError:
+            self._listing = None
+            raise
+        if names is None:
+            return False
+        self._listing, self._listed_key, self._listed_at = None, listing.key, listing.began_at
+        self._list_rest_until = now + LIST_REST_RATIO * listing.spent_s
         gone = self._keep_only(names)
         self._unread_names.update(dict.fromkeys(sorted(names - self._entry_watches.keys() - self._retired)))
         return gone
+
+    def _continue_listing(self, listing: _Listing) -> set[str] | None:
+        """Continue a pass over the names; return them at its end, None if there are more."""
+        began, names = time.perf_counter(), None
+        while names is None:
+            try:
+                next(listing.steps)
+            except StopIteration as end:
+                names = end.value
+            spent_s = time.perf_counter() - began
+            if names is None and spent_s >= LIST_S:
+                break
+        listing.spent_s += spent_s
+        return names
+
+    def _read_names(self) -> Generator[None, None, set[str]]:
+        """Collect the names that match, yielding now and then: a folder may hold a million other files."""
+        names = set()
+        with os.scandir(self._directory) as entries:
+            for number, entry in enumerate(entries, 1):
+                if self._is_wanted(entry.name):
+                    names.add(entry.name)
+                if number % LIST_STEP == 0:
+                    yield
+        return names
 
     def _is_wanted(self, name: str) -> bool:
         if self._matches(name):

@@ -499,6 +499,45 @@ def test_a_poll_ends_in_time_and_the_next_continues(tmp_path: Path, monkeypatch:
     assert folder.history.total == 60
 
 
+def test_names_are_read_in_several_polls_and_files_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(checkpoints_reader, "LIST_S", 0.0)
+    monkeypatch.setattr(checkpoints_reader, "LIST_STEP", 1)
+    folder = Folder(tmp_path / "ckpt", "checkpoint_*")
+    folder.write_all([*(f"other_{number}" for number in range(8)), "checkpoint_1.pt", "checkpoint_2.pt"])
+    readings = [folder.watch.poll(NOW + number) for number in range(11)]
+    assert [reading.has_unread_names for reading in readings] == [True] * 10 + [False]
+    assert [names_of(reading) for reading in readings] == [[]] * 10 + [["checkpoint_1.pt", "checkpoint_2.pt"]]
+    folder.remove("checkpoint_1.pt")
+    folder.write("checkpoint_2.pt", b"more")
+    folder.write("checkpoint_3.pt")
+    readings = [folder.watch.poll(NOW + 1000 + number) for number in range(11)]
+    assert [names_of(reading) for reading in readings] == [["checkpoint_2.pt"], *[[]] * 9, ["checkpoint_3.pt"]]
+    assert not any(reading.has_unread_names for reading in readings)
+    assert sorted(readings[-1].names or ()) == ["checkpoint_2.pt", "checkpoint_3.pt"]
+
+
+def test_a_folder_that_is_replaced_or_fails_while_its_names_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(checkpoints_reader, "LIST_S", 0.0)
+    monkeypatch.setattr(checkpoints_reader, "LIST_STEP", 1)
+    folder = Folder(tmp_path / "ckpt")
+    folder.write_all(f"checkpoint_{number}.pt" for number in range(5))
+    folder.watch.poll(NOW)
+    folder.path.rename(tmp_path / "moved")
+    assert not folder.watch.poll(NOW + 1).has_unread_names
+    folder.write("checkpoint_9.pt")
+    folder.watch.poll(NOW + 2)
+    (tmp_path / "moved").rename(folder.path.rename(tmp_path / "other").with_name("ckpt"))
+    assert folder.watch.poll(NOW + 3).has_unread_names
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointWatch, "_is_wanted", lambda *_: (_ for _ in ()).throw(OSError(5, "I/O error")))
+        with pytest.raises(OSError, match="I/O"):
+            folder.watch.poll(NOW + 4)
+    found = {name for number in range(9) for name in names_of(folder.watch.poll(NOW + 5 + number))}
+    assert found == {f"checkpoint_{number}.pt" for number in range(5)}
+
+
 def test_a_walk_continues_at_the_next_poll(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = Folder(tmp_path / "ckpt")
     folder.write_all(f"checkpoint_{step}/{sub}/rank{rank}.pt" for step in (1, 2) for sub in "ab" for rank in range(3))
