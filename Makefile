@@ -44,7 +44,9 @@ $(VENV)/.installed: pyproject.toml exporter/__init__.py launcher/_entry.py | $(V
 
 install-dev: $(VENV)/.installed-dev
 
+# Debian's pip takes twice as long as a new one to choose packages, which tests of packaging do too.
 $(VENV)/.installed-dev: pyproject.toml exporter/__init__.py launcher/_entry.py | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --upgrade pip
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@touch $@ $(VENV)/.installed
 

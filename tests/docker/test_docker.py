@@ -16,6 +16,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
+import pip
 import pytest
 import yaml
 from packaging.version import Version
@@ -128,10 +129,15 @@ def test_the_build_steps_install_both_programs(tmp_path: Path) -> None:
     """The build's RUN command, outside a container: context, pinned packages, hashes."""
     context = build_context(tmp_path / "src")
     image, wheels = tmp_path / "image", tmp_path / "wheels"
-    subprocess.run([sys.executable, "-m", "venv", tmp_path / "base"], check=True)
+    base = tmp_path / "base"
+    subprocess.run([sys.executable, "-m", "venv", "--without-pip", base], check=True)
+    (site,) = base.glob("lib/python*/site-packages")
+    shutil.copytree(Path(pip.__file__).parent, site / "pip")
+    (base / "bin/pip").write_text('#!/bin/sh\nexec "${0%/*}/python" -m pip "$@"\n', encoding="utf-8")
+    (base / "bin/pip").chmod(0o755)
     (command,) = (words for words in arguments("RUN") if "pip wheel" in words)
     command = command.replace("/opt/gpujob", str(image)).replace("/wheels", str(wheels))
-    environment = {**os.environ, "PATH": f"{tmp_path}/base/bin:{os.environ['PATH']}"}
+    environment = {**os.environ, "PATH": f"{base}/bin:{os.environ['PATH']}", "PIP_NO_COMPILE": "1"}
     done = subprocess.run(["sh", "-ec", command], cwd=context, env=environment, capture_output=True, text=True)
     if done.returncode and any(text in done.stderr for text in NO_INDEX):
         pytest.skip("no package index answers")

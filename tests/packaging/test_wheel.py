@@ -1,10 +1,7 @@
 """Contents of the wheel, and its use outside the checkout."""
 
 import email
-import importlib.util
 import json
-import os
-import subprocess
 import sys
 import zipfile
 from pathlib import Path
@@ -14,34 +11,10 @@ import pytest
 import yaml
 
 from exporter import __version__
+from tests.packaging.programs import run
 
 ROOT = Path(__file__).resolve().parents[2]
 DEPENDENCIES = Path(pydantic.__file__).parents[1]  # folder of the installed dependencies
-NO_INDEX = ("No matching distribution found", "ConnectionError", "NewConnectionError", "Temporary failure in name")
-
-
-def run(*argv: str | Path, cwd: Path, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run a command without variables that refer to the checkout."""
-    kept = {
-        name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "VIRTUAL_ENV", "GPUJOB"))
-    }
-    return subprocess.run(
-        [str(word) for word in argv], cwd=cwd, env=kept | variables, stdin=subprocess.DEVNULL, capture_output=True,
-        text=True, timeout=120, check=False,
-    )  # fmt: skip
-
-
-@pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The wheel of this checkout."""
-    folder = tmp_path_factory.mktemp("wheel")
-    isolation = ["--no-build-isolation"] if importlib.util.find_spec("hatchling") else []
-    done = run(sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", *isolation, "-w", folder, ROOT, cwd=folder)
-    if done.returncode and any(text in done.stderr for text in NO_INDEX):
-        pytest.skip("hatchling is not installed and no package index answers")
-    assert done.returncode == 0, done.stderr
-    (path,) = folder.glob("gpujob-*.whl")
-    return path
 
 
 def names_in(wheel: Path) -> set[str]:
