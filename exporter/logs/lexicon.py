@@ -55,11 +55,16 @@ class Lexicon:
         self._own = tuple(pattern for pattern in own if pattern.kind is not PatternKind.ERROR)
         self._packs = {found.name: found for found in packs}
         self._evidence = Evidence(tuple(packs))
+        self._final_choices: dict[str, set[str]] = {}  # packs detected for good, by role
         self.engines: dict[str, SearchEngine] = {}  # built so far, by pack
 
-    def new_detector(self) -> PackDetector | None:
-        """Return a detector of one worker's pack; None if the job file names the pack."""
-        return PackDetector(tuple(self._packs.values()), self._evidence) if self.pack == AUTO else None
+    def new_detector(self, role: str | None = None) -> PackDetector | None:
+        """Return a detector of one log's pack; None if the job file names the pack.
+
+        With the role of its worker, less is read if another log of this role has the same pack.
+        """
+        final_choices = None if role is None else self._final_choices.setdefault(role, set())
+        return PackDetector(tuple(self._packs.values()), self._evidence, final_choices) if self.pack == AUTO else None
 
     def choose_pack(self, *texts: bytes) -> str:
         """Return the pack of a log with these parts: from the job file, or detected."""

@@ -24,6 +24,7 @@ LEVELS = (0, 1, 2, 3)  # strength of a pack's evidence: any program, a library, 
 FULL_READ_BYTES = (
     4 * 1024 * 1024
 )  # part of a log that is read in full; the choice is then final, unless it fits any program
+ALIKE_READ_BYTES = 1024 * 1024  # the same of a log whose choice is that of another log of its role
 END_BYTES = 16 * 1024  # part read of each further chunk
 PART_BYTES = 128 * 1024  # part searched at a time
 MOST_IN_VAIN = 16  # records that lack a second literal before it is looked for in the whole part
@@ -305,10 +306,16 @@ class PackDetector:
     final, for example if a library's progress bar comes first.
     """
 
-    def __init__(self, packs: Sequence[Pack], evidence: Evidence | None = None) -> None:
-        """``evidence`` of these packs is shared by all logs, since it takes a while to prepare."""
+    def __init__(
+        self, packs: Sequence[Pack], evidence: Evidence | None = None, final_choices: set[str] | None = None
+    ) -> None:
+        """``evidence`` of these packs is shared by all logs, since it takes a while to prepare.
+
+        ``final_choices`` is shared by similar logs: the choice of one that is read in full confirms that of the others.
+        """
         self._packs = packs
         self._evidence = evidence or Evidence(packs)
+        self._final_choices = set[str]() if final_choices is None else final_choices
         self._counts: list[int] = []  # records per kind of evidence; counting stops at enough
         self._fed_bytes = 0
         self.choice: str | None = None  # name of the pack; None without evidence
@@ -318,9 +325,10 @@ class PackDetector:
         """Take the next whole records of the log."""
         if self.is_final:
             return
-        if self._fed_bytes >= FULL_READ_BYTES and len(text) > END_BYTES:
-            text = text[-END_BYTES:].partition(b"\n")[2]
+        enough, before = ALIKE_READ_BYTES if self.choice in self._final_choices else FULL_READ_BYTES, self._fed_bytes
         self._fed_bytes += len(text)
+        if before >= enough and len(text) > END_BYTES:
+            text = text[-END_BYTES:].partition(b"\n")[2]
         text = _plain_text(text)
         self._counts = self._counts or [0] * len(self._evidence.units)
         self._evidence.count(text, self._counts)
@@ -346,6 +354,8 @@ class PackDetector:
         self.is_final = (level > LEVELS[0] and self._fed_bytes >= FULL_READ_BYTES) or (
             sure and self._fed_bytes >= SPREAD_BYTES
         )
+        if self.is_final:
+            self._final_choices.add(self.choice)
 
     def find_nearest(self, text: bytes) -> tuple[str, str] | None:
         """Find the pack whose samples share most words with a log, and those words; None if none shares two."""

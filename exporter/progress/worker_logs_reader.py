@@ -165,7 +165,7 @@ class WorkerLogs:
         self._manifest = manifest
         self._lexicon = lexicon
         self._earlier = earlier
-        self._pack_detector = lexicon.new_detector()
+        self._pack_detector = lexicon.new_detector(task.role)
         self._undetected_text = bytearray()  # text that has not been used to choose the pack
         self._detected_pieces, self._detected_at = 0, 0.0
         self._pack = GENERIC if self._pack_detector is not None else lexicon.pack

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from exporter.contract.records import NOTHING, JsonObject, Record
 from exporter.logs.packs import (
+    ALIKE_READ_BYTES,
     END_BYTES,
     ENOUGH_RECORDS,
     FULL_READ_BYTES,
@@ -373,6 +374,24 @@ def test_evidence_after_a_long_compilation_still_counts() -> None:
     assert (auto.choice, auto.is_final) == (None, False)
     auto.feed(b"-" * END_BYTES + b"\n" + NAMED["megatron"].samples[0].text.encode() + b"\n")
     assert auto.choice == "megatron"
+
+
+def test_less_is_read_of_a_log_whose_choice_a_similar_log_confirms() -> None:
+    bar, other = b"120it [00:10, 11.9it/s]\n", NAMED["megatron"].samples[0].text.encode() + b"\n"
+    chunk = bar + b"x" * ALIKE_READ_BYTES + b"\n"
+    hidden, late = (bar + part + b"\n" for part in (other + b"x" * END_BYTES, b"x" * END_BYTES + b"\n" + other))
+    shared: set[str] = set()
+    for first, then, found in (
+        (chunk, hidden, "megatron"),  # nothing is confirmed yet: all is read
+        (bar + b"x" * FULL_READ_BYTES, b"", "tqdm"),
+        (chunk, hidden, "tqdm"),
+        (chunk, late, "megatron"),  # ends of chunks are still read
+        (hidden, b"", "megatron"),
+    ):
+        auto = PackDetector(ALL, final_choices=shared)
+        auto.feed(first)
+        auto.feed(then)
+        assert auto.choice == found
 
 
 def test_a_log_that_fits_no_pack_gets_the_nearest_one() -> None:
