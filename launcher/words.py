@@ -3,8 +3,10 @@
 import re
 import time
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
-from exporter.contract.report import EndCause, WorkerName
+if TYPE_CHECKING:
+    from exporter.contract.report import EndCause, WorkerName
 
 
 def clock_text(moment: object) -> str:
@@ -58,13 +60,13 @@ def names_text(names: Sequence[str], most: int, total: int | None = None) -> str
     return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
-def worker_text(entry: EndCause | WorkerName) -> str:
+def worker_text(entry: "EndCause | WorkerName") -> str:
     """``decode_w0 (rank 2) on cn01``."""
     rank = f" (rank {entry.rank})" if entry.rank is not None else ""
     return f"{entry.worker}{rank} on {entry.node}"
 
 
-def end_line(end: EndCause) -> str:
+def end_line(end: "EndCause") -> str:
     """The end of a worker: who, when and why."""
     run = f", run {end.run}," if end.run is not None else ""
     return f"{worker_text(end)}{run} ended by {end.reason} at {clock_text(end.time)}: {'; '.join(end.evidence)}"

@@ -1,11 +1,14 @@
 """Text of the terminal view: untrusted text, sizes, times, throughput, and how workers ended."""
 
 import time
+from typing import TYPE_CHECKING
 
-from exporter.contract.report import EndCause
-from exporter.contract.view import JobView, WorkerView
-from exporter.gpus.analysis.node_status import GpuProblem
 from launcher.plan.plan import PREFILL
+
+if TYPE_CHECKING:
+    from exporter.contract.report import EndCause
+    from exporter.contract.view import JobView, WorkerView
+    from exporter.gpus.analysis.node_status import GpuProblem
 
 
 def printable_line(text: object) -> str:
@@ -49,7 +52,7 @@ def token_rate_text(rate: float | None) -> str:
     return f"{rate:.0f} tok/s" if rate == 0 or rate >= 10 else f"{rate:.1f} tok/s"
 
 
-def throughput_text(worker: WorkerView) -> str:
+def throughput_text(worker: "WorkerView") -> str:
     """``37.5`` items per second, or an engine's output ``182 tok/s``, or its input ``2012 tok/s in``.
 
     A dash if all are unknown.
@@ -64,14 +67,14 @@ def throughput_text(worker: WorkerView) -> str:
     return token_rate_text(made) or "-"
 
 
-def not_ready_reasons(view: JobView) -> dict[int, str]:
+def not_ready_reasons(view: "JobView") -> dict[int, str]:
     """Exit reason of the job by rank, for workers that were not ready in time."""
     if view.cause is None:
         return {}
     return {entry.rank: view.cause.reason for entry in view.cause.missing if entry.rank is not None}
 
 
-def end_text(worker: WorkerView, cause: EndCause | None) -> str:
+def end_text(worker: "WorkerView", cause: "EndCause | None") -> str:
     """``ended: app_error (exit status 3)``; ``cause`` is given if the job ended because of this worker."""
     end = worker.exit
     evidence = "; ".join(end.evidence) if end is not None else ""
@@ -84,7 +87,7 @@ def end_text(worker: WorkerView, cause: EndCause | None) -> str:
     return f"ended: {end.reason}{asked} ({evidence})"
 
 
-def worker_state(worker: WorkerView) -> str:
+def worker_state(worker: "WorkerView") -> str:
     """The state of a worker as one word, or its exit reason."""
     if worker.state == "not_started":
         return "not started"
@@ -100,5 +103,5 @@ def worker_state(worker: WorkerView) -> str:
     return f"{text} (run {worker.restarts + 1})" if worker.restarts else text
 
 
-def problem_text(problem: GpuProblem) -> str:
+def problem_text(problem: "GpuProblem") -> str:
     return problem.text + (f" at {clock_time_text(problem.time)}" if problem.time is not None else "")
