@@ -279,6 +279,7 @@ _WORD_BEGIN, _is_word = Look(is_boundary=True), re.compile(rb"\w").match
 MOST_KINDS_BEFORE = 40  # distinct bytes before a literal; enough for any number format
 
 
+@lru_cache(maxsize=1024)
 def bytes_after_match(following: re.Pattern[bytes]) -> bytes:
     """The few possible first bytes of a match of this pattern; empty if there are many."""
     nodes = tuple(dropwhile(lambda node: isinstance(node, Look), parse_regex(following)))
