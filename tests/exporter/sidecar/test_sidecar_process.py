@@ -164,6 +164,14 @@ def test_metrics_are_compressed_for_clients_that_accept_gzip(running: SidecarPro
     assert len(body) < len(text) / 3
 
 
+@pytest.mark.parametrize("path", ["/metrics", "/status?timeline=1"])
+@pytest.mark.parametrize("accepted", ["gzip;q=0", "gzip;q=0, *", "identity, gzip;q=0.0"])
+def test_nothing_is_compressed_for_clients_that_refuse_gzip(running: SidecarProcess, path: str, accepted: str) -> None:
+    status, headers, body = running.request(path, Accept_Encoding=accepted)
+    assert (status, headers.get("content-encoding")) == (200, None)
+    assert body.isascii()
+
+
 def test_the_status_is_a_json_document(running: SidecarProcess) -> None:
     status, headers, body = running.request("/status")
     assert (status, headers["content-type"]) == (200, "application/json; charset=utf-8")
