@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
-from itertools import chain
+from itertools import chain, islice
 from typing import Generic, NamedTuple, TypeVar
 
 from exporter.contract.lazy_dataclass import dataclass
@@ -47,6 +47,7 @@ from launcher.verify.tokens import (
 SLICE_S = 0.3  # length of one slice
 MOST_FLAWS = 1000  # damaged files kept by name
 PIECE_BYTES = 4 << 20  # bytes counted or hashed between two pauses
+MOST_HELD = 8192  # files kept in memory besides the telling ones, the newest; another pass brings the others
 TELLING = 64  # newest, largest and smallest files that are read before the others
 MOST_KINDS = 4096  # so are the newest of each worker and extension, up to this many
 MOST_CHECKPOINTS = 16  # checkpoints tried in search of a valid one
@@ -77,6 +78,14 @@ class VerifiedFiles:
     checked: int = 0  # files checked
 
 
+class _OutputFile(NamedTuple):
+    mtime: float
+    name: str
+    size: int
+    rank: int | None  # owner by file name, if unambiguous
+    is_older: bool
+
+
 @dataclass
 class VerifiedOutput(VerifiedFiles):
     """State of the output files."""
@@ -102,6 +111,22 @@ class VerifiedOutput(VerifiedFiles):
     tokens: TokenCounts = NO_TOKENS  # tokens according to benchmark results in the files
     without_tokens: list[DamagedFile] = field(default_factory=list)  # results that should have tokens and have none
     sums: list[tuple[str, str]] = field(default_factory=list)  # name and SHA-256 of files hashed since the last call
+
+    def count(self, file: _OutputFile, times: int = 1) -> None:
+        """Count one file, or uncount it with -1."""
+        self.files += times
+        self.bytes += times * file.size
+        if file.is_older:
+            self.older += times
+        else:
+            self.written += times
+        if file.rank is not None:
+            self.owners[file.rank] += times
+
+    def take_counts(self, other: "VerifiedOutput") -> None:
+        """Take over what another pass has counted."""
+        self.files, self.bytes, self.older, self.written = other.files, other.bytes, other.older, other.written
+        self.owners = other.owners
 
 
 class CheckedCheckpoint(NamedTuple):
@@ -182,14 +207,6 @@ class SlicedWork(Generic[Facts]):
         raise NotImplementedError
 
 
-class _OutputFile(NamedTuple):
-    mtime: float
-    name: str
-    size: int
-    rank: int | None  # owner by file name, if unambiguous
-    is_older: bool
-
-
 class OutputFiles(SlicedWork[VerifiedOutput]):
     """Regular files directly in a directory whose names match a glob, the most telling first, then the newest.
 
@@ -223,6 +240,7 @@ class OutputFiles(SlicedWork[VerifiedOutput]):
         self._has_gpu_metrics = has_gpu_metrics
         self._suspected = frozenset(suspected)
         self._retries_left = MOST_RETRIES
+        self._recounted = VerifiedOutput()  # files in the order of their reading, as far as they still exist
 
     def poll(self, now: float) -> VerifiedOutput:
         """Run one slice. Each checksum is given once: there may be many."""
@@ -231,23 +249,44 @@ class OutputFiles(SlicedWork[VerifiedOutput]):
         return facts
 
     def _work(self) -> Iterator[None]:
-        self._retries_left = MOST_RETRIES
-        files: list[_OutputFile] = []
+        self._retries_left, self._recounted = MOST_RETRIES, VerifiedOutput()
+        held: list[_OutputFile] = []
+        for file in self._list(self._found):
+            yield
+            if file is not None:
+                held.append(file)
+                if len(held) >= 4 * MOST_HELD:
+                    held = _most_telling(held, self._suspected)
+        held = _most_telling(held, self._suspected)
+        self._found.listed = True
+        has_others = len(held) < self._found.files
+        for file in held:
+            self._recounted.count(file)
+        for file in held:
+            yield from self._check_file(file)
+        known = frozenset(file.name for file in held) if has_others else frozenset()
+        if has_others:
+            for file in self._list(self._recounted, known):
+                yield
+                if file is not None:
+                    yield from self._check_file(file)
+            self._found.take_counts(self._recounted)  # files may have come and gone since the first pass
+        if self._checksums:
+            others = self._list(VerifiedOutput(), known) if has_others else ()
+            for file in chain(held, others):
+                yield
+                if file is not None:
+                    yield from self._hash_file(file.name)
+
+    def _list(self, found: VerifiedOutput, known: Collection[str] = ()) -> Iterator[_OutputFile | None]:
+        """Yield every name of the directory, as a file that counts in ``found`` or None, without ``known`` names."""
         try:
             with os.scandir(self._directory) as entries:
                 for entry in entries:
-                    yield
-                    if self._is_output(entry.name) and (file := self._read_entry(entry)) is not None:
-                        files.append(file)
+                    is_new = self._is_output(entry.name) and entry.name not in known
+                    yield self._read_entry(entry, found) if is_new else None
         except (FileNotFoundError, NotADirectoryError):
-            pass  # no directory, no files
-        files.sort(reverse=True, key=lambda file: (file.mtime, file.name))
-        self._found.listed = True
-        telling = _telling_files(files, self._suspected)
-        for file in chain(telling, (file for file in files if file not in telling)):
-            yield from self._check_file(file)
-        for file in files if self._checksums else ():
-            yield from self._hash_file(file.name)
+            return  # no directory, no files
 
     def _is_output(self, name: str) -> bool:
         """Whether a name matches the glob, and not as a file that programs write next to their output."""
@@ -255,28 +294,22 @@ class OutputFiles(SlicedWork[VerifiedOutput]):
             return False
         return self._wants_markers or _NOT_OUTPUT.search(name) is None
 
-    def _read_entry(self, entry: "os.DirEntry[str]") -> _OutputFile | None:
+    def _read_entry(self, entry: "os.DirEntry[str]", found: VerifiedOutput) -> _OutputFile | None:
         """Count one file; None if it does not count."""
-        found = self._found
         try:
             facts = entry.stat(follow_symlinks=False)
         except FileNotFoundError:
             return None
         if not stat.S_ISREG(facts.st_mode):
             return None
-        older = facts.st_mtime < self._since
-        if older:
+        is_older = facts.st_mtime < self._since
+        if is_older and not self._resumes:
             found.older += 1
-            if not self._resumes:
-                return None
-        else:
-            found.written += 1
-        found.files += 1
-        found.bytes += facts.st_size
+            return None
         rank = rank_in_file_name(entry.name, self._ranks, sure=True)
-        if rank is not None:
-            found.owners[rank] += 1
-        return _OutputFile(facts.st_mtime, entry.name, facts.st_size, rank, older)
+        file = _OutputFile(facts.st_mtime, entry.name, facts.st_size, rank, is_older)
+        found.count(file)
+        return file
 
     def _check_file(self, file: _OutputFile) -> Iterator[None]:
         """Check one file, and count its records and tokens."""
@@ -329,15 +362,8 @@ class OutputFiles(SlicedWork[VerifiedOutput]):
 
     def _record_removed(self, file: _OutputFile) -> None:
         """Uncount a file that was removed or renamed since it was listed."""
-        found = self._found
-        found.files -= 1
-        found.bytes -= file.size
-        if file.is_older:
-            found.older -= 1
-        else:
-            found.written -= 1
-        if file.rank is not None:
-            found.owners[file.rank] -= 1
+        for found in (self._found, self._recounted):
+            found.count(file, -1)
 
     def _count_records(self, name: str, file_check: FileCheck, *, is_empty: bool) -> Iterator[None]:
         kind, records = record_kind(name), file_check.records
@@ -392,6 +418,13 @@ def _telling_files(files: Sequence[_OutputFile], suspected: Collection[str]) -> 
     of_size = operator.attrgetter("size")
     extremes = (*heapq.nlargest(TELLING, files, key=of_size), *heapq.nsmallest(TELLING, files, key=of_size))
     return dict.fromkeys((*suspects, *kinds.values(), *files[:TELLING], *extremes))
+
+
+def _most_telling(files: list[_OutputFile], suspected: Collection[str]) -> list[_OutputFile]:
+    """The most telling files, and of the others the newest `MOST_HELD`, in the order in which they are read."""
+    files.sort(reverse=True, key=lambda file: (file.mtime, file.name))
+    telling = _telling_files(files, suspected)
+    return [*telling, *islice((file for file in files if file not in telling), MOST_HELD)]
 
 
 @contextmanager

@@ -87,7 +87,7 @@ class CheckpointName(NamedTuple):
     marker: bool = False  # whether it only marks the checkpoint as complete
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=256)  # of present checkpoints: more would only fill with the names of removed ones
 def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
     """Parse the name of a file or directory; None if it is no checkpoint.
 

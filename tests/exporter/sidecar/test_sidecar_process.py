@@ -23,6 +23,7 @@ from exporter import __version__
 from exporter.__main__ import HASH_MODULES, SHA2_MODULES
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.contract import run_files
+from exporter.contract.manifest import read_manifest
 from tests.launcher.run.before.test_node_facts import free_port
 from tests.support.exporter import (
     NODE,
@@ -162,6 +163,14 @@ def test_metrics_are_compressed_for_clients_that_accept_gzip(running: SidecarPro
     text = gzip.decompress(body).decode("utf-8")
     assert "gpujob_worker_up{" in text
     assert len(body) < len(text) / 3
+
+
+@pytest.mark.parametrize("path", ["/metrics", "/status?timeline=1"])
+@pytest.mark.parametrize("accepted", ["gzip;q=0", "gzip;q=0, *", "identity, gzip;q=0.0"])
+def test_nothing_is_compressed_for_clients_that_refuse_gzip(running: SidecarProcess, path: str, accepted: str) -> None:
+    status, headers, body = running.request(path, Accept_Encoding=accepted)
+    assert (status, headers.get("content-encoding")) == (200, None)
+    assert body.isascii()
 
 
 def test_the_status_is_a_json_document(running: SidecarProcess) -> None:
@@ -334,11 +343,13 @@ def test_a_run_directory_has_one_sidecar_for_each_node(sidecar: Callable[..., Si
     assert run(*argv, GPUJOB_SUPERVISED="1").returncode == 1
 
 
-def test_one_of_several_sidecars_of_a_state_directory_wins(tmp_path: Path) -> None:
-    argv = [*EXPORTER, "sidecar", "--job-name", "none-of-these", "--num-workers", "1", "--output-dir", str(tmp_path)]
-    argv += ["--log-dir", str(tmp_path), "--state-dir", str(tmp_path / "state"), "--web.listen-address", "127.0.0.1:0"]
+@pytest.mark.parametrize("names", [("one", "one", "one"), ("one", "two", "three")], ids=["one job", "three jobs"])
+def test_one_of_several_sidecars_of_a_state_directory_wins(tmp_path: Path, names: tuple[str, ...]) -> None:
+    argv = [*EXPORTER, "sidecar", "--num-workers", "1", "--output-dir", str(tmp_path), "--log-dir", str(tmp_path)]
+    argv += ["--state-dir", str(tmp_path / "state"), "--web.listen-address", "127.0.0.1:0", "--job-name"]
     started = [
-        subprocess.Popen(argv, env=environment(), stderr=subprocess.PIPE, cwd=tmp_path, text=True) for _ in range(3)
+        subprocess.Popen([*argv, name], env=environment(), stderr=subprocess.PIPE, cwd=tmp_path, text=True)
+        for name in names
     ]
     try:
         until(lambda: sum(process.poll() is not None for process in started) == 2, "the end of two sidecars")
@@ -349,6 +360,7 @@ def test_one_of_several_sidecars_of_a_state_directory_wins(tmp_path: Path) -> No
             assert f"is in use: process {winner.pid} on " in (process.stderr.read() if process.stderr else "")
         record = tmp_path / "state" / run_files.SIDECARS_DIR
         until(lambda: list(record.glob("*.json")), "the address of the winner")
+        assert read_manifest(tmp_path / "state").job_name == names[started.index(winner)]
     finally:
         for process in started:
             process.kill()

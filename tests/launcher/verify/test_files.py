@@ -4,6 +4,7 @@ import errno
 import json
 import os
 import time
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,46 @@ def test_the_most_telling_files_are_read_first(job: Job, monkeypatch: pytest.Mon
     others = {"output_worker_1.jsonl", "output_big.txt", "output_small.txt", "output_063.txt"}
     assert others < set(read[: 3 * verify_files.TELLING + 3])
     assert read[-1] == "output_299.txt"
+
+
+def test_files_that_are_not_held_in_memory_are_read_in_another_pass(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    for number in range(40):
+        job.write(f"output_worker_{number % 2}_{number:02d}.jsonl", "{}\n" * (1 + number % 5), age_s=number)
+    job.write("output_bad.jsonl", "{\n", age_s=30).write("output_old.jsonl", "{}\n", age_s=99_999)
+    whole = job.checks()
+    read: list[str] = []
+
+    def open_noted(directory: str, name: str) -> object:
+        read.append(name)
+        if len(read) == 8:  # among those that were listed first
+            job.write("output_worker_1_new.jsonl", "{}\n" * 3)
+            (job.path / "output_worker_0_38.jsonl").unlink()
+        return open_source(directory, name)
+
+    monkeypatch.setattr(verify_files, "MOST_HELD", 4)
+    monkeypatch.setattr(verify_files, "TELLING", 2)
+    assert job.checks() == whole
+    monkeypatch.setattr(verify_files, "open_source", open_noted)
+    checks = job.checks()
+    assert sorted(read) == sorted({path.name for path in job.path.glob("output_*")} - {"output_old.jsonl"})
+    bytes_before, bytes_now = (int(found["outputs"].detail.split()[2]) for found in (whole, checks))
+    assert (checks["outputs"].detail.split()[0], bytes_now - bytes_before) == ("41", 3 * 3 - 4 * 3)
+    assert checks["valid"].coverage == whole["valid"].coverage
+    assert checks["valid"].detail == "1 of 41 files damaged: output_bad.jsonl"
+
+
+def test_a_million_files_would_take_little_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_files, "MOST_HELD", 64)
+    for number in range(3000):
+        (tmp_path / f"output_{number}.json").touch()
+    files = verify_files.OutputFiles(str(tmp_path), "*", 0.0, {})
+    tracemalloc.start()
+    try:
+        while not files.poll(0.0).done:
+            pass
+        assert tracemalloc.get_traced_memory()[1] < 400_000  # with a list of the files 900,000
+    finally:
+        tracemalloc.stop()
 
 
 @pytest.mark.parametrize("pattern", ["*", "*.csv"])

@@ -1,5 +1,6 @@
 """Whether a checkpoint is being written, complete or of an earlier job, in the layouts of real frameworks."""
 
+import tracemalloc
 from pathlib import Path
 
 import pytest
@@ -7,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile
+from exporter.files.checkpoints.history import MOST_REMEMBERED
 from exporter.files.checkpoints.sets import Checkpoint
 from exporter.files.checkpoints.tracker import CheckpointTracker
 from tests.exporter.files.checkpoints.checkpoint_entries import entries
@@ -223,3 +225,25 @@ def test_the_order_of_files_does_not_change_the_checkpoints(order: list[int], cu
     checkpoints.update(found[:cut], None, START + 500, START + 500, has_unread_names=True)
     checkpoints.update(found[cut:], names, START + 500, START + 500)
     assert (checkpoints.history.total, checkpoints.history.save_times) == (3, (START, START + 100, START + 200))
+
+
+def test_checkpoints_that_come_and_go_leave_nothing_behind() -> None:
+    tracker = CheckpointTracker(START)
+
+    def save(steps: range) -> None:
+        for step in steps:
+            name, when = f"checkpoint_{step}.pt", START + step
+            file = CheckpointFile(name, 100, when, step)
+            entry = CheckpointEntry(name, name, False, False, step, (file,), True)
+            tracker.update([entry], {f"checkpoint_{step - back}.pt" for back in range(3)}, when, when)
+
+    save(range(2 * MOST_REMEMBERED))
+    tracemalloc.start()
+    try:
+        save(range(2 * MOST_REMEMBERED, 3 * MOST_REMEMBERED))  # replaces what was remembered before the trace began
+        before = tracemalloc.get_traced_memory()[0]
+        save(range(3 * MOST_REMEMBERED, 5 * MOST_REMEMBERED))
+        assert tracemalloc.get_traced_memory()[0] - before < 150_000  # the names alone were 700,000
+    finally:
+        tracemalloc.stop()
+    assert tracker.history.total > 4 * MOST_REMEMBERED
