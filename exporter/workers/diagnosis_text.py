@@ -38,7 +38,7 @@ def _text_lines(found: Diagnosis, log_lines: int) -> Iterator[str]:
     job = {"time_limit_at" if key == "end" else key: value for key, value in found.job.items()}
     yield from _section("Job", _value_lines({**job, "stop": found.stop}))
     for name, stack in found.stacks.items():
-        yield from _section(f"Stack of {name}", stack.split("\n"))
+        yield from _section(f"Stack of {name}", [stack])
     for log in found.logs:
         shown = log.lines[-log_lines:]
         cut = log.cut or len(shown) < len(log.lines)

@@ -88,44 +88,50 @@ def test_a_second_text_distinguishes_patterns_with_the_same_beginning() -> None:
 
 
 LETTERS = st.sampled_from("aAbBxyZ09 =%#")
+# Hypothesis checks a strategy at its first use, so these are made once: it would take longer than to draw from them.
+TEXTS, CLASSES = st.text(LETTERS, min_size=1, max_size=5), st.lists(LETTERS, min_size=1, max_size=5, unique=True)
+LENGTHS, REPEATS, MORE, CHOICES = st.integers(1, 4), st.integers(0, 3), st.integers(0, 2), st.integers(0, 1)
+LEAVES = ["text", "text", "class", "any", "digits"]
+LEAF, KIND = st.sampled_from(LEAVES), st.sampled_from([*LEAVES, "group", "either", "repeat", "case"])
+ANY = st.sampled_from([(".", "q"), (r"\w", "b"), (r"[^q]", "A"), (r"\S", "%")])
+DIGITS, GROUPS = st.sampled_from(["0", "90"]), st.sampled_from(["", "?:"])
+MOST, LAZY = st.sampled_from([0, None, 2]), st.sampled_from(["", "?"])
 
 
 @st.composite
 def sequences(draw: st.DrawFn, depth: int = 3) -> tuple[str, str]:
     """A regular expression and a text that it matches."""
-    parts = [draw(pieces(depth)) for _ in range(draw(st.integers(1, 4)))]
+    parts = [draw(PIECES[depth]) for _ in range(draw(LENGTHS))]
     return "".join(regex for regex, _ in parts), "".join(text for _, text in parts)
 
 
 @st.composite
 def pieces(draw: st.DrawFn, depth: int) -> tuple[str, str]:
-    kind = draw(
-        st.sampled_from(
-            ["text", "text", "class", "any", "digits"] + ["group", "either", "repeat", "case"] * (depth > 0)
-        )
-    )
+    kind = draw(KIND if depth else LEAF)
     if kind == "text":
-        text = draw(st.text(LETTERS, min_size=1, max_size=5))
+        text = draw(TEXTS)
         return re.escape(text), text
     if kind == "class":
-        chars = draw(st.lists(LETTERS, min_size=1, max_size=5, unique=True))
+        chars = draw(CLASSES)
         return f"[{re.escape(''.join(chars))}]", draw(st.sampled_from(chars))
     if kind == "any":
-        return draw(st.sampled_from([(".", "q"), (r"\w", "b"), (r"[^q]", "A"), (r"\S", "%")]))
+        return draw(ANY)
     if kind == "digits":
-        return r"\d+", draw(st.sampled_from(["0", "90"]))
-    regex, text = draw(sequences(depth - 1))
+        return r"\d+", draw(DIGITS)
+    regex, text = draw(SEQUENCES[depth - 1])
     if kind == "group":
-        return draw(st.sampled_from([f"({regex})", f"(?:{regex})"])), text
+        return f"({draw(GROUPS)}{regex})", text
     if kind == "case":
-        return f"(?i:{regex})", draw(st.sampled_from([text, text.swapcase(), text.upper()]))
+        return f"(?i:{regex})", (text, text.swapcase(), text.upper())[draw(MORE)]
     if kind == "either":
-        other, other_text = draw(sequences(depth - 1))
-        return f"(?:{regex}|{other})", draw(st.sampled_from([text, other_text]))
-    least = draw(st.integers(0, 3))
-    most = draw(st.sampled_from([str(least), "", str(least + 2)]))
-    suffix = draw(st.sampled_from([f"{{{least},{most}}}", f"{{{least},{most}}}?"]))
-    return f"(?:{regex}){suffix}", text * (least + (draw(st.integers(0, 2)) if most != str(least) else 0))
+        other, other_text = draw(SEQUENCES[depth - 1])
+        return f"(?:{regex}|{other})", (text, other_text)[draw(CHOICES)]
+    least, more = draw(REPEATS), draw(MOST)
+    most = "" if more is None else str(least + more)
+    return f"(?:{regex}){{{least},{most}}}{draw(LAZY)}", text * (least + (draw(MORE) if more != 0 else 0))
+
+
+PIECES, SEQUENCES = [pieces(depth) for depth in range(4)], [sequences(depth) for depth in range(4)]
 
 
 @given(sequences(), st.text(LETTERS, max_size=3))
