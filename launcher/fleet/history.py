@@ -1,13 +1,14 @@
 """Jobs of the past: from the hub or the user's index, and from accounting only what these do not have."""
 
-from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import NamedTuple, TypeAlias
 
 from exporter.hub.index_reader import History, read_history
 from exporter.slurm.accounting import Attempt, Figures, gpu_counts, tres
 from exporter.slurm.commands_reader import SlurmReader
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.sources.hub_reader import HubJob
+from exporter.slurm.sources.shared_look_reader import read_history_look
 from exporter.slurm.states import ENDS
 from exporter.slurm.tracking import UNKNOWN
 from exporter.slurm.usage import UsageRow
@@ -15,6 +16,7 @@ from launcher.fleet.jobs_view import ended_rows
 from launcher.fleet.own_runs import read_idle
 
 ACCOUNTING = "accounting"
+_Ask: TypeAlias = Callable[..., Iterable[tuple[QueueRow, Attempt]]]  # since and until
 
 
 class Ended(NamedTuple):
@@ -31,12 +33,18 @@ class Used(NamedTuple):
     source: str
 
 
-def read_ended(slurm: SlurmReader, queue: Sequence[QueueRow], since: float, environ: Mapping[str, str]) -> Ended:
-    """Jobs that ended after ``since``. Raises SlurmUnansweredError."""
+def read_ended(
+    slurm: SlurmReader, queue: Sequence[QueueRow], since: float, environ: Mapping[str, str], *, watch: bool = False
+) -> Ended:
+    """Jobs that ended after ``since``. Raises SlurmUnansweredError.
+
+    Those who ``watch`` share an answer of accounting.
+    """
+    ask: _Ask = (lambda since, _until=None: read_history_look(slurm, environ, since)) if watch else slurm.history
     history = read_history(slurm, environ, since)
     if history is None:
-        return Ended(tuple(ended_rows(slurm.history(since), queue)), ACCOUNTING)
-    rest = _read_rest(slurm, history, since)
+        return Ended(tuple(ended_rows(ask(since), queue)), ACCOUNTING)
+    rest = _read_rest(ask, history, since)
     in_queue = {row.job_id: row for row in queue}
     found: dict[str, tuple[QueueRow, Figures | None]] = {}
     for row, figures in ended_rows(rest, queue):
@@ -55,7 +63,7 @@ def read_used(slurm: SlurmReader, since: float, until: float, environ: Mapping[s
     if history is None:
         return Used(_with_idle(slurm.usage_since(since), since, environ), ACCOUNTING)
     begin, rows = float(int(since)), list[UsageRow]()  # whole seconds, as sacct counts them
-    for row, attempt in _read_rest(slurm, history, since):
+    for row, attempt in _read_rest(slurm.history, history, since):
         sight = attempt.sight
         if sight.started is not None:
             cut_s = max(0.0, begin - sight.started)
@@ -108,14 +116,14 @@ def attempts_of(job: HubJob, now: float) -> list[tuple[float, float, float]]:
     return found
 
 
-def _read_rest(slurm: SlurmReader, history: History, since: float) -> list[tuple[QueueRow, Attempt]]:
+def _read_rest(ask: _Ask, history: History, since: float) -> list[tuple[QueueRow, Attempt]]:
     """What accounting has and the history has not: ends before it begins, and what happened after it ends."""
     found = list[tuple[QueueRow, Attempt]]()
     if since < history.covers_since:
-        pairs = slurm.history(since, history.covers_since)
+        pairs = ask(since, history.covers_since)
         found += [pair for pair in pairs if (pair[1].sight.ended or history.covers_since) < history.covers_since]
     if not history.is_of_hub:
-        pairs = slurm.history(max(since, history.covers_until))
+        pairs = ask(max(since, history.covers_until))
         found += [pair for pair in pairs if pair[1].sight.ended is None or pair[1].sight.ended >= history.covers_until]
     return found
 

@@ -16,8 +16,9 @@ from typing import Any, TypeVar
 
 from exporter.contract import run_files
 from exporter.contract.file_locks import FileLockedError, lock_file
-from exporter.contract.records import Record, to_json
+from exporter.contract.records import NOTHING, Record, to_json
 from exporter.contract.user_state import user_cache_folder
+from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
@@ -26,6 +27,8 @@ from exporter.slurm.usage import RunningUse
 
 LOOK_S = 60.0  # age at which Slurm is asked anew; two RPCs each
 NODES_LOOK_S = 200.0  # for nodes that are watched, which cost two RPCs too
+HISTORY_LOOK_S = 300.0  # for ended jobs that are watched: the queue has the latest of them too
+HISTORY_STEP_S = 3600.0  # those who watch since the same hour share one answer
 USE_LOOK_S = 60.0  # for the use of a running job, which costs three RPCs
 WATCHED_USE_S, WATCHED_USE_BESIDE_HUB_S = 200.0, 600.0  # of all such jobs that are watched, one each time
 OTHERS_LOOK_S = 300.0  # for the jobs of others, while a hub has the user's own and asks Slurm itself
@@ -79,7 +82,14 @@ class UseLook(Look):
     rows: tuple[RunningUse, ...] = ()
 
 
-L = TypeVar("L", QueueLook, NodesLook, UseLook)
+class HistoryLook(Look):
+    """An answer of sacct about all jobs of a user."""
+
+    since: float = 0.0  # attempts that ended before are not there
+    rows: tuple[tuple[QueueRow, Attempt], ...] = ()
+
+
+L = TypeVar("L", QueueLook, NodesLook, UseLook, HistoryLook)
 
 
 def read_queue_look(
@@ -109,12 +119,15 @@ def read_queue_of_all(
     environ: Mapping[str, str],
     clock: Callable[[], float] = time.time,
     others_s: float = OTHERS_LOOK_S,
+    user: str | None = None,
 ) -> QueueLook:
     """The queue of all users, as of the oldest part of it. Raises SlurmUnansweredError if nothing is known.
 
-    If a hub has only the jobs of this user, those of others are read every ``others_s``.
+    If a hub has only the jobs of this user, those of others are read every ``others_s``. With ``user`` only the jobs of
+    that one are returned: all who watch others share one question.
     """
-    of_hub, hub_problem = _read_hub_look(slurm, environ, clock, 0.0)
+    wanted = slurm if user is None else SlurmReader(user, slurm.cluster, environ)
+    of_hub, hub_problem = _read_hub_look(wanted, environ, clock, 0.0)
     if of_hub is not None:
         return of_hub
     own, _ = _read_hub_look(SlurmReader(me, slurm.cluster, environ), environ, clock, 0.0)
@@ -122,6 +135,8 @@ def read_queue_of_all(
     look = _read_look(QueueLook, _queue_name(slurm, None), slurm.queue, environ, clock, most_s=most_s)
     if own is not None and (own.as_of or 0.0) > (look.as_of or 0.0):
         look = look.replace(rows=(*own.rows, *(row for row in look.rows if row.user != me)))
+    if user is not None:
+        look = look.replace(rows=tuple(row for row in look.rows if row.user == user))
     return look.replace(source=slurm.source, hub_problem=hub_problem)
 
 
@@ -198,7 +213,7 @@ def _ask_hub(
     return look, None
 
 
-def _write_look(path: Path, look: QueueLook | NodesLook | UseLook) -> None:
+def _write_look(path: Path, look: QueueLook | NodesLook | UseLook | HistoryLook) -> None:
     """Write a look, its rows as lists: with the name of each field a reader takes twice the time. Raises OSError."""
     body = {**look.replace(rows=()).to_json(), "rows": look.rows}
     run_files.write_json(path, body, durable=False, mode=OWNER_ONLY, default=to_json)
@@ -271,6 +286,27 @@ def read_use_look(
     return _read_look(UseLook, name, ask, environ, clock, most_s=most_s).replace(source="sstat")
 
 
+def read_history_look(
+    slurm: SlurmReader, environ: Mapping[str, str], since: float, clock: Callable[[], float] = time.time
+) -> list[tuple[QueueRow, Attempt]]:
+    """Attempts that had not ended at ``since``, for those who watch. Raises SlurmUnansweredError."""
+    begin = since // HISTORY_STEP_S * HISTORY_STEP_S
+
+    def has_all(look: HistoryLook) -> bool:
+        return look.since <= begin
+
+    name = f"{slurm.user or 'all'}-{slurm.cluster or ''}"
+    look = _read_look(
+        *(HistoryLook, name, lambda: slurm.history(begin), environ, clock),
+        most_s=HISTORY_LOOK_S,
+        fits=has_all,
+        more={"since": begin},
+    )
+    if not has_all(look):
+        raise SlurmUnansweredError("sacct", (look.problem or "").removeprefix("sacct "))
+    return [pair for pair in look.rows if pair[1].sight.ended is None or pair[1].sight.ended >= since]
+
+
 def _read_look(
     kind: type[L],
     name: str,
@@ -280,8 +316,10 @@ def _read_look(
     since: float = 0.0,
     least_s: float | None = None,
     most_s: float | None = None,
+    fits: Callable[[L], bool] = lambda _: True,
+    more: Mapping[str, object] = NOTHING,
 ) -> L:
-    """The look in the file while it is fresh, else Slurm's answer, else the old look with the problem.
+    """The look in the file while it is fresh and ``fits``, else Slurm's answer, else the old look with the problem.
 
     Of several processes one asks and the others wait for the file, no longer than the command may take. A question
     without an answer counts as a look too, so that they do not all ask a controller in trouble.
@@ -289,12 +327,12 @@ def _read_look(
     cluster = cluster_name(environ)
     folder = _own_folder(environ)
     if folder is None:
-        return _usable(_asked(kind, cluster, None, ask, clock))
+        return _usable(_asked(kind, cluster, None, ask, clock, more))
     path = _path(folder, kind, (name, cluster))
     end = time.monotonic() + DEADLINE_S
     while True:
         known = kind.read_valid(path)
-        if known is not None and _is_fresh(known, clock(), since, least_s, most_s):
+        if known is not None and fits(known) and _is_fresh(known, clock(), since, least_s, most_s):
             return _usable(known)
         try:
             descriptor = lock_file(path.with_suffix(".lock"))
@@ -305,11 +343,11 @@ def _read_look(
                 return _usable(_failed(kind, cluster, known, SlurmUnansweredError("Slurm", problem), clock()))
             time.sleep(RETRY_S)
         except OSError:  # a full disk, for example
-            return _usable(_asked(kind, cluster, known, ask, clock))
+            return _usable(_asked(kind, cluster, known, ask, clock, more))
     try:
         known = kind.read_valid(path)  # another process may have written it before the lock was ours
-        if known is None or not _is_fresh(known, clock(), since, least_s, most_s):
-            known = _asked(kind, cluster, known, ask, clock)
+        if known is None or not (fits(known) and _is_fresh(known, clock(), since, least_s, most_s)):
+            known = _asked(kind, cluster, known, ask, clock, more)
             with contextlib.suppress(OSError):  # it is asked again by the next command
                 _write_look(path, known)
         return _usable(known)
@@ -325,7 +363,12 @@ def _is_fresh(look: Look, now: float, since: float, least_s: float | None, most_
 
 
 def _asked(
-    kind: type[L], cluster: str, known: L | None, ask: Callable[[], tuple[Any, ...]], clock: Callable[[], float]
+    kind: type[L],
+    cluster: str,
+    known: L | None,
+    ask: Callable[[], tuple[Any, ...]],
+    clock: Callable[[], float],
+    more: Mapping[str, object],
 ) -> L:
     try:
         rows = ask()
@@ -334,7 +377,7 @@ def _asked(
             raise
         return _failed(kind, cluster, known, error, clock())
     now = clock()
-    return kind(cluster=cluster, as_of=now, tried=now, rows=rows)
+    return kind(cluster=cluster, as_of=now, tried=now, rows=rows).replace(**more)
 
 
 def _failed(kind: type[L], cluster: str, known: L | None, error: SlurmUnansweredError, now: float) -> L:

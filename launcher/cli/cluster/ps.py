@@ -97,8 +97,8 @@ def ps(
         look, has_slurm = QueueLook(cluster="", tried=time.time()), True
         try:
             since_last = min(last_registered(os.environ), time.time()) if shows_mine else 0.0
-            if all_users and watch:
-                look = read_queue_of_all(slurm, me, os.environ)
+            if watch and (all_users or not shows_mine):
+                look = read_queue_of_all(slurm_reader(None, None, os.environ), me, os.environ, user=user)
             else:
                 look = read_queue_look(slurm, os.environ, since=since_last)
         except SlurmUnansweredError as error:
@@ -112,7 +112,7 @@ def ps(
         figures, source = dict[str, "Figures"](), "queue"
         rows = [*look.rows, *local]
         if since is not None and has_slurm:
-            more, figures, source = _read_ended(slurm, look.rows, since, mine=shows_mine and not all_users)
+            more, figures, source = _read_ended(slurm, look.rows, since, mine=shows_mine and not all_users, watch=watch)
             rows += more
         if name is not None:
             names, reported = _read_run(name, rows)
@@ -149,7 +149,7 @@ def ps(
         lines += ["", f"ended jobs are from {source}"] if since is not None and has_slurm else []
         return {}, lines
 
-    repeat(show, watch=watch, as_json=wants_json, is_unshared=since is not None)
+    repeat(show, watch=watch, as_json=wants_json, has_past=since is not None)
 
 
 def _read_run(name: str, rows: "Iterable[QueueRow]") -> "tuple[dict[str, str], list[QueueRow]]":
@@ -177,7 +177,7 @@ def _words(text: str | None) -> frozenset[str]:
 
 
 def _read_ended(
-    slurm: "SlurmReader", queue: "tuple[QueueRow, ...]", since: float, *, mine: bool
+    slurm: "SlurmReader", queue: "tuple[QueueRow, ...]", since: float, *, mine: bool, watch: bool
 ) -> "tuple[list[QueueRow], dict[str, Figures], str]":
     """Ended jobs that the queue does not have, figures by job id, and where they are from."""
     from exporter.slurm.commands_reader import SlurmUnansweredError
@@ -186,7 +186,7 @@ def _read_ended(
 
     known = {row.job_id for row in queue}
     try:
-        ended, source = read_ended(slurm, queue, since, os.environ)
+        ended, source = read_ended(slurm, queue, since, os.environ, watch=watch)
     except SlurmUnansweredError as error:
         if not mine:
             raise

@@ -22,7 +22,7 @@ F = TypeVar("F", bound=Callable[..., Any])
 WATCH_INTERVAL_S = 5.0  # the shared look asks Slurm less often
 OLD_S = 90.0  # the queue is read each minute; what is older is shown with its age
 MOST_SHARE = 0.02  # of a core that watching takes: with thousands of jobs, many watchers would take all of them
-UNSHARED_INTERVAL_S = 60.0  # where accounting is asked each time
+PAST_INTERVAL_S = 60.0  # with jobs of the past, which a hub or an index searches each time
 _AGE = re.compile(r"(\d{1,6})([smhdw])")
 _UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86400, "w": 7 * 86400}
 
@@ -31,7 +31,7 @@ WATCH = click.option(
     "-w",
     "--watch",
     is_flag=True,
-    help="Repeat every 5 seconds, or every minute where accounting is asked each time; Slurm is asked less often; "
+    help="Repeat every 5 seconds, or every minute with jobs of the past; Slurm is asked less often; "
     "with --json one object per line. Ctrl-C ends it.",
 )
 
@@ -86,12 +86,12 @@ def show_age(look: "Look", what: str = "") -> None:
 
 
 def repeat(
-    show: Callable[[], tuple[Mapping[str, object], list[str]]], *, watch: bool, as_json: bool, is_unshared: bool = False
+    show: Callable[[], tuple[Mapping[str, object], list[str]]], *, watch: bool, as_json: bool, has_past: bool = False
 ) -> None:
     """Print what ``show`` returns, JSON and lines, once or until Ctrl-C.
 
-    ``is_unshared``: it asks accounting each time, for this command alone. Exits with 9 if Slurm does not answer and
-    nothing is known; while watching that is only reported.
+    ``has_past``: it shows jobs of the past. Exits with 9 if Slurm does not answer and nothing is known; while watching
+    that is only reported.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.report.state import EXIT_STATUS
@@ -121,6 +121,6 @@ def repeat(
                 (time.process_time() - before_s) / MOST_SHARE if shown_before else 0.0
             )  # the first one loads modules
             shown_before = True
-            time.sleep(max(rest_s, UNSHARED_INTERVAL_S if is_unshared else WATCH_INTERVAL_S))
+            time.sleep(max(rest_s, PAST_INTERVAL_S if has_past else WATCH_INTERVAL_S))
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)

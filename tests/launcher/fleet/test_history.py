@@ -102,6 +102,7 @@ def test_index_and_accounting_together_say_what_accounting_says(days: float, env
     store.save(Batch(NOW, meta={"covers_until": str(NOW - DAY_S / 2)}))
     store.close()
     assert read_used(slurm, since, NOW, alone).source == read_ended(slurm, (), since, alone).source == "accounting"
+    assert read_ended(slurm, (), since, alone, watch=True) == read_ended(slurm, (), since, alone)
     slurm.asked.clear()
     assert sums(slurm, since, environ) == sums(slurm, since, alone)
     # accounting is asked for what is before and after the index

@@ -9,13 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from exporter.slurm.accounting import parse_history
 from exporter.slurm.commands_reader import NO_CLUSTER, SlurmReader, SlurmUnansweredError
 from exporter.slurm.sources import shared_look_reader
 from exporter.slurm.sources.shared_look_reader import (
+    HISTORY_LOOK_S,
     LOOK_S,
     WATCHED_USE_S,
     QueueLook,
     cluster_name,
+    read_history_look,
     read_nodes_look,
     read_queue_look,
     read_queue_of_all,
@@ -23,6 +26,7 @@ from exporter.slurm.sources.shared_look_reader import (
 )
 from tests.support.exporter import FakeClock
 
+SAMPLES = Path(__file__).parents[1] / "samples"
 ROW = "7|COMPLETED|None|100|110|170|5:00|0|n1|gpu|cpu=4,mem=600M,node=1|7|ada|lab|normal|1|(null)|/dev/null|job|"
 FAILURE = 'echo "Unable to contact slurm controller" >&2; exit 1'
 
@@ -33,13 +37,13 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str
     return {"HOME": str(tmp_path), "SLURM_CONF": str(tmp_path / "slurm.conf"), "PATH": os.environ["PATH"]}
 
 
-def answer(folder: Path, text: str, command: str = "squeue") -> None:
-    (folder / command).write_text(f"#!/bin/sh\necho >> {folder}/calls\n{text}\n")
+def answer(folder: Path, text: str, command: str = "squeue", log: str = "calls") -> None:
+    (folder / command).write_text(f"#!/bin/sh\necho >> {folder}/{log}\n{text}\n")
     (folder / command).chmod(0o755)
 
 
-def calls(folder: Path) -> int:
-    path = folder / "calls"
+def calls(folder: Path, log: str = "calls") -> int:
+    path = folder / log
     return len(path.read_text().splitlines()) if path.exists() else 0
 
 
@@ -158,6 +162,35 @@ def test_the_use_of_all_watched_jobs_is_asked_for_three_times_in_ten_minutes(
     assert read_use_look(slurm, "7", environ, clock.time).as_of == clock.now  # a single command asks
 
 
+def test_those_who_watch_since_the_same_hour_share_an_answer_of_accounting(
+    tmp_path: Path, environ: Mapping[str, str]
+) -> None:
+    attempts = (SAMPLES / "sacct.26.05.5.txt").read_text(encoding="utf-8").splitlines()
+    (tmp_path / "attempts").write_text("".join(f"gpu|lab|normal|1|n1|{line}\n" for line in attempts))
+    answer(tmp_path, f"cat {tmp_path}/attempts", "sacct")
+    pairs = parse_history((tmp_path / "attempts").read_text())
+    ends = sorted(row.sight.ended for row, _ in pairs if row.sight.ended is not None)
+    first, now = ends[0] // 3600 * 3600, ends[-1] + 10.0
+    slurm = SlurmReader(None, None, environ)
+
+    def ended(since: float, at: float = now) -> list[float]:
+        found = read_history_look(slurm, environ, since, lambda: at)
+        return sorted(row.sight.ended for row, _ in found if row.sight.ended is not None)
+
+    assert ended(ends[3]) == [end for end in ends if end >= ends[3]]
+    assert ended(first) == ends
+    assert calls(tmp_path) == 1
+    assert ended(first - 3600) == ends
+    assert ended(first) == ends
+    assert calls(tmp_path) == 2
+    ended(first, now + HISTORY_LOOK_S)
+    assert calls(tmp_path) == 3
+    answer(tmp_path, FAILURE, "sacct")
+    assert ended(first, now + 2 * HISTORY_LOOK_S) == ends
+    with pytest.raises(SlurmUnansweredError, match="sacct exited with 1: Unable"):
+        ended(first - 1.0, now + 2 * HISTORY_LOOK_S)  # the hour before is not there
+
+
 def test_looks_are_of_one_cluster(tmp_path: Path, environ: Mapping[str, str]) -> None:
     assert cluster_name({"SLURM_CONF": str(tmp_path / "none")}) != "hal"
     (tmp_path / "slurm.conf").write_text("# ClusterName=no\nclustername = hal\n")
@@ -170,6 +203,7 @@ def test_a_hundred_watchers_cost_15_commands_and_30_requests_in_ten_minutes(
 ) -> None:
     answer(tmp_path, f"echo '{ROW}'")
     answer(tmp_path, "echo 'n1|idle|gpu*|gpu:h100:4|gpu:h100:0|0/8/0/8|1000|none|'", "sinfo")
+    answer(tmp_path, "true", "sacct", "accounting")
     everybody, clock = SlurmReader(None, None, environ), FakeClock(1000.0)
     for second in range(600):  # it begins with a question for each
         for _ in range(10):  # each reads every 5 seconds; half of them watch the nodes and the jobs on them
@@ -178,6 +212,10 @@ def test_a_hundred_watchers_cost_15_commands_and_30_requests_in_ten_minutes(
             assert look(environ, clock.now).rows[0].job_id == "7"
             clock.advance(0.1)
         assert look(environ, clock.now, "bob").rows == ()
+        of_others = [read_queue_of_all(everybody, "eve", environ, clock.time, user=user) for user in ("ada", "bob")]
+        assert [len(found.rows) for found in of_others] == [1, 0]
+        read_history_look(everybody, environ, 500.0 + second % 7, clock.time)
         if second in (299, 599):
             assert calls(tmp_path) <= 1.5 * (second + 1) / 60
             assert calls(tmp_path) * 2 <= 3 * (second + 1) / 60  # PARTITION_INFO, and JOB_USER_INFO or NODE_INFO
+    assert calls(tmp_path) + calls(tmp_path, "accounting") <= 15
