@@ -31,7 +31,7 @@ def cluster(space_dir: Path) -> Iterator[Cluster]:
     """Four nodes with accounting."""
     if reason := slurm_unavailable():
         pytest.skip(reason)
-    with Cluster(space_dir / "cluster", prefix="node") as instance:
+    with Cluster(space_dir / "cluster", prefix=os.environ.get("GPUJOB_TEST_NODES", "node")) as instance:
         yield instance
 
 
