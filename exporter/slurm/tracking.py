@@ -5,7 +5,8 @@ Only an answer that names an end ends a job: one that is missing in the queue is
 without an answer there it is UNKNOWN, which is no end.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 from exporter.contract.records import Record
@@ -160,16 +161,29 @@ def take_figures(job: TrackedJob, attempts: Iterable[Attempt] | None, now: float
 
     ``attempts`` is None if there is no accounting.
     """
-    last = next(
-        reversed(own_attempts(job, (each for each in attempts or () if job.job_id in task_ids(each.job_id)))), None
-    )
+    known = [each for each in attempts or () if job.job_id in task_ids(each.job_id)]
+    last = next(reversed(own_attempts(job, known)), None)
     is_last_time = job.figures_asked is not None
     if last is not None and (last.is_complete or (is_last_time and last.sight.state in ENDS)):
-        return job.replace(figures=last.figures())
+        return job.replace(figures=last.figures(), history=_with_ends(job.history, known))
     if not is_last_time and attempts is not None:
         return job.replace(figures_asked=now)
     elapsed_s = job.ended - job.started if job.ended is not None and job.started is not None else None
     return job.replace(figures=Figures(elapsed_s=elapsed_s, limit_s=job.limit_s))
+
+
+def _with_ends(history: Sequence[Event], attempts: Iterable[Attempt]) -> tuple[Event, ...]:
+    """The history, in which earlier attempts end when accounting says: Slurm may queue the job a second later."""
+    ends = {each.sight.started: each.sight.ended for each in attempts if each.sight.ended is not None}
+    return (
+        *history[:1],
+        *(
+            event.replace(time=ends[before.time])
+            if (before.state, event.state) == ("RUNNING", "PENDING") and before.time in ends
+            else event
+            for before, event in pairwise(history)
+        ),
+    )
 
 
 def _observe(job: TrackedJob, sight: Sight, now: float, changes: list[Change]) -> TrackedJob:

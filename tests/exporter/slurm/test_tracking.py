@@ -92,6 +92,22 @@ def test_a_missing_job_is_unknown_after_minutes_of_silence_and_still_no_end() ->
     assert compare_accounting(known.jobs, None, 1060.0 + GIVEN_UP_AFTER_S).jobs["7"].is_over
 
 
+def test_an_attempt_that_was_requeued_ends_when_accounting_says() -> None:
+    known = {"7": job()}
+    for sight in (
+        row("RUNNING", started=1010.0),
+        row("PENDING", restarts=1, submitted=1041.0),  # a second after the end
+        row("COMPLETED", restarts=1, submitted=1041.0, started=1050.0, ended=1060.0),
+    ):
+        known = {**compare_queue(known, [sight], 1100.0).jobs}
+    attempts = [attempt("REQUEUED", SUBMITTED, 1010.0, 1040.0), attempt("COMPLETED", 1041.0, 1050.0, 1060.0)]
+    measured = take_figures(known["7"], attempts, 1100.0)
+    assert [(event.state, event.time) for event in measured.history] == [
+        *(("RUNNING", 1010.0), ("PENDING", 1040.0)),
+        *(("RUNNING", 1050.0), ("COMPLETED", 1060.0)),
+    ]
+
+
 def test_figures_are_asked_for_twice_and_then_not_measured() -> None:
     ended = job().replace(state="COMPLETED", started=1010.0, ended=1070.0, limit_s=600.0)
     done = attempt("COMPLETED", SUBMITTED, 1010.0, 1070.0)
