@@ -174,7 +174,8 @@ def take_figures(job: TrackedJob, attempts: Iterable[Attempt] | None, now: float
 
 def _with_ends(history: Sequence[Event], attempts: Iterable[Attempt]) -> tuple[Event, ...]:
     """The history, in which earlier attempts end when accounting says: Slurm may queue the job a second later."""
-    ends = {each.sight.started: each.sight.ended for each in attempts if each.sight.ended is not None}
+    sights = [each.sight for each in attempts]
+    ends = {sight.started: sight.ended for sight in sights if None not in (sight.started, sight.ended)}
     return (
         *history[:1],
         *(

@@ -13,6 +13,7 @@ from exporter.slurm.tracking import (
     RETURNS_WITHIN_S,
     UNKNOWN_AFTER_S,
     Change,
+    Event,
     TrackedJob,
     compare_accounting,
     compare_queue,
@@ -106,6 +107,9 @@ def test_an_attempt_that_was_requeued_ends_when_accounting_says() -> None:
         *(("RUNNING", 1010.0), ("PENDING", 1040.0)),
         *(("RUNNING", 1050.0), ("COMPLETED", 1060.0)),
     ]
+    unknown = (Event(state="RUNNING", seen=1030.0), Event(state="PENDING", time=1041.0, seen=1050.0))
+    waited = attempt("CANCELLED", SUBMITTED - 500.0, None, 900.0)  # it never ran, so it says nothing of another
+    assert take_figures(known["7"].replace(history=unknown), [waited, *attempts], 1100.0).history == unknown
 
 
 def test_figures_are_asked_for_twice_and_then_not_measured() -> None:
