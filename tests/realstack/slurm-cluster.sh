@@ -27,7 +27,7 @@
 #                                      of this machine they see /tmp, CLUSTER_DIR, the users and TEST_USER's home
 #   SLURM_BIND=                        further paths of this machine that they see, one in a line
 # Needs root, and the programs that packages.sh installs. Written outside CLUSTER_DIR: TEST_USER and lock files.
-set -euo pipefail
+set -eEuo pipefail              # E: `up` says which command failed, in functions too
 
 HERE=$(cd "$(dirname "$0")" && pwd)
 D=$(realpath -m "${CLUSTER_DIR:-/tmp/slurm-cluster}")
@@ -120,9 +120,13 @@ connect() { # NODE NUMBER: a cable from the node to the bridge on the head
     nsenter -t "$node" --net -- ip link set eth0 up
 }
 
+start_daemon() { # HOST CMD...: one that goes into the background by itself
+    in_host "$@" </dev/null >>"$D/log/$1.init.log" 2>&1 ||
+        die "$2 of $1 did not start: status $?, $(tail -n 5 "$D/log/$1.init.log") (logs: $D/log)"
+}
+
 start_slurmd() { # NODE
-    in_host "$1" slurmd -N "$1" </dev/null >>"$D/log/$1.init.log" 2>&1 ||
-        die "slurmd of $1 did not start (logs: $D/log/slurmd.$1.log, $D/log/$1.init.log)"
+    start_daemon "$1" slurmd -N "$1"
     wait_for 30 "slurmd of $1" test -s "$D/run/slurmd.$1.pid"
 }
 
@@ -263,15 +267,18 @@ configure() {
 
 # --- commands ---
 
+# Temporary tables are named by process ids, which are equal in all clusters, so each needs a folder of its own.
 start_database() {
     local inside sql=(mariadb --no-defaults -S "$D/run/mysql.sock")
+    mkdir -p "$D/run/mysql.tmp"
     if [ ! -d "$D/mysql/mysql" ]; then
-        in_host head mariadb-install-db --no-defaults --user=root --datadir="$D/mysql" --skip-test-db \
-            --auth-root-authentication-method=normal >"$D/log/mariadb-install.log" 2>&1
+        in_host head mariadb-install-db --no-defaults --user=root --datadir="$D/mysql" --tmpdir="$D/run/mysql.tmp" \
+            --skip-test-db --auth-root-authentication-method=normal >"$D/log/mariadb-install.log" 2>&1 ||
+            die "no database was made: status $?, $(grep -m 1 ERROR "$D/log/mariadb-install.log") (logs: $D/log)"
     fi
     enter head
-    "${inside[@]}" setsid mariadbd --no-defaults --user=root --datadir="$D/mysql" --bind-address=127.0.0.1 \
-        --socket="$D/run/mysql.sock" --pid-file="$D/run/mariadb.pid" --log-error="$D/log/mariadb.log" \
+    "${inside[@]}" setsid mariadbd --no-defaults --user=root --datadir="$D/mysql" --tmpdir="$D/run/mysql.tmp" \
+        --bind-address=127.0.0.1 --socket="$D/run/mysql.sock" --pid-file="$D/run/mariadb.pid" --log-error="$D/log/mariadb.log" \
         --innodb-buffer-pool-size=128M --innodb-flush-log-at-trx-commit=0 --innodb-lock-wait-timeout=900 \
         --loose-innodb-snapshot-isolation=OFF </dev/null >/dev/null 2>&1 &
     disown
@@ -282,7 +289,7 @@ start_database() {
         CREATE USER IF NOT EXISTS slurm@'127.0.0.1' IDENTIFIED BY 'slurm';
         GRANT ALL ON slurm_acct_db.* TO slurm@localhost;
         GRANT ALL ON slurm_acct_db.* TO slurm@'127.0.0.1';"
-    in_host head slurmdbd </dev/null >>"$D/log/head.init.log" 2>&1
+    start_daemon head slurmdbd
     wait_for 60 slurmdbd in_host head sacctmgr -n show cluster
 }
 
@@ -300,6 +307,7 @@ up() {
     fi
     refuse_collision
     trap 'rc=$?; trap - EXIT; down; exit $rc' EXIT
+    trap 'echo "slurm-cluster: status $? of line $LINENO: $BASH_COMMAND" >&2' ERR
     remove_cgroups "${NODE_PREFIX}[0-9]*"
     rm -rf "$D/run" "$D/state" "$D/spool"
     mkdir -p "$D"/{etc,log,run,dev,mysql,state,spool}
@@ -312,11 +320,10 @@ up() {
     in_host head ip link add br0 type bridge
     in_host head ip addr add "$NET.254/24" dev br0
     in_host head ip link set br0 up
-    in_host head munged --force --num-threads=10 --key-file="$D/etc/munge.key" --socket="$D/run/munge.sock" \
-        --pid-file="$D/run/munged.pid" --log-file="$D/log/munged.log" --seed-file="$D/etc/munge.seed" \
-        </dev/null >>"$D/log/head.init.log" 2>&1
+    start_daemon head munged --force --num-threads=10 --key-file="$D/etc/munge.key" --socket="$D/run/munge.sock" \
+        --pid-file="$D/run/munged.pid" --log-file="$D/log/munged.log" --seed-file="$D/etc/munge.seed"
     [ "$ACCOUNTING" != 1 ] || start_database
-    in_host head slurmctld </dev/null >>"$D/log/head.init.log" 2>&1
+    start_daemon head slurmctld
     for i in $(seq "$NODES"); do
         h=$NODE_PREFIX$i
         mkdir -p "$D/spool/$h"
@@ -324,7 +331,7 @@ up() {
     done
     wait_for 60 "all $NODES nodes to be idle" all_idle
     echo "$settings" >"$D/run/settings"
-    trap - EXIT
+    trap - EXIT ERR
     status
 }
 
