@@ -72,6 +72,7 @@ def test_jobs_nodes_and_hours_are_those_of_slurm(jobs: JobSpace) -> None:
     cluster.run(["scontrol", "requeue", again], user=ROOT, check=True)
     cluster.wait_for(lambda: cluster.job_state(int(again)) == "COMPLETED", 240, "the second attempt")
     cluster.run(["scancel", busy, after], user=ROOT, check=True)
+    cluster.wait_for_job(int(busy), 60, {"CANCELLED"})  # accounting may say so before its processes have ended
     cluster.wait_for(lambda: cluster.job_state(int(array)) == "COMPLETED", 60, "the array")
     cluster.wait_for(lambda: all(_ended(jobs, job_id) for job_id in (busy, array, again)), 60, "accounting")
 
