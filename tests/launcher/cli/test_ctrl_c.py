@@ -12,6 +12,7 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 
 from launcher.steps.slurm_steps import deferred_interrupt
@@ -37,9 +38,9 @@ def folder(tmp_path: Path) -> Path:
 
 
 def interrupted(
-    words: str, folder: Path, slurm: FakeSlurm, moment: Callable[[], object] | None = None
+    words: str, folder: Path, slurm: FakeSlurm, moment: Callable[[int], object] | None = None
 ) -> "subprocess.CompletedProcess[str]":
-    """Start a command, wait for the moment or for its first line, and press Ctrl-C."""
+    """Start a command, wait for its first line or for the moment, which is told its pid, and press Ctrl-C."""
     process = subprocess.Popen(
         [GPUJOB, *words.split()],
         cwd=folder, env=slurm.environment(), start_new_session=True, text=True,
@@ -49,7 +50,7 @@ def interrupted(
         assert process.stdout is not None
         line = process.stdout.readline() if moment is None else ""
         if moment is not None:
-            poll(moment, words)
+            poll(lambda: moment(process.pid), words)
         os.killpg(process.pid, signal.SIGINT)
         out, err = process.communicate(timeout=60)
     finally:
@@ -62,10 +63,11 @@ def test_while_a_file_is_read(words: str, folder: Path, slurm: FakeSlurm) -> Non
     before = sorted(os.listdir(folder))
     pipes: list[int] = []
 
-    def is_read() -> bool:
+    def is_read(pid: int) -> bool:
         with contextlib.suppress(OSError):  # nobody reads it yet
-            pipes.append(os.open(folder / "pipe", os.O_WRONLY | os.O_NONBLOCK))
-        return bool(pipes)
+            pipes[:] = pipes or [os.open(folder / "pipe", os.O_WRONLY | os.O_NONBLOCK)]
+        # between its last look for signals and the read, Python does not notice one
+        return bool(pipes) and psutil.Process(pid).status() == psutil.STATUS_SLEEPING
 
     done = interrupted(words, folder, slurm, is_read)
     os.close(pipes[0])
@@ -76,7 +78,7 @@ def test_while_a_file_is_read(words: str, folder: Path, slurm: FakeSlurm) -> Non
 @pytest.mark.parametrize("words", ["check job.yaml", "submit job.yaml"])
 def test_while_slurm_is_asked(words: str, folder: Path, slurm: FakeSlurm) -> None:
     slurm.say("sinfo", "sleep", 60)
-    done = interrupted(words, folder, slurm, lambda: slurm.calls("sinfo"))
+    done = interrupted(words, folder, slurm, lambda _: slurm.calls("sinfo"))
     assert (done.returncode, done.stdout, done.stderr) == (130, "", "\n")
     assert sorted(os.listdir(folder)) == ["job.yaml", "pipe"]
     assert [call["command"] for call in slurm.calls()] == ["sinfo"]
@@ -87,7 +89,7 @@ def test_while_a_job_is_submitted(sweep: str, folder: Path, slurm: FakeSlurm) ->
     """Its id arrives although Ctrl-C comes first, and so it does not stay on hold."""
     (folder / "job.yaml").write_text(JOB.replace("true", "true {lr}" if sweep else "true") + sweep)
     slurm.say("sbatch", "sleep", 1)
-    done = interrupted("submit job.yaml", folder, slurm, lambda: slurm.calls("sbatch"))
+    done = interrupted("submit job.yaml", folder, slurm, lambda _: slurm.calls("sbatch"))
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.strip() == ("" if sweep else "gpujob: interrupted; job 4459 was cancelled")
     assert [call["argv"][-1] for call in slurm.calls("scancel")] == ["4459"]
@@ -96,7 +98,7 @@ def test_while_a_job_is_submitted(sweep: str, folder: Path, slurm: FakeSlurm) ->
 
 def test_while_a_job_is_released(folder: Path, slurm: FakeSlurm) -> None:
     slurm.say("scontrol", "sleep", 60)
-    done = interrupted("submit job.yaml", folder, slurm, lambda: len(slurm.calls("scontrol")) == 2)
+    done = interrupted("submit job.yaml", folder, slurm, lambda _: len(slurm.calls("scontrol")) == 2)
     assert (done.returncode, done.stdout) == (130, "")
     assert done.stderr.strip() == "gpujob: interrupted; job 4459 was cancelled"
     assert [call["argv"][-1] for call in slurm.calls("scancel")] == ["4459"]
