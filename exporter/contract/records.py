@@ -14,7 +14,7 @@ import types
 import typing
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, TypeVar, dataclass_transform
 
@@ -308,22 +308,26 @@ def _mapping(reader: _Reader, read_key: Callable[[str], object]) -> _Reader:
 def _plain(kind: type) -> _Reader:
     """Reader of a named tuple or dataclass, which is written as an object or as the list of its fields."""
     left: dict[tuple[type, ...], tuple[tuple[int, _Reader], ...]] = {}  # what is yet to be read in lists of such types
+    # of thousands of rows `_make` and the call of the class are the larger part
+    make: Callable[[list[object]], object] = (
+        partial(tuple.__new__, kind) if issubclass(kind, tuple) else lambda entries: kind(*entries)
+    )
 
     def read(value: object, place: str) -> object:
-        readers = _readers(kind)
         if isinstance(value, list | tuple):
-            if len(value) != len(readers):
-                raise RecordError(f"{place}: expected {len(readers)} values, not {len(value)}")
             shape = tuple(map(type, value))
-            if shape not in left:
-                fields_of = enumerate(zip(readers.values(), shape, strict=True))
-                left[shape] = tuple((i, each) for i, (each, kept) in fields_of if kept not in _unchanged.get(each, ()))
+            unread = left.get(shape)
+            if unread is None:
+                unread = left[shape] = _unread(_readers(kind), shape, place)
             entries = list(value)
-            with contextlib.suppress(RecordError):  # as below
-                for i, reader in left[shape]:
+            try:
+                for i, reader in unread:
                     entries[i] = reader(entries[i], "")
-                return kind(*entries)
-            value = dict(zip(readers, value, strict=True))
+            except RecordError:  # as below
+                value = dict(zip(_readers(kind), value, strict=True))
+            else:
+                return make(entries)
+        readers = _readers(kind)
         if not isinstance(value, Mapping):
             raise RecordError(f"{place}: expected an object, not {_shown(value)}")
         try:
@@ -336,6 +340,14 @@ def _plain(kind: type) -> _Reader:
             raise RecordError(f"{place}: {error}") from None
 
     return read
+
+
+def _unread(readers: Mapping[str, _Reader], shape: tuple[type, ...], place: str) -> tuple[tuple[int, _Reader], ...]:
+    """Which values of a list of these types are not yet as they will be, with their readers. Raises RecordError."""
+    if len(shape) != len(readers):
+        raise RecordError(f"{place}: expected {len(readers)} values, not {len(shape)}")
+    pairs = enumerate(zip(readers.values(), shape, strict=True))
+    return tuple((i, reader) for i, (reader, kind) in pairs if kind not in _unchanged.get(reader, ()))
 
 
 def _name(kind: object) -> str:
