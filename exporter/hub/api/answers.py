@@ -1,10 +1,11 @@
 """JSON of the hub's API."""
 
+import json
 import math
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from exporter.contract.records import NOTHING, JsonObject, JsonValue, to_json
 from exporter.hub import costs
@@ -20,6 +21,7 @@ from exporter.slurm.tracking import Change
 SCHEMA = 1
 MOST_JOBS = 10_000  # in one answer
 MOST_CHANGES = 1000  # likewise
+MOST_TEXTS = 2 * MOST_JOBS  # rows of the queue that are kept as text: 8 MB
 _AGE = re.compile(r"(\d{1,9})([smhd]?)")
 _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
@@ -182,10 +184,23 @@ def queue_row(job: Job) -> QueueRow:
     )
 
 
-def queue_json(jobs: Iterable[Job]) -> list[JsonValue]:
-    """Rows of jobs in Slurm's queue, and of those that ended in the last 30 minutes: lists of fields."""
-    rows = [queue_row(job) for job in jobs if job.is_listed or job.tracked.state in ENDS]
-    return cast(list[JsonValue], rows)  # JSON has lists for tuples
+class QueueText:
+    """JSON of rows of Slurm's queue. A job that is the same as before keeps its text: few change from look to look."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[Job, str]] = {}
+
+    def of_jobs(self, jobs: Iterable[Job]) -> str:
+        """Rows of jobs in the queue, and of those that ended in the last 30 minutes: lists of fields."""
+        return f"[{','.join(self._of_job(job) for job in jobs if job.is_listed or job.tracked.state in ENDS)}]"
+
+    def _of_job(self, job: Job) -> str:
+        known = self._known.get(job.tracked.job_id)
+        if known is None or known[0] is not job:
+            if len(self._known) >= MOST_TEXTS:
+                self._known.clear()
+            known = self._known[job.tracked.job_id] = job, json.dumps(queue_row(job), separators=(",", ":"))
+        return known[1]
 
 
 def _cost_json(job: Job, now: float) -> JsonValue:

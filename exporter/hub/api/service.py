@@ -71,6 +71,7 @@ class HubService:
         self._changed = asyncio.Event()
         self._born = f"{time.time_ns():x}"  # an earlier process has had the same numbers
         self._polls = 0
+        self._queue_text = answers.QueueText()
         self._ends = False
 
     def admits(self, uid: int) -> bool:
@@ -247,11 +248,12 @@ class HubService:
         return await self._answer_jobs(request, "jobs", lambda jobs, now: [answers.job_json(job, now) for job in jobs])
 
     async def _queue(self, request: web.Request) -> web.Response:
-        return await self._answer_jobs(request, "queue", lambda jobs, _now: answers.queue_json(jobs))
+        return await self._answer_jobs(request, "queue", lambda jobs, _now: self._queue_text.of_jobs(jobs))
 
     async def _answer_jobs(
-        self, request: web.Request, name: str, to_json: Callable[[list[Job], float], list[JsonValue]]
+        self, request: web.Request, name: str, to_json: Callable[[list[Job], float], list[JsonValue] | str]
     ) -> web.Response:
+        """Answer with the jobs that match the query, under a name; ``to_json`` may give text that is JSON."""
         try:
             query = answers.parse_query(request.query, time.time())
         except WrongQueryError as error:
@@ -266,7 +268,10 @@ class HubService:
         entries = to_json(found[: query.limit], self._engine.view.as_of or 0.0)
         covers_since = None if query.since is None else max(self._engine.covers_since, time.time() - JOBS_KEPT_S)
         body = self._head(request).with_body(is_all=len(found) <= query.limit, covers_since=_moment(covers_since))
-        return web.json_response(body | {name: entries})
+        if isinstance(entries, list):
+            return web.json_response(body | {name: entries})
+        text = f'{json.dumps(body)[:-1]}, "{name}": {entries}}}'
+        return web.Response(text=text, content_type="application/json")
 
     async def _job(self, request: web.Request) -> web.Response:
         job_id, viewer = request.match_info["job_id"], self._viewer(request)
