@@ -20,19 +20,19 @@ def clock_text(moment: object) -> str:
 
 
 # what ends a table cell, and what begins code, a tag, an autolink, or the destination of a link or image
-_MARKUP = re.compile(r"(\\*)([|`]|<(?=[A-Za-z/!?])|(?<=\])[(:])")
-_BLOCK = re.compile(r"^(?:(?=[#>~*+\[-])|\d+(?=[.)]))")  # what begins a heading, quote, list, fence or definition
+_MARKUP = r"(\\*)([|`]|<(?=[A-Za-z/!?])|(?<=\])[(:])"
+_BLOCK = r"^(?:(?=[#>~*+\[-])|\d+(?=[.)]))"  # what begins a heading, quote, list, fence or definition
 
 
 def plain_text(text: object) -> str:
     """User text as one line of Markdown that has no markup: no table cell, code, HTML, link or image."""
     line = " ".join(str(text).split())
-    return _MARKUP.sub(lambda found: found[1] * 2 + "\\" + found[2], line)
+    return re.sub(_MARKUP, lambda found: found[1] * 2 + "\\" + found[2], line)
 
 
 def plain_item(text: object) -> str:
     """User text that begins a list item."""
-    return _BLOCK.sub(lambda found: found[0] + "\\", plain_text(text))
+    return re.sub(_BLOCK, lambda found: found[0] + "\\", plain_text(text))
 
 
 def duration_text(seconds: float | None) -> str:

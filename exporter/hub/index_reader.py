@@ -23,8 +23,9 @@ from exporter.hub.store import JOBS_KEPT_S, Batch, Store, StoreFacts, name_of
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
+from exporter.slurm.sources.hub_look_reader import hub_look
 from exporter.slurm.sources.hub_reader import MOST_JOBS, VARIABLE, HubJob, hub_addresses, read_hub
-from exporter.slurm.sources.shared_look_reader import cluster_name, hub_look
+from exporter.slurm.sources.look_file_reader import cluster_name
 from exporter.slurm.tracking import Event
 
 FILE_NAME = "hub-user.sqlite"

@@ -8,15 +8,17 @@ import signal
 import subprocess
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from exporter.contract.errors import ExporterError
 from exporter.slurm import accounting, nodes, queue, usage
 from exporter.slurm.accounting import Attempt, parse_accounting, parse_history
-from exporter.slurm.diagnostics import Diagnostics, parse_diagnostics
 from exporter.slurm.nodes import NodeRow, parse_nodes
 from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow
 from exporter.slurm.usage import RunningUse, UsageRow, parse_running_use, parse_usage
+
+if TYPE_CHECKING:
+    from exporter.slurm.diagnostics import Diagnostics
 
 DEADLINE_S = 30.0  # sacct hangs for ever while slurmdbd does
 INTERACTIVE_DEADLINE_S = 10.0  # while a person waits
@@ -24,8 +26,6 @@ AFTER_KILL_S = 1.0  # for the rest of the output: a child that has left the grou
 MOST_ASKED = 200  # ids in one question to accounting, which takes 50 ms of its daemon
 # prefixes of user variables that change the output or queries of Slurm's commands
 _OUTPUT_PREFIXES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
-
-
 NO_CLUSTER = "finds no Slurm cluster here: no slurm.conf and no SLURM_CONF; run this where jobs are submitted"
 _SEARCH_FAILED = re.compile(r"configuration source|resolve_ctls_from_dns_srv|slurm\.conf.*No such file", re.IGNORECASE)
 WITHOUT_ACCOUNTING = ("is not on PATH", "accounting storage is disabled")  # problems of sacct that no retry mends
@@ -204,8 +204,10 @@ class SlurmReader:
         lines = sum(1 for line in text.split("\n") if line and not line.startswith("CLUSTER:"))
         self.unparsed[command] += lines - parsed
 
-    def diagnostics(self) -> Diagnostics:
+    def diagnostics(self) -> "Diagnostics":
         """Load and clock of the controller. Raises SlurmUnansweredError."""
+        from exporter.slurm.diagnostics import parse_diagnostics  # lazy: only a hub asks for it
+
         found = parse_diagnostics(run_reading(["sdiag", *self._on], self._environment), os.geteuid())
         if found is None:
             raise SlurmUnansweredError("sdiag", "gave an answer that cannot be used: it has no time")

@@ -41,6 +41,7 @@ LEFT_OUT = (
     "ETA",
 )  # in a narrow window
 MIB = 1024**2
+NOT_MEASURED = Figures()
 MOST_FORECAST_S = 90 * 86400.0  # of a start; Slurm forecasts a year behind a job without a time limit
 ENDED = (*ENDS, "INCOMPLETE", "UNKNOWN")  # the last two of jobs without Slurm
 
@@ -107,11 +108,17 @@ class Job(NamedTuple):
         return prices.cost({name: count * elapsed_s for name, count in gpu_counts(self.row.resources).items()})
 
 
+def _number(job_id: str) -> int:
+    """The number that Slurm, or this machine, has counted; that of its array for a task."""
+    last = array_of(job_id).rpartition("-")[2]
+    return int(last) if last.isdecimal() else -1
+
+
 SORTS: Mapping[str, Callable[[Job], tuple[object, ...]]] = {
     "submitted": lambda job: (-(job.row.sight.submitted or 0.0),),
     "started": lambda job: (-(job.row.sight.started or 0.0),),
     "name": lambda job: (job.row.name,),
-    "job": lambda job: tuple(int(part) for part in array_of(job.row.job_id).split("-")[-1:] if part.isdigit()),
+    "job": lambda job: (_number(job.row.job_id),),
     "state": lambda job: (job.state,),
     "gpus": lambda job: (-sum(gpu_counts(job.row.resources).values()),),
 }  # the first one is the default
@@ -163,10 +170,12 @@ def shown_jobs(jobs: Iterable[Job], *, ended_too: bool) -> list[Job]:
     The newest comes first.
     """
     newest = sorted(jobs, key=lambda job: job.row.sight.submitted or 0.0, reverse=True)
-    unfinished = {job.run_id for job in newest if not job.has_ended}
-    wanted = [job for job in newest if job.run_id in unfinished]
-    last = sorted(newest, key=lambda job: job.row.sight.ended or 0.0)[-1:]
-    return newest if ended_too else wanted or last
+    if ended_too or not newest:
+        return newest
+    has_ended = [job.has_ended for job in newest]
+    unfinished = {job.run_id for job, ended in zip(newest, has_ended, strict=True) if not ended}
+    wanted = [job for job, ended in zip(newest, has_ended, strict=True) if not ended or job.run_id in unfinished]
+    return wanted or [max(newest, key=lambda job: job.row.sight.ended or 0.0)]
 
 
 def rows_of_run(rows: Iterable[QueueRow], names: Mapping[str, str]) -> list[QueueRow]:
@@ -229,7 +238,7 @@ def render_jobs(
 
 def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[str, ...]:
     row, sight, run = job.row, job.row.sight, job.run
-    figures = job.figures or Figures()
+    figures = job.figures or NOT_MEASURED
     submitted = "-" if sight.submitted is None else f"{duration_text(max(0.0, now - sight.submitted))} ago"
     memory, asked = figures.memory_bytes, figures.memory_requested_bytes
     cells: tuple[str, ...] = (
@@ -240,8 +249,8 @@ def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[
         "-" if prices is None else prices.text(job.price_per_hour(prices)),
         _state_text(job, now),
         _progress_text(run),
-        "stalled" if run is not None and run.stalled else duration_text(run.eta.seconds if run and run.eta else None),
-        margin_text(job.margin_s(now)),
+        "-" if run is None else "stalled" if run.stalled else duration_text(run.eta.seconds if run.eta else None),
+        "-" if run is None else margin_text(job.margin_s(now)),
         "-" if prices is None else prices.text(job.cost(prices, now)),
         _percent(figures.cpu_ratio),
         _percent(memory / asked if memory is not None and asked else None),

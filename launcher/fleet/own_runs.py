@@ -12,7 +12,7 @@ from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import read_manifest
 from exporter.contract.records import NOTHING
 from exporter.slurm.queue import QueueRow, Sight
-from exporter.slurm.sources.shared_look_reader import configured_cluster
+from exporter.slurm.sources.look_file_reader import configured_cluster
 from exporter.slurm.states import array_of
 from launcher.errors import LauncherError
 from launcher.registry.entries import LOCAL_PREFIX, PIPELINE_PREFIX, JobEntry, read_own_entries

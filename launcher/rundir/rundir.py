@@ -3,7 +3,6 @@
 import getpass
 import os
 import platform
-import secrets
 import shutil
 import socket
 import subprocess
@@ -30,7 +29,7 @@ SWEEP_FILE = "sweep.json"  # marks the directory of a sweep, which contains the 
 
 def staging_name() -> str:
     """Unique, hidden name for a directory that has no job id yet."""
-    return f".gpujob-{secrets.token_hex(8)}"
+    return f".gpujob-{os.urandom(8).hex()}"
 
 
 def _make_group_directory(staging: Path, group: PathGroup) -> None:

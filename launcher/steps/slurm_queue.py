@@ -8,8 +8,9 @@ from typing import NamedTuple
 from exporter.contract import run_files
 from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, part_rows
+from exporter.slurm.sources.look_file_reader import QueueLook
 from exporter.slurm.sources.rest_reader import slurm_reader
-from exporter.slurm.sources.shared_look_reader import LEAST_S, LOOK_S, QueueLook, read_queue_look
+from exporter.slurm.sources.shared_look_reader import LEAST_S, LOOK_S, read_queue_look
 from exporter.slurm.states import ENDS
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import user_name

@@ -3,8 +3,6 @@
 import time
 from typing import TYPE_CHECKING
 
-from launcher.plan.plan import PREFILL
-
 if TYPE_CHECKING:
     from exporter.contract.report import EndCause
     from exporter.contract.view import JobView, WorkerView
@@ -61,6 +59,8 @@ def throughput_text(worker: "WorkerView") -> str:
         return "-"
     if worker.rate:
         return f"{worker.rate:.1f}"
+    from launcher.plan.plan import PREFILL  # lazy: a view of jobs needs no plan
+
     made, read = worker.output_tokens_per_second, worker.input_tokens_per_second
     if read is not None and (made is None or worker.role == PREFILL):
         return f"{token_rate_text(read)} in"

@@ -32,6 +32,13 @@ def check_address(text: str) -> None:
 
 def read_json(address: str, path: str, deadline_s: float, headers: Mapping[str, str] = NOTHING) -> Mapping[str, object]:
     """Read the JSON at a path. ``deadline_s`` bounds each wait. Raises NoAnswerError."""
+    return read_json_text(address, path, deadline_s, headers)[0]
+
+
+def read_json_text(
+    address: str, path: str, deadline_s: float, headers: Mapping[str, str] = NOTHING
+) -> tuple[Mapping[str, object], bytes]:
+    """Read the JSON at a path, and its text. ``deadline_s`` bounds each wait. Raises NoAnswerError."""
     from http.client import HTTPConnection, HTTPException  # lazy: 20 ms, and most have no service
 
     try:
@@ -60,7 +67,7 @@ def read_json(address: str, path: str, deadline_s: float, headers: Mapping[str, 
         raise NoAnswerError(f"{address} does not answer: {words}") from error
     if not isinstance(body, dict):
         raise NoAnswerError(f"{address} does not answer with a JSON object")
-    return body
+    return body, text
 
 
 def _connect(host: str, port: int, is_tls: bool, place: str, deadline_s: float) -> socket.socket:

@@ -12,7 +12,7 @@ from exporter.slurm.accounting import Figures
 from exporter.slurm.commands_reader import SlurmReader
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow, Sight
-from exporter.slurm.sources.http_reader import UNIX, NoAnswerError, check_address, read_json
+from exporter.slurm.sources.http_reader import UNIX, NoAnswerError, check_address, read_json_text
 from exporter.slurm.states import ENDS
 from exporter.slurm.tracking import Event
 
@@ -128,6 +128,7 @@ class HubLook(NamedTuple):
     address: str
     answer: HubAnswer | None
     problem: str | None = None  # why a hub that was named has no answer
+    text: bytes = b""  # JSON of the answer
 
 
 def read_hub(slurm: SlurmReader, environ: Mapping[str, str], since: float | None = None) -> HubLook | None:
@@ -139,14 +140,15 @@ def read_hub(slurm: SlurmReader, environ: Mapping[str, str], since: float | None
     for address in hub_addresses(slurm, environ):
         try:
             check_address(address)
-            answer = HubAnswer.from_json(_read(slurm, address, environ, since), address)
+            body, text = _read(slurm, address, environ, since)
+            answer = HubAnswer.from_json(body, address)
         except (NoAnswerError, RecordError, ValueError) as error:
             if named:
                 return HubLook(address, None, str(error))
             continue
         problem = _misfit(answer, slurm.user, _cluster(slurm, environ))
         if problem is None:
-            return HubLook(address, answer)
+            return HubLook(address, answer, text=text)
         if named:
             return HubLook(address, None, f"{address} {problem}")
     return None
@@ -168,24 +170,30 @@ def read_hub_nodes(
     return None
 
 
-def _read(slurm: SlurmReader, address: str, environ: Mapping[str, str], since: float | None) -> Mapping[str, object]:
+def _read(
+    slurm: SlurmReader, address: str, environ: Mapping[str, str], since: float | None
+) -> tuple[Mapping[str, object], bytes]:
     whose = f"&user={quote(slurm.user, safe='')}" if slurm.user is not None else ""
     query = f"?limit={MOST_JOBS}{whose}"
     if since is not None:
-        return read_hub_json(address, f"/api/v1/jobs{query}&since={since:.3f}", environ)
+        return _read_text(address, f"/api/v1/jobs{query}&since={since:.3f}", environ)
     try:
-        return read_hub_json(address, f"/api/v1/queue{query}", environ)  # a third of the bytes
+        return _read_text(address, f"/api/v1/queue{query}", environ)  # a third of the bytes
     except NoAnswerError as error:
         if error.status != NOT_FOUND:
             raise
-        return read_hub_json(address, f"/api/v1/jobs{query}", environ)  # an older hub
+        return _read_text(address, f"/api/v1/jobs{query}", environ)  # an older hub
 
 
 def read_hub_json(address: str, path: str, environ: Mapping[str, str]) -> Mapping[str, object]:
     """What a hub says at a path. Raises NoAnswerError."""
+    return _read_text(address, path, environ)[0]
+
+
+def _read_text(address: str, path: str, environ: Mapping[str, str]) -> tuple[Mapping[str, object], bytes]:
     token = environ.get(f"{VARIABLE}_TOKEN") if not address.startswith(UNIX) else None
     headers = {"Authorization": f"Bearer {token}"} if token else {}
-    return read_json(address, path, DEADLINE_S, headers)
+    return read_json_text(address, path, DEADLINE_S, headers)
 
 
 def hub_addresses(slurm: SlurmReader, environ: Mapping[str, str]) -> list[str]:

@@ -5,24 +5,30 @@ minute.
 """
 
 import contextlib
-import hashlib
 import math
 import os
-import re
 import time
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any, TypeVar
 
-from exporter.contract import run_files
 from exporter.contract.file_locks import FileLockedError, lock_file
-from exporter.contract.records import NOTHING, Record, to_json
-from exporter.contract.user_state import user_cache_folder
+from exporter.contract.records import NOTHING
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
-from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.sources.hub_reader import HubAnswer, hub_addresses, read_hub, read_hub_nodes
+from exporter.slurm.sources.hub_look_reader import read_hub_look
+from exporter.slurm.sources.hub_reader import read_hub_nodes
+from exporter.slurm.sources.look_file_reader import (
+    HistoryLook,
+    Look,
+    NodesLook,
+    QueueLook,
+    UseLook,
+    cluster_name,
+    look_path,
+    own_folder,
+    write_look,
+)
 from exporter.slurm.usage import RunningUse
 
 LOOK_S = 60.0  # age at which Slurm is asked anew; two RPCs each
@@ -34,59 +40,10 @@ WATCHED_USE_S, WATCHED_USE_BESIDE_HUB_S = 200.0, 600.0  # of all such jobs that 
 OTHERS_LOOK_S = 300.0  # for the jobs of others, while a hub has the user's own and asks Slurm itself
 ALL_LATE_S = 15.0  # how late those may be whose turn it is to ask: for all jobs, or about another one
 LEAST_S = 5.0  # between two questions, however many jobs have changed
-HUB_READ_S = 10.0  # age at which a hub is asked anew
 HUB_NODES_S = (
     900.0  # age up to which nodes of a hub are shown to a watcher: it reads them every 10 minutes, or when asked
 )
-HUB_LATE_S = 20.0  # how late the answer of a hub may be after its interval, with its jitter and a slow controller
 RETRY_S = 0.1  # between two reads of the file while another process asks
-OWNER_ONLY = 0o600  # names of jobs may be private
-MOST_CONF_BYTES = 1 << 20  # of slurm.conf that is searched for the cluster's name
-CONF_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
-_CLUSTER_NAME = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*([\w.-]+)", re.IGNORECASE | re.MULTILINE)
-
-
-class Look(Record):
-    """What Slurm answered, and when."""
-
-    SCHEMA = 1
-
-    cluster: str
-    as_of: float | None = None  # epoch seconds of the answer; None if there was never one
-    tried: float  # when Slurm was last asked
-    problem: str | None = None  # why it did not answer then
-    source: str = "squeue"  # or slurmrestd, or the address of a hub
-    hub_problem: str | None = None  # why the hub that the user has named was not asked
-
-
-class QueueLook(Look):
-    """An answer of squeue."""
-
-    rows: tuple[QueueRow, ...] = ()
-
-    @property
-    def is_of_hub(self) -> bool:
-        """Whether it came from a hub, which may have a newer one."""
-        return self.source not in ("squeue", "slurmrestd")
-
-
-class NodesLook(Look):
-    """An answer of sinfo, or of a hub."""
-
-    rows: tuple[NodeRow, ...] = ()
-
-
-class UseLook(Look):
-    """An answer of sstat about one job."""
-
-    rows: tuple[RunningUse, ...] = ()
-
-
-class HistoryLook(Look):
-    """An answer of sacct about all jobs of a user."""
-
-    since: float = 0.0  # attempts that ended before are not there
-    rows: tuple[tuple[QueueRow, Attempt], ...] = ()
 
 
 L = TypeVar("L", QueueLook, NodesLook, UseLook, HistoryLook)
@@ -104,7 +61,7 @@ def read_queue_look(
     An answer before ``since`` is of no use: then Slurm is asked anew, unless that was done within ``least_s`` (default:
     LEAST_S). Whoever has the jobs of all users read spares the others their question.
     """
-    of_hub, hub_problem = _read_hub_look(slurm, environ, clock, since)
+    of_hub, hub_problem = read_hub_look(slurm, environ, clock, since)
     if of_hub is not None and (of_hub.as_of or 0.0) >= since:
         return of_hub
     look = _read_own_of_all(slurm, environ, clock, since)
@@ -127,10 +84,10 @@ def read_queue_of_all(
     that one are returned: all who watch others share one question.
     """
     wanted = slurm if user is None else SlurmReader(user, slurm.cluster, environ)
-    of_hub, hub_problem = _read_hub_look(wanted, environ, clock, 0.0)
+    of_hub, hub_problem = read_hub_look(wanted, environ, clock, 0.0)
     if of_hub is not None:
         return of_hub
-    own, _ = _read_hub_look(SlurmReader(me, slurm.cluster, environ), environ, clock, 0.0)
+    own, _ = read_hub_look(SlurmReader(me, slurm.cluster, environ), environ, clock, 0.0)
     most_s = LOOK_S if own is None else others_s
     look = _read_look(QueueLook, _queue_name(slurm, None), slurm.queue, environ, clock, most_s=most_s)
     if own is not None and (own.as_of or 0.0) > (look.as_of or 0.0):
@@ -148,8 +105,8 @@ def _read_own_of_all(
     slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float], since: float
 ) -> QueueLook | None:
     """The jobs of the reader's user in a recent answer about all; None without one."""
-    folder = _own_folder(environ) if slurm.user is not None else None
-    path = None if folder is None else _path(folder, QueueLook, (_queue_name(slurm, None), cluster_name(environ)))
+    folder = own_folder(environ) if slurm.user is not None else None
+    path = None if folder is None else look_path(folder, QueueLook, _queue_name(slurm, None), cluster_name(environ))
     try:
         if path is None or time.time() - path.stat().st_mtime >= LOOK_S + ALL_LATE_S:
             return None
@@ -161,83 +118,6 @@ def _read_own_of_all(
     if (known.as_of or 0.0) < since:
         return None
     return known.replace(rows=tuple(row for row in known.rows if row.user == slurm.user))
-
-
-def _read_hub_look(
-    slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float], since: float
-) -> tuple[QueueLook | None, str | None]:
-    """The queue as a hub knows it, None without one that fits, and the problem of a hub that the user has named.
-
-    Commands share this answer too: a hub of 10,000 jobs works 100 ms for it.
-    """
-    addresses = hub_addresses(slurm, environ)
-    folder = _own_folder(environ) if addresses else None
-    path = (
-        None
-        if folder is None
-        else _path(folder, QueueLook, (addresses, slurm.user, slurm.cluster, environ.get("SLURM_CLUSTERS")))
-    )
-    known = None if path is None else QueueLook.read_valid(path)
-    age_s = math.inf if known is None or (known.as_of or 0.0) < since else clock() - known.tried
-    if 0.0 <= age_s < HUB_READ_S:
-        return known, None
-    recent = known if 0.0 <= age_s < LOOK_S else None
-    with contextlib.ExitStack() as stack:
-        if path is not None:
-            try:
-                if (descriptor := lock_file(path.with_suffix(".lock"))) >= 0:
-                    stack.callback(os.close, descriptor)
-            except FileLockedError:
-                if recent is not None:  # another command asks: a hub that all ask at once answers none in time
-                    return recent, None
-            except OSError:  # a full disk, for example
-                pass
-        return _ask_hub(slurm, environ, clock, path, recent)
-
-
-def _ask_hub(
-    slurm: SlurmReader,
-    environ: Mapping[str, str],
-    clock: Callable[[], float],
-    path: Path | None,
-    recent: QueueLook | None,
-) -> tuple[QueueLook | None, str | None]:
-    """The answer of the hub, which is also written; without one the ``recent`` answer, if there is one."""
-    found = read_hub(slurm, environ)
-    if found is None or found.answer is None:
-        return recent, None if found is None or recent is not None else found.problem
-    look = hub_look(found.address, found.answer, clock())
-    if look is not None and path is not None:
-        with contextlib.suppress(OSError):
-            _write_look(path, look)
-    return look, None
-
-
-def _write_look(path: Path, look: QueueLook | NodesLook | UseLook | HistoryLook) -> None:
-    """Write a look, its rows as lists: with the name of each field a reader takes twice the time. Raises OSError."""
-    body = {**look.replace(rows=()).to_json(), "rows": look.rows}
-    run_files.write_json(path, body, durable=False, mode=OWNER_ONLY, default=to_json)
-
-
-def _path(folder: Path, kind: type[Look], name: object) -> Path:
-    digest = hashlib.sha256(repr(name).encode("utf-8", "surrogateescape")).hexdigest()[:16]
-    return folder / f"{kind.__name__.lower()}-{digest}.json"
-
-
-def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
-    """The queue as a hub knows it; None if its answer is old without a reason, for it may hang."""
-    if answer.as_of is None:
-        return None
-    is_late = now - answer.as_of > answer.scope.interval_s + HUB_LATE_S
-    problem = (
-        next((each for each in answer.problems if each.startswith(("squeue ", "slurmrestd "))), None)
-        if is_late
-        else None
-    )
-    if is_late and problem is None:
-        return None
-    cluster, as_of = answer.scope.cluster, answer.as_of
-    return QueueLook(cluster=cluster, as_of=as_of, tried=now, problem=problem, source=address, rows=answer.rows())
 
 
 def read_nodes_look(
@@ -267,7 +147,7 @@ def read_use_look(
 
     For those who watch, sstat is asked once in ``watched_s``, whatever the number of jobs.
     """
-    folder = _own_folder(environ)
+    folder = own_folder(environ)
     last = None if folder is None else folder / "sstat.last"  # the job that was asked about last
     name = f"use-{slurm.user}-{job_id}-{slurm.cluster or ''}"
 
@@ -325,10 +205,10 @@ def _read_look(
     without an answer counts as a look too, so that they do not all ask a controller in trouble.
     """
     cluster = cluster_name(environ)
-    folder = _own_folder(environ)
+    folder = own_folder(environ)
     if folder is None:
         return _usable(_asked(kind, cluster, None, ask, clock, more))
-    path = _path(folder, kind, (name, cluster))
+    path = look_path(folder, kind, name, cluster)
     end = time.monotonic() + DEADLINE_S
     while True:
         known = kind.read_valid(path)
@@ -349,7 +229,7 @@ def _read_look(
         if known is None or not (fits(known) and _is_fresh(known, clock(), since, least_s, most_s)):
             known = _asked(kind, cluster, known, ask, clock, more)
             with contextlib.suppress(OSError):  # it is asked again by the next command
-                _write_look(path, known)
+                write_look(path, known)
         return _usable(known)
     finally:
         if descriptor >= 0:
@@ -390,37 +270,3 @@ def _usable(look: L) -> L:
         command, _, problem = (look.problem or "Slurm did not answer").partition(" ")
         raise SlurmUnansweredError(command, problem)
     return look
-
-
-def _own_folder(environ: Mapping[str, str]) -> Path | None:
-    """The cache folder of this user; None if there is none in which nobody else can write."""
-    found = user_cache_folder(environ)
-    if found is None:
-        return None
-    folder = Path(found)
-    try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
-        status = folder.stat()
-    except OSError:
-        return None
-    return folder if status.st_uid == os.geteuid() and not status.st_mode & 0o022 else None
-
-
-def cluster_name(environ: Mapping[str, str]) -> str:
-    """The cluster that the commands ask: a home may serve several.
-
-    It is the one that the user has chosen, else that of Slurm's configuration, else known by this machine's name.
-    """
-    return environ.get("SLURM_CLUSTERS") or configured_cluster(environ) or os.uname().nodename
-
-
-def configured_cluster(environ: Mapping[str, str]) -> str | None:
-    """The name of the cluster in Slurm's configuration; None if it cannot be read here."""
-    for path in filter(None, (environ.get("SLURM_CONF"), *CONF_FILES)):
-        try:
-            with open(path, encoding="utf-8", errors="replace") as source:
-                found = _CLUSTER_NAME.search(source.read(MOST_CONF_BYTES))
-        except OSError:
-            continue
-        return found[1] if found else None
-    return None

@@ -71,8 +71,9 @@ def ps(
     known state is shown with its age. The exit status is then 0, or 9 if nothing is known.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
+    from exporter.slurm.sources.look_file_reader import QueueLook
     from exporter.slurm.sources.rest_reader import slurm_reader
-    from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look, read_queue_of_all
+    from exporter.slurm.sources.shared_look_reader import read_queue_look, read_queue_of_all
     from exporter.slurm.states import array_of
     from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_runs, jobs_json, render_jobs, rows_of_run, shown_jobs
     from launcher.fleet.own_runs import read_local_jobs, read_pipelines, read_progress

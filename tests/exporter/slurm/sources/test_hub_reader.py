@@ -14,14 +14,15 @@ from threading import Event, Thread
 import pytest
 
 from exporter.contract.records import JsonValue
-from exporter.hub.api.answers import Head, job_json, queue_json
+from exporter.hub.api.answers import Head, QueueText, job_json
 from exporter.hub.jobs import split_rows, take_queue
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import parse_queue
-from exporter.slurm.sources import hub_reader, shared_look_reader
+from exporter.slurm.sources import hub_look_reader, hub_reader, shared_look_reader
 from exporter.slurm.sources.http_reader import NoAnswerError
 from exporter.slurm.sources.hub_reader import HubAnswer, HubLook, read_hub
-from exporter.slurm.sources.shared_look_reader import QueueLook, read_queue_look, read_queue_of_all
+from exporter.slurm.sources.look_file_reader import QueueLook
+from exporter.slurm.sources.shared_look_reader import read_queue_look, read_queue_of_all
 from tests.exporter.hub.test_process import COMPLETED, RUNNING, HubProcess, line
 from tests.support.certificates import Authority
 from tests.support.exporter import FakeClock, until
@@ -39,7 +40,10 @@ def test_the_rows_of_a_hub_are_those_of_squeue(sample: Path) -> None:
     for now in (2000.0, 3000.0):  # a job that may be requeued is over after a while
         seen = take_queue(seen.jobs, rows, seen.rows, now)
     jobs = seen.jobs.values()
-    for body in ({"jobs": [job_json(job, 3000.0) for job in jobs]}, {"queue": queue_json(jobs)}):
+    texts = QueueText()
+    texts.of_jobs([job._replace(partition="before") for job in jobs])
+    queue = json.loads(texts.of_jobs(jobs))
+    for body in ({"jobs": [job_json(job, 3000.0) for job in jobs]}, {"queue": queue}):
         told = json.dumps(Head(3000.0, 3000.0, (), SCOPE).with_body() | body)
         answer = HubAnswer.from_json(json.loads(told))
         assert {row.job_id: row for row in answer.rows()} == {row.job_id: row for row in rows.values()}
@@ -48,13 +52,13 @@ def test_the_rows_of_a_hub_are_those_of_squeue(sample: Path) -> None:
 def test_a_hub_without_the_queue_is_asked_for_its_jobs(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
 
-    def read(address: str, path: str, *_: object) -> Mapping[str, object]:
+    def read(address: str, path: str, *_: object) -> tuple[Mapping[str, object], bytes]:
         asked.append(path.partition("?")[0])
         if asked[-1] == "/api/v1/queue":
             raise NoAnswerError(f"{address} answers with status 404", 404)
-        return _answer()
+        return _answer(), b""
 
-    monkeypatch.setattr(hub_reader, "read_json", read)
+    monkeypatch.setattr(hub_reader, "read_json_text", read)
     found = read_hub(SlurmReader("ada", None, {}), {"GPUJOB_HUB": "unix:/x"})
     assert found is not None
     assert (found.problem, asked) == (None, ["/api/v1/queue", "/api/v1/jobs"])
@@ -167,13 +171,17 @@ def _answer(**body: object) -> Mapping[str, object]:
 def test_an_old_answer_is_used_only_if_slurm_is_to_blame(
     body: Mapping[str, object], now: float, problem: str | None, is_used: bool
 ) -> None:
-    found = shared_look_reader.hub_look("unix:/x", HubAnswer.from_json(_answer(**body)), now)
+    found = hub_look_reader.hub_look("unix:/x", HubAnswer.from_json(_answer(**body)), now)
     assert (found is not None, found and found.problem) == (is_used, problem)
+
+
+def _told(address: str) -> HubLook:
+    return HubLook(address, HubAnswer.from_json(_answer()), text=json.dumps(_answer()).encode())
 
 
 def test_a_hub_is_asked_by_one_command_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ, clock = {"GPUJOB_HUB": "unix:/x", "HOME": str(tmp_path), "PATH": ""}, FakeClock(1000.0)
-    asked, may_answer, answers = list[float](), Event(), [HubLook("unix:/x", HubAnswer.from_json(_answer()))]
+    asked, may_answer, answers = list[float](), Event(), [_told("unix:/x")]
 
     def ask(*_: object) -> HubLook | None:
         asked.append(clock.now)
@@ -183,7 +191,7 @@ def test_a_hub_is_asked_by_one_command_at_a_time(tmp_path: Path, monkeypatch: py
     def read() -> float | None:
         return read_queue_look(SlurmReader("ada", None, environ), environ, clock.time).as_of
 
-    monkeypatch.setattr(shared_look_reader, "read_hub", ask)
+    monkeypatch.setattr(hub_look_reader, "read_hub", ask)
     assert read() == 1000.0
     clock.advance(20.0)
     other = Thread(target=read)
@@ -200,13 +208,29 @@ def test_a_hub_is_asked_by_one_command_at_a_time(tmp_path: Path, monkeypatch: py
         read()
 
 
+def test_the_answer_of_one_hub_is_not_taken_for_that_of_another(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = list[str]()
+
+    def ask(_: SlurmReader, environ: Mapping[str, str]) -> HubLook:
+        asked.append(environ["GPUJOB_HUB"])
+        return _told(asked[-1])
+
+    monkeypatch.setattr(hub_look_reader, "read_hub", ask)
+    for address in ("unix:/x", "unix:/x", "unix:/y"):
+        environ = {"GPUJOB_HUB": address, "HOME": str(tmp_path), "PATH": ""}
+        assert read_queue_look(SlurmReader("ada", None, environ), environ, lambda: 1000.0).source == address
+    assert asked == ["unix:/x", "unix:/y"]
+
+
 @pytest.mark.parametrize(
     "body", [{"is_all": False}, {"scope": {**SCOPE, "partitions": ["gpu"]}}, {"scope": {**SCOPE, "cluster": "c2"}}]
 )
 def test_a_hub_with_other_jobs_is_not_asked(body: Mapping[str, object], monkeypatch: pytest.MonkeyPatch) -> None:
     from exporter.slurm.sources import hub_reader
 
-    monkeypatch.setattr(hub_reader, "read_json", lambda *_: _answer(**body))
+    monkeypatch.setattr(hub_reader, "read_json_text", lambda *_: (_answer(**body), b""))
     found = read_hub(SlurmReader("ada", "c1", {}), {"GPUJOB_HUB": "unix:/x"})
     assert found is not None
     assert (found.answer, found.problem is None) == (None, False)

@@ -12,12 +12,11 @@ import pytest
 from exporter.slurm.accounting import parse_history
 from exporter.slurm.commands_reader import NO_CLUSTER, SlurmReader, SlurmUnansweredError
 from exporter.slurm.sources import shared_look_reader
+from exporter.slurm.sources.look_file_reader import QueueLook, cluster_name
 from exporter.slurm.sources.shared_look_reader import (
     HISTORY_LOOK_S,
     LOOK_S,
     WATCHED_USE_S,
-    QueueLook,
-    cluster_name,
     read_history_look,
     read_nodes_look,
     read_queue_look,
