@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 python=$1
 shift
 own_clusters=(tests/endtoend/test_{bad_day,exit_reasons,full_disk,kills,serving}.py tests/realstack)
-queue=(tests/endtoend/test_{eta,hub,hub_faults,queue_commands,track}.py)
+queue=(tests/endtoend/test_{hub,hub_faults,queue_commands,track}.py)
 cluster=(tests/endtoend "${own_clusters[@]/#/--ignore=}" "${queue[@]/#/--ignore=}")
 own_clusters+=(tests/exporter/timeline/test_real_prometheus.py)  # needs no cluster, and this lane has time
 launcher=(tests/launcher --ignore=tests/launcher/run)
