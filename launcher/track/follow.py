@@ -2,16 +2,16 @@
 
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.records import RecordError
-from exporter.slurm.accounting import Attempt
-from exporter.slurm.allowance import Extra
-from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
+from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.sources.shared_look_reader import QueueLook
+from exporter.slurm.sources.hub_reader import HubJob
+from exporter.slurm.sources.look_file_reader import QueueLook
+from exporter.slurm.sources.shared_accounting_reader import SharedAccounting, Wanted
 from exporter.slurm.states import array_of
 from exporter.slurm.tracking import (
     ACCOUNTING_LAG_S,
@@ -30,7 +30,10 @@ from launcher.track.state import TrackState, count_states, exit_status_of
 
 MOST_WAIT_S = 300.0  # between two polls while Slurm does not answer: each failure doubles the interval
 HUB_INTERVAL_S = 60.0  # of a hub with its usual options
+HUB_RETRY_S = 10.0  # from question to question about figures that a hub does not have yet
+HUB_FIGURES_S = 300.0  # after an end; without the hub's figures, accounting is asked then
 ACCOUNTING_EACH = 2.5  # polls to one question to accounting, if jobs end all the time: 15 commands in ten minutes
+RETRY_S = 1.0  # for an answer while another command asks
 ALERT_AFTER = 3  # failures in a row
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 
@@ -40,8 +43,9 @@ class Follower:
 
     def __init__(
         self,
-        slurm: SlurmReader,
+        accounting: SharedAccounting,
         read_queue: Callable[[float], QueueLook],
+        read_ended: Callable[[float], Iterable[HubJob]],
         state: TrackState | None,
         start: Callable[[tuple[QueueRow, ...]], TrackState],
         state_file: Path,
@@ -53,8 +57,12 @@ class Follower:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``read_queue`` gives an answer that is not older than a moment."""
-        self._slurm, self._read_queue, self._start, self._state_file = slurm, read_queue, start, state_file
+        """``read_queue`` gives an answer that is not older than a moment.
+
+        ``read_ended`` gives the jobs that ended since a moment, by the hub from which the queue is.
+        """
+        self._read_ended = read_ended
+        self._accounting, self._read_queue, self._start, self._state_file = accounting, read_queue, start, state_file
         self._write, self._noun = write, noun
         self._interval_s, self._gpu_every = interval_s, gpu_every
         self._clock, self._sleep = clock, sleep
@@ -64,10 +72,9 @@ class Follower:
         self._most_age_s = interval_s / 2 if interval_s < HUB_INTERVAL_S else 2 * interval_s
         self._known_at: float | None = None
         self._as_of = 0.0 if state is None else state.updated  # an older answer would undo changes
-        self._has_accounting = True
-        self._asked: dict[str, float] = {}  # when accounting was asked about an id
-        self._poll_at = self._accounting_at = clock()
-        self._extra = Extra(interval_s * ACCOUNTING_EACH)  # while there are polls
+        self._has_accounting, self._has_hub = True, False
+        self._wanted: dict[str, tuple[frozenset[str], float]] = {}  # jobs of an array to ask about, and since when
+        self._poll_at = self._accounting_at = self._hub_at = clock()
 
     def run(self) -> TrackState:
         """Follow the jobs to their ends.
@@ -78,6 +85,7 @@ class Follower:
             if (self.state is None or not self.state.is_over) and self._clock() >= self._poll_at:
                 self._poll(self._clock())
             if self.state is not None:
+                self._ask_hub(self.state)
                 self._ask_accounting(self.state)
                 if self.state.is_over and not _unmeasured(self.state):
                     return self._finish(self.state)
@@ -87,13 +95,15 @@ class Follower:
         times = [] if self.state is not None and self.state.is_over else [self._poll_at]
         for job in _unmeasured(self.state) if self.state is not None else ():
             retry_at = job.figures_asked + ACCOUNTING_LAG_S if job.figures_asked is not None else 0.0
+            if self._has_hub:
+                times.append(self._hub_at)
+                retry_at = max(retry_at, (job.ended or 0.0) + HUB_FIGURES_S)
             times.append(max(retry_at, self._may_ask_at(self.state)))
         return min(times)
 
     def _may_ask_at(self, state: TrackState | None) -> float:
         """When accounting may be asked. Once all jobs have ended, nobody waits for later ones."""
-        is_over = state is not None and state.is_over
-        return self._accounting_at if is_over else max(self._accounting_at, self._extra.next_at)
+        return max(self._accounting_at, self._accounting.next_at(is_last=state is not None and state.is_over))
 
     def _poll(self, now: float) -> None:
         self._poll_at = now + self._interval_s
@@ -110,6 +120,7 @@ class Follower:
             self._poll_at = self._note_failure(error)
             return
         self._note_answer("squeue")
+        self._has_hub = look.is_of_hub
         self._known_at, polls = now, state.polls + 1
         known = compare_queue(state.jobs, rows, now) if as_of >= self._as_of else Known(state.jobs)
         self._as_of = max(as_of, self._as_of)
@@ -140,20 +151,16 @@ class Follower:
         due = [
             job
             for job in _unmeasured(state)
-            if job.figures_asked is None or now - job.figures_asked >= ACCOUNTING_LAG_S
+            if (job.figures_asked is None or now - job.figures_asked >= ACCOUNTING_LAG_S)
+            and not (self._has_hub and now - (job.ended or now) < HUB_FIGURES_S)
         ]
-        arrays = {array_of(job.job_id) for job in (*lost, *due)}  # one question covers all tasks
-        asked = sorted(arrays, key=lambda array: self._asked.get(array, 0.0))[:MOST_ASKED]
-        if not asked or now < self._may_ask_at(state):
+        wanted = self._want((*lost, *due), now)
+        if not wanted or now < self._accounting_at:
             return
-        self._extra = self._extra.after(now)
-        self._asked |= dict.fromkeys(asked, now)
-        lost, due = ([job for job in jobs if array_of(job.job_id) in asked] for jobs in (lost, due))
-        attempts: tuple[Attempt, ...] | None = None
+        asked, attempts = frozenset(wanted), None
         if self._has_accounting:
-            times = [job.submitted or 0.0 for job in (*lost, *due)]
             try:
-                attempts = self._slurm.accounting(asked, max(0.0, min([*times, now]) - EARLIER_S))
+                asked, attempts = self._accounting.read(wanted, is_last=state.is_over)
             except SlurmUnansweredError as error:
                 retry_at = self._note_failure(error)
                 self._has_accounting = not error.is_lasting
@@ -162,14 +169,51 @@ class Follower:
                     if not state.is_over:
                         return  # a failure says nothing about a job
             else:
+                self._accounting_at = now if asked else now + RETRY_S
+                if not asked:
+                    return
                 self._note_answer("sacct")
+        self._wanted = {array: each for array, each in self._wanted.items() if array not in asked}
+        lost, due = ([job for job in jobs if array_of(job.job_id) in asked] for jobs in (lost, due))
         found = compare_accounting({job.job_id: job for job in lost}, attempts, now)
         measured = {job.job_id: take_figures(job, attempts, now) for job in due}
+        known = found._replace(jobs={**state.jobs, **found.jobs, **measured})
+        self._measure(state, known, measured.values(), now)
+
+    def _ask_hub(self, state: TrackState) -> None:
+        """Take figures of ended jobs that a hub has: it asks accounting about them too."""
+        now, unmeasured = self._clock(), _unmeasured(state)
+        if not self._has_hub or not unmeasured or now < self._hub_at:
+            return
+        self._hub_at = now + HUB_RETRY_S
+        since = min(job.ended or now for job in unmeasured)
+        figures = {(each.job_id, each.ended): each.figures for each in self._read_ended(since)}
+        known = ((job, figures.get((job.job_id, job.ended))) for job in unmeasured)
+        measured = {job.job_id: job.replace(figures=found) for job, found in known if found is not None}
+        self._measure(state, Known({**state.jobs, **measured}), measured.values(), now)
+
+    def _measure(self, state: TrackState, known: Known, measured: Iterable[TrackedJob], now: float) -> None:
+        """Report changes and figures."""
         with deferred_interrupt():
-            self._take(state, found._replace(jobs={**state.jobs, **found.jobs, **measured}), now)
-            for job in measured.values():
+            self._take(state, known, now)
+            for job in measured:
                 if job.figures is not None:
                     self._write(run_log.compute_metrics(now, job))
+
+    def _want(self, jobs: Sequence[TrackedJob], now: float) -> dict[str, Wanted]:
+        """Arrays and jobs to ask about: one question covers all tasks. A further task needs a later answer."""
+        by_array: dict[str, list[TrackedJob]] = {}
+        for job in jobs:
+            by_array.setdefault(array_of(job.job_id), []).append(job)
+        known, self._wanted = self._wanted, {}
+        for array, own in by_array.items():
+            job_ids = frozenset(job.job_id for job in own)
+            before, since = known.get(array, (frozenset[str](), now))
+            self._wanted[array] = job_ids, since if job_ids <= before else now
+        return {
+            array: Wanted(at, max(0.0, min(min(job.submitted or 0.0, now) for job in by_array[array]) - EARLIER_S))
+            for array, (_, at) in self._wanted.items()
+        }
 
     def _note_failure(self, error: SlurmUnansweredError) -> float:
         """Report the failure; return when to try again."""

@@ -15,7 +15,8 @@ from launcher.cli.parts import HUB, SOURCE, print_json
 
 if TYPE_CHECKING:
     from exporter.slurm.queue import QueueRow
-    from exporter.slurm.sources.shared_look_reader import QueueLook
+    from exporter.slurm.sources.hub_reader import HubJob
+    from exporter.slurm.sources.look_file_reader import QueueLook
 
 LEAST_INTERVAL_S, ADVISED_INTERVAL_S, MOST_INTERVAL_S = 10.0, 60.0, 3600.0
 
@@ -70,13 +71,14 @@ def track(
     command then goes on where it was.
     """
     from exporter.contract.file_locks import FileLockedError, lock_file
-    from exporter.slurm.sources.hub_reader import NO_HUB, VARIABLE
+    from exporter.slurm.sources.hub_reader import NO_HUB, VARIABLE, read_hub
     from exporter.slurm.sources.rest_reader import slurm_reader
+    from exporter.slurm.sources.shared_accounting_reader import SharedAccounting
     from exporter.slurm.sources.shared_look_reader import read_queue_look
     from launcher.errors import LauncherError, os_errors
     from launcher.report.state import EXIT_STATUS
     from launcher.rundir.rundir import user_name
-    from launcher.track.follow import Follower
+    from launcher.track.follow import ACCOUNTING_EACH, Follower
     from launcher.track.selection import read_selected, select
     from launcher.track.state import TrackState, find_state_files, read_state
 
@@ -92,6 +94,10 @@ def track(
     def read_queue(since: float) -> "QueueLook":
         # an answer of a moment ago may lack a job that was just submitted
         return read_queue_look(slurm, os.environ, since=since, least_s=0.0)
+
+    def read_ended(since: float) -> "tuple[HubJob, ...]":
+        found = read_hub(slurm, os.environ, since)
+        return () if found is None or found.answer is None else found.answer.jobs
 
     def start(rows: "tuple[QueueRow, ...]") -> TrackState:
         found, now = read_selected(slurm, selection, name, rows), time.time()
@@ -115,9 +121,9 @@ def track(
                 out.write(f"{text}\n\n".encode("utf-8", "backslashreplace"))
                 out.flush()
 
-        follower = Follower(
-            *(slurm, read_queue, state, start, path, write), noun=noun, interval_s=interval, gpu_every=gpu_every
-        )
+        accounting = SharedAccounting(slurm, os.environ, interval * ACCOUNTING_EACH)
+        how = (accounting, read_queue, read_ended, state, start, path, write)
+        follower = Follower(*how, noun=noun, interval_s=interval, gpu_every=gpu_every)
         try:
             state = state if state is not None and state.complete else follower.run()
         except KeyboardInterrupt:

@@ -8,12 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from exporter.slurm.accounting import Attempt, Step
+from exporter.slurm.accounting import Attempt, Figures, Step
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, Sight
-from exporter.slurm.sources.shared_look_reader import QueueLook
+from exporter.slurm.sources.hub_reader import HubJob
+from exporter.slurm.sources.look_file_reader import QueueLook
+from exporter.slurm.sources.shared_accounting_reader import SharedAccounting
 from exporter.slurm.tracking import TrackedJob
-from launcher.track.follow import Follower, read_cause
+from launcher.track.follow import ACCOUNTING_EACH, HUB_FIGURES_S, Follower, read_cause
 from launcher.track.run_log import all_complete
 from launcher.track.selection import Selection, read_selected
 from launcher.track.state import TrackState, exit_status_of, read_state
@@ -80,11 +82,25 @@ class Run:
     def __init__(self, slurm: ScriptedSlurm, folder: Path) -> None:
         self.slurm, self.file = slurm, folder / "run-r8-state.json"
         self.log: list[str] = []
+        self.hub: dict[str, str] = {}  # when a hub has the figures of a job; without one no hub runs
         self.asked: list[float] = []  # age of the oldest answer that will do
 
     def look(self, since: float) -> QueueLook:
         self.asked.append(self.slurm.now - since)
-        return QueueLook(cluster="", as_of=self.slurm.now, tried=since, rows=self.slurm.queue())
+        source = "unix:/hub.sock" if self.hub else "squeue"
+        return QueueLook(cluster="", as_of=self.slurm.now, tried=since, rows=self.slurm.queue(), source=source)
+
+    def ended(self, since: float) -> list[HubJob]:
+        """What a hub has of jobs that ended since then."""
+        found = []
+        for row in self.slurm.queue():
+            if row.sight.ended is not None and row.sight.ended >= since:
+                has_figures = self.slurm.now >= at(self.hub.get(row.job_id, "23:59:00"))
+                figures = Figures(elapsed_s=1.0, cpu_ratio=0.5) if has_figures else None
+                sight = row.sight
+                job = HubJob(job_id=row.job_id, job_name=row.name, state=sight.state, ended=sight.ended)
+                found.append(job.replace(figures=figures))
+        return found
 
     def follow(self, until: str = "23:00:00") -> TrackState:
         def start(rows: Iterable[QueueRow]) -> TrackState:
@@ -97,8 +113,9 @@ class Run:
                 raise KeyboardInterrupt
 
         follower = Follower(
-            self.slurm,
+            SharedAccounting(self.slurm, {}, 60.0 * ACCOUNTING_EACH, lambda: self.slurm.now),
             self.look,
+            self.ended,
             read_state(self.file, (), "ada"),
             start,
             self.file,
@@ -213,6 +230,17 @@ def test_while_jobs_end_all_the_time_there_are_no_more_than_15_commands_in_ten_m
     moments = [now for _, now in followed.slurm.calls]
     assert max(sum(begin <= now < begin + 600.0 for now in moments) for begin in moments) <= 15
     assert len(followed.entries("COMPUTE_METRICS")) == len(ends)
+
+
+def test_beside_a_hub_accounting_is_asked_only_for_what_the_hub_lacks(run: MakeRun) -> None:
+    followed = run({job_id: states[:2] for job_id, states in FOUR.items()})
+    followed.hub = {"12345690": "14:50:30", "12345691": "14:46:30"}
+    followed.follow()
+    assert [call for call, _ in followed.slurm.calls].count("sacct") == 1
+    assert ("sacct", at("14:56:52") + HUB_FIGURES_S) in followed.slurm.calls
+    metrics = followed.entries("COMPUTE_METRICS")
+    assert len(metrics) == 3
+    assert ["50.00%" in entry for entry in metrics] == [True, True, False]
 
 
 def test_an_accounting_that_does_not_answer_costs_only_figures(run: MakeRun) -> None:
