@@ -7,6 +7,7 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.records import RecordError
+from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.sources.hub_reader import HubJob
@@ -19,6 +20,7 @@ from exporter.slurm.tracking import (
     TrackedJob,
     compare_accounting,
     compare_queue,
+    is_same_job,
     take_figures,
 )
 from launcher.errors import os_errors
@@ -30,7 +32,8 @@ from launcher.track.state import TrackState, count_states, exit_status_of
 
 MOST_WAIT_S = 300.0  # between two polls while Slurm does not answer: each failure doubles the interval
 HUB_INTERVAL_S = 60.0  # of a hub with its usual options
-HUB_RETRY_S = 10.0  # from question to question about figures that a hub does not have yet
+HUB_RETRY_S = 10.0  # to the second question about figures that a hub does not have yet; then twice as long each time
+MOST_OF_HUB = 20  # jobs or arrays that it is asked about at once
 HUB_FIGURES_S = 300.0  # after an end; without the hub's figures, accounting is asked then
 ACCOUNTING_EACH = 2.5  # polls to one question to accounting, if jobs end all the time: 15 commands in ten minutes
 RETRY_S = 1.0  # for an answer while another command asks
@@ -45,7 +48,7 @@ class Follower:
         self,
         accounting: SharedAccounting,
         read_queue: Callable[[float], QueueLook],
-        read_ended: Callable[[float], Iterable[HubJob]],
+        read_jobs: Callable[[str, Sequence[str]], Iterable[HubJob]],
         state: TrackState | None,
         start: Callable[[tuple[QueueRow, ...]], TrackState],
         state_file: Path,
@@ -59,9 +62,9 @@ class Follower:
     ) -> None:
         """``read_queue`` gives an answer that is not older than a moment.
 
-        ``read_ended`` gives the jobs that ended since a moment, by the hub from which the queue is.
+        ``read_jobs`` gives what the hub at an address knows of jobs and arrays.
         """
-        self._read_ended = read_ended
+        self._read_jobs = read_jobs
         self._accounting, self._read_queue, self._start, self._state_file = accounting, read_queue, start, state_file
         self._write, self._noun = write, noun
         self._interval_s, self._gpu_every = interval_s, gpu_every
@@ -72,8 +75,10 @@ class Follower:
         self._most_age_s = interval_s / 2 if interval_s < HUB_INTERVAL_S else 2 * interval_s
         self._known_at: float | None = None
         self._as_of = 0.0 if state is None else state.updated  # an older answer would undo changes
-        self._has_accounting, self._has_hub = True, False
-        self._wanted: dict[str, tuple[frozenset[str], float]] = {}  # jobs of an array to ask about, and since when
+        self._has_accounting = True
+        self._hub: str | None = None  # its address
+        self._hub_wait_s = HUB_RETRY_S
+        self._wanted: dict[str, float] = {}  # since when accounting is to be asked about a job
         self._poll_at = self._accounting_at = self._hub_at = clock()
 
     def run(self) -> TrackState:
@@ -92,14 +97,28 @@ class Follower:
             self._sleep(max(0.0, self._next_at() - self._clock()))
 
     def _next_at(self) -> float:
-        times = [] if self.state is not None and self.state.is_over else [self._poll_at]
-        for job in _unmeasured(self.state) if self.state is not None else ():
-            retry_at = job.figures_asked + ACCOUNTING_LAG_S if job.figures_asked is not None else 0.0
-            if self._has_hub:
-                times.append(self._hub_at)
-                retry_at = max(retry_at, (job.ended or 0.0) + HUB_FIGURES_S)
-            times.append(max(retry_at, self._may_ask_at(self.state)))
+        state, now = self.state, self._clock()
+        times = [] if state is not None and state.is_over else [self._poll_at]
+        unmeasured = [] if state is None else _unmeasured(state)
+        if unmeasured or self._wanted:
+            may_ask_at = self._may_ask_at(state)
+            times += [max(self._due_at(job), may_ask_at) for job in unmeasured]
+            times += [may_ask_at] if self._wanted else []
+        if any(self._hub_until(job) > now for job in unmeasured):
+            times.append(self._hub_at)
         return min(times)
+
+    def _due_at(self, job: TrackedJob) -> float:
+        """When accounting is asked for the figures of an ended job."""
+        again_at = 0.0 if job.figures_asked is None else job.figures_asked + ACCOUNTING_LAG_S
+        return max(again_at, self._hub_until(job))
+
+    def _hub_until(self, job: TrackedJob) -> float:
+        """Until when the figures of an ended job may come from a hub, which has none of one that never started."""
+        if self._hub is None or job.started is None:
+            return 0.0
+        ended = job.ended if job.ended is not None else max((event.seen for event in job.history), default=0.0)
+        return ended + HUB_FIGURES_S
 
     def _may_ask_at(self, state: TrackState | None) -> float:
         """When accounting may be asked. Once all jobs have ended, nobody waits for later ones."""
@@ -120,7 +139,7 @@ class Follower:
             self._poll_at = self._note_failure(error)
             return
         self._note_answer("squeue")
-        self._has_hub = look.is_of_hub
+        self._hub = look.source if look.is_of_hub else None
         self._known_at, polls = now, state.polls + 1
         known = compare_queue(state.jobs, rows, now) if as_of >= self._as_of else Known(state.jobs)
         self._as_of = max(as_of, self._as_of)
@@ -148,19 +167,15 @@ class Follower:
         """Ask once about jobs that have left the queue, and for the figures of ended ones."""
         now = self._clock()
         lost = [job for job in state.jobs.values() if job.missing_since is not None and not job.is_over]
-        due = [
-            job
-            for job in _unmeasured(state)
-            if (job.figures_asked is None or now - job.figures_asked >= ACCOUNTING_LAG_S)
-            and not (self._has_hub and now - (job.ended or now) < HUB_FIGURES_S)
-        ]
-        wanted = self._want((*lost, *due), now)
-        if not wanted or now < self._accounting_at:
+        due = [job for job in _unmeasured(state) if now >= self._due_at(job)]
+        self._wanted = {job.job_id: self._wanted.get(job.job_id, now) for job in (*lost, *due)}
+        if not self._wanted or now < self._accounting_at:
             return
-        asked, attempts = frozenset(wanted), None
+        answered = set(self._wanted)
+        attempts: tuple[Attempt, ...] | None = None
         if self._has_accounting:
             try:
-                asked, attempts = self._accounting.read(wanted, is_last=state.is_over)
+                told = self._accounting.read(self._questions((*lost, *due), now), is_last=state.is_over)
             except SlurmUnansweredError as error:
                 retry_at = self._note_failure(error)
                 self._has_accounting = not error.is_lasting
@@ -169,12 +184,14 @@ class Follower:
                     if not state.is_over:
                         return  # a failure says nothing about a job
             else:
-                self._accounting_at = now if asked else now + RETRY_S
-                if not asked:
+                attempts = told.attempts
+                answered = {key for key, at in self._wanted.items() if told.answered.get(array_of(key), -1.0) >= at}
+                self._accounting_at = now if answered else now + RETRY_S
+                if not answered:
                     return
                 self._note_answer("sacct")
-        self._wanted = {array: each for array, each in self._wanted.items() if array not in asked}
-        lost, due = ([job for job in jobs if array_of(job.job_id) in asked] for jobs in (lost, due))
+        self._wanted = {job_id: at for job_id, at in self._wanted.items() if job_id not in answered}
+        lost, due = ([job for job in jobs if job.job_id in answered] for jobs in (lost, due))
         found = compare_accounting({job.job_id: job for job in lost}, attempts, now)
         measured = {job.job_id: take_figures(job, attempts, now) for job in due}
         known = found._replace(jobs={**state.jobs, **found.jobs, **measured})
@@ -182,15 +199,24 @@ class Follower:
 
     def _ask_hub(self, state: TrackState) -> None:
         """Take figures of ended jobs that a hub has: it asks accounting about them too."""
-        now, unmeasured = self._clock(), _unmeasured(state)
-        if not self._has_hub or not unmeasured or now < self._hub_at:
+        now = self._clock()
+        waiting = [job for job in _unmeasured(state) if self._hub_until(job) > now]
+        if self._hub is None or not waiting or now < self._hub_at:
             return
-        self._hub_at = now + HUB_RETRY_S
-        since = min(job.ended or now for job in unmeasured)
-        figures = {(each.job_id, each.ended): each.figures for each in self._read_ended(since)}
-        known = ((job, figures.get((job.job_id, job.ended))) for job in unmeasured)
-        measured = {job.job_id: job.replace(figures=found) for job, found in known if found is not None}
-        self._measure(state, Known({**state.jobs, **measured}), measured.values(), now)
+        arrays = list(dict.fromkeys(array_of(job.job_id) for job in waiting))[:MOST_OF_HUB]
+        known = {each.job_id: each for each in self._read_jobs(self._hub, arrays)}
+        measured = {
+            job.job_id: job.replace(figures=each.figures)
+            for job in waiting
+            if (each := known.get(job.job_id)) is not None
+            and each.figures is not None
+            and each.attempt == job.attempt
+            and is_same_job(job, each.row().sight)
+        }
+        self._hub_wait_s = HUB_RETRY_S if measured else min(2 * self._hub_wait_s, self._interval_s)
+        self._hub_at = now + self._hub_wait_s
+        if measured:
+            self._measure(state, Known({**state.jobs, **measured}), measured.values(), now)
 
     def _measure(self, state: TrackState, known: Known, measured: Iterable[TrackedJob], now: float) -> None:
         """Report changes and figures."""
@@ -200,20 +226,15 @@ class Follower:
                 if job.figures is not None:
                     self._write(run_log.compute_metrics(now, job))
 
-    def _want(self, jobs: Sequence[TrackedJob], now: float) -> dict[str, Wanted]:
-        """Arrays and jobs to ask about: one question covers all tasks. A further task needs a later answer."""
-        by_array: dict[str, list[TrackedJob]] = {}
+    def _questions(self, jobs: Iterable[TrackedJob], now: float) -> dict[str, Wanted]:
+        """What to ask: one question covers all tasks of an array."""
+        found: dict[str, Wanted] = {}
         for job in jobs:
-            by_array.setdefault(array_of(job.job_id), []).append(job)
-        known, self._wanted = self._wanted, {}
-        for array, own in by_array.items():
-            job_ids = frozenset(job.job_id for job in own)
-            before, since = known.get(array, (frozenset[str](), now))
-            self._wanted[array] = job_ids, since if job_ids <= before else now
-        return {
-            array: Wanted(at, max(0.0, min(min(job.submitted or 0.0, now) for job in by_array[array]) - EARLIER_S))
-            for array, (_, at) in self._wanted.items()
-        }
+            since = max(0.0, min(job.submitted or 0.0, now) - EARLIER_S)
+            at, array = self._wanted[job.job_id], array_of(job.job_id)
+            other = found.get(array, Wanted(at, since))
+            found[array] = Wanted(max(at, other.at), min(since, other.since))
+        return found
 
     def _note_failure(self, error: SlurmUnansweredError) -> float:
         """Report the failure; return when to try again."""

@@ -1,7 +1,8 @@
 """Slurm's queue as a running hub knows it: commands that ask a hub cost the controller nothing."""
 
+import contextlib
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
@@ -91,6 +92,14 @@ class HubAnswer(Record):
         return tuple(job.row() for job in self.jobs if job.is_listed or job.state in ENDS)
 
 
+class HubJobs(Record):
+    """The answer of a hub about one job or array."""
+
+    SCHEMA = 1
+
+    jobs: tuple[HubJob, ...] = ()
+
+
 class HubNode(Record):
     """A node in the answer of a hub."""
 
@@ -152,6 +161,16 @@ def read_hub(slurm: SlurmReader, environ: Mapping[str, str], since: float | None
         if named:
             return HubLook(address, None, f"{address} {problem}")
     return None
+
+
+def read_hub_jobs(address: str, job_ids: Iterable[str], environ: Mapping[str, str]) -> list[HubJob]:
+    """What a hub knows of jobs and of the tasks of arrays; those that it does not know are left out."""
+    found = list[HubJob]()
+    for job_id in job_ids:
+        with contextlib.suppress(NoAnswerError, RecordError):
+            body = read_hub_json(address, f"/api/v1/jobs/{quote(job_id, safe='')}", environ)
+            found += HubJobs.from_json(body, address).jobs
+    return found
 
 
 def read_hub_nodes(

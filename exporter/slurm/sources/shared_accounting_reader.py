@@ -5,6 +5,7 @@ the others find their answers in the file: any number of followers make as many 
 """
 
 import contextlib
+import math
 import os
 import time
 from collections.abc import Callable, Collection, Mapping
@@ -16,19 +17,28 @@ from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.records import NOTHING, Record, to_json
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.allowance import Extra
-from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader
+from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
 from exporter.slurm.sources.look_file_reader import OWNER_ONLY, cluster_name, look_path, own_folder
 from exporter.slurm.states import array_of
 
 LAST_S = 5.0  # between two questions of those who wait for nothing else
+LAST_AHEAD = 4  # questions of the long run that they may take in advance
 KEPT_S = 600.0  # for how long an answer is there for those who look each few minutes, and an id waits without them
+MOST_SKEW_S = 5.0  # of the clocks of two hosts
 
 
 class Wanted(NamedTuple):
-    """What somebody wants to know of a job or an array."""
+    """What somebody wants to know of a job or an array, or was told."""
 
     at: float  # an answer to an earlier question is of no use
-    since: float  # search from here on
+    since: float  # search from here on; 0 is the whole history
+
+
+class Told(NamedTuple):
+    """What accounting has said of the wanted ids."""
+
+    answered: Mapping[str, float] = NOTHING  # when the question about an id began
+    attempts: tuple[Attempt, ...] = ()
 
 
 class Answers(Record):
@@ -37,9 +47,10 @@ class Answers(Record):
     SCHEMA = 1
 
     asked: float = 0.0  # when it was last asked
+    problem: str | None = None  # why it did not answer then
     used_until: float = 0.0  # of the allowance
     wanted: Mapping[str, Wanted] = NOTHING
-    answered: Mapping[str, float] = NOTHING  # when the question about an id began
+    answered: Mapping[str, Wanted] = NOTHING
     rows: tuple[Attempt, ...] = ()
 
 
@@ -57,59 +68,82 @@ class SharedAccounting:
         folder, names = own_folder(environ), (slurm.user, slurm.cluster, cluster_name(environ))
         self._path: Path | None = None if folder is None else look_path(folder, Answers, *names)
         self._own = Answers()  # of this process, without a folder or on a full disk
+        self._failed_at = 0.0  # the last failure that was told here
 
     def next_at(self, *, is_last: bool) -> float:
         """When accounting may be asked; ``is_last``: for somebody who waits for nothing else."""
         return self._next_at(self._read(), is_last)
 
     def _next_at(self, known: Answers, is_last: bool) -> float:
-        return known.asked + LAST_S if is_last else Extra(self._each_s, known.used_until).next_at
+        """Others may have a slower pace, or have asked often: nobody waits longer than by a pace of his own."""
+        allowed_at = Extra(self._each_s, known.used_until).next_at
+        if is_last:
+            allowed_at = max(known.asked + LAST_S, allowed_at - LAST_AHEAD * self._each_s)
+        return min(allowed_at, known.asked + self._each_s)
 
-    def read(self, wanted: Mapping[str, Wanted], *, is_last: bool) -> tuple[frozenset[str], tuple[Attempt, ...]]:
-        """Which of these ids have an answer, and all attempts of these.
+    def read(self, wanted: Mapping[str, Wanted], *, is_last: bool) -> Told:
+        """What accounting has said of these ids.
 
-        Accounting is asked if that is allowed now; ids without an answer are asked about later, with those of others.
-        Raises SlurmUnansweredError.
+        It is asked if that is allowed now; ids without an answer are asked about later, with those of others. Raises
+        SlurmUnansweredError, once for each question without an answer, whoever has asked.
         """
         with contextlib.ExitStack() as stack:
+            is_locked = False
             if self._path is not None:
                 try:
                     if (descriptor := lock_file(self._path.with_suffix(".lock"))) >= 0:
                         stack.callback(os.close, descriptor)
                 except FileLockedError:  # another one asks
-                    return frozenset(), ()
+                    is_locked = True
                 except OSError:  # a full disk, for example
                     pass
             known, now = self._read(), self._clock()
-            left = {job_id: each for job_id, each in wanted.items() if known.answered.get(job_id, -1.0) < each.at}
-            waiting = {job_id: each for job_id, each in known.wanted.items() if now - each.at < KEPT_S} | left
-            if left and now >= self._next_at(known, is_last):
-                known = self._ask(known.replace(wanted=waiting), now)
-                self._write(known)
-            elif left and waiting != known.wanted:
-                known = known.replace(wanted=waiting)
-                self._write(known)
-        found = frozenset(job_id for job_id, each in wanted.items() if known.answered.get(job_id, -1.0) >= each.at)
-        return found, _rows_of(known, found)
+            left = {job_id: each for job_id, each in wanted.items() if not _is_answered(known, job_id, each)}
+            first_at = min((each.at for each in left.values()), default=math.inf)
+            if known.problem is not None and first_at <= known.asked and self._failed_at < known.asked:
+                self._failed_at = known.asked
+                raise SlurmUnansweredError("sacct", known.problem)
+            if left and not is_locked:
+                waiting = _merge(known.wanted, left, now - KEPT_S)
+                if now >= self._next_at(known, is_last):
+                    known = self._ask(known.replace(wanted=waiting), now)
+                elif waiting != known.wanted:
+                    known = known.replace(wanted=waiting)
+                    self._write(known)
+        answers = ((job_id, known.answered.get(job_id), each) for job_id, each in wanted.items())
+        answered = {job_id: told.at for job_id, told, each in answers if told is not None and told.since <= each.since}
+        return Told(answered, _rows_of(known, answered))
 
     def _ask(self, known: Answers, now: float) -> Answers:
         """Ask about those who have waited longest. Raises SlurmUnansweredError, and the ids then wait on."""
-        asked = sorted(known.wanted, key=lambda job_id: known.wanted[job_id].at)[:MOST_ASKED]
-        used = Extra(self._each_s, known.used_until).after(now).used_until
-        known = known.replace(asked=now, used_until=used)
-        self._write(known)  # also if there is no answer
-        rows = self._slurm.accounting(asked, max(0.0, min(known.wanted[job_id].since for job_id in asked)))
-        kept = {job_id: at for job_id, at in known.answered.items() if now - at < KEPT_S and job_id not in asked}
-        return known.replace(
+        by_age = sorted(known.wanted, key=lambda job_id: known.wanted[job_id].at)
+        is_endless = not known.wanted[by_age[0]].since  # one such question is enough to search everything for all
+        asked = [job_id for job_id in by_age if (not known.wanted[job_id].since) == is_endless][:MOST_ASKED]
+        since = min(known.wanted[job_id].since for job_id in asked)
+        most_ahead_s = (LAST_AHEAD + 2) * self._each_s
+        used = min(Extra(self._each_s, known.used_until).after(now).used_until, now + most_ahead_s)
+        known = known.replace(asked=now, used_until=used, problem=None)
+        self._write(known)  # nobody else asks meanwhile, also without locks
+        try:
+            rows = self._slurm.accounting(asked, since)
+        except SlurmUnansweredError as error:
+            self._failed_at = now
+            if not error.is_local:
+                self._write(known.replace(problem=str(error).partition(" ")[2]))
+            raise
+        kept = {key: told for key, told in known.answered.items() if now - told.at < KEPT_S and key not in asked}
+        known = known.replace(
             wanted={job_id: each for job_id, each in known.wanted.items() if job_id not in asked},
-            answered={**kept, **dict.fromkeys(asked, now)},
+            answered={**kept, **dict.fromkeys(asked, Wanted(now, since))},
             rows=(*_rows_of(known, kept), *rows),
         )
+        self._write(known)
+        return known
 
     def _read(self) -> Answers:
         found = None if self._path is None else Answers.read_valid(self._path)
         # one of the future was written by another clock
-        is_usable = found is not None and self._own.asked <= found.asked <= self._clock()
+        is_usable = found is not None and self._own.asked <= found.asked <= self._clock() + MOST_SKEW_S
         return found if found is not None and is_usable else self._own
 
     def _write(self, known: Answers) -> None:
@@ -118,6 +152,20 @@ class SharedAccounting:
             with contextlib.suppress(OSError):
                 body = {**known.replace(rows=()).to_json(), "rows": known.rows}
                 run_files.write_json(self._path, body, durable=False, mode=OWNER_ONLY, default=to_json)
+
+
+def _is_answered(known: Answers, job_id: str, wanted: Wanted) -> bool:
+    told = known.answered.get(job_id)
+    return told is not None and told.at >= wanted.at and told.since <= wanted.since
+
+
+def _merge(waiting: Mapping[str, Wanted], more: Mapping[str, Wanted], oldest: float) -> dict[str, Wanted]:
+    """All that wait, without those of somebody who has gone."""
+    found = {job_id: each for job_id, each in waiting.items() if each.at > oldest}
+    for job_id, each in more.items():
+        other = found.get(job_id, each)
+        found[job_id] = Wanted(max(each.at, other.at), min(each.since, other.since))
+    return found
 
 
 def _rows_of(known: Answers, job_ids: Collection[str]) -> tuple[Attempt, ...]:

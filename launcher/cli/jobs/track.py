@@ -15,7 +15,6 @@ from launcher.cli.parts import HUB, SOURCE, print_json
 
 if TYPE_CHECKING:
     from exporter.slurm.queue import QueueRow
-    from exporter.slurm.sources.hub_reader import HubJob
     from exporter.slurm.sources.look_file_reader import QueueLook
 
 LEAST_INTERVAL_S, ADVISED_INTERVAL_S, MOST_INTERVAL_S = 10.0, 60.0, 3600.0
@@ -71,7 +70,7 @@ def track(
     command then goes on where it was.
     """
     from exporter.contract.file_locks import FileLockedError, lock_file
-    from exporter.slurm.sources.hub_reader import NO_HUB, VARIABLE, read_hub
+    from exporter.slurm.sources.hub_reader import NO_HUB, VARIABLE, read_hub_jobs
     from exporter.slurm.sources.rest_reader import slurm_reader
     from exporter.slurm.sources.shared_accounting_reader import SharedAccounting
     from exporter.slurm.sources.shared_look_reader import read_queue_look
@@ -94,10 +93,6 @@ def track(
     def read_queue(since: float) -> "QueueLook":
         # an answer of a moment ago may lack a job that was just submitted
         return read_queue_look(slurm, os.environ, since=since, least_s=0.0)
-
-    def read_ended(since: float) -> "tuple[HubJob, ...]":
-        found = read_hub(slurm, os.environ, since)
-        return () if found is None or found.answer is None else found.answer.jobs
 
     def start(rows: "tuple[QueueRow, ...]") -> TrackState:
         found, now = read_selected(slurm, selection, name, rows), time.time()
@@ -122,7 +117,7 @@ def track(
                 out.flush()
 
         accounting = SharedAccounting(slurm, os.environ, interval * ACCOUNTING_EACH)
-        how = (accounting, read_queue, read_ended, state, start, path, write)
+        how = (accounting, read_queue, lambda hub, ids: read_hub_jobs(hub, ids, os.environ), state, start, path, write)
         follower = Follower(*how, noun=noun, interval_s=interval, gpu_every=gpu_every)
         try:
             state = state if state is not None and state.complete else follower.run()

@@ -90,16 +90,16 @@ class Run:
         source = "unix:/hub.sock" if self.hub else "squeue"
         return QueueLook(cluster="", as_of=self.slurm.now, tried=since, rows=self.slurm.queue(), source=source)
 
-    def ended(self, since: float) -> list[HubJob]:
-        """What a hub has of jobs that ended since then."""
+    def jobs_of_hub(self, _: str, job_ids: Iterable[str]) -> list[HubJob]:
+        """What a hub has of these jobs; it takes the end of one from the time of its report, as it may."""
+        self.slurm.calls.append(("hub", self.slurm.now))
         found = []
         for row in self.slurm.queue():
-            if row.sight.ended is not None and row.sight.ended >= since:
+            if row.job_id in job_ids and row.sight.ended is not None:
                 has_figures = self.slurm.now >= at(self.hub.get(row.job_id, "23:59:00"))
-                figures = Figures(elapsed_s=1.0, cpu_ratio=0.5) if has_figures else None
-                sight = row.sight
-                job = HubJob(job_id=row.job_id, job_name=row.name, state=sight.state, ended=sight.ended)
-                found.append(job.replace(figures=figures))
+                job = HubJob(job_id=row.job_id, job_name=row.name, state=row.sight.state, ended=row.sight.ended - 2.6)
+                job = job.replace(submitted=row.sight.submitted, started=row.sight.started)
+                found.append(job.replace(figures=Figures(elapsed_s=1.0, cpu_ratio=0.5) if has_figures else None))
         return found
 
     def follow(self, until: str = "23:00:00") -> TrackState:
@@ -115,7 +115,7 @@ class Run:
         follower = Follower(
             SharedAccounting(self.slurm, {}, 60.0 * ACCOUNTING_EACH, lambda: self.slurm.now),
             self.look,
-            self.ended,
+            self.jobs_of_hub,
             read_state(self.file, (), "ada"),
             start,
             self.file,
@@ -241,6 +241,22 @@ def test_beside_a_hub_accounting_is_asked_only_for_what_the_hub_lacks(run: MakeR
     metrics = followed.entries("COMPUTE_METRICS")
     assert len(metrics) == 3
     assert ["50.00%" in entry for entry in metrics] == [True, True, False]
+
+
+def test_beside_a_hub_a_job_whose_end_has_no_time_is_measured_too(
+    run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    followed = run({"12345690": [("RUNNING", "14:45:20"), ("FAILED", "14:50:12")]})
+    followed.hub = {"1": "14:50:30"}
+    known = followed.slurm.queue
+
+    def queue() -> tuple[QueueRow, ...]:
+        return tuple(row._replace(sight=row.sight._replace(ended=None)) for row in known())
+
+    monkeypatch.setattr(followed.slurm, "queue", queue)
+    followed.follow()
+    assert [call for call, _ in followed.slurm.calls].count("sacct") == 1
+    assert len(followed.entries("COMPUTE_METRICS")) == 1
 
 
 def test_an_accounting_that_does_not_answer_costs_only_figures(run: MakeRun) -> None:
