@@ -1,7 +1,14 @@
-"""What a hub costs with 10,000 jobs: one answer of the queue with 200 changes, its page, and a restart."""
+"""What a hub costs with 10,000 jobs: one answer of the queue with 200 changes, its page, and a restart.
+
+Then `gpujob ps` from its start to its last line, for a user with some and for one with all of 10,000 jobs.
+"""
 
 import os
+import pwd
+import signal
 import statistics
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -24,19 +31,22 @@ CHANGED = 200  # jobs between two looks
 INTERVAL_S = 60.0
 MOST_LOOK_MS, MOST_PAGE_MS, MOST_PAGE_MB, MOST_RSS_MIB = 60, 80, 1.0, 100
 RECENTLY_S = 3600
+OWN_JOBS, COMMANDS, MOST_PS_S = (100, JOBS), 7, 0.3
+READY_S = 30.0  # for a hub to read the queue
 YEAR_JOBS, BATCH, YEAR_S, MOST_YEAR_S = 100_000, 10_000, 365 * 86400, 0.05
 
 
-def row(number: int, state: str, now: float) -> str:
-    """A job of one of 100 users, which began within the last hour."""
+def row(number: int, state: str, now: float, user: str | None = None) -> str:
+    """A job of one of 100 users, or of a named one, which began within the last hour."""
+    user = user or f"user{number % 100}"
     submit = int(now) - RECENTLY_S + number % 1800
     end = submit + 1700 if state == "COMPLETED" else "N/A"
     where = "|" if state == "PENDING" else f"node{number % 500}|"
     start = "N/A" if state == "PENDING" else submit + 60
     return (
         f"{number}|{state}|{'Priority' if state == 'PENDING' else 'None'}|{submit}|{start}|{end}|1-00:00:00|0|{where}"
-        f"gpu|billing=8,cpu=8,gres/gpu=1,mem=64G,node=1|{number}|user{number % 100}|lab{number % 9}|normal|1|(null)|"
-        f"/home/user{number % 100}/logs/{number}.out|train-{number % 1000}|\n"
+        f"gpu|billing=8,cpu=8,gres/gpu=1,mem=64G,node=1|{number}|{user}|lab{number % 9}|normal|1|(null)|"
+        f"/home/{user}/logs/{number}.out|train-{number % 1000}|\n"
     )
 
 
@@ -79,6 +89,41 @@ def _ended(number: int, end: float) -> Job:
     return job._replace(resources="billing=8,cpu=8,gres/gpu=1,mem=64G,node=1")
 
 
+def _measure_ps(folder: Path, environ: Mapping[str, str], own: int) -> float:
+    """Seconds of `gpujob ps` that asks a hub of the cluster, without a copy of an earlier answer."""
+    me, now = pwd.getpwuid(os.geteuid()).pw_name, time.time()
+    rows = (row(number, "RUNNING", now, me if number < own else None) for number in range(JOBS + 1))
+    (folder / "rows").write_text("".join(rows))
+    state = folder / f"state{own}"
+    environ = {name: value for name, value in environ.items() if not name.startswith(("PYTHON", "SLURM_", "XDG_"))}
+    environ |= {"GPUJOB_HUB": f"unix:{state}/hub-cluster.sock", "XDG_STATE_HOME": str(state)}
+    words = [_program("gpujob-exporter"), "hub", "--scope", "cluster", "--state-dir", str(state)]
+    hub = subprocess.Popen(words, env=environ, stderr=subprocess.DEVNULL)
+    try:
+        times, end = list[float](), time.monotonic() + READY_S
+        while len(times) < COMMANDS:
+            cache = tempfile.mkdtemp(dir=folder)
+            begun = time.perf_counter()
+            done = subprocess.run(
+                [_program("gpujob"), "ps"], env={**environ, "XDG_CACHE_HOME": cache}, capture_output=True, text=True
+            )
+            took_s = time.perf_counter() - begun
+            if done.stdout.count("RUNNING") == own and not done.stderr:
+                times.append(took_s)
+            elif time.monotonic() < end:  # the hub is not ready, so squeue was asked, which here has all jobs
+                time.sleep(0.5)
+            else:
+                raise SystemExit(f"hub: gpujob ps does not show its jobs: {done.stderr}")
+    finally:
+        hub.send_signal(signal.SIGTERM)
+        hub.wait()
+    return statistics.median(times)
+
+
+def _program(name: str) -> str:
+    return str(Path(sys.executable).with_name(name))
+
+
 class _Clock(SystemClock):
     """Passes a minute when told so."""
 
@@ -112,6 +157,7 @@ def _measure(folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
     Engine(SlurmReader(None, None, environ), restarted, Settings(True, None, 0.0, JOBS), SystemClock())
     restart_s = time.perf_counter() - begun
     restarted.close()
+    ps_s = {own: _measure_ps(folder, environ, own) for own in OWN_JOBS}
     look_s, page_s, year_s = statistics.median(looks[1:]), statistics.median(pages[1:]), _measure_year(folder)
     return {
         "jobs": JOBS,
@@ -122,11 +168,13 @@ def _measure(folder: Path, environ: Mapping[str, str]) -> dict[str, Any]:
         "file_mb": round(file_mb, 1),
         "restart_s": round(restart_s, 2),
         "sqlite_ms_of_a_year": round(1000 * year_s, 1),
+        **{f"ps_s_with_{own}_jobs": round(each, 3) for own, each in ps_s.items()},
         "goals": {
             f"at most {MOST_LOOK_MS} ms of CPU for a look": look_s <= MOST_LOOK_MS / 1000,
             f"at most {MOST_PAGE_MS} ms of CPU for a page": page_s <= MOST_PAGE_MS / 1000,
             f"a page of at most {MOST_PAGE_MB:g} MB": len(page) <= MOST_PAGE_MB * 1e6,
             f"at most {MOST_RSS_MIB} MiB": rss <= MOST_RSS_MIB,
+            f"at most {MOST_PS_S:g} s for `gpujob ps`": max(ps_s.values()) <= MOST_PS_S,
             "at most 50 ms of SQLite for a user's jobs of a year among 100,000": year_s <= MOST_YEAR_S,
         },
     }

@@ -25,7 +25,9 @@ TESTS=(
     tests/endtoend/test_exit_reasons.py
     tests/endtoend/test_submission.py
     tests/endtoend/test_sweep.py
+    tests/endtoend/test_hub.py
     tests/endtoend/test_queue_commands.py
+    tests/endtoend/test_track.py
     tests/endtoend/test_rest_source.py
     tests/endtoend/test_pipeline.py
     tests/endtoend/test_accounting.py
