@@ -185,7 +185,7 @@ class Story:
 
         good = [submit("COMPLETED", name, "sleep 2", "-G1") for name in ("good", "a|b 'c'\\nd\"", "größer", "good")]
         bad = submit("FAILED", "bad", "exit 3")
-        submit("FAILED", "crash", "kill -SEGV $$")
+        submit("FAILED", "crash", "ulimit -c 0; kill -SEGV $$")
         submit("COMPLETED", "step", "srun false; exit 0")
         if self.cluster.enforces_memory:
             submit("OUT_OF_MEMORY", "memory", TAKES_MEMORY)

@@ -38,7 +38,7 @@ def test_slurmrestd_has_the_rows_of_squeue(jobs: JobSpace) -> None:
     held = sbatch(jobs, "held", "true", "--hold", "--mem=50", "--time=1-00:00:00")
     sbatch(jobs, "after", "true", f"--dependency=afterok:{held},afterany:{array}", "--mem=50")
     sbatch(jobs, "later", "true", "--begin=now+1hour", "--mem=50", "--nice=10")
-    failed = sbatch(jobs, "failed", "kill -SEGV $$", "--mem=50")
+    failed = sbatch(jobs, "failed", "ulimit -c 0; kill -SEGV $$", "--mem=50")
     never = sbatch(jobs, "never", "true", f"--dependency=afterok:{failed}", "--mem=50")
     sbatch(jobs, "behind", "true", f"--dependency=afterany:{never}", "--mem=50")
     cancelled = sbatch(jobs, "cancelled", "true", "--hold", "--mem=50")
