@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 GAP = "  "
-NO_VALUE = ("", "-")
+NO_VALUE = frozenset(("", "-"))
 
 
 def render_table(
@@ -20,7 +20,7 @@ def render_table(
     the table is wider than ``width``, since half a number misleads.
     """
     columns = list(zip(head, *rows, strict=True))
-    columns = [each for each in columns if each[0] not in optional or any(cell not in NO_VALUE for cell in each[1:])]
+    columns = [each for each in columns if each[0] not in optional or not NO_VALUE.issuperset(each[1:])]
     sized = [(column, max(map(len, column))) for column in columns]
     for name in left_out:
         if width is None or sum(size for _, size in sized) + len(GAP) * (len(sized) - 1) <= width:

@@ -43,7 +43,7 @@ LEFT_OUT = (
 MIB = 1024**2
 NOT_MEASURED = Figures()
 MOST_FORECAST_S = 90 * 86400.0  # of a start; Slurm forecasts a year behind a job without a time limit
-ENDED = (*ENDS, "INCOMPLETE", "UNKNOWN")  # the last two of jobs without Slurm
+ENDED = frozenset((*ENDS, "INCOMPLETE", "UNKNOWN"))  # the last two of jobs without Slurm
 
 
 class Job(NamedTuple):
@@ -325,7 +325,7 @@ def jobs_json(jobs: Iterable[Job], now: float, prices: Prices | None = None) -> 
 
 def _run_json(jobs: Sequence[Job], now: float, prices: Prices | None) -> JsonValue:
     states = [job.state for job in jobs]
-    running = next((state for state in states if state not in (*ENDED, "PENDING")), None)
+    running = next((state for state in states if state not in ENDED and state != "PENDING"), None)
     state = running or next((state for state in states if state == "PENDING"), states[0])
     return {
         "run_name": jobs[0].row.name if jobs[0].pipeline is None else jobs[0].pipeline.name,
