@@ -277,6 +277,7 @@ def test_recent_samples_are_dense_at_the_end_and_sparse_before() -> None:
         "cgroup_used_bytes": 999,
         "cpu_cores": 2.0,
     }
+    assert [type(samples[-1][name]) for name in ("rss_bytes", "cpu_s")] == [int, float]
 
 
 def test_recent_samples_leave_out_unknown_values() -> None:
