@@ -3,6 +3,7 @@
 import bisect
 import copy
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import field, replace
@@ -56,6 +57,7 @@ class ExitReasonFinder:
         self._job_end = job_end
         self._evidence_by_run: dict[tuple[int, int], LogEvidence] = {}
         self._settled: dict[tuple[int, int], RunRecords] = {}
+        self._counts: dict[tuple[int, int], int] = {}  # runs, by rank and attempt
         self._may_read_logs = True
 
     def without_log_reads(self) -> "ExitReasonFinder":
@@ -64,15 +66,26 @@ class ExitReasonFinder:
         other._may_read_logs = False
         return other
 
+    def count_runs(self, task: Task, attempt: int) -> int:
+        """How many runs have records. Those of an earlier call are not looked for again."""
+        count = self._counts.get((task.rank, attempt), 0)
+        while any(os.path.exists(f"{self._stem(task, attempt, count)}.{kind}.json") for kind in ("exit", "start")):
+            count += 1
+        self._counts[task.rank, attempt] = count
+        return count
+
+    def _stem(self, task: Task, attempt: int, restart: int) -> str:
+        name = run_files.record_name(task.worker, task.rank, attempt, restart)
+        return f"{self._manifest.run_dir}/{run_files.WORKERS_DIR}/{name}"
+
     def read_records(self, task: Task, restart: int) -> RunRecords:
         """The records of one run, read once if it ended long ago."""
         settled = self._settled.get((task.rank, restart))
         if settled is not None:
             return settled
-        stem = run_files.record_name(task.worker, task.rank, self.attempt, restart)
-        folder = self._manifest.run_dir / run_files.WORKERS_DIR
+        stem = self._stem(task, self.attempt, restart)
         exit_, start, found, stop = (
-            run_files.read_json(folder / f"{stem}.{kind}.json") for kind in ("exit", "start", "found", "stop")
+            run_files.read_json(f"{stem}.{kind}.json") for kind in ("exit", "start", "found", "stop")
         )
         records = RunRecords(exit_, start, found, stop)
         end = records.exit.get("end") if records.exit is not None else None

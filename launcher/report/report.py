@@ -189,10 +189,7 @@ def _read_all_runs(
 
 def _runs_with_stop(found: _RunDirContents, finder: ExitReasonFinder, stop: JobStop | None) -> Runs:
     attempt = found.orchestrator.attempt
-    return {
-        task.rank: read_runs(finder, found.manifest, task, attempt, found.nodes[task.rank], stop)
-        for task in found.manifest.tasks
-    }
+    return {task.rank: read_runs(finder, task, attempt, found.nodes[task.rank], stop) for task in found.manifest.tasks}
 
 
 def _worker_entries(

@@ -1,13 +1,11 @@
 """Workers in the report: their runs, last end and position."""
 
-import itertools
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import Record
@@ -29,18 +27,10 @@ class TaskRun:
     exit: WorkerEnd | None = None  # None while it runs
 
 
-def read_runs(
-    finder: ExitReasonFinder, manifest: Manifest, task: Task, attempt: int, node: str, stop: JobStop | None
-) -> list[TaskRun]:
+def read_runs(finder: ExitReasonFinder, task: Task, attempt: int, node: str, stop: JobStop | None) -> list[TaskRun]:
     """Last runs of one task, oldest first, each with its exit if it has ended."""
-    folder = manifest.run_dir / run_files.WORKERS_DIR
-
-    def records(restart: int) -> list[Path]:
-        stem = run_files.record_name(task.worker, task.rank, attempt, restart)
-        return [folder / f"{stem}.{kind}.json" for kind in ("exit", "start")]
-
     runs: list[TaskRun] = []
-    count = next(restart for restart in itertools.count() if not any(path.exists() for path in records(restart)))
+    count = finder.count_runs(task, attempt)
     for restart in range(max(0, count - LISTED_RUNS), count):
         found = finder.read_records(task, restart)
         ended, begun = found.exit, found.start

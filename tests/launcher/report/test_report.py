@@ -64,6 +64,25 @@ def test_a_quick_report_reads_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_dir.report()
 
 
+def test_runs_that_were_seen_are_not_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = RunDir(tmp_path).ended(1)
+    for restart in range(50):
+        run_dir.ended(0, restart, code=1, end=restart + 1)
+    finder, asked = ExitReasonFinder(read_manifest(run_dir.path), 0, None), list[str]()
+    exists = os.path.exists
+
+    def counted(path: str) -> bool:
+        asked.append(path)
+        return exists(path)
+
+    first = run_dir.report(finder=finder, ended=False)
+    run_dir.ended(0, 50, code=1, end=60)
+    monkeypatch.setattr(os.path, "exists", counted)
+    second = run_dir.report(finder=finder, ended=False)
+    assert [report["workers"][0]["restarts"] for report in (first, second)] == [49, 50]
+    assert len(asked) < 10
+
+
 def test_a_quick_report_of_a_completed_job_is_not_verified(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0).ended(1).report(quick=True)
     assert (report["state"], report["verification"]["checks"]) == ("COMPLETED", [])
