@@ -23,6 +23,7 @@ pytestmark = [pytest.mark.prometheus, pytest.mark.browser]
 
 JOB = json.loads((build.DASHBOARDS / "gpujob-job.json").read_text("utf-8"))
 PANELS = {panel["title"]: panel for panel in panels_of(JOB) if panel["type"] != "row"}
+STEP_S = 15  # between the points of a panel, at most
 MOST_WORK_S = 1.0  # of the page's own thread until all panels are there
 UNNAMED = (
     "[...document.querySelectorAll('.panel, .box, svg[role=img]')]"
@@ -54,7 +55,8 @@ def stack(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Stack]:
         os.kill(job.worker(2)["pid"], signal.SIGSEGV)
         stack.wait_for(lambda: stack.query('gpujob_worker_exits_total{cluster="here"} > 0'), 60, "the failed worker")
         stack.wait_for(lambda: stack.query(f'count(gpujob_worker_up{{cluster="here"}}) == {WORKERS}'), 60, "workers")
-        stack.wait_for(lambda: stack.query("gpujob_output_files_invalid"), 60, "the first look at the files")
+        seen = f"gpujob_output_files_invalid offset {STEP_S}s"  # a panel shows no series that began since its last step
+        stack.wait_for(lambda: stack.query(seen), 60, "the first look at the files")
         yield stack
 
 
