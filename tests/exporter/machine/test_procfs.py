@@ -1,6 +1,7 @@
 """Processes in ``/proc``: texts of stat files, and trees of real children."""
 
 import contextlib
+import ctypes
 import errno
 import os
 import platform
@@ -418,6 +419,7 @@ def test_own_memory_agrees_with_psutil() -> None:
     assert read_self_rss_bytes() == pytest.approx(psutil.Process().memory_info().rss, rel=0.2)
 
 
+CLONE3 = 435  # on all architectures
 BURN = "import time\nwhile time.process_time() < 0.1: pass\n"
 
 
@@ -547,19 +549,19 @@ def test_a_lack_of_descriptors_is_not_mistaken_for_the_end_of_a_worker(start: St
     assert not isinstance(raised.value, ProcessLookupError)
 
 
-def start_with_pid(pid: int) -> "subprocess.Popen[bytes]":
-    """Start a process with the pid of an ended one."""
-    for _ in range(200):
-        try:
-            Path("/proc/sys/kernel/ns_last_pid").write_text(str(pid - 1), encoding="ascii")
-        except OSError:
-            pytest.skip("this user cannot choose pids here")
-        process = subprocess.Popen(["sleep", "60"])
-        if process.pid == pid:
-            return process
-        process.kill()
-        process.wait()
-    pytest.skip("other processes take the pid each time")
+def start_with_pid(pid: int) -> psutil.Process:
+    """Start a process with the pid of an ended one (clone3 with set_tid): no other process can come first."""
+    wanted = (ctypes.c_int * 1)(pid)
+    # flags, pidfd, child_tid, parent_tid, exit_signal, stack, stack_size, tls, set_tid, set_tid_size, cgroup
+    values = (ctypes.c_uint64 * 11)(*[0] * 4, signal.SIGCHLD, *[0] * 3, ctypes.addressof(wanted), 1)
+    libc = ctypes.PyDLL(None, use_errno=True)  # with the lock of the interpreter, which a child could not get back
+    started = libc.syscall(CLONE3, values, ctypes.sizeof(values))
+    if started == 0:
+        os.execvp("sleep", ["sleep", "60"])  # noqa: S606
+    if started < 0 and ctypes.get_errno() == errno.EPERM:
+        pytest.skip("this user cannot choose pids here")
+    assert started == pid, os.strerror(ctypes.get_errno())
+    return psutil.Process(pid)
 
 
 @pytest.mark.parametrize("descriptors", [None, 3], ids=["kept", "not kept"])
