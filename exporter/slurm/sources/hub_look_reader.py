@@ -20,7 +20,7 @@ HUB_LATE_S = 20.0  # how late the answer of a hub may be after its interval, wit
 
 
 class HubCopy(Record):
-    """The answer of a hub about the queue. The file's time is that of the question."""
+    """The answer of a hub about the queue. The file's time is that of the answer."""
 
     SCHEMA = 1
 
