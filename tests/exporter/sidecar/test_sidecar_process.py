@@ -4,6 +4,7 @@ import gzip
 import http.client
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -199,16 +200,19 @@ def test_the_timeline_has_what_the_page_has(running: SidecarProcess) -> None:
         assert (status, answer["content-type"]) == (200, "application/json; charset=utf-8")
         return json.loads(gzip.decompress(body) if answer.get("content-encoding") == "gzip" else body)
 
-    until(lambda: timeline()["times"], "a point")
-    found = timeline(Accept_Encoding="gzip")
+    def latest() -> dict[str, float]:
+        return {series["series"]: series["values"][-1] for series in timeline(Accept_Encoding="gzip")["series"]}
+
+    steady = re.compile(r"gpujob_worker_(?:up|items\{|last_exit_timestamp_seconds|exits_total)")
+    # The first point may be from before the first look at the logs.
+    until(lambda: sum(steady.match(name) is not None for name in latest()) == 5, "the steady series")
+    values = latest()
+    found = timeline()
     assert (found["node"], found["job_id"], found["instance"]) == (NODE, "4459", f"127.0.0.1:{running.port}")
-    latest = {series["series"]: series["values"][-1] for series in found["series"]}
     page = dict(line.rpartition(" ")[::2] for line in running.text("/metrics").splitlines() if line[0] != "#")
-    assert {name for name in latest if not name.startswith("up{")} <= page.keys()
-    steady = ("worker_up", "worker_items{", "worker_last_exit_timestamp_seconds", "worker_exits_total")
-    series = [name for name in latest if name.startswith(tuple(f"gpujob_{each}" for each in steady))]
-    assert len(series) == 5
-    assert {name: latest[name] for name in series} == pytest.approx({name: float(page[name]) for name in series})
+    assert {name for name in values if not name.startswith("up{")} <= page.keys()
+    for name in filter(steady.match, values):
+        assert values[name] == pytest.approx(float(page[name])), name
     assert running.request("/status?timeline=1", Authorization="")[0] == 401
 
 
