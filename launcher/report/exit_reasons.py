@@ -5,11 +5,11 @@ import copy
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping
-from dataclasses import field, replace
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import NamedTuple
 
 from exporter.contract import run_files
-from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import (
@@ -31,32 +31,39 @@ from exporter.workers.exit_reason import (
 )
 
 LISTED_RUNS = 20  # runs of a task whose ends are in the report; earlier ones are counted
-SETTLED_S = 60.0  # after its end, when a sidecar has added to the records of a run what it found
+SETTLED_S = 60.0 + OOM_BURST_S  # after its end, when sidecars have added what they found to it and to its peers
 
 
-@dataclass(frozen=True)
-class RunRecords:
+class RunRecords(NamedTuple):
     """The records of one run; None for those that do not exist."""
 
     exit: Mapping[str, object] | None
     start: Mapping[str, object] | None
     found: Mapping[str, object] | None  # by the sidecar
     stop: Mapping[str, object] | None  # if it was stopped while the job continued
-    # as described so far
-    ends: dict[tuple[JobStop | None, FailedPeer | None, tuple[FailedPeer, ...]], WorkerEnd] = field(
-        default_factory=dict
-    )
+
+
+class TaskRun(NamedTuple):
+    """One run of a task."""
+
+    restart: int
+    start: float | None
+    exit: WorkerEnd | None  # None while it runs
 
 
 class ExitReasonFinder:
-    """Finds exit reasons in one attempt. It reads the end of a log only if needed, and once per run."""
+    """Finds exit reasons in one attempt. It reads the end of a log only if needed, and once per run.
+
+    Of runs that ended long ago it keeps the description, by stop of the job and with or without peers: their records
+    take four times the memory.
+    """
 
     def __init__(self, manifest: Manifest, attempt: int, job_end: float | None) -> None:
         self._manifest = manifest
         self.attempt = attempt
         self._job_end = job_end
         self._evidence_by_run: dict[tuple[int, int], LogEvidence] = {}
-        self._settled: dict[tuple[int, int], RunRecords] = {}
+        self._settled: dict[tuple[int, int], dict[tuple[JobStop | None, bool], TaskRun]] = {}
         self._counts: dict[tuple[int, int], int] = {}  # runs, by rank and attempt
         self._may_read_logs = True
 
@@ -78,21 +85,30 @@ class ExitReasonFinder:
         name = run_files.record_name(task.worker, task.rank, attempt, restart)
         return f"{self._manifest.run_dir}/{run_files.WORKERS_DIR}/{name}"
 
-    def read_records(self, task: Task, restart: int) -> RunRecords:
-        """The records of one run, read once if it ended long ago."""
-        settled = self._settled.get((task.rank, restart))
-        if settled is not None:
-            return settled
+    def _read_records(self, task: Task, restart: int) -> RunRecords:
         stem = self._stem(task, self.attempt, restart)
-        exit_, start, found, stop = (
-            run_files.read_json(f"{stem}.{kind}.json") for kind in ("exit", "start", "found", "stop")
-        )
-        records = RunRecords(exit_, start, found, stop)
-        end = records.exit.get("end") if records.exit is not None else None
-        if isinstance(end, int | float) and end < time.time() - SETTLED_S and self._may_read_logs:
-            self._settled[task.rank, restart] = records
+        return RunRecords(*(run_files.read_json(f"{stem}.{kind}.json") for kind in RunRecords._fields))
+
+    def describe_run(
+        self, task: Task, restart: int, node: str, stop: JobStop | None, peers: Sequence[FailedPeer] = ()
+    ) -> TaskRun | None:
+        """One run with its end, if it has ended; None if its records were half-written by a process that was killed."""
+        asked = stop, bool(peers)
+        if (settled := self._settled.get((task.rank, restart), {}).get(asked)) is not None:
+            return settled
+        records = self._read_records(task, restart)
+        written = [record for record in (records.exit, records.start) if record is not None]
+        if not written:
+            return None
+        end = None
+        if records.exit is not None:
+            end = self._describe(records, task, restart, node, records.exit, stop, peers)
+        start = next((record["start"] for record in written if "start" in record), None)
+        run = TaskRun(restart, float(start) if isinstance(start, int | float) else None, end)
+        if end is not None and end.time is not None and end.time < time.time() - SETTLED_S and self._may_read_logs:
+            self._settled.setdefault((task.rank, restart), {})[asked] = run
             self._settled.pop((task.rank, restart - LISTED_RUNS), None)
-        return records
+        return run
 
     def describe_end(
         self,
@@ -103,19 +119,27 @@ class ExitReasonFinder:
         stop: JobStop | None,
         peers: Iterable[FailedPeer] = (),
     ) -> WorkerEnd:
-        """Describe one end: status, exit reason and evidence.
+        """Describe one end by its exit ``record``: status, exit reason and evidence.
 
         ``peers`` are failures of other tasks. ``stop`` is the stop of the job. A run that was stopped
         while the job continued has its own.
         """
-        records = self.read_records(task, restart)
+        return self._describe(self._read_records(task, restart), task, restart, node, record, stop, peers)
+
+    def _describe(
+        self,
+        records: RunRecords,
+        task: Task,
+        restart: int,
+        node: str,
+        record: Mapping[str, object],
+        stop: JobStop | None,
+        peers: Iterable[FailedPeer],
+    ) -> WorkerEnd:
         evidence = self._collect_evidence(records, task, restart, node, record, stop, peers)
-        key = evidence.stop, evidence.peer, evidence.oom_peers
-        if record is records.exit and key in records.ends:
-            return records.ends[key]
         evidence = self._with_log(evidence, task, restart, node, record)
         judged = find_exit_reason(evidence)
-        described = WorkerEnd(
+        return WorkerEnd(
             reason=judged.reason,
             code=evidence.code,
             signal=signal_name(evidence.signal) if evidence.signal is not None else None,
@@ -128,9 +152,6 @@ class ExitReasonFinder:
                 evidence.stop is not None and evidence.stop.reason != "completed" and bool(evidence.forwarded)
             ),
         )
-        if record is records.exit and self._may_read_logs:
-            records.ends[key] = described
-        return described
 
     def awaits_oom_victim(
         self, task: Task, restart: int, node: str, record: Mapping[str, object], peers: Iterable[FailedPeer]
@@ -140,7 +161,7 @@ class ExitReasonFinder:
         end = evidence_from_record(record).end
         if not record.get("oom_kills") or is_alone or end is None or time.time() - end >= OOM_BURST_S:
             return False
-        evidence = self._collect_evidence(self.read_records(task, restart), task, restart, node, record, None, peers)
+        evidence = self._collect_evidence(self._read_records(task, restart), task, restart, node, record, None, peers)
         return awaits_oom_victim(self._with_log(evidence, task, restart, node, record))
 
     def _collect_evidence(

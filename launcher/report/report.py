@@ -17,7 +17,7 @@ from exporter.contract.status import LoggedValues, NodeStatus, Position, WorkerE
 from exporter.gpus.analysis.node_status import account_gpus, worker_devices
 from exporter.progress.work import job_work
 from exporter.workers.exit_reason import CONSEQUENCES, JobStop, parse_job_stop
-from launcher.report.exit_reasons import ExitReasonFinder
+from launcher.report.exit_reasons import ExitReasonFinder, TaskRun
 from launcher.report.gpus import read_gpu_events
 from launcher.report.inputs import NOTHING_KNOWN, UNHURRIED, KnownEnds, ReportPace
 from launcher.report.restarts import restart_causes, with_earlier_failures
@@ -30,7 +30,6 @@ from launcher.report.state import (
     tolerated_failures,
 )
 from launcher.report.workers import (
-    TaskRun,
     add_peer_evidence,
     exit_counts,
     is_to_be_restarted,

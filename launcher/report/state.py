@@ -7,8 +7,8 @@ from exporter.contract.records import RecordError
 from exporter.contract.report import CheckResult, EndCause, Verification, WorkerReport
 from exporter.logs.log_files_reader import read_last_bytes
 from exporter.workers.exit_reason import CONSEQUENCES, OOM_BURST_S, JobStop, first_failure
+from launcher.report.exit_reasons import TaskRun
 from launcher.report.restarts import end_cause, end_time
-from launcher.report.workers import TaskRun
 
 UNFINISHED = ("PENDING", "RUNNING")  # states of a job that has not ended
 EXIT_STATUS = {
@@ -67,7 +67,7 @@ def stop_from_slurm(
     reason = REASON_OF_STATE.get(state)
     if reason is None:
         return None
-    reporting_nodes = {nodes[rank] for rank, found in runs.items() if found and found[-1].record is not None}
+    reporting_nodes = {nodes[rank] for rank, found in runs.items() if found and found[-1].exit is not None}
     silent = [host for host in hosts if host in nodes.values() and host not in reporting_nodes]
     if reason == "node_failure" and silent:
         cause = f"Slurm: {state}; no exit records from {', '.join(silent)}"

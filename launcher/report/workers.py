@@ -3,10 +3,8 @@
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 
-from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import Record
 from exporter.contract.report import EndCause, WorkerReport
@@ -14,32 +12,14 @@ from exporter.contract.status import Position, TaskFacts, WorkerEnd, WorkerStatu
 from exporter.progress.work import unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, OOM_BURST_S, PEER_WINDOW_S, JobStop
 from launcher.plan.plan import PLAN_FILE
-from launcher.report.exit_reasons import LISTED_RUNS, ExitReasonFinder, never_started_end, task_failures
-
-
-@dataclass(frozen=True)
-class TaskRun:
-    """One run of a task."""
-
-    restart: int
-    start: float | None
-    record: Mapping[str, object] | None  # its exit record
-    exit: WorkerEnd | None = None  # None while it runs
+from launcher.report.exit_reasons import LISTED_RUNS, ExitReasonFinder, TaskRun, never_started_end, task_failures
 
 
 def read_runs(finder: ExitReasonFinder, task: Task, attempt: int, node: str, stop: JobStop | None) -> list[TaskRun]:
     """Last runs of one task, oldest first, each with its exit if it has ended."""
-    runs: list[TaskRun] = []
     count = finder.count_runs(task, attempt)
-    for restart in range(max(0, count - LISTED_RUNS), count):
-        found = finder.read_records(task, restart)
-        ended, begun = found.exit, found.start
-        if ended is None and begun is None:
-            continue  # half-written by a process that was killed
-        end = finder.describe_end(task, restart, node, ended, stop) if ended is not None else None
-        start = next((record["start"] for record in (ended, begun) if record is not None and "start" in record), None)
-        runs.append(TaskRun(restart, float(start) if isinstance(start, int | float) else None, ended, end))
-    return runs
+    runs = (finder.describe_run(task, restart, node, stop) for restart in range(max(0, count - LISTED_RUNS), count))
+    return [run for run in runs if run is not None]
 
 
 def exit_counts(runs: Sequence[TaskRun], seen: WorkerStatus) -> dict[str, int]:
@@ -62,13 +42,12 @@ def add_peer_evidence(
     times = [peer.end for _, peer in failed]
     for task in manifest.tasks:
         for place, run in enumerate(runs[task.rank]):
-            if run.record is None or run.exit is None or run.exit.time is None:
+            if run.exit is None or run.exit.time is None:
                 continue
             first = bisect_left(times, run.exit.time - PEER_WINDOW_S)
             last = bisect_right(times, run.exit.time + OOM_BURST_S)
             if peers := [peer for rank, peer in failed[first:last] if rank != task.rank]:
-                end = finder.describe_end(task, run.restart, nodes[task.rank], run.record, stop, peers)
-                runs[task.rank][place] = replace(run, exit=end)
+                runs[task.rank][place] = finder.describe_run(task, run.restart, nodes[task.rank], stop, peers) or run
 
 
 def last_end(

@@ -6,15 +6,16 @@ from typing import Any
 
 import pytest
 
+from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from exporter.contract.report import Report
 from exporter.contract.status import WorkerStatus
 from exporter.logs.log_files_reader import progress_path
 from exporter.progress.work import job_work
-from launcher.report.exit_reasons import ExitReasonFinder
+from launcher.report.exit_reasons import ExitReasonFinder, TaskRun
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, log_for_missing_report
-from launcher.report.workers import TaskRun, read_runs
+from launcher.report.workers import read_runs
 from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 from launcher.words import clock_text, duration_text, names_text
 from tests.launcher.conftest import Golden
@@ -69,18 +70,26 @@ def test_runs_that_were_seen_are_not_looked_for_again(tmp_path: Path, monkeypatc
     for restart in range(50):
         run_dir.ended(0, restart, code=1, end=restart + 1)
     finder, asked = ExitReasonFinder(read_manifest(run_dir.path), 0, None), list[str]()
-    exists = os.path.exists
+    exists, read_json = os.path.exists, run_files.read_json
 
     def counted(path: str) -> bool:
         asked.append(path)
         return exists(path)
 
+    def counted_read(path: str | Path) -> dict[str, Any] | None:
+        asked.append(str(path))
+        return read_json(path)
+
     first = run_dir.report(finder=finder, ended=False)
     run_dir.ended(0, 50, code=1, end=60)
     monkeypatch.setattr(os.path, "exists", counted)
+    monkeypatch.setattr(run_files, "read_json", counted_read)
     second = run_dir.report(finder=finder, ended=False)
     assert [report["workers"][0]["restarts"] for report in (first, second)] == [49, 50]
-    assert len(asked) < 10
+    assert second["workers"][0]["exits"][:-1] == first["workers"][0]["exits"][1:]
+    assert len([path for path in asked if "worker_w" in path]) < 20
+    stopped = run_dir.stop("cancelled", "scancel", at=61).report(finder=finder, ended=False)
+    assert stopped["workers"][0]["exits"] == second["workers"][0]["exits"]
 
 
 def test_a_quick_report_of_a_completed_job_is_not_verified(tmp_path: Path) -> None:
