@@ -82,6 +82,7 @@ class Sample(NamedTuple):
 
 def measure() -> Figures:
     """Slopes and sums of SOAK_SECONDS, by process."""
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # also in the background, where shells ignore it
     is_long = SECONDS > WARM_UP_S + MEMORY_S
     return soak(
         SECONDS, WORKERS, LIFE_S, min(WARM_UP_S, SECONDS / 2), {"mib_per_hour": MOST_MIB_PER_HOUR} if is_long else {}
@@ -89,15 +90,23 @@ def measure() -> Figures:
 
 
 def soak(seconds: float, workers: int, life_s: float, warm_up_s: float, most: Mapping[str, float]) -> Figures:
-    """Soak a job; ``most`` bounds the growth of memory, as ``mib_per_hour`` or ``mib_per_1000_restarts``."""
+    """Soak a job; ``most`` bounds the growth of memory, as ``mib_per_hour`` or ``mib_per_1000_restarts``.
+
+    After Ctrl-C the figures are those of the time until then.
+    """
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
         job_file = _job_file(Path(folder), workers, life_s)
         command = subprocess.Popen(
-            [sys.executable, "-I", "-m", "launcher", "run", str(job_file)], cwd=folder, stdout=subprocess.DEVNULL
+            [sys.executable, "-I", "-m", "launcher", "run", str(job_file)],
+            cwd=folder,
+            stdout=subprocess.DEVNULL,
+            process_group=0,  # Ctrl-C ends the watching first
         )
         try:
             watched = _Watch(command.pid, _address(Path(folder), command))
-            samples = list(watched.samples(seconds))
+            samples: list[Sample] = []
+            with contextlib.suppress(KeyboardInterrupt):
+                samples.extend(watched.samples(seconds))
         finally:
             command.send_signal(signal.SIGTERM)
             command.wait()
@@ -220,6 +229,8 @@ def _lasting(pid: int, name: str = "command") -> Iterator[tuple[str, int]]:
 
 def _figures(samples: Sequence[Sample], watched: _Watch, warm_up_s: float, most: Mapping[str, float]) -> Figures:
     warm = [sample for sample in samples if sample.time >= warm_up_s]
+    if not warm:
+        raise SystemExit(f"no figures: the soak ended within its first {warm_up_s:.0f} s")
     hours = [sample.time / 3600 for sample in warm]
     thousands = [sample.restarts / 1000 for sample in warm]
     parts: Figures = {}
