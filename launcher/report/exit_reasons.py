@@ -106,7 +106,8 @@ class ExitReasonFinder:
         start = next((record["start"] for record in written if "start" in record), None)
         run = TaskRun(restart, float(start) if isinstance(start, int | float) else None, end)
         if end is not None and end.time is not None and end.time < time.time() - SETTLED_S and self._may_read_logs:
-            self._settled.setdefault((task.rank, restart), {})[asked] = run
+            described = self._settled.setdefault((task.rank, restart), {})
+            described[asked] = next((other for other in described.values() if other.exit == end), run)
             self._settled.pop((task.rank, restart - LISTED_RUNS), None)
         return run
 
