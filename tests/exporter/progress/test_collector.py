@@ -45,7 +45,8 @@ from exporter.progress.collector import (
     UNMATCHED,
     LogsCollector,
 )
-from exporter.progress.worker_logs_reader import VALUE_FRESH_S, WorkerLogFacts
+from exporter.progress.values import MOST_RANKS, MOST_VALUES, VALUE_FRESH_S
+from exporter.progress.worker_logs_reader import WorkerLogFacts
 from tests.support.exporter import (
     NODE,
     FakeClock,
@@ -828,7 +829,7 @@ def test_the_number_of_kept_ranks_is_bounded(logs: Logs) -> None:
         logs.facts()
         logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
-    assert len(logs.collector._workers[0].state().values["loss"]) == worker_logs_reader.MOST_RANKS
+    assert len(logs.collector._workers[0].state().values["loss"]) == MOST_RANKS
 
 
 def test_an_unmatched_log_is_an_event_with_a_next_step(logs: Logs) -> None:
@@ -845,13 +846,13 @@ def test_an_unmatched_log_is_an_event_with_a_next_step(logs: Logs) -> None:
 
 def test_a_log_with_more_values_than_are_kept_is_still_read(tmp_path: Path) -> None:
     names = [
-        *(f"v{number}" for number in range(worker_logs_reader.MOST_VALUES)),
+        *(f"v{number}" for number in range(MOST_VALUES)),
         worker_logs_reader.RUNNING,
         worker_logs_reader.WAITING,
     ]
     logs = Logs(tmp_path, progress=tuple(LogPattern(name, f"{name}=(\\d+)") for name in names))
     logs.append("".join(f"{name}=7\n" for name in names))
-    assert len(logs.facts().values) == worker_logs_reader.MOST_VALUES
+    assert len(logs.facts().values) == MOST_VALUES
     logs.append(f"{worker_logs_reader.RUNNING}=1 {worker_logs_reader.WAITING}=2\n")
     assert logs.facts().lines == len(names) + 1
 
