@@ -230,7 +230,7 @@ class Evidence:
 
     def count(self, text: bytes, counts: list[int]) -> None:
         """Add the matching records of each unit to its count, up to enough."""
-        if self.short_texts.take(len(text)):
+        if not self._groups and self.short_texts.take(len(text)):
             self._count(text, self._search_each(text), counts)
             return
         if not self._groups:
@@ -321,17 +321,17 @@ class PackDetector:
         self.choice: str | None = None  # name of the pack; None without evidence
         self.is_final = False  # whether the choice is final, so that feeding can stop
 
-    def feed(self, text: bytes) -> None:
-        """Take the next whole records of the log."""
+    def feed(self, buffer: bytes | bytearray, end: int | None = None) -> None:
+        """Take the next whole records of the log: the first ``end`` bytes of a buffer, or all."""
         if self.is_final:
             return
         enough, before = ALIKE_READ_BYTES if self.choice in self._final_choices else FULL_READ_BYTES, self._fed_bytes
-        self._fed_bytes += len(text)
-        if before >= enough and len(text) > END_BYTES:
-            text = text[-END_BYTES:].partition(b"\n")[2]
-        text = _plain_text(text)
+        start, end = 0, len(buffer) if end is None else end
+        self._fed_bytes += end
+        if before >= enough and end > END_BYTES:
+            start = buffer.find(b"\n", end - END_BYTES, end) + 1 or end
         self._counts = self._counts or [0] * len(self._evidence.units)
-        self._evidence.count(text, self._counts)
+        self._evidence.count(_plain_text(bytes(memoryview(buffer)[start:end])), self._counts)
         self._choose()
 
     def _choose(self) -> None:

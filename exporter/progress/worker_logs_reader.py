@@ -312,11 +312,11 @@ class WorkerLogs:
             return self._pack
         if self._detected_pieces < EARLY_PIECES:
             self._detected_pieces, self._detected_at = self._detected_pieces + 1, now
-            self._pack_detector.feed(bytes(memoryview(text)[:end]))
+            self._pack_detector.feed(text, end)
         else:
             self._undetected_text += memoryview(text)[max(0, end - UNSURE_BYTES) : end]
             if len(self._undetected_text) >= UNSURE_BYTES or now - self._detected_at >= UNSURE_S:
-                self._pack_detector.feed(bytes(self._undetected_text[-UNSURE_BYTES:]))
+                self._pack_detector.feed(self._undetected_text[-UNSURE_BYTES:])
                 self._undetected_text.clear()
                 self._detected_at = now
         return self._pack_detector.choice or self._pack

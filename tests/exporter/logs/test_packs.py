@@ -521,3 +521,12 @@ def test_one_pass_for_all_packs_counts_the_records_that_match_each_kind_of_evide
             for pack in ALL
             for pattern in pack.detect
         ]
+
+
+def test_a_short_text_is_searched_with_the_automata_that_a_long_one_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = Evidence(ALL)
+    counts = [0] * len(evidence.units)
+    evidence.count(b"nothing\n" * 4096, counts)
+    monkeypatch.delattr(Evidence, "_search_each")
+    evidence.count(b"120it [00:10, 11.9it/s]\n", counts)
+    assert sum(counts) > 0
