@@ -147,6 +147,11 @@ class SearchEngine:
         wanted = self.forward_mask | mask
         return tuple(group for group in found if group.mask & wanted)
 
+    @property
+    def has_backlog_automata(self) -> bool:
+        """Whether those of ``backlog_groups`` have been built for any chunk."""
+        return self._backlog_mask is not None
+
     def groups_for_all(self, chunk: LogChunk) -> tuple[tuple[AutomatonGroup, ...], Sequence[SearchUnit]]:
         """Automata for as many units as possible, and the units without one.
 
@@ -369,6 +374,11 @@ class FileSearch:
             for of_unit in followed.values():
                 of_unit.reverse()
         else:
+            if not engine.has_backlog_automata:  # a change of literals afterwards would waste them
+                sample = take_sample(chunk.text, chunk.end)
+                for unit in engine.units(mask):
+                    if any(literal in sample for literal in unit.literals):
+                        self._prefer_rarer_literals(unit, chunk)
             self._search_forward(chunk, engine.backlog_groups(mask, chunk), engine.forward_mask | mask, mask, followed)
         self._is_flood = (sum(self._results.errors.values()) - errors_before) * FLOOD_BYTES > chunk.end
         self._rare_units = {number for number, places in followed.items() if len(places) <= MOST_TRIES}

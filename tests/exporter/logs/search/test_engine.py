@@ -411,6 +411,20 @@ def test_of_two_texts_that_a_match_needs_the_rarer_one_is_searched(monkeypatch: 
     assert len(tried) < 1000
 
 
+def test_the_rarer_text_is_chosen_before_automata_are_built_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[set[bytes]] = []
+
+    def build_automata(units: Iterable[SearchUnit], sample: bytes) -> tuple[automata.AutomatonGroup, ...]:
+        units = list(units)
+        built.append({literal for unit in units for literal in unit.literals})
+        return automata.build_automata(units, sample)
+
+    monkeypatch.setattr(engine, "build_automata", build_automata)
+    bars = compile_pattern("bars", "it/s, [a-z]", kind=PatternKind.PAIRS, keys={"loss": "loss", "lr": "rate"})
+    backlog_findings([b"step 7 loss=1 lr=2\n" * 20_000 + FILLER], [bars])
+    assert built == [{b"it/s, "}]
+
+
 def test_nothing_is_reread_if_a_later_chunk_has_the_value() -> None:
     mentions = b"loss of nothing\n" * 20_000
     found, rereads = backlog_findings(
