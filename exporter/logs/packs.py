@@ -24,7 +24,8 @@ LEVELS = (0, 1, 2, 3)  # strength of a pack's evidence: any program, a library, 
 FULL_READ_BYTES = (
     4 * 1024 * 1024
 )  # part of a log that is read in full; the choice is then final, unless it fits any program
-ALIKE_READ_BYTES = 1024 * 1024  # the same of a log whose choice is that of another log of its role
+# The same of a log whose choice is that of another log of its role: one chunk of 1 MiB, which ends with a whole record.
+ALIKE_READ_BYTES = 1000 * 1024
 END_BYTES = 16 * 1024  # part read of each further chunk
 PART_BYTES = 128 * 1024  # part searched at a time
 MOST_IN_VAIN = 16  # records that lack a second literal before it is looked for in the whole part

@@ -19,6 +19,7 @@ from exporter.logs.packs import (
     ENOUGH_RECORDS,
     FULL_READ_BYTES,
     LEVELS,
+    RECORD_BYTES,
     SPREAD_BYTES,
     Evidence,
     Pack,
@@ -34,6 +35,7 @@ from exporter.logs.search.engine import SearchEngine
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import MARKS, UNITS, LogFindings
 from exporter.logs.search.literals import find_literals, safe_length
+from exporter.logs.tail_reader import CHUNK_BYTES
 from tests.conftest import UPDATE_GOLDEN
 
 ALL = read_packs()
@@ -374,6 +376,10 @@ def test_evidence_after_a_long_compilation_still_counts() -> None:
     assert (auto.choice, auto.is_final) == (None, False)
     auto.feed(b"-" * END_BYTES + b"\n" + NAMED["megatron"].samples[0].text.encode() + b"\n")
     assert auto.choice == "megatron"
+
+
+def test_one_chunk_is_enough_of_a_log_whose_choice_a_similar_log_confirms() -> None:
+    assert ALIKE_READ_BYTES <= CHUNK_BYTES - RECORD_BYTES
 
 
 def test_less_is_read_of_a_log_whose_choice_a_similar_log_confirms() -> None:
