@@ -258,9 +258,11 @@ class FileSearch:
             for span in self._unsearched.get(unit.number, ()):
                 waiting.setdefault(span, []).append(unit)
         settled: set[int] = set()
+        seen_bytes = 0  # at the end of the read: most values are there
         for turn, (offset, size) in enumerate(sorted(waiting, reverse=True)):
             units = [unit for unit in waiting[offset, size] if unit.number not in settled]
-            if units and not turn:
+            if units and seen_bytes < WINDOW_BYTES:
+                seen_bytes += size
                 units, size = self._find_last_in_end(units, offset, size, reread, settled)
             if not units:
                 continue

@@ -441,6 +441,16 @@ def test_only_the_end_of_the_last_chunk_is_reread_if_it_has_the_value() -> None:
     assert rereads == [(3 * len(chunk) - engine.WINDOW_BYTES, engine.WINDOW_BYTES)]
 
 
+def test_only_the_end_of_the_chunk_before_a_short_last_one_is_reread() -> None:
+    chunk, last = FILLER + b"loss 1\n" + FILLER + b"loss 2\n", b"the end\n"
+    found, rereads = backlog_findings([chunk, chunk, last], [pattern("loss", r"loss (\d)", PatternKind.VALUE)])
+    assert found.values["loss"][None].number == 2.0
+    assert rereads == [
+        (2 * len(chunk), len(last)),
+        (2 * len(chunk) - engine.WINDOW_BYTES, engine.WINDOW_BYTES),
+    ]
+
+
 def test_names_and_ranks_are_found_in_all_of_the_last_chunk() -> None:
     first = FILLER + b"step: speed=1\nstep: size=1\nrank 0: load=1\nrank 1: load=1\n"
     last = b"step: size=2\nrank 1: load=2\n" + FILLER + b"step: speed=3\nrank 0: load=3\n"
