@@ -30,6 +30,7 @@ from exporter.progress.values import ValuesByRank, WorkerValues
 
 UNMATCHED_AFTER_S = 120.0  # a log without any match this long after its first text fits no pattern
 SAMPLE_BYTES = 16 << 10  # kept of such a log, to describe it
+DESCRIBED_S = 60.0  # a description of such a log lasts for this time: to compare the log with all packs takes 4 ms
 # The pack is chosen with each of the first pieces, then after this much text or time.
 EARLY_PIECES, UNSURE_BYTES, UNSURE_S = 8, 64 << 10, 60.0
 POLL_BYTES = 256 << 20  # read from one file at most in one poll
@@ -177,6 +178,7 @@ class WorkerLogs:
         self._closed_bytes = 0
         self._first_text_time: float | None = None
         self._sample = b""
+        self._description: tuple[float, bytes, str] | None = None  # when, of which sample, and what it says
         self.ended = False  # whether the latest run has ended
         self._reported_phase: str | None = None  # last activity in the progress file
         self._invalid_lines = 0  # invalid lines of the progress file
@@ -534,6 +536,10 @@ class WorkerLogs:
             return None
         if now - self._first_text_time < UNMATCHED_AFTER_S:
             return None
+        if self._description is not None:
+            at, sample, text = self._description
+            if sample is self._sample or 0 <= now - at < DESCRIBED_S:
+                return text
         lines = self._sample.replace(b"\r", b"\n").split(b"\n")
         shown = next((line for line in reversed(lines) if looks_like_progress(line)), b"")
         shown = shown or next((line for line in reversed(lines) if line.strip()), b"")
@@ -541,7 +547,10 @@ class WorkerLogs:
         near = f"; nearest pack: {nearest[0]} ({nearest[1]})" if nearest is not None else ""
         text = f'no pattern finds progress in lines such as "{plain_line(shown, 120)}"{near}'
         path = next((path for path, source in self._sources.items() if source.tail.bytes_read), None)
-        return f"{text}; `gpujob scan {path}` shows what is found" if path is not None else text
+        if path is not None:
+            text += f"; `gpujob scan {path}` shows what is found"
+        self._description = now, self._sample, text
+        return text
 
     # -- saved state ------------------------------------------------------------------------------
 

@@ -22,6 +22,7 @@ from exporter.contract import run_files
 from exporter.contract.manifest import FULL, NORMAL, LogPattern, PathGroup, Task
 from exporter.contract.status import WorkerStatus
 from exporter.logs import tail_reader
+from exporter.logs.packs import PackDetector
 from exporter.logs.tail_reader import CHUNK_BYTES
 from exporter.machine.folders import FORCED_CHECK_EVERY, RECENT_S
 from exporter.progress import collector, worker_logs_reader
@@ -657,6 +658,22 @@ def test_an_unmatched_log_is_reported_with_the_nearest_pack(logs: Logs) -> None:
     assert facts.unmatched is not None
     assert "training step number 4 of an unknown program done" in facts.unmatched
     assert samples_of(logs.page(), UNMATCHED) == {LABELS: 1}
+
+
+def test_an_unmatched_log_is_compared_with_all_packs_once_a_minute(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    monkeypatch.setattr(PackDetector, "find_nearest", lambda _, text: compared.append(text))
+    for number in range(200):
+        logs.append(f"training step number {number} of an unknown program done\n")
+        logs.facts()
+        logs.clock.advance(1.0)
+    assert len(compared) == 2
+    assert "number 180 of" in (logs.facts().unmatched or "")
+    logs.clock.advance(3600.0)
+    logs.facts()
+    logs.clock.advance(3600.0)
+    logs.facts()
+    assert len(compared) == 3  # nothing new since
 
 
 def test_an_unmatched_log_of_a_service_is_not_reported(tmp_path: Path) -> None:
