@@ -28,6 +28,9 @@ FULL_READ_BYTES = (
 ALIKE_READ_BYTES = 1000 * 1024
 END_BYTES = 16 * 1024  # part read of each further chunk
 PART_BYTES = 128 * 1024  # part searched at a time
+# Records searched in vain for one kind of evidence, such as a Python file in each line, after which it pays to learn
+# what must follow its literals. To build automata anew takes as long as 7,000 such searches.
+MANY_VAIN_SEARCHES = 500
 MOST_IN_VAIN = 16  # records that lack a second literal before it is looked for in the whole part
 ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3  # kinds of evidence, or records, that make the choice of a program's pack final
 SPREAD_BYTES = 64 * 1024  # text after which evidence of a second pack is no longer expected
@@ -217,6 +220,8 @@ class Evidence:
         self._wanted = 0  # units that do not have enough records in the part being searched
         self.short_texts = ShortTexts()
         self._groups: tuple[AutomatonGroup, ...] = ()  # tuned to the first text that is searched with them
+        self._vain_searches = Counter[int]()  # by unit
+        self._learned: set[int] = set()  # units of which more is known since
 
     @cached_property
     def units(self) -> tuple[tuple[str, SearchUnit], ...]:
@@ -242,6 +247,11 @@ class Evidence:
             part = text[start:stop]
             self._count(part, self._search(part), counts)
             start = stop
+        for number, searches in self._vain_searches.items():
+            if searches >= MANY_VAIN_SEARCHES and number not in self._learned:
+                self._learned.add(number)
+                if self.units[number][1].restore_context():
+                    self._groups = ()
 
     def _count(self, text: bytes, hits: Iterable[tuple[int, int]], counts: list[int]) -> None:
         """Add the matching records among these hits."""
@@ -263,7 +273,10 @@ class Evidence:
                         literal in text for literal in unit.second_literals
                     ):
                         self._wanted ^= unit.bit
-                elif (unit.number, start) not in seen and unit.search(record):
+                elif (unit.number, start) not in seen:
+                    if not unit.search(record):
+                        self._vain_searches[unit.number] += 1
+                        continue
                     seen.add((unit.number, start))
                     counts[unit.number] += 1
                     if counts[unit.number] >= ENOUGH_RECORDS:

@@ -536,3 +536,18 @@ def test_a_short_text_is_searched_with_the_automata_that_a_long_one_needed(monke
     monkeypatch.delattr(Evidence, "_search_each")
     evidence.count(b"120it [00:10, 11.9it/s]\n", counts)
     assert sum(counts) > 0
+
+
+def test_evidence_searched_in_vain_in_each_record_is_soon_rejected_by_what_must_follow() -> None:
+    evidence = Evidence(ALL)
+    (number,) = (unit.number for name, unit in evidence.units if name == "vllm" and b".py:" in unit.literals)
+    unit, tried = evidence.units[number][1], list[bytes]()
+    search = unit.search
+    unit.search = lambda record: tried.append(record) or search(record)  # type: ignore[func-returns-value]
+    counts = [0] * len(evidence.units)
+    for _ in range(9):
+        evidence.count(b"11:22:33 INFO trainer.py:88 [1] loss=0.5\n" * 1000, counts)
+    assert len(tried) == 1000
+    assert not counts[number]
+    evidence.count(NAMED["vllm"].samples[0].text.encode(), counts)
+    assert counts[number]
