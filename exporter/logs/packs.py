@@ -24,9 +24,13 @@ LEVELS = (0, 1, 2, 3)  # strength of a pack's evidence: any program, a library, 
 FULL_READ_BYTES = (
     4 * 1024 * 1024
 )  # part of a log that is read in full; the choice is then final, unless it fits any program
-ALIKE_READ_BYTES = 1024 * 1024  # the same of a log whose choice is that of another log of its role
+# The same of a log whose choice is that of another log of its role: one chunk of 1 MiB, which ends with a whole record.
+ALIKE_READ_BYTES = 1000 * 1024
 END_BYTES = 16 * 1024  # part read of each further chunk
 PART_BYTES = 128 * 1024  # part searched at a time
+# Records searched in vain for one kind of evidence, such as a Python file in each line, after which it pays to learn
+# what must follow its literals. To build automata anew takes as long as 7,000 such searches.
+MANY_VAIN_SEARCHES = 500
 MOST_IN_VAIN = 16  # records that lack a second literal before it is looked for in the whole part
 ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3  # kinds of evidence, or records, that make the choice of a program's pack final
 SPREAD_BYTES = 64 * 1024  # text after which evidence of a second pack is no longer expected
@@ -216,6 +220,8 @@ class Evidence:
         self._wanted = 0  # units that do not have enough records in the part being searched
         self.short_texts = ShortTexts()
         self._groups: tuple[AutomatonGroup, ...] = ()  # tuned to the first text that is searched with them
+        self._vain_searches = Counter[int]()  # by unit
+        self._learned: set[int] = set()  # units of which more is known since
 
     @cached_property
     def units(self) -> tuple[tuple[str, SearchUnit], ...]:
@@ -230,7 +236,7 @@ class Evidence:
 
     def count(self, text: bytes, counts: list[int]) -> None:
         """Add the matching records of each unit to its count, up to enough."""
-        if self.short_texts.take(len(text)):
+        if not self._groups and self.short_texts.take(len(text)):
             self._count(text, self._search_each(text), counts)
             return
         if not self._groups:
@@ -241,6 +247,11 @@ class Evidence:
             part = text[start:stop]
             self._count(part, self._search(part), counts)
             start = stop
+        for number, searches in self._vain_searches.items():
+            if searches >= MANY_VAIN_SEARCHES and number not in self._learned:
+                self._learned.add(number)
+                if self.units[number][1].restore_context():
+                    self._groups = ()
 
     def _count(self, text: bytes, hits: Iterable[tuple[int, int]], counts: list[int]) -> None:
         """Add the matching records among these hits."""
@@ -262,7 +273,10 @@ class Evidence:
                         literal in text for literal in unit.second_literals
                     ):
                         self._wanted ^= unit.bit
-                elif (unit.number, start) not in seen and unit.search(record):
+                elif (unit.number, start) not in seen:
+                    if not unit.search(record):
+                        self._vain_searches[unit.number] += 1
+                        continue
                     seen.add((unit.number, start))
                     counts[unit.number] += 1
                     if counts[unit.number] >= ENOUGH_RECORDS:
@@ -321,17 +335,17 @@ class PackDetector:
         self.choice: str | None = None  # name of the pack; None without evidence
         self.is_final = False  # whether the choice is final, so that feeding can stop
 
-    def feed(self, text: bytes) -> None:
-        """Take the next whole records of the log."""
+    def feed(self, buffer: bytes | bytearray, end: int | None = None) -> None:
+        """Take the next whole records of the log: the first ``end`` bytes of a buffer, or all."""
         if self.is_final:
             return
         enough, before = ALIKE_READ_BYTES if self.choice in self._final_choices else FULL_READ_BYTES, self._fed_bytes
-        self._fed_bytes += len(text)
-        if before >= enough and len(text) > END_BYTES:
-            text = text[-END_BYTES:].partition(b"\n")[2]
-        text = _plain_text(text)
+        start, end = 0, len(buffer) if end is None else end
+        self._fed_bytes += end
+        if before >= enough and end > END_BYTES:
+            start = buffer.find(b"\n", end - END_BYTES, end) + 1 or end
         self._counts = self._counts or [0] * len(self._evidence.units)
-        self._evidence.count(text, self._counts)
+        self._evidence.count(_plain_text(bytes(memoryview(buffer)[start:end])), self._counts)
         self._choose()
 
     def _choose(self) -> None:

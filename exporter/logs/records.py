@@ -19,12 +19,13 @@ _ESCAPE = re.compile(rb"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b\n\r]*(?:\x07|\x1
 def record_ends(buffer: bytes | bytearray, end: int) -> tuple[int, int]:
     r"""Count newlines, and record ends, in the first ``end`` bytes; ``\r\n`` is one."""
     newlines = returns = 0
+    view = memoryview(buffer)
     for start in range(0, end, PART_BYTES):
-        part = buffer[start : min(end, start + PART_BYTES)]
+        part = bytes(view[start : min(end, start + PART_BYTES)])
         # removing the ends is several times faster than counting them
-        newlines += len(part) - len(part.replace(b"\n", b""))
-        if part.find(b"\r") >= 0:
-            returns += len(part) - len(part.replace(b"\r", b""))
+        rest = part.replace(b"\n", b"")
+        newlines += len(part) - len(rest)
+        returns += len(rest) - len(rest.replace(b"\r", b""))
     if returns and _has_double_end(buffer, end, returns):
         returns -= buffer.count(b"\r\n", 0, end)
     return newlines, newlines + returns

@@ -137,6 +137,7 @@ class LogsCollector:
         self._records_check = FolderChangeCheck(self._records_dir)
         self._progress_dir = manifest.run_dir / run_files.PROGRESS_DIR
         self._progress_check = FolderChangeCheck(self._progress_dir)
+        self._progress_paths: dict[int, str] = {}  # progress file of each worker's current run, by rank
         self._stale: set[int] = set()  # indexes of workers that may have new records or progress files
         self._lexicon: Lexicon | None = None
         # Created at the first read, like the lexicon, since that reads files which may hang.
@@ -261,12 +262,15 @@ class LogsCollector:
             worker.begin_run(restart)
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
                 worker.add_file(str(path))
+            self._progress_paths.pop(task.rank, None)
         if check_records:
             if worker.track.began is None:
                 worker.begin_at(self._read_start(task, worker.restart))
-            progress_file = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
-            if progress_file.exists():
-                worker.add_file(str(progress_file), PROGRESS_FILE)
+            if (file := self._progress_paths.get(task.rank)) is None:
+                file = str(progress_path(task, run_dir, identity.node, identity.attempt, worker.restart))
+                self._progress_paths[task.rank] = file
+            if os.path.exists(file):
+                worker.add_file(file, PROGRESS_FILE)
         for path in extra:
             tail = worker.add_file(str(path), lasting=True)
             if tail is not None:

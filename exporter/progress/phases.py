@@ -43,6 +43,8 @@ class WorkerActivities:
 
     def current_phase(self, now: float, last_rise: float | None) -> str | None:
         """Current activity that is a phase; None after newer progress, or after too long."""
+        if not self.active_since:
+            return None
         for name in PHASES:
             since = self.active_since.get(name)
             if since is None or (last_rise is not None and last_rise > since):

@@ -122,30 +122,32 @@ class ProgressTrack(TrackState):
     @property
     def done(self) -> float | None:
         """Current position."""
-        if self.pattern is not None:
-            return self._patterns[self.pattern].position()[0]
-        return self._resumed[1] if self._resumed is not None else None
+        return self.standing()[0]
 
     @property
     def total(self) -> float | None:
         """Total from the log, else from the job file."""
-        logged = self._logged_total
-        if logged is not None:
-            return logged
-        expected = self._expected_total(self.unit)
-        return None if expected is not None and (self.done or 0) > expected else expected
+        return self.standing()[1]
+
+    def standing(self) -> tuple[float | None, float | None]:
+        """``done`` and ``total``, at the cost of one."""
+        done, total = self._logged()
+        if total is None:
+            expected = self._expected_total(self.unit)
+            total = None if expected is not None and (done or 0) > expected else expected
+        return done, total
+
+    def _logged(self) -> tuple[float | None, float | None]:
+        """Position and total according to the log."""
+        if self.pattern is not None:
+            return self._patterns[self.pattern].position()
+        return self._resumed[1:] if self._resumed is not None else (None, None)
 
     def _expected_total(self, unit: str | None) -> int | None:
         """Total of this unit for the worker, from the job file."""
         if unit in (None, "items", "requests"):
             return self._share
         return {"steps": self._steps, "epochs": self._epochs}.get(unit or "")
-
-    @property
-    def _logged_total(self) -> float | None:
-        if self.pattern is not None:
-            return self._patterns[self.pattern].position()[1]
-        return self._resumed[2] if self._resumed is not None else None
 
     @property
     def has_other_counter(self) -> bool:
@@ -252,7 +254,8 @@ class ProgressTrack(TrackState):
             force = self._patterns[self.pattern] if self.pattern is not None else None
             goes_on = force is not None and self.pattern == name and force.source in (None, source)
             if force is not None and not goes_on:
-                self._resumed = (force.unit, self.done or 0, self._logged_total)
+                done, total = self._logged()
+                self._resumed = (force.unit, done or 0, total)
                 self._from = None  # the same work in another unit
                 self._bases = {}
                 self.changes += 1
@@ -487,6 +490,8 @@ def combine_ranks(name: str, values: Mapping[int | None, LogValue], now: float, 
     are omitted. A value without a rank is omitted next to others, since it may be their sum.
     """
     fresh = {rank: v for rank, v in values.items() if v.stamp is not None and now - v.stamp < fresh_s}
+    if len(fresh) == 1:
+        return next(iter(fresh.values())).number
     if len(fresh) > 1:
         fresh.pop(None, None)
     if not fresh:

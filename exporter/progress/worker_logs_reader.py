@@ -25,15 +25,12 @@ from exporter.progress.eta.estimator import EtaEstimator
 from exporter.progress.eta.prior import RunPrior
 from exporter.progress.phases import WorkerActivities
 from exporter.progress.resumes import EarlierProgress
-from exporter.progress.track import ProgressTrack, TrackState, combine_ranks, items_of_rank
+from exporter.progress.track import ProgressTrack, TrackState, items_of_rank
+from exporter.progress.values import ValuesByRank, WorkerValues
 
-# by the last word of a value's name: of two, the better one
-_BETTER = dict.fromkeys(("loss", "perplexity", "error", "rmse", "logloss"), min) | {"accuracy": max, "auc": max}
-VALUE_FRESH_S = 900.0  # older values are no longer shown: they may not be current
-# Limits on a worker's value names, since each is a series, and on the ranks of one name.
-MOST_VALUES, MOST_RANKS = 64, 512
 UNMATCHED_AFTER_S = 120.0  # a log without any match this long after its first text fits no pattern
 SAMPLE_BYTES = 16 << 10  # kept of such a log, to describe it
+DESCRIBED_S = 60.0  # a description of such a log lasts for this time: to compare the log with all packs takes 4 ms
 # The pack is chosen with each of the first pieces, then after this much text or time.
 EARLY_PIECES, UNSURE_BYTES, UNSURE_S = 8, 64 << 10, 60.0
 POLL_BYTES = 256 << 20  # read from one file at most in one poll
@@ -108,7 +105,7 @@ class WorkerLogsState:
     estimator: EtaEstimator
     activities: WorkerActivities
     seen_changes: int
-    values: dict[str, dict[int | None, LogValue]]
+    values: dict[str, ValuesByRank]
     best_values: dict[str, float]
     errors: dict[str, int]
     lines: int
@@ -173,8 +170,7 @@ class WorkerLogs:
         self._prior = prior
         self._estimator = self._new_estimator()
         self._seen_changes = -1  # track changes that the estimator has seen; it restarts after another one
-        self._values: dict[str, dict[int | None, LogValue]] = {}
-        self._best_values: dict[str, float] = {}
+        self._values = WorkerValues()
         self._errors = dict.fromkeys(lexicon.severities, 0)
         self._reported_errors: tuple[tuple[str, str, int], ...] | None = None  # cached for facts(); None after a change
         self._counts_lines = manifest.detail not in (ESSENTIAL, NORMAL)  # counting takes longer than the search
@@ -182,6 +178,7 @@ class WorkerLogs:
         self._closed_bytes = 0
         self._first_text_time: float | None = None
         self._sample = b""
+        self._description: tuple[float, bytes, str] | None = None  # when, of which sample, and what it says
         self.ended = False  # whether the latest run has ended
         self._reported_phase: str | None = None  # last activity in the progress file
         self._invalid_lines = 0  # invalid lines of the progress file
@@ -305,9 +302,8 @@ class WorkerLogs:
             if scan is not None:
                 self._apply(source, scan.finish(source.tail.reread), now)
             # Values that only the previous pack reads would never change again.
-            if self._values:
-                for name in self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice):
-                    self._values.pop(name, None)
+            if self._values.by_name:
+                self._values.remove(self._lexicon.value_names(self._pack) - self._lexicon.value_names(choice))
             self._pack, scan = choice, None
             self.track = self._new_track(self.track)
         return scan if scan is not None else self._lexicon.engine(self._pack).begin_file(source.stamps)
@@ -318,11 +314,11 @@ class WorkerLogs:
             return self._pack
         if self._detected_pieces < EARLY_PIECES:
             self._detected_pieces, self._detected_at = self._detected_pieces + 1, now
-            self._pack_detector.feed(bytes(memoryview(text)[:end]))
+            self._pack_detector.feed(text, end)
         else:
             self._undetected_text += memoryview(text)[max(0, end - UNSURE_BYTES) : end]
             if len(self._undetected_text) >= UNSURE_BYTES or now - self._detected_at >= UNSURE_S:
-                self._pack_detector.feed(bytes(self._undetected_text[-UNSURE_BYTES:]))
+                self._pack_detector.feed(self._undetected_text[-UNSURE_BYTES:])
                 self._undetected_text.clear()
                 self._detected_at = now
         return self._pack_detector.choice or self._pack
@@ -334,7 +330,7 @@ class WorkerLogs:
 
     def _parse_progress(self, text: bytes, offset: int) -> LogFindings:
         """Parse the progress file."""
-        found = progress_file.parse_updates(text, offset, self._values, self._reported_phase)
+        found = progress_file.parse_updates(text, offset, self._values.by_name, self._reported_phase)
         self._reported_phase, self._invalid_lines = found.phase, self._invalid_lines + found.invalid
         return found
 
@@ -342,7 +338,7 @@ class WorkerLogs:
         """Keep a sample of an unknown log."""
         if self._first_text_time is None:
             self._first_text_time = now
-        if self.track.pattern is None and not self._values:
+        if self.track.pattern is None and not self._values.by_name:
             self._sample = bytes(memoryview(text)[max(0, end - SAMPLE_BYTES) : end])
         elif self._sample:
             self._sample = b""
@@ -357,14 +353,11 @@ class WorkerLogs:
             for name, count in found.errors.items():
                 self._errors[name] += count
         for name, of_ranks in found.values.items():
-            if name in self._values or len(self._values) < MOST_VALUES:
-                for rank, value in of_ranks.items():
-                    self._set_value(name, rank, value, self._record_time(source, value.stamp, now))
+            for rank, value in of_ranks.items():
+                self._values.set(name, rank, value, self._record_time(source, value.stamp, now))
         reading: tuple[float, float] | None = None
         if RUNNING in found.values and WAITING in found.values:
-            requests = [
-                combine_ranks(name, self._values.get(name, {}), now, VALUE_FRESH_S) for name in (RUNNING, WAITING)
-            ]
+            requests = [self._values.number(name, now) for name in (RUNNING, WAITING)]
             self._estimator.update_requests(*(number or 0.0 for number in requests))
         records: list[LogPosition | ActivityMark] = [*found.positions, *found.marks]
         for record in sorted(records, key=lambda record: record.offset):
@@ -387,15 +380,6 @@ class WorkerLogs:
         if reading is not None:
             self._update_estimator(*reading)
 
-    def _set_value(self, name: str, rank: int | None, value: LogValue, t: float) -> None:
-        of_ranks = self._values.setdefault(name, {})
-        if rank not in of_ranks and len(of_ranks) >= MOST_RANKS:
-            for old in [old for old, last in of_ranks.items() if t - (last.stamp or 0.0) >= VALUE_FRESH_S]:
-                del of_ranks[old]
-            if len(of_ranks) >= MOST_RANKS:
-                return
-        of_ranks[rank] = LogValue(value.number, value.offset, t)
-
     def _apply_activity(self, activity: ActivityMark, t: float, arrival: float) -> None:
         self.track.apply_activity(activity, t)
         self.activities.apply(activity, t)
@@ -406,7 +390,7 @@ class WorkerLogs:
 
     def _update_estimator(self, t: float, arrival: float) -> None:
         """Update the estimator; after a change of count, start a new one."""
-        done, total = self.track.done, self.track.total
+        done, total = self.track.standing()
         if done is None:
             return
         if self._seen_changes != self.track.changes:
@@ -469,41 +453,36 @@ class WorkerLogs:
         if self._reported_errors is None:
             severities = self._lexicon.severities
             self._reported_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
-        stalled = estimator.is_stalled(now, self._manifest.stall_timeout_s, busy)
-        known = track.done is not None
+        done, total = track.standing()
+        silence_s, outlook = estimator.silence_s(now), estimator.outlook()
+        stalled = outlook.is_stalled(silence_s, self._manifest.stall_timeout_s, busy)
+        known = done is not None
         idle = ended or (stalled and known)  # whether it will go on, and how fast, is unknown
-        eta = None if idle else estimator.estimate(now, peers)
+        eta = None if idle else estimator.estimate_after(silence_s, peers)
         sources = self._sources.values()
-        values = []
-        for name, of_ranks in self._values.items():
-            number = combine_ranks(name, of_ranks, now, VALUE_FRESH_S)
-            if number is not None:
-                values.append((name, number, max(value.stamp or 0.0 for value in of_ranks.values())))
-                if (better := _BETTER.get(name.rpartition("_")[2])) is not None and math.isfinite(number):
-                    self._best_values[name] = better(number, self._best_values.get(name, number))
         return WorkerLogFacts(
             task=self.task,
             read_at=now,
             pack=self._pack,
             unit=track.unit,
             pattern=track.pattern,
-            position=_as_integer(track.done),
-            expected=_as_integer(track.total if known else self._item_share),
+            position=_as_integer(done),
+            expected=_as_integer(total if known else self._item_share),
             processed=_as_integer(track.processed),
             first=_as_integer(track.first),
             epoch=track.epoch,
             last_rise=track.last_rise,
-            rate=None if idle else estimator.rate(now),
-            average_rate=estimator.average_rate(now),
+            rate=None if idle else outlook.rate_after(silence_s),
+            average_rate=outlook.average_after(silence_s),
             eta=eta,
-            confidence=estimator.confidence(now, eta) if eta is not None else None,
+            confidence=estimator.confidence_after(silence_s, eta) if eta is not None else None,
             stalled=stalled and not ended if known else None,
-            slowdown=None if ended else estimator.slowdown_ratio(),
+            slowdown=None if ended else outlook.slowdown,
             phase=None if ended else self.activities.current_phase(now, track.last_rise),
             checkpoints=tuple(self.activities.recent_starts.get("checkpointing", ())),
             checkpoint_seconds=tuple(self.activities.durations.get("checkpointing", ())),
-            values=tuple(values),
-            best_values=self._best_values,
+            values=self._values.fresh(now),
+            best_values=self._values.best,
             output_tokens_rate=self._tokens_rate(OUTPUT_TOKENS, now),
             input_tokens_rate=self._tokens_rate(INPUT_TOKENS, now),
             errors=self._reported_errors,
@@ -524,27 +503,27 @@ class WorkerLogs:
         age_s = (
             math.inf if self.track.began is None else now - self.track.began
         )  # values of an earlier run are not current
-        found = combine_ranks(name, self._values.get(name, {}), now, min(TOKENS_FRESH_S, age_s))
+        found = self._values.number(name, now, min(TOKENS_FRESH_S, age_s))
         return found if found is not None and math.isfinite(found) else None
 
     def progress(self, now: float) -> WorkerProgress:
         """Progress to compare with the worker's GPUs, which do not influence it here."""
-        track = self.track
+        done, total = self.track.standing()
         stalled = None
-        if track.done is not None:
+        if done is not None:
             stalled = self._estimator.is_stalled(now, self._manifest.stall_timeout_s) and not self.ended
-        total = track.total if track.total is not None else self._item_share
+        total = total if total is not None else self._item_share
         # A server without requests may log that once and then nothing.
-        requests = [combine_ranks(name, self._values.get(name, {}), now, math.inf) for name in (RUNNING, WAITING)]
+        requests = [self._values.number(name, now, math.inf) for name in (RUNNING, WAITING)]
         return WorkerProgress(
-            last_rise=track.last_rise,
+            last_rise=self.track.last_rise,
             stalled=stalled,
-            done=self.ended or (track.done is not None and total is not None and track.done >= total),
+            done=self.ended or (done is not None and total is not None and done >= total),
             waits_for_requests=all(number == 0 for number in requests),
         )
 
     def _problems(self) -> tuple[str, ...]:
-        tails = (source.tail for source in self._sources.values())
+        tails = [source.tail for source in self._sources.values()]
         found = [f"{tail.path}: {tail.problem}" for tail in tails if tail.problem is not None]
         if self._invalid_lines:
             count = "1 line" if self._invalid_lines == 1 else f"{self._invalid_lines} lines"
@@ -553,10 +532,14 @@ class WorkerLogs:
 
     def _unmatched(self, now: float) -> str | None:
         """Describe a log without any match for minutes; None for services, which may log little."""
-        if self.track.pattern is not None or self._values or self._first_text_time is None or self.task.service:
+        if self.track.pattern is not None or self._values.by_name or self._first_text_time is None or self.task.service:
             return None
         if now - self._first_text_time < UNMATCHED_AFTER_S:
             return None
+        if self._description is not None:
+            at, sample, text = self._description
+            if sample is self._sample or 0 <= now - at < DESCRIBED_S:
+                return text
         lines = self._sample.replace(b"\r", b"\n").split(b"\n")
         shown = next((line for line in reversed(lines) if looks_like_progress(line)), b"")
         shown = shown or next((line for line in reversed(lines) if line.strip()), b"")
@@ -564,7 +547,10 @@ class WorkerLogs:
         near = f"; nearest pack: {nearest[0]} ({nearest[1]})" if nearest is not None else ""
         text = f'no pattern finds progress in lines such as "{plain_line(shown, 120)}"{near}'
         path = next((path for path, source in self._sources.items() if source.tail.bytes_read), None)
-        return f"{text}; `gpujob scan {path}` shows what is found" if path is not None else text
+        if path is not None:
+            text += f"; `gpujob scan {path}` shows what is found"
+        self._description = now, self._sample, text
+        return text
 
     # -- saved state ------------------------------------------------------------------------------
 
@@ -578,8 +564,8 @@ class WorkerLogs:
             estimator=self._estimator,
             activities=self.activities,
             seen_changes=self._seen_changes,
-            values=self._values,
-            best_values=self._best_values,
+            values=self._values.by_name,
+            best_values=self._values.best,
             errors=self._errors,
             lines=self._lines,
             closed_bytes=self._closed_bytes,
@@ -601,7 +587,7 @@ class WorkerLogs:
         self.track = self._new_track(state.track)
         self._estimator, self.activities = state.estimator, state.activities
         self._seen_changes = state.seen_changes
-        self._values, self._best_values = state.values, state.best_values
+        self._values = WorkerValues(state.values, state.best_values)
         self._errors.update({name: count for name, count in state.errors.items() if name in self._errors})
         self._reported_errors = None
         self._lines, self._closed_bytes = state.lines, state.closed_bytes

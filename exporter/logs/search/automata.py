@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial, reduce
+from functools import reduce
 from operator import or_
 
 import ahocorasick_rs
@@ -136,14 +136,13 @@ class AutomatonGroup:
 class FloodAutomaton:
     """An automaton for whole literals, of which no hit hides another, and for record ends.
 
-    It is several times slower than those for pieces, but its hits alone show which literals a record has. For the
-    ``frequent`` units it also has the texts of their alternatives.
+    It is several times slower than those for pieces, but its hits alone show which literals a record has. It returns
+    them as the literals themselves, for which Python makes no object, and so searches text (of Latin-1, whose
+    characters are the bytes). For the ``frequent`` units it also has the texts of their alternatives.
     """
 
-    ENDS = ("\0", "\1")  # numbers of the record ends, as characters
-
     def __init__(self, units: Iterable[SearchUnit], frequent: Iterable[SearchUnit]) -> None:
-        masks = dict.fromkeys((b"\n", b"\r"), 0)
+        masks: dict[bytes, int] = {}
         for unit in units:
             for literal in unit.literals:
                 masks[literal] = masks.get(literal, 0) | unit.bit
@@ -152,12 +151,18 @@ class FloodAutomaton:
             for alternative in unit.alternatives:
                 masks |= {text: masks.get(text, 0) for text in (*alternative.texts, *alternative.second_texts)}
         # no record has a text with a record end
-        self.literals = [text for text in masks if len(text) == 1 or not (b"\n" in text or b"\r" in text)]
-        self.units = [masks[text] for text in self.literals]  # per literal
-        automaton = ahocorasick_rs.BytesAhoCorasick(self.literals, implementation=ahocorasick_rs.Implementation.DFA)
-        self.find: Callable[[Buffer], list[tuple[int, int, int]]] = partial(
-            automaton.find_matches_as_indexes, overlapping=True
+        self.literals = {
+            text.decode("latin-1"): text for text in masks if text and not (b"\n" in text or b"\r" in text)
+        }
+        self.units = {name: masks[text] for name, text in self.literals.items()}  # per literal
+        self._automaton = ahocorasick_rs.AhoCorasick(
+            ["\n", *self.literals], implementation=ahocorasick_rs.Implementation.DFA, store_patterns=True
         )
+
+    def find(self, text: bytes) -> list[str]:
+        r"""Literals in each record, joined by returns; each record ends at a newline."""
+        hits = self._automaton.find_matches_as_strings(text.decode("latin-1"), overlapping=True)
+        return "\r".join(hits).split("\n")
 
 
 def _matcher(following: re.Pattern[bytes] | None) -> Callable[[Buffer, int, int], object] | None:

@@ -11,8 +11,8 @@ does not contain are in it.
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import reduce
-from itertools import compress
-from operator import itemgetter, or_
+from itertools import accumulate, compress, count
+from operator import add, or_
 
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.records import Buffer, LogChunk
@@ -40,8 +40,6 @@ MOST_AUTOMATA = 64
 FLOOD_BYTES = 512  # a chunk with more errors than one in so many bytes is followed by one that is searched as a flood
 # Cost of a further pass over a chunk, of a useless hit, and of rebuilding the automata of a backlog
 PASS_US, HIT_US, BUILD_US = 70.0, 0.3, 10_000.0
-
-_NUMBER = itemgetter(0)  # of a hit's piece
 
 FLOOD_PART_BYTES = 128 * 1024  # part of such a chunk that is searched at a time
 MANY_RECORDS = 32  # alike in a part, for which the alternatives of a pattern are worth knowing
@@ -146,6 +144,11 @@ class SearchEngine:
             found += further
         wanted = self.forward_mask | mask
         return tuple(group for group in found if group.mask & wanted)
+
+    @property
+    def has_backlog_automata(self) -> bool:
+        """Whether those of ``backlog_groups`` have been built for any chunk."""
+        return self._backlog_mask is not None
 
     def groups_for_all(self, chunk: LogChunk) -> tuple[tuple[AutomatonGroup, ...], Sequence[SearchUnit]]:
         """Automata for as many units as possible, and the units without one.
@@ -255,9 +258,11 @@ class FileSearch:
             for span in self._unsearched.get(unit.number, ()):
                 waiting.setdefault(span, []).append(unit)
         settled: set[int] = set()
+        seen_bytes = 0  # at the end of the read: most values are there
         for turn, (offset, size) in enumerate(sorted(waiting, reverse=True)):
             units = [unit for unit in waiting[offset, size] if unit.number not in settled]
-            if units and not turn:
+            if units and seen_bytes < WINDOW_BYTES:
+                seen_bytes += size
                 units, size = self._find_last_in_end(units, offset, size, reread, settled)
             if not units:
                 continue
@@ -369,6 +374,11 @@ class FileSearch:
             for of_unit in followed.values():
                 of_unit.reverse()
         else:
+            if not engine.has_backlog_automata:  # a change of literals afterwards would waste them
+                sample = take_sample(chunk.text, chunk.end)
+                for unit in engine.units(mask):
+                    if any(literal in sample for literal in unit.literals):
+                        self._prefer_rarer_literals(unit, chunk)
             self._search_forward(chunk, engine.backlog_groups(mask, chunk), engine.forward_mask | mask, mask, followed)
         self._is_flood = (sum(self._results.errors.values()) - errors_before) * FLOOD_BYTES > chunk.end
         self._rare_units = {number for number, places in followed.items() if len(places) <= MOST_TRIES}
@@ -436,48 +446,47 @@ class FileSearch:
     ) -> None:
         """Search a part of a chunk full of errors.
 
-        The hits become a text with a character for each. Split at the record ends, it shows which records have the same
-        literals. Errors that need nothing but a literal are counted so, and only the records of others are searched.
+        The hits of each record show which have the same literals. Errors that need nothing but a literal are counted
+        so, and only the records of others are searched.
         """
         engine, errors = self._engine, self._results.errors
-        automaton, (newline, other_end) = engine.flood_automaton(), FloodAutomaton.ENDS
-        hits = automaton.find(memoryview(chunk.text)[start:end])
-        records = "".join(map(chr, map(_NUMBER, hits))).replace(other_end, newline).split(newline)
+        automaton, text = engine.flood_automaton(), bytes(memoryview(chunk.text)[start:end]).replace(b"\r", b"\n")
+        records = automaton.find(text)
         searched: dict[str, list[tuple[SearchUnit, list[Search]]]] = {}
-        for literals, count in Counter(records).items():
-            numbers = set(map(ord, literals))
-            present = {automaton.literals[number] for number in numbers}
-            for unit in engine.units(reduce(or_, map(automaton.units.__getitem__, numbers), 0) & wanted_mask):
+        for literals, number in Counter(records).items():
+            names = set(filter(None, literals.split("\r")))
+            present = {automaton.literals[name] for name in names}
+            for unit in engine.units(reduce(or_, map(automaton.units.__getitem__, names), 0) & wanted_mask):
                 searches = [unit.search]
                 is_counted = unit.is_counted
                 if unit.number in automaton.frequent_units:
                     possible = [found.search for found in unit.alternatives if found.may_match(present)]
                     searches = [search for search in possible if search is not None]
                     is_counted = len(searches) < len(possible)
-                elif not is_counted and unit.is_error and count >= MANY_RECORDS:
+                elif not is_counted and unit.is_error and number >= MANY_RECORDS:
                     engine.add_frequent_unit(unit)
                 if is_counted:
-                    errors[unit.name] = errors.get(unit.name, 0) + count
+                    errors[unit.name] = errors.get(unit.name, 0) + number
                 elif searches:
                     searched.setdefault(literals, []).append((unit, searches))
         if not searched:
             return
-        text = chunk.text
-        stops = [start + place for number, place, _ in hits if number <= 1]
-        places = zip([start - 1, *stops], [*stops, end], records, strict=True)
-        for before, stop, literals in compress(places, map(searched.__contains__, records)):
-            begin = before + 1
+        lines, begins = text.split(b"\n"), list[int]()
+        places = zip(count(), records, lines, strict=False)
+        for place, literals, record in compress(places, map(searched.__contains__, records)):
             for unit, searches in searched[literals]:
-                if unit.bit & mask:
-                    records_by_unit.setdefault(unit.number, []).append((begin, stop))
-                elif unit.is_error and stop - begin <= unit.safe_bytes:
-                    record = text[begin:stop]
+                if unit.is_error and len(record) <= unit.safe_bytes:
                     for search in searches:
                         if search(record) is not None:
                             errors[unit.name] = errors.get(unit.name, 0) + 1
                             break
+                    continue
+                begins = begins or [*map(add, accumulate(map(len, lines), initial=start), count())]
+                begin = begins[place]
+                if unit.bit & mask:
+                    records_by_unit.setdefault(unit.number, []).append((begin, begin + len(record)))
                 else:
-                    self._evaluate(unit, chunk, begin, stop)
+                    self._evaluate(unit, chunk, begin, begin + len(record))
 
     def _prefer_rarer_literals(self, unit: SearchUnit, chunk: LogChunk) -> bool:
         """Search for the unit's second set of literals instead of the first if that is rarer here; whether it is."""

@@ -7,9 +7,11 @@ occurs, its literals are compared in place.
 """
 
 import heapq
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from functools import reduce
-from operator import and_, or_
+from functools import lru_cache, reduce
+from operator import and_, itemgetter, or_
+from struct import iter_unpack
 
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.logs.search.ordinary_text import LINES, WORDS
@@ -72,16 +74,16 @@ class _TextSample:
         counts = dict.fromkeys(texts, 0.0)
         heads = dict.fromkeys((text[:WIDTH] for text in counts), 0.0)
         short = [text for text in counts if len(text) < PIECE_BYTES]
-        for text, weight in (
-            (self._text, _MEBIBYTE / max(1, len(self._text))),
-            (LINES, usual * _LINE_HITS),
-            (WORDS, usual * _WORD_HITS),
+        for text, quads, weight in (
+            (self._text, _count_quads(self._text), _MEBIBYTE / max(1, len(self._text))),
+            (LINES, _ordinary_quads(LINES), usual * _LINE_HITS),
+            (WORDS, _ordinary_quads(WORDS), usual * _WORD_HITS),
         ):
-            for place in range(len(text) - PIECE_BYTES + 1):
-                if (head := text[place : place + WIDTH]) in heads:
-                    heads[head] += weight
-                    if (piece := text[place : place + PIECE_BYTES]) in counts:
-                        counts[piece] += weight
+            for quad, count in quads.items():
+                if (head := quad[:WIDTH]) in heads:
+                    heads[head] += weight * count
+                    if quad in counts:
+                        counts[quad] += weight * count
             for piece in short:
                 counts[piece] += weight * text.count(piece)
         return {text: _HIT_US * count + _FALSE_HIT_US * heads[text[:WIDTH]] for text, count in counts.items()}
@@ -93,6 +95,18 @@ class _TextSample:
             # shift, because the last byte of the text is the lowest bit
             found[2 * place : 2 * place + 2] = self._lows[code & 15] << place, self._highs[code >> 4] << place
         return tuple(found)
+
+
+def _count_quads(text: bytes) -> dict[bytes, int]:
+    """How often each ``PIECE_BYTES`` bytes occur in a text."""
+    found = Counter[bytes]()
+    for start in range(PIECE_BYTES):
+        whole = (len(text) - start) // PIECE_BYTES * PIECE_BYTES
+        found.update(map(itemgetter(0), iter_unpack(f"{PIECE_BYTES}s", text[start : start + whole])))
+    return found
+
+
+_ordinary_quads = lru_cache(_count_quads)
 
 
 _LOWS = [bytes(b"01"[code & 15 == half] for code in range(256)) for half in range(16)]
@@ -212,9 +226,13 @@ def _choose_pieces(
         if of:
             done.update(of)
             found[piece] = of
+    holders: dict[int, list[bytes]] = {}  # pieces that each literal has
+    for piece in found:
+        for number in places[piece]:
+            holders.setdefault(number, []).append(piece)
     for piece in sorted(found, key=lambda piece: (len(found[piece]), -prices[piece])):
         others = {
-            number: other for number in found[piece] for other in found if other != piece and number in places[other]
+            number: other for number in found[piece] for other in holders[number] if other != piece and other in found
         }
         if len(others) == len(found[piece]):  # later choices made this one redundant
             del found[piece]
@@ -316,6 +334,8 @@ def _arrange(
                 is_new = is_new or not bucket.pieces
                 lows = {choice.lower_halves for choice in bucket.pieces.values()}
                 for choice in choices[number]:
+                    if best is not None and choice.cost_us > best[0]:
+                        break  # nor can one that is more frequent be better
                     if homes.get(choice.lower_halves, bucket) is not bucket or (
                         len(lows) == most and choice.lower_halves not in lows
                     ):

@@ -58,6 +58,15 @@ class SearchUnit:
         """Do without what must be around a literal."""
         self.after_literal, self.previous_bytes, self.prefix_bytes = {}, b"", b""
 
+    def restore_context(self) -> bool:
+        """Search for the first set of literals, with what must follow each of them; whether that is known."""
+        required, context = self.pattern.required, literal_context(self.pattern.regex)
+        if not all(text in context.after for text in required.texts):
+            return False
+        self.literals, self.second_literals = required.texts, required.second_texts
+        self.after_literal = context.after
+        return True
+
     @cached_property
     def search(self) -> Search:
         return self.pattern.regex.search

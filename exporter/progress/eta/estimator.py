@@ -260,6 +260,10 @@ class EtaEstimator:
 
         EtaForecast.after() describes the time between lines. ``peers`` is median_peer_pace() of the workers of one job.
         """
+        return self.estimate_after(self.silence_s(now), peers)
+
+    def estimate_after(self, silence_s: float, peers: float | None = None) -> EtaEstimate | None:
+        """The same, ``silence_s`` seconds after the last line."""
         if self._done is None or self._total is None:
             return None
         if self._total <= self._done:
@@ -268,7 +272,7 @@ class EtaEstimator:
         if self._forecast is None or towards != self._peer_factor:
             self._peer_factor = towards
             self._forecast = self._make_forecast(self._done, self._total)
-        return None if self._forecast is None else self._forecast.after(self._silence_s(now))
+        return None if self._forecast is None else self._forecast.after(silence_s)
 
     def _make_forecast(self, done: float, total: float) -> EtaForecast | None:
         left, gap = total - done, self._rhythm.gap
@@ -327,10 +331,12 @@ class EtaEstimator:
         """Items counted in work when the current speed began."""
         return self._blocks.items - self._blocks.open_items - self._changes.speed.items
 
-    def _silence_s(self, now: float) -> float:
+    def silence_s(self, now: float) -> float:
+        """Seconds since the last line with progress."""
         return min(MOST_S, self._clock.elapsed(now) - self._last_progress_time)
 
-    def _current_outlook(self) -> EtaOutlook:
+    def outlook(self) -> EtaOutlook:
+        """The state of the work at the last line, of which ``is_stalled`` and both rates are projections."""
         if self._outlook is None:
             blocks, changes, silence = self._blocks, self._changes, self._rhythm.silence
             left = math.inf if self._done is None or self._total is None else self._total - self._done
@@ -366,18 +372,18 @@ class EtaEstimator:
 
         ``busy``: whether the GPUs work, None if unknown. Busy GPUs raise the limit, idle ones lower it.
         """
-        return self._current_outlook().is_stalled(self._silence_s(now), stall_timeout_s, busy)
+        return self.outlook().is_stalled(self.silence_s(now), stall_timeout_s, busy)
 
     def rate(self, now: float) -> float | None:
         """Recent items per second of work; None before any or if out of date.
 
         During a pause it is the rate before the pause, never 0.
         """
-        return self._current_outlook().rate_after(self._silence_s(now))
+        return self.outlook().rate_after(self.silence_s(now))
 
     def average_rate(self, now: float) -> float | None:
         """Items per second since the first line, with pauses; None before two lines."""
-        return self._current_outlook().average_after(self._silence_s(now))
+        return self.outlook().average_after(self.silence_s(now))
 
     @property
     def seconds_per_item(self) -> float | None:
@@ -386,7 +392,7 @@ class EtaEstimator:
 
     def slowdown_ratio(self) -> float | None:
         """Current seconds per item relative to the fastest earlier speed; None without an earlier one."""
-        return self._current_outlook().slowdown
+        return self.outlook().slowdown
 
     def confidence(self, now: float, estimate: EtaEstimate | None = None) -> str | None:
         """Confidence in the estimate: high, medium or low; None without one.
@@ -394,9 +400,12 @@ class EtaEstimator:
         ``estimate`` is the result of estimate() for this time, if available.
         """
         estimate = estimate if estimate is not None else self.estimate(now)
-        if estimate is None:
-            return None
-        return confidence(estimate, self._blocks.count, self.is_stalled(now))
+        return None if estimate is None else self.confidence_after(self.silence_s(now), estimate)
+
+    def confidence_after(self, silence_s: float, estimate: EtaEstimate) -> str:
+        """The same for the estimate ``silence_s`` seconds after the last line."""
+        stalled = self.outlook().is_stalled(silence_s, STALL_TIMEOUT_S, None)
+        return confidence(estimate, self._blocks.count, stalled)
 
     def prior(self, unit: str | None = None) -> RunPrior | None:
         """Prior from this run, with items of this ``unit``, for the next run.

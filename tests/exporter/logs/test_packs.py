@@ -19,6 +19,7 @@ from exporter.logs.packs import (
     ENOUGH_RECORDS,
     FULL_READ_BYTES,
     LEVELS,
+    RECORD_BYTES,
     SPREAD_BYTES,
     Evidence,
     Pack,
@@ -34,6 +35,7 @@ from exporter.logs.search.engine import SearchEngine
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import MARKS, UNITS, LogFindings
 from exporter.logs.search.literals import find_literals, safe_length
+from exporter.logs.tail_reader import CHUNK_BYTES
 from tests.conftest import UPDATE_GOLDEN
 
 ALL = read_packs()
@@ -376,6 +378,10 @@ def test_evidence_after_a_long_compilation_still_counts() -> None:
     assert auto.choice == "megatron"
 
 
+def test_one_chunk_is_enough_of_a_log_whose_choice_a_similar_log_confirms() -> None:
+    assert ALIKE_READ_BYTES <= CHUNK_BYTES - RECORD_BYTES
+
+
 def test_less_is_read_of_a_log_whose_choice_a_similar_log_confirms() -> None:
     bar, other = b"120it [00:10, 11.9it/s]\n", NAMED["megatron"].samples[0].text.encode() + b"\n"
     chunk = bar + b"x" * ALIKE_READ_BYTES + b"\n"
@@ -521,3 +527,27 @@ def test_one_pass_for_all_packs_counts_the_records_that_match_each_kind_of_evide
             for pack in ALL
             for pattern in pack.detect
         ]
+
+
+def test_a_short_text_is_searched_with_the_automata_that_a_long_one_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    evidence = Evidence(ALL)
+    counts = [0] * len(evidence.units)
+    evidence.count(b"nothing\n" * 4096, counts)
+    monkeypatch.delattr(Evidence, "_search_each")
+    evidence.count(b"120it [00:10, 11.9it/s]\n", counts)
+    assert sum(counts) > 0
+
+
+def test_evidence_searched_in_vain_in_each_record_is_soon_rejected_by_what_must_follow() -> None:
+    evidence = Evidence(ALL)
+    (number,) = (unit.number for name, unit in evidence.units if name == "vllm" and b".py:" in unit.literals)
+    unit, tried = evidence.units[number][1], list[bytes]()
+    search = unit.search
+    unit.search = lambda record: tried.append(record) or search(record)  # type: ignore[func-returns-value]
+    counts = [0] * len(evidence.units)
+    for _ in range(9):
+        evidence.count(b"11:22:33 INFO trainer.py:88 [1] loss=0.5\n" * 1000, counts)
+    assert len(tried) == 1000
+    assert not counts[number]
+    evidence.count(NAMED["vllm"].samples[0].text.encode(), counts)
+    assert counts[number]

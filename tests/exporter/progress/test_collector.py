@@ -22,6 +22,7 @@ from exporter.contract import run_files
 from exporter.contract.manifest import FULL, NORMAL, LogPattern, PathGroup, Task
 from exporter.contract.status import WorkerStatus
 from exporter.logs import tail_reader
+from exporter.logs.packs import PackDetector
 from exporter.logs.tail_reader import CHUNK_BYTES
 from exporter.machine.folders import FORCED_CHECK_EVERY, RECENT_S
 from exporter.progress import collector, worker_logs_reader
@@ -45,7 +46,8 @@ from exporter.progress.collector import (
     UNMATCHED,
     LogsCollector,
 )
-from exporter.progress.worker_logs_reader import VALUE_FRESH_S, WorkerLogFacts
+from exporter.progress.values import MOST_RANKS, MOST_VALUES, VALUE_FRESH_S
+from exporter.progress.worker_logs_reader import WorkerLogFacts
 from tests.support.exporter import (
     NODE,
     FakeClock,
@@ -658,6 +660,22 @@ def test_an_unmatched_log_is_reported_with_the_nearest_pack(logs: Logs) -> None:
     assert samples_of(logs.page(), UNMATCHED) == {LABELS: 1}
 
 
+def test_an_unmatched_log_is_compared_with_all_packs_once_a_minute(logs: Logs, monkeypatch: pytest.MonkeyPatch) -> None:
+    compared: list[bytes] = []
+    monkeypatch.setattr(PackDetector, "find_nearest", lambda _, text: compared.append(text))
+    for number in range(200):
+        logs.append(f"training step number {number} of an unknown program done\n")
+        logs.facts()
+        logs.clock.advance(1.0)
+    assert len(compared) == 2
+    assert "number 180 of" in (logs.facts().unmatched or "")
+    logs.clock.advance(3600.0)
+    logs.facts()
+    logs.clock.advance(3600.0)
+    logs.facts()
+    assert len(compared) == 3  # nothing new since
+
+
 def test_an_unmatched_log_of_a_service_is_not_reported(tmp_path: Path) -> None:
     logs = Logs(tmp_path, dataclasses.replace(TASK, service=True))
     for _ in range(2):
@@ -828,7 +846,7 @@ def test_the_number_of_kept_ranks_is_bounded(logs: Logs) -> None:
         logs.facts()
         logs.clock.advance(SAVE_INTERVAL_S)
     logs.facts()
-    assert len(logs.collector._workers[0].state().values["loss"]) == worker_logs_reader.MOST_RANKS
+    assert len(logs.collector._workers[0].state().values["loss"]) == MOST_RANKS
 
 
 def test_an_unmatched_log_is_an_event_with_a_next_step(logs: Logs) -> None:
@@ -845,13 +863,13 @@ def test_an_unmatched_log_is_an_event_with_a_next_step(logs: Logs) -> None:
 
 def test_a_log_with_more_values_than_are_kept_is_still_read(tmp_path: Path) -> None:
     names = [
-        *(f"v{number}" for number in range(worker_logs_reader.MOST_VALUES)),
+        *(f"v{number}" for number in range(MOST_VALUES)),
         worker_logs_reader.RUNNING,
         worker_logs_reader.WAITING,
     ]
     logs = Logs(tmp_path, progress=tuple(LogPattern(name, f"{name}=(\\d+)") for name in names))
     logs.append("".join(f"{name}=7\n" for name in names))
-    assert len(logs.facts().values) == worker_logs_reader.MOST_VALUES
+    assert len(logs.facts().values) == MOST_VALUES
     logs.append(f"{worker_logs_reader.RUNNING}=1 {worker_logs_reader.WAITING}=2\n")
     assert logs.facts().lines == len(names) + 1
 

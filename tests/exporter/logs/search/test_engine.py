@@ -411,6 +411,20 @@ def test_of_two_texts_that_a_match_needs_the_rarer_one_is_searched(monkeypatch: 
     assert len(tried) < 1000
 
 
+def test_the_rarer_text_is_chosen_before_automata_are_built_for_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    built: list[set[bytes]] = []
+
+    def build_automata(units: Iterable[SearchUnit], sample: bytes) -> tuple[automata.AutomatonGroup, ...]:
+        units = list(units)
+        built.append({literal for unit in units for literal in unit.literals})
+        return automata.build_automata(units, sample)
+
+    monkeypatch.setattr(engine, "build_automata", build_automata)
+    bars = compile_pattern("bars", "it/s, [a-z]", kind=PatternKind.PAIRS, keys={"loss": "loss", "lr": "rate"})
+    backlog_findings([b"step 7 loss=1 lr=2\n" * 20_000 + FILLER], [bars])
+    assert built == [{b"it/s, "}]
+
+
 def test_nothing_is_reread_if_a_later_chunk_has_the_value() -> None:
     mentions = b"loss of nothing\n" * 20_000
     found, rereads = backlog_findings(
@@ -425,6 +439,16 @@ def test_only_the_end_of_the_last_chunk_is_reread_if_it_has_the_value() -> None:
     found, rereads = backlog_findings([chunk, chunk, chunk], [pattern("loss", r"loss (\d)", PatternKind.VALUE)])
     assert found.values["loss"][None].number == 2.0
     assert rereads == [(3 * len(chunk) - engine.WINDOW_BYTES, engine.WINDOW_BYTES)]
+
+
+def test_only_the_end_of_the_chunk_before_a_short_last_one_is_reread() -> None:
+    chunk, last = FILLER + b"loss 1\n" + FILLER + b"loss 2\n", b"the end\n"
+    found, rereads = backlog_findings([chunk, chunk, last], [pattern("loss", r"loss (\d)", PatternKind.VALUE)])
+    assert found.values["loss"][None].number == 2.0
+    assert rereads == [
+        (2 * len(chunk), len(last)),
+        (2 * len(chunk) - engine.WINDOW_BYTES, engine.WINDOW_BYTES),
+    ]
 
 
 def test_names_and_ranks_are_found_in_all_of_the_last_chunk() -> None:
