@@ -48,7 +48,7 @@ SHARPNESS = 0.07  # losses that differ by this part of the least one matter
 LEAST_SHARPNESS = 0.005  # losses that differ by this much always matter
 MOST_EVIDENCE = 4.0  # of the shape of a trend alone
 DISAGREEMENT_FACTOR = 1.5  # doubt if the experts disagree by 1
-DRIFT_FACTOR = 0.4  # doubt if trends change the recent pace by 1 (of its logarithm)
+DRIFT_FACTOR = 0.5  # doubt if trends change the recent pace by 1 (of its logarithm)
 
 
 class BacktestPoint(NamedTuple):

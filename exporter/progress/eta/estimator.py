@@ -23,6 +23,7 @@ from exporter.progress.eta.changes import SpeedChanges
 from exporter.progress.eta.clock import LineClock, LineRhythm
 from exporter.progress.eta.interval import (
     confidence,
+    drift_doubt,
     half_width,
     log_deviation,
     peer_adjustment,
@@ -301,7 +302,8 @@ class EtaEstimator:
         work, tail = self._tail.work(left, work)
         steps = left / max(self._rhythm.step, 1e-9)
         unseen_tail = self._tail.sd * tail / work if tail else 0.0
-        doubt = math.hypot(log_deviation(error, sd, steps, speed.blocks, start), disagreement, unseen_tail)
+        drift = 0.0 if self._changes.past else drift_doubt(speeds.overall, speeds.recent)
+        doubt = math.hypot(log_deviation(error, sd, steps, speed.blocks, start), disagreement, unseen_tail, drift)
         if self._prior is None or work <= 0:
             return work, doubt
         so_far = blocks.seconds - self._work_at_start_s
