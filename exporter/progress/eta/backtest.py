@@ -15,6 +15,8 @@ from exporter.progress.eta.changes import Speed
 from exporter.progress.eta.experts import (
     NO_TRENDS,
     NORMAL,
+    RECENT,
+    TRENDS,
     ExpertSpeeds,
     Trends,
     WorkSegment,
@@ -46,6 +48,7 @@ SHARPNESS = 0.07  # losses that differ by this part of the least one matter
 LEAST_SHARPNESS = 0.005  # losses that differ by this much always matter
 MOST_EVIDENCE = 4.0  # of the shape of a trend alone
 DISAGREEMENT_FACTOR = 1.5  # doubt if the experts disagree by 1
+DRIFT_FACTOR = 0.5  # doubt if trends change the recent pace by 1 (of its logarithm)
 
 
 class BacktestPoint(NamedTuple):
@@ -272,13 +275,14 @@ def expert_weights(losses: list[float], sorted_evidence: float = 0.0) -> tuple[f
 
 
 def mix_forecasts(speeds: ExpertSpeeds, done: float, items: float, weights: tuple[float, ...]) -> tuple[float, float]:
-    """Seconds of work for the next items, up to the last, and the doubt from the disagreement of the experts.
+    """Seconds of work for the next items, up to the last, and the doubt about them.
 
-    It averages the logarithms of all forecasts by trust. The doubt is a standard deviation, in which less trusted
-    experts have more of a say.
+    It averages the logarithms of all forecasts by trust. The doubt is a standard deviation. It grows as the experts
+    disagree, where less trusted ones have more of a say, and as trusted trends lead away from the recent pace.
     """
     log_sum = weight_sum = soft_sum = soft_squares = soft_weight = 0.0
-    for forecast, weight in zip(expert_forecasts(speeds, done, items), weights, strict=True):
+    forecasts = expert_forecasts(speeds, done, items)
+    for forecast, weight in zip(forecasts, weights, strict=True):
         if forecast > 0:
             number, soft = math.log(forecast), math.sqrt(weight)
             log_sum += weight * number
@@ -290,4 +294,8 @@ def mix_forecasts(speeds: ExpertSpeeds, done: float, items: float, weights: tupl
         return 0.0, 0.0
     mean = log_sum / weight_sum
     variance = (soft_squares - 2 * mean * soft_sum) / soft_weight + mean * mean
-    return math.exp(mean), DISAGREEMENT_FACTOR * math.sqrt(max(0.0, variance))
+    recent = forecasts[RECENT]
+    drift = sum(
+        weights[trend] * math.log(forecasts[trend] / recent) for trend in TRENDS if min(forecasts[trend], recent) > 0
+    )
+    return math.exp(mean), math.hypot(DISAGREEMENT_FACTOR * math.sqrt(max(0.0, variance)), DRIFT_FACTOR * drift)

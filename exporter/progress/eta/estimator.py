@@ -23,6 +23,7 @@ from exporter.progress.eta.changes import SpeedChanges
 from exporter.progress.eta.clock import LineClock, LineRhythm
 from exporter.progress.eta.interval import (
     confidence,
+    drift_doubt,
     half_width,
     log_deviation,
     peer_adjustment,
@@ -54,6 +55,7 @@ from exporter.progress.eta.projection import (
 from exporter.progress.eta.tail import BatchTail, GapMoments, possible_tail_wait
 
 BACKTEST_DOUBT = 0.1  # added doubt about the back-test if as much is left as is done
+SHORT_LAST = -0.3  # trend by length below which the last items are so short that they finish together
 MOST_S = 1e12
 LEAST_ITEMS = 1e-9  # smaller changes of a count are not progress; time divided by them would overflow
 MOST_ITEMS = 1e15  # larger numbers are not times or counts of a job
@@ -241,7 +243,8 @@ class EtaEstimator:
         eta = left = 0.0
         if self._total is not None and self._total > done:
             left = self._total - done
-            self._tail.guess(self._gaps.are_parallel(), left, self._changes.speed.seconds_per_item)
+            is_parallel = self._gaps.are_parallel() and self._history.trends.by_length > SHORT_LAST
+            self._tail.guess(is_parallel, left, self._changes.speed.seconds_per_item)
             work, _ = mix_forecasts(outlook, done, left, self._trust.weights)
             eta = work + self._expected_pauses(done, self._total).seconds
         checkpoint = BacktestPoint(
@@ -303,7 +306,8 @@ class EtaEstimator:
         work, tail = self._tail.work(left, work)
         steps = left / max(self._rhythm.step, 1e-9)
         unseen_tail = self._tail.sd * tail / work if tail else 0.0
-        doubt = math.hypot(log_deviation(error, sd, steps, speed.blocks, start), disagreement, unseen_tail)
+        drift = 0.0 if self._changes.past else drift_doubt(speeds.overall, speeds.recent)
+        doubt = math.hypot(log_deviation(error, sd, steps, speed.blocks, start), disagreement, unseen_tail, drift)
         if self._prior is None or work <= 0:
             return work, doubt
         so_far = blocks.seconds - self._work_at_start_s

@@ -12,6 +12,7 @@ EXPERTS = (
     *("whole run", "present speed", "last third", "linear trend", "moving average", "exponential trend"),
     "sorted by length",
 )
+RECENT, TRENDS = 2, (3, 5, 6)  # places in it; without a trend, their forecasts are the recent one
 TREND_SEGMENTS = 8
 TREND_PROBABILITY = 0.2  # part of all runs in which the pace has a trend
 TREND_SPREAD = 0.5  # usual size of a trend: change of the logarithm of the pace over a whole run

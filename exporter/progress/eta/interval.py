@@ -15,6 +15,11 @@ def start_doubt(blocks: int) -> float:
     return 0.25 / (1 + blocks / 4)
 
 
+def drift_doubt(overall: float, recent: float) -> float:
+    """Doubt about a pace that has drifted from the mean of the whole run: it may drift as far again."""
+    return abs(math.log(recent / overall)) if min(recent, overall) > 0 else 0.0
+
+
 def log_deviation(error: float, sd: float, steps_left: float, blocks: int, start: float) -> float:
     """Standard deviation of the logarithm of the seconds left.
 

@@ -27,6 +27,7 @@ LONG_PAUSE_SHARE = 0.4  # a pause longer than this part of the work before it is
 LONG_PAUSE_PROBABILITY = 0.2
 MOST_EPOCHS = 20  # with more, nearly every position would be the end of one
 FEW_PAUSES = 3  # pauses of one kind after which its length is known
+RESUMED_STEPS = 2  # usual rises that the first count of a fresh run may have
 EARLY_SHARE = 1 / 6  # part of the work in which the first pause is likely
 
 
@@ -286,15 +287,18 @@ class Pauses:
         work = done - self.start
         if not 0 < done < total or work <= 0:
             return 0.0
+        if not self.seen and work < EARLY_SHARE * total:
+            return 1.0
+        resumed = self.start > RESUMED_STEPS * step
         for parts in range(2, MOST_EPOCHS + 1):
             epochs = round(done * parts / total)
-            if abs(done - epochs * total / parts) <= max(1.0, step) and (epochs == 1 or self.start > 0):
+            if abs(done - epochs * total / parts) <= max(1.0, step) and (epochs == 1 or resumed):
                 return min(1.0, total / parts / work)
         for kind in self.kinds():
             apart = kind.first - self.start
             if kind.times < FEW_PAUSES and apart > 0 and abs(work - round(work / apart) * apart) <= max(1.0, step):
                 return min(1.0, apart / work)
-        return float(not self.seen and work < EARLY_SHARE * total)
+        return 0.0
 
     def expected(self, done: float, total: float, step: float) -> ExpectedPauses:
         """Expected pauses in the rest of the work."""

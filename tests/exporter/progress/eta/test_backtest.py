@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from exporter.progress.eta.backtest import (
     DISAGREEMENT_FACTOR,
     DISTANCE_SCALE,
+    DRIFT_FACTOR,
     FAR_WEIGHT,
     FIRST_WEIGHTS,
     MOST_CHECKPOINTS,
@@ -118,6 +119,14 @@ def test_experts_that_agree_leave_no_doubt_and_a_doubted_one_that_differs_leaves
     weights = (0.9, 0.02, 0.02, 0.02, 0.02, 0.01, 0.01)
     assert mix_forecasts(SAME, 90.0, 10.0, weights)[1] == pytest.approx(0.0, abs=1e-6)
     assert mix_forecasts(SAME._replace(linear=2.0), 90.0, 10.0, weights)[1] > 0.2
+
+
+@pytest.mark.parametrize("slope", [-0.05, 0.05])
+def test_a_pace_that_is_expected_to_drift_leaves_doubt_even_if_one_expert_has_all_trust(slope: float) -> None:
+    outlook = SAME._replace(exponential_slope=slope)
+    seconds, doubt = mix_forecasts(outlook, 90.0, 10.0, (0.0, 0.0, 0.0, 0.0, 0.0, 1.0, 0.0))
+    assert doubt == pytest.approx(DRIFT_FACTOR * abs(math.log(seconds / (10.0 * outlook.recent))))
+    assert doubt > 0.05
 
 
 def test_checkpoints_are_bounded_and_the_first_one_stays() -> None:

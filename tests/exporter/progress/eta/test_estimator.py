@@ -325,6 +325,23 @@ def test_the_interval_widens_if_the_time_per_item_drifts(seed: int, place: float
     assert width(lambda item: 1 + drift * item / 300) > width(lambda item: 1.0)
 
 
+@pytest.mark.parametrize(
+    ("change", "widens"),
+    [(lambda item: math.exp(item / 250), True), (lambda item: 1.0 if item < 80 else 6.0, False)],
+    ids=["drift", "step"],
+)
+def test_drift_in_the_scatter_widens_the_interval_but_a_known_step_does_not(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[int], float], widens: bool
+) -> None:
+    lines = run(spread=0.7, change=change, seed=3)[:150]
+    found = feed(lines).estimate(lines[-1][0])
+    monkeypatch.setattr("exporter.progress.eta.estimator.drift_doubt", lambda overall, recent: 0.0)
+    without = feed(lines).estimate(lines[-1][0])
+    assert found is not None
+    assert without is not None
+    assert (found.high > 1.05 * without.high) == widens
+
+
 def test_a_step_is_followed_within_a_few_lines() -> None:
     lines = run(change=lambda item: 1.0 if item < 500 else 1.8)
     assert worst_error(lines, after=0.56) < 0.08

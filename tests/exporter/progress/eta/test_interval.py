@@ -1,5 +1,7 @@
 """The interval and confidence of an estimate, and of a job of several workers."""
 
+import math
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -7,6 +9,7 @@ from hypothesis import strategies as st
 from exporter.contract.status import EtaEstimate
 from exporter.progress.eta.interval import (
     confidence,
+    drift_doubt,
     half_width,
     log_deviation,
     median_seconds_per_item,
@@ -26,6 +29,12 @@ ESTIMATES = st.builds(
 def test_the_interval_contains_the_estimate(seconds: float, sd: float, overdue: float) -> None:
     estimate = with_interval(seconds, half_width(sd), overdue)
     assert 0 <= estimate.low <= estimate.seconds <= estimate.high
+
+
+def test_a_pace_may_drift_as_far_again_as_it_has() -> None:
+    assert drift_doubt(2.0, 3.0) == pytest.approx(math.log(1.5))
+    assert drift_doubt(3.0, 2.0) == pytest.approx(math.log(1.5))
+    assert drift_doubt(2.0, 2.0) == drift_doubt(0.0, 1.0) == 0.0
 
 
 def test_an_overdue_line_moves_only_the_upper_end() -> None:

@@ -190,6 +190,14 @@ def test_a_first_pause_is_likely_early_and_at_the_end_of_an_epoch(start: float, 
     assert Pauses(start=start).first_share(done, 1000.0, 1.0) == share
 
 
+@pytest.mark.parametrize("step", [1.0, 5.0])
+def test_a_run_that_counts_its_first_step_is_not_a_resumed_one(step: float) -> None:
+    fresh, resumed = Pauses(start=step), Pauses(start=3 * step)
+    assert fresh.first_share(160.0, 1000.0, step) == 1.0  # early, not after the third of 19 epochs
+    assert fresh.first_share(750.0, 1000.0, step) == 0.0
+    assert resumed.first_share(750.0, 1000.0, step) > 0.0
+
+
 def test_a_first_pause_is_not_expected_early_after_another_one() -> None:
     pauses = Pauses()
     pauses.add(Pause(30.0, 60.0, 300.0), 1.0)

@@ -51,10 +51,15 @@ def test_the_pace_is_measured_at_full_load() -> None:
     assert tail.seconds_per_item == 2.0
 
 
-def batch(seed: int, slots: int = 32, requests: int = 600, mean_s: float = 100.0) -> list[tuple[float, int, int, int]]:
+def batch(
+    seed: int, slots: int = 32, requests: int = 600, mean_s: float = 100.0, longest_first: bool = False
+) -> list[tuple[float, int, int, int]]:
     """Time, done, running and waiting at the end of each request; their lengths vary widely."""
     r = random.Random(seed)
     lengths = [mean_s * r.lognormvariate(0, 0.8) for _ in range(requests)]
+    if longest_first:
+        lengths = [length * r.lognormvariate(0, 0.05) for length in sorted(lengths, reverse=True)]
+        lengths[slots:] = lengths[: slots - 1 : -1]  # the last of them is next
     running = lengths[:slots]
     heapq.heapify(running)
     waiting, found = lengths[slots:], []
@@ -141,3 +146,15 @@ def test_the_guessed_tail_widens_the_interval_of_the_last_tenth_of_a_batch() -> 
             assert estimate is not None
             found.append(estimate.low <= lines[-1][0] - t <= estimate.high)
     assert sum(held[True]) >= max(2 * sum(held[False]), len(held[True]) / 2), held
+
+
+def test_requests_sorted_longest_first_finish_together() -> None:
+    errors = []
+    for seed in range(5):
+        lines, estimator = batch(seed, slots=8, requests=1500, longest_first=True), EtaEstimator()
+        for t, done, *_ in lines[:1350]:
+            estimator.update(t, done, len(lines))
+        estimate = estimator.estimate(t)
+        assert estimate is not None
+        errors.append(abs(estimate.seconds / (lines[-1][0] - t) - 1))
+    assert statistics.median(errors) < 0.25, errors
