@@ -90,3 +90,11 @@ def distrust_directory(path: Path, read_site_owners: Callable[[], Collection[int
     if facts.owner in (os.geteuid(), ROOT) or not parent.mode & stat.S_IWOTH or facts.owner in read_site_owners():
         return None
     return f"{facts.path} belongs to {facts.owner_name}, and everyone can make directories in {parent.path}"
+
+
+def is_own_directory(path: Path) -> bool:
+    """Whether a directory exists, and only this user and root can put files there."""
+    try:
+        return find_problem(read_facts(path), (os.geteuid(), ROOT)) is None
+    except OSError:
+        return False
