@@ -44,6 +44,7 @@ from launcher.plan.plan import safe_file_word
 from launcher.registry.entries import register_job
 from launcher.report.report import REPORT_TEXT_FILE, archive
 from launcher.rundir.job_records import OrchestratorRecord
+from launcher.rundir.trust import ROOT, find_problem, read_facts
 from launcher.steps.hostlist import parse_hostlist
 
 USAGE = 2
@@ -191,6 +192,8 @@ class Preparation:
                 self._state_dir.mkdir(run_files.FOLDER_MODE, parents=True, exist_ok=True)
             except OSError as error:
                 raise LauncherError(f"--state-dir: {self._state_dir} cannot be created: {error.strerror}") from error
+            if problem := find_problem(read_facts(self._state_dir), (os.geteuid(), ROOT)):
+                raise LauncherError(f"--state-dir: {problem}; or give another directory")  # a token there may be known
             return self._state_dir
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now))
         path = Path.cwd() / "logs" / f"{job_id}_{safe_file_word(self.config.job.name)}_{stamp}"
@@ -228,7 +231,8 @@ class Preparation:
         while time.monotonic() < until:
             for path in [self._state_dir] if self._state_dir is not None else Path.cwd().glob(f"logs/{name}"):
                 record = AttachedRecord.read_valid(path / run_files.ORCHESTRATOR_FILE)
-                if record is not None and record.step == self._place.step:
+                is_ours = record is not None and record.step == self._place.step
+                if is_ours and find_problem(read_facts(path), (os.geteuid(), ROOT)) is None:
                     return path
             time.sleep(POLL_S)
         raise LauncherError(

@@ -34,7 +34,9 @@ from launcher.check.unknown_placeholders import check_placeholders
 from launcher.jobfile.resources import command_argv
 from launcher.plan.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, Plan, TaskPlan
 from launcher.planner.planned_job import PlannedJob
+from launcher.rundir.cluster_file import read_trusted_owners
 from launcher.rundir.output_locks import find_output_in_use
+from launcher.rundir.trust import distrust_directory
 
 INTERPRETERS = ("python", "python3", "bash", "sh")
 MOST_SAMPLE_BYTES = 256 * 1024  # read from a sample file
@@ -208,6 +210,8 @@ def check_directories(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     for place, directory in written_directories(plan):
         if problem := _unwritable_reason(Path(directory)):
             yield finding.error("not-writable", place, problem)
+        elif place == "logs_dir" and (problem := distrust_directory(Path(directory), read_trusted_owners)):
+            yield finding.error("untrusted-logs", place, f"is not used: {problem}; name one of your own as logs_dir")
         else:
             state = "can be written to" if Path(directory).is_dir() else "can be created"
             yield finding.ok("writable", place, f'"{directory}" {state}')

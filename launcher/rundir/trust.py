@@ -75,3 +75,26 @@ def distrust(path: Path, read_site_owners: Callable[[], Collection[int]], *, is_
         if (problem := find_problem(facts, owners)) is not None:
             return problem
     return None
+
+
+def distrust_directory(path: Path, read_site_owners: Callable[[], Collection[int]]) -> str | None:
+    """Why no run directory is safe in a directory, or None: its owner could put another one in the place of each.
+
+    A directory of another user is their offer to a team, unless it is where everyone can make one.
+    """
+    real = Path(os.path.realpath(path))
+    try:
+        facts, parent = read_facts(real), read_facts(real.parent)
+    except OSError:
+        return None  # it is made later, or the one who writes there says why that fails
+    if facts.owner in (os.geteuid(), ROOT) or not parent.mode & stat.S_IWOTH or facts.owner in read_site_owners():
+        return None
+    return f"{facts.path} belongs to {facts.owner_name}, and everyone can make directories in {parent.path}"
+
+
+def is_own_directory(path: Path) -> bool:
+    """Whether a directory exists, and only this user and root can put files there."""
+    try:
+        return find_problem(read_facts(path), (os.geteuid(), ROOT)) is None
+    except OSError:
+        return False

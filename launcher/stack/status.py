@@ -45,7 +45,7 @@ def read_status(folder: Path, record: StackRecord) -> StackStatus:
     """Ask all programs."""
     urls = ready_urls(record)
     states = {
-        name: (UP if answers(urls[name]) else SILENT) if is_alive(program) else DOWN
+        name: (UP if name not in urls or answers(urls[name]) else SILENT) if is_alive(program) else DOWN
         for name, program in record.programs.items()
     }
     beat: object = None

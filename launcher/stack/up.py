@@ -43,6 +43,8 @@ from launcher.stack.programs import Program, find_promtool
 
 COMMAND_LOCK = "command.lock"
 OPTIONAL = "grafana"  # the stack is of use without it
+COLLECTED_FILE = "collected_targets.json"
+COLLECT_S = 5  # between two reads of a target directory; Prometheus reads the result as often
 PORTS = ("gate", "prometheus", "alertmanager", "receiver")
 READY_S = 30.0  # until all answer; Prometheus first reads the samples of the last hours, a new Grafana makes its tables
 CHECK_S = 30.0  # for promtool
@@ -69,6 +71,7 @@ class Wanted(NamedTuple):
     shipped: Mapping[str, object]  # docker/prometheus.yml
     rules: Path
     targets: str | None  # target directory of the cluster file
+    collects: bool  # whether Prometheus reads its files through `gpujob targets`, since others can write there
     settings: Settings
     alerting: Callable[[StackRecord], Mapping[str, str]]  # alertmanager.yml and its templates
     warn: Callable[[str], None]
@@ -212,6 +215,9 @@ def _write_files(wanted: Wanted, record: StackRecord) -> tuple[dict[str, Start],
         address = f"127.0.0.1:{record.ports['receiver']}"
         places = ("--state-dir", f"{folder}/receiver", "--log", f"{folder}/alerts.log")
         starts["receiver"] = Start((*python, "receive-alerts", *places, "--web.listen-address", address), "")
+    if wanted.collects:
+        words = ("targets", f"--output={folder / COLLECTED_FILE}", f"--every={COLLECT_S}", record.targets)
+        starts["targets"] = Start((sys.executable, *ISOLATED, "-m", "launcher", *words), "")
     for name, text in arguments.items():
         command = (*wanted.programs[name].command, f"@{folder}/{name}.args")
         starts[name] = Start(command, text + files["web.yml"] + wanted.programs[name].version_text)
@@ -316,7 +322,7 @@ def ready_urls(record: StackRecord) -> dict[str, str]:
 def _wait(folder: Path, record: StackRecord, names: Iterable[str]) -> None:
     """Wait until these programs answer. Raises LauncherError with the last lines of the one that does not."""
     urls = ready_urls(record)
-    waiting = {name: urls[name] for name in names}
+    waiting = {name: urls[name] for name in names if name in urls}
     end = time.monotonic() + READY_S
     while waiting:
         for name in list(waiting):

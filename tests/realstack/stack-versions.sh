@@ -17,6 +17,7 @@ CACHE=$(realpath -m "${GPUJOB_STACK_CACHE:-/var/cache/gpujob-stack}")
 PYTHON=$CHECKOUT/.venv/bin/python
 TESTS=(
     tests/alertmanager
+    tests/exporter/sidecar/test_page_process.py
     tests/launcher/alerts
     tests/grafana/test_board_queries.py
     tests/grafana/test_board_rules.py

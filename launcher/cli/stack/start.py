@@ -26,9 +26,10 @@ def start_own_stack(
     from launcher.jobfile.jobfile import load_cluster
     from launcher.registry.own_stack import TARGETS_DIR
     from launcher.rundir.cluster_file import resolve_directory
+    from launcher.rundir.trust import is_own_directory
     from launcher.stack.files import Settings
     from launcher.stack.programs import BIN_VARIABLE, Places, find_program
-    from launcher.stack.up import Wanted, running_target_files, start_stack
+    from launcher.stack.up import COLLECTED_FILE, Wanted, running_target_files, start_stack
     from launcher.steps.local_steps import die_with_parent
 
     if "\n" in str(folder):
@@ -44,13 +45,17 @@ def start_own_stack(
     programs = {name: find_program(name, places, os.environ) for name in names}
     grafana = _find_grafana(places) if cluster.stack.grafana and not agent else None
     targets = resolve_directory(cluster.target_dir, Path.cwd())
-    shipped = shipped_folder()
+    shipped, hub = shipped_folder(), _hub_socket()
+    collects = targets is not None and hub is None and not is_own_directory(Path(targets))
     settings = Settings(
         agent=agent,
         remote_write=[remote] if isinstance(remote, dict) else [],
         retention=cluster.stack.retention,
-        target_files=[f"{targets or folder / TARGETS_DIR}/*.json", *running_target_files()],
-        hub=_hub_socket(),
+        target_files=[
+            str(folder / COLLECTED_FILE) if collects else f"{targets or folder / TARGETS_DIR}/*.json",
+            *running_target_files(),
+        ],
+        hub=hub,
         version=programs["prometheus"].version,
     )
 
@@ -66,6 +71,7 @@ def start_own_stack(
         shipped=read_yaml(shipped.parent / "docker" / "prometheus.yml"),
         rules=shipped / "rules",
         targets=targets,
+        collects=collects,
         settings=settings,
         alerting=alerting,
         warn=warn,

@@ -53,6 +53,7 @@ def test_workers_are_spread_over_the_nodes_and_each_node_has_the_gpus() -> None:
     assert shares(1, 3) == [1, 0, 0]
 
 
+NOBODY = 65534  # owns nothing that a test needs
 STEP = {"SLURM_JOB_ID": "77", "SLURM_STEP_ID": "3", "SLURM_STEP_NODELIST": "gn[01-02]", "SLURMD_NODENAME": "gn02"}
 
 
@@ -178,6 +179,26 @@ def test_a_node_that_sees_no_run_directory_says_what_to_do(tmp_path: Path, monke
     monkeypatch.setattr("launcher.attach.prepare.FIRST_NODE_S", 0.0)
     with pytest.raises(LauncherError, match=r"gn02 sees no run directory from gn01.*the same --state-dir"):
         attach(tmp_path, STEP)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
+def test_the_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    for more in ({"state_dir": str(tmp_path / "state")}, {}):
+        first, _ = attach(tmp_path, {**STEP, "SLURMD_NODENAME": "gn01"}, **more)
+        os.chown(first.run_dir, NOBODY, NOBODY)
+        monkeypatch.setattr("launcher.attach.prepare.FIRST_NODE_S", 0.1)
+        with pytest.raises(LauncherError, match="gn02 sees no run directory from gn01"):
+            attach(tmp_path, STEP, **more)
+    with pytest.raises(LauncherError, match=r"--state-dir: .*/state belongs to nobody; or give another directory"):
+        attach(tmp_path, state_dir=str(tmp_path / "state"))
+
+
+def test_a_state_directory_that_others_can_write_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "state").mkdir()
+    (tmp_path / "state").chmod(0o777)
+    with pytest.raises(LauncherError, match=r"--state-dir: .* can be written by everyone; run `chmod go-w "):
+        attach(tmp_path, state_dir=str(tmp_path / "state"))
 
 
 def test_a_restarted_sidecar_keeps_its_attempt_until_the_job_has_finished(tmp_path: Path) -> None:

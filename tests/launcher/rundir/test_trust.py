@@ -4,6 +4,8 @@ import grp
 import os
 import pwd
 import stat
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -14,6 +16,7 @@ from launcher.jobfile.jobfile import load_cluster
 from launcher.rundir import cluster_file
 from launcher.rundir.cluster_file import find_logs_dir, require_trusted
 from launcher.rundir.trust import FileFacts, find_problem, read_facts
+from launcher.steps.steps import PYTHON_FLAGS
 from tests.support.launcher import clean_environment, gpujob
 
 ANA, BOB, SW = 1001, 1002, 900
@@ -179,6 +182,37 @@ def test_the_setup_script_of_another_user_is_refused(folder: Path) -> None:
         assert done.returncode == 2
         assert refused in done.stdout + done.stderr
     assert f"{refused}; submit refuses it" in gpujob("plan", "job.yaml", cwd=folder).stderr
+
+
+@as_root
+def test_run_directories_are_not_put_where_another_user_made_a_directory_in_a_public_place(folder: Path) -> None:
+    logs = folder / "logs"
+    logs.mkdir()
+    os.chown(logs, NOBODY, NOBODY)
+    assert gpujob("plan", "job.yaml", cwd=folder).returncode == 0, "the directory of a team has any owner"
+    folder.chmod(0o1777)
+    before = files_in(folder)
+    refused = f"logs_dir: is not used: {logs} belongs to nobody, and everyone can make directories in {folder}"
+    for command in ("check", "submit", "run"):
+        done = gpujob(command, "job.yaml", cwd=folder)
+        assert (done.returncode, files_in(folder)) == (2, before)
+        assert f"{refused}; name one of your own as logs_dir" in done.stdout + done.stderr
+
+
+@as_root
+@pytest.mark.parametrize("planted", [".", "plan.json"])
+def test_the_plan_of_another_user_in_the_place_of_a_submitted_one_is_not_run(folder: Path, planted: str) -> None:
+    job = {**JOB, "workers": [{"command": "touch ran", "shell": True}], "monitoring": {"enabled": False}}
+    (folder / "job.yaml").write_text(yaml.safe_dump(job))
+    assert gpujob("run", "job.yaml", "--quiet", cwd=folder).returncode == 0
+    (run_dir,) = (folder / "logs").iterdir()
+    (folder / "ran").unlink()
+    os.chown(run_dir / planted, NOBODY, NOBODY)
+    guard = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
+    done = subprocess.run(guard, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, (folder / "ran").exists()) == (1, False)
+    assert f"{run_dir}/plan.json: is not used: " in done.stderr
+    assert " belongs to nobody" in done.stderr
 
 
 @as_root

@@ -10,6 +10,7 @@ import tempfile
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -297,6 +298,28 @@ def test_a_job_that_began_before_the_stack_is_scraped(user: User) -> None:
     finally:
         job.send_signal(signal.SIGINT)
         job.communicate(timeout=60)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can make files of two users")
+def test_a_target_file_of_another_user_is_of_their_jobs(user: User) -> None:
+    site = user.home / "site"
+    site.mkdir()
+    site.chmod(0o1777)
+    for owner, port in ((0, 19998), (NOBODY, 19999)):
+        target = {"targets": [f"127.0.0.1:{port}"], "labels": {"job": "gpujob-sidecar", "user": "nobody"}}
+        (site / f"gpujob-{port}.json").write_text(json.dumps([target]))
+        os.chown(site / f"gpujob-{port}.json", owner, owner)
+    user.write_cluster_file({"target_dir": str(site)})
+    user.run("stack", "up")
+    for name, port in (("root", 19998), ("nobody", 19999)):
+        query = f'up{{user="{name}",instance="127.0.0.1:{port}"}}'
+        wait_for(partial(query_values, user.record, query), 40, "the scrape", logs=user.folder)
+    assert len(query_values(user.record, 'up{job="gpujob-sidecar"}') or []) == 2
+    assert "targets" in user.run("stack", "status")
+    site.chmod(0o755)
+    os.chown(site, NOBODY, NOBODY)
+    user.run("stack", "up")
+    assert "targets" not in user.record.programs, "files that only the user can write are read as they are"
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a link to another user")
