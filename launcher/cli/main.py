@@ -1,5 +1,6 @@
 """The commands of ``gpujob``. Only the modules of this package print for people and decide exit statuses."""
 
+import errno
 import io
 import json
 import os
@@ -100,7 +101,11 @@ def _file_problem(error: OSError) -> str:
         fix = "if it was moved, name its new place"
     else:
         fix = "check its file system"
-    return f"{os.fsdecode(error.filename)}: {error.strerror}; {fix}"
+    path = os.fsdecode(error.filename)
+    if error.errno == errno.ENAMETOOLONG:
+        name = max(path.split("/"), key=len)
+        path, fix = f"{name[:40]}... ({len(name)} characters)", "give a shorter one"
+    return f"{path}: {error.strerror}; {fix}"
 
 
 def _has_working_directory() -> bool:
