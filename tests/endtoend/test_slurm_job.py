@@ -162,13 +162,25 @@ def test_a_running_job_is_found_from_another_node_and_folder_and_stopped(jobs: J
     cluster.wait_for(lambda: "Processed" in there("logs", job.job_id, "worker_w3")[1], 30, "a log line")
     shell = there("connect", job.job_id, "worker_w3", typed='echo "$GPUJOB_RANK $(hostname) $PWD"\n')
     assert shell == (0, f"3 {worker_node} {jobs.directory}\n")
+
+    def stranger(*words: str) -> tuple[int, str, str]:
+        done = cluster.on(other, words, user="nobody", cwd=Path("/"))
+        return done.returncode, done.stdout, done.stderr
+
+    for command in (("watch", "--once"), ("report",), ("logs",), ("connect",), ("stop",)):
+        status, out, error = stranger(str(GPUJOB), *command, job.job_id)
+        assert (status, out, error.count("\n")) == (2, "", 1), command
+        assert error.endswith("manifest.json: Permission denied; ask its owner for access\n"), command
+    for program, target in (("ls", job.run_dir), ("touch", job.run_dir / "report.json"), ("scancel", job.job_id)):
+        status, out, error = stranger(program, str(target))
+        assert (status != 0, out) == (True, ""), program
+        assert "denied" in error, program
+    assert there("report", "--json", job.job_id)[0] == 10
+
     assert there("stop", job.job_id) == (0, f"job {job.job_id} is being stopped\n")
     assert job.wait() == "CANCELLED"
     assert job.report()["state"] == "CANCELLED"
     assert "has ended: CANCELLED" in there("connect", job.job_id)[1]
-    stranger = cluster.on(other, [GPUJOB, "watch", job.job_id], user="nobody", cwd=Path("/"))
-    assert (stranger.returncode, stranger.stdout) == (2, "")
-    assert stranger.stderr.endswith("manifest.json: Permission denied; ask its owner for access\n")
 
 
 def test_hard_names_and_paths_are_data(jobs: JobSpace, cluster: Cluster, stack: Stack) -> None:
