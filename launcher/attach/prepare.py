@@ -44,7 +44,7 @@ from launcher.plan.plan import safe_file_word
 from launcher.registry.entries import register_job
 from launcher.report.report import REPORT_TEXT_FILE, archive
 from launcher.rundir.job_records import OrchestratorRecord
-from launcher.rundir.trust import ROOT, find_problem, read_facts
+from launcher.rundir.trust import foreign_owner, other_writers, read_facts
 from launcher.steps.hostlist import parse_hostlist
 
 USAGE = 2
@@ -192,8 +192,7 @@ class Preparation:
                 self._state_dir.mkdir(run_files.FOLDER_MODE, parents=True, exist_ok=True)
             except OSError as error:
                 raise LauncherError(f"--state-dir: {self._state_dir} cannot be created: {error.strerror}") from error
-            if problem := find_problem(read_facts(self._state_dir), (os.geteuid(), ROOT)):
-                raise LauncherError(f"--state-dir: {problem}; or give another directory")  # a token there may be known
+            _refuse_shared(self._state_dir)
             return self._state_dir
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(now))
         path = Path.cwd() / "logs" / f"{job_id}_{safe_file_word(self.config.job.name)}_{stamp}"
@@ -232,7 +231,7 @@ class Preparation:
             for path in [self._state_dir] if self._state_dir is not None else Path.cwd().glob(f"logs/{name}"):
                 record = AttachedRecord.read_valid(path / run_files.ORCHESTRATOR_FILE)
                 is_ours = record is not None and record.step == self._place.step
-                if is_ours and find_problem(read_facts(path), (os.geteuid(), ROOT)) is None:
+                if is_ours and foreign_owner(path) is None:
                     return path
             time.sleep(POLL_S)
         raise LauncherError(
@@ -360,3 +359,12 @@ def main(request: Mapping[str, object]) -> NoReturn:
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]))
+
+
+def _refuse_shared(state_dir: Path) -> None:
+    """Raise LauncherError if others may know a token in this directory, or can put one there."""
+    if problem := foreign_owner(state_dir):
+        raise LauncherError(f"--state-dir: {problem}; give a directory of your own")
+    if writers := other_writers(read_facts(state_dir)):
+        fix = f"run `chmod go-w {state_dir}`, or give a directory that only you can write"
+        raise LauncherError(f"--state-dir: {state_dir} can be written by {writers}; {fix}")

@@ -40,7 +40,7 @@ from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord
 from launcher.rundir.output_locks import OutputInUseError, OutputLocks
 from launcher.rundir.statuses import read_statuses
-from launcher.rundir.trust import distrust
+from launcher.rundir.trust import foreign_owner
 from launcher.steps.batch_script import allocated_nodes, without_outer_components
 from launcher.steps.hostlist import parse_hostlist
 from launcher.steps.local_steps import LOOPBACK, LocalSteps, die_with_parent, local_hosts
@@ -330,7 +330,7 @@ def main(arguments: list[str]) -> None:
         os.set_inheritable(signs, False)
     remove_coerced_locale()
     run_dir = Path(arguments[0]).resolve()
-    if problem := distrust(run_dir / PLAN_FILE, tuple):  # since the submission, another directory may have its place
+    if problem := foreign_owner(run_dir, run_dir / PLAN_FILE):  # somebody may have put another one in its place
         sys.exit(f"gpujob: {run_dir / PLAN_FILE}: is not used: {problem}")
     plan, start, began, local = load_plan(run_dir), time.time(), time.monotonic(), "--local" in arguments
     (run_dir / run_files.WORKERS_DIR).mkdir(run_files.FOLDER_MODE, exist_ok=True)

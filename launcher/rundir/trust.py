@@ -78,9 +78,9 @@ def distrust(path: Path, read_site_owners: Callable[[], Collection[int]], *, is_
 
 
 def distrust_directory(path: Path, read_site_owners: Callable[[], Collection[int]]) -> str | None:
-    """Why no run directory is safe in a directory, or None: its owner could put another one in the place of each.
+    """Why run directories are not safe in this directory, or None. Its owner could replace any of them.
 
-    A directory of another user is their offer to a team, unless it is where everyone can make one.
+    Another user's directory counts as shared with a team, unless everyone can make directories beside it.
     """
     real = Path(os.path.realpath(path))
     try:
@@ -90,6 +90,15 @@ def distrust_directory(path: Path, read_site_owners: Callable[[], Collection[int
     if facts.owner in (os.geteuid(), ROOT) or not parent.mode & stat.S_IWOTH or facts.owner in read_site_owners():
         return None
     return f"{facts.path} belongs to {facts.owner_name}, and everyone can make directories in {parent.path}"
+
+
+def foreign_owner(*paths: Path) -> str | None:
+    """The first of these that belongs to neither this user nor root, and to whom; None without one, or if missing."""
+    with contextlib.suppress(OSError):
+        for facts in map(read_facts, paths):
+            if facts.owner not in (os.geteuid(), ROOT):
+                return f"{facts.path} belongs to {facts.owner_name}"
+    return None
 
 
 def is_own_directory(path: Path) -> bool:

@@ -190,7 +190,7 @@ def test_the_directory_of_another_user_is_not_used(tmp_path: Path, monkeypatch: 
         monkeypatch.setattr("launcher.attach.prepare.FIRST_NODE_S", 0.1)
         with pytest.raises(LauncherError, match="gn02 sees no run directory from gn01"):
             attach(tmp_path, STEP, **more)
-    with pytest.raises(LauncherError, match=r"--state-dir: .*/state belongs to nobody; or give another directory"):
+    with pytest.raises(LauncherError, match=r"--state-dir: .*/state belongs to nobody; give a directory of your own"):
         attach(tmp_path, state_dir=str(tmp_path / "state"))
 
 

@@ -206,10 +206,16 @@ def test_the_plan_of_another_user_in_the_place_of_a_submitted_one_is_not_run(fol
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     assert gpujob("run", "job.yaml", "--quiet", cwd=folder).returncode == 0
     (run_dir,) = (folder / "logs").iterdir()
-    (folder / "ran").unlink()
+
+    def begin_again() -> subprocess.CompletedProcess[str]:
+        (folder / "ran").unlink()
+        guard = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
+        return subprocess.run(guard, env=clean_environment(), capture_output=True, text=True, timeout=60)
+
+    (run_dir / planted).chmod(0o770)  # what its owner allows to a group is no danger
+    assert (begin_again().returncode, (folder / "ran").exists()) == (0, True)
     os.chown(run_dir / planted, NOBODY, NOBODY)
-    guard = [sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
-    done = subprocess.run(guard, env=clean_environment(), capture_output=True, text=True, timeout=60)
+    done = begin_again()
     assert (done.returncode, (folder / "ran").exists()) == (1, False)
     assert f"{run_dir}/plan.json: is not used: " in done.stderr
     assert " belongs to nobody" in done.stderr
