@@ -231,6 +231,8 @@ def _figures(samples: Sequence[Sample], watched: _Watch, warm_up_s: float, most:
     warm = [sample for sample in samples if sample.time >= warm_up_s]
     if not warm:
         raise SystemExit(f"no figures: the soak ended within its first {warm_up_s:.0f} s")
+    if samples[-1].time < warm_up_s + MEMORY_S:  # interrupted
+        most = {key: bound for key, bound in most.items() if key != "mib_per_hour"}
     hours = [sample.time / 3600 for sample in warm]
     thousands = [sample.restarts / 1000 for sample in warm]
     parts: Figures = {}
@@ -280,7 +282,9 @@ def _slope(x: Sequence[float], y: Sequence[float]) -> float:
 def _by_tenth(values: Sequence[float]) -> list[float]:
     """The median of each tenth of the run: growth that ends looks different from growth that goes on."""
     tenth = max(1, len(values) // 10)
-    return [round(statistics.median(values[at : at + tenth]), 1) for at in range(0, tenth * 10, tenth)]
+    return [
+        round(statistics.median(values[at : at + tenth]), 1) for at in range(0, min(len(values), tenth * 10), tenth)
+    ]
 
 
 def _more(values: Sequence[float]) -> float:
