@@ -93,6 +93,9 @@ def main() -> None:
         sys.exit(INTERRUPTED)
 
 
+MOST_NAME_BYTES = 255  # NAME_MAX of Linux file systems
+
+
 def _file_problem(error: OSError) -> str:
     """One line for a file that cannot be used: its path, the reason and the fix."""
     if isinstance(error, PermissionError):
@@ -104,7 +107,8 @@ def _file_problem(error: OSError) -> str:
     path = os.fsdecode(error.filename)
     if error.errno == errno.ENAMETOOLONG:
         name = max(path.split("/"), key=len)
-        path, fix = f"{name[:40]}... ({len(name)} characters)", "give a shorter one"
+        long = name if len(os.fsencode(name)) > MOST_NAME_BYTES else path
+        path, fix = f"{long[:40]}... ({len(long)} characters)", "give a shorter one"
     return f"{path}: {error.strerror}; {fix}"
 
 
