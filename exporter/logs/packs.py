@@ -29,7 +29,7 @@ ALIKE_READ_BYTES = 1000 * 1024
 END_BYTES = 16 * 1024  # part read of each further chunk
 PART_BYTES = 128 * 1024  # part searched at a time
 # Records searched in vain for one kind of evidence, such as a Python file in each line, after which it pays to learn
-# what must follow its literals. To build automata anew takes as long as 7,000 such searches.
+# what must follow its literals. Building the automata anew takes as long as 7,000 such searches.
 MANY_VAIN_SEARCHES = 500
 MOST_IN_VAIN = 16  # records that lack a second literal before it is looked for in the whole part
 ENOUGH_KINDS, ENOUGH_RECORDS = 2, 3  # kinds of evidence, or records, that make the choice of a program's pack final
@@ -221,7 +221,7 @@ class Evidence:
         self.short_texts = ShortTexts()
         self._groups: tuple[AutomatonGroup, ...] = ()  # tuned to the first text that is searched with them
         self._vain_searches = Counter[int]()  # by unit
-        self._learned: set[int] = set()  # units of which more is known since
+        self._learned: set[int] = set()  # units whose context has been learned
 
     @cached_property
     def units(self) -> tuple[tuple[str, SearchUnit], ...]:

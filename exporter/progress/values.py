@@ -22,7 +22,7 @@ class WorkerValues:
         self.by_name = {} if by_name is None else by_name
         self.best: dict[str, float] = {} if best is None else best
         self._fresh: tuple[tuple[str, float, float], ...] = ()
-        self._fresh_between = math.inf, -math.inf  # times at which those are right
+        self._fresh_between = math.inf, -math.inf  # times between which they are valid
 
     def set(self, name: str, rank: int | None, value: LogValue, t: float) -> None:
         """Replace a value by one of time ``t``, unless that is one name or rank too many."""

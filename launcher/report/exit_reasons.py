@@ -54,8 +54,8 @@ class TaskRun(NamedTuple):
 class ExitReasonFinder:
     """Finds exit reasons in one attempt. It reads the end of a log only if needed, and once per run.
 
-    Of runs that ended long ago it keeps the description, by stop of the job and with or without peers: their records
-    take four times the memory.
+    It keeps the descriptions of runs that ended long ago, one for each stop of the job, with and without peers. Their
+    records would take twice the memory.
     """
 
     def __init__(self, manifest: Manifest, attempt: int, job_end: float | None) -> None:

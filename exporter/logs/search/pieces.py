@@ -335,7 +335,7 @@ def _arrange(
                 lows = {choice.lower_halves for choice in bucket.pieces.values()}
                 for choice in choices[number]:
                     if best is not None and choice.cost_us > best[0]:
-                        break  # nor can one that is more frequent be better
+                        break  # a more frequent one cannot be better either
                     if homes.get(choice.lower_halves, bucket) is not bucket or (
                         len(lows) == most and choice.lower_halves not in lows
                     ):
