@@ -332,6 +332,15 @@ def _hand_over(run_dir: Path, view_fd: int) -> None:
     os.close(view_fd)
 
 
+def _refuse_shared(state_dir: Path) -> None:
+    """Raise LauncherError if others may know a token in this directory, or can put one there."""
+    if problem := foreign_owner(state_dir):
+        raise LauncherError(f"--state-dir: {problem}; give a directory of your own")
+    if writers := other_writers(read_facts(state_dir)):
+        fix = f"run `chmod go-w {state_dir}`, or give a directory that only you can write"
+        raise LauncherError(f"--state-dir: {state_dir} can be written by {writers}; {fix}")
+
+
 def main(request: Mapping[str, object]) -> NoReturn:
     """Carry out a request of ``gpujob-exporter``."""
     try:
@@ -359,12 +368,3 @@ def main(request: Mapping[str, object]) -> NoReturn:
 
 if __name__ == "__main__":
     main(json.loads(sys.argv[1]))
-
-
-def _refuse_shared(state_dir: Path) -> None:
-    """Raise LauncherError if others may know a token in this directory, or can put one there."""
-    if problem := foreign_owner(state_dir):
-        raise LauncherError(f"--state-dir: {problem}; give a directory of your own")
-    if writers := other_writers(read_facts(state_dir)):
-        fix = f"run `chmod go-w {state_dir}`, or give a directory that only you can write"
-        raise LauncherError(f"--state-dir: {state_dir} can be written by {writers}; {fix}")
