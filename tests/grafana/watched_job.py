@@ -37,7 +37,7 @@ def values_at(elapsed: float) -> Scenario:
 
 @contextmanager
 def watched_job(
-    folder: Path, *, items: int = 12000, rate: float = 20, name: str = "embed"
+    folder: Path, *, items: int = 12000, rate: float = 20, name: str = "embed", check_interval: int = 1
 ) -> Iterator[tuple[Stack, LocalJob]]:
     """The stack and the running job. Prometheus serves the page; its series are scraped each second."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -66,7 +66,7 @@ def watched_job(
     spec["workers"][0] |= {"critical": False, "gpus": 1}
     if compiler() is not None:
         spec["resources"] = {"gpus_per_node": GPUS}
-    spec |= {"name": name, "monitoring": {"check_interval": 1, "linger": 5}}
+    spec |= {"name": name, "monitoring": {"check_interval": check_interval, "linger": 5}}
     with (
         Stack(folder / "stack", targets_dir=targets, user_assets=assets) as stack,
         LocalJob(folder / "job", spec, "--quiet", env=env) as job,

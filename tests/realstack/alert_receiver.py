@@ -24,7 +24,7 @@ class Receiver(ThreadingHTTPServer):
         self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o644)
 
     def record(self, body: object) -> None:
-        """Append one line with a single write, so that no reader ever sees half of one."""
+        """Append one line with a single write, so that calls do not mix."""
         line = json.dumps({"received": time.time(), "body": body}) + "\n"
         os.write(self._file, line.encode())
 

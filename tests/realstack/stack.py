@@ -138,9 +138,10 @@ class Stack:
         each later call of its group.
         """
         try:
-            lines = (self.directory / "alerts.jsonl").read_text().splitlines()
+            text = (self.directory / "alerts.jsonl").read_text()
         except FileNotFoundError:
             return []
+        lines = text[: text.rfind("\n") + 1].splitlines()  # a reader may see half of a write
         return [
             {**alert, "received": call["received"], "groupKey": call["body"]["groupKey"]}
             for call in map(json.loads, lines)

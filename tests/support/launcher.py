@@ -153,7 +153,8 @@ def read_json(path: Path) -> dict[str, Any]:
 def read_events(run_dir: Path, *names: str) -> list[dict[str, Any]]:
     """Events with these names so far, oldest first, or all events."""
     path = run_dir / "events.jsonl"
-    events = [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
+    text = path.read_text() if path.exists() else ""
+    events = [json.loads(line) for line in text[: text.rfind("\n") + 1].splitlines()]  # the last may be half-written
     return [event for event in events if not names or event["event"] in names]
 
 

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.prometheus
 ROOT = Path(__file__).resolve().parents[3]
 # What the board of a job cannot show from a timeline. Prometheus makes alerts; a sidecar has none.
 NOT_BACKFILLED = frozenset(("alerts_now", "firing"))
-# A page changes each second and is read each second: one reader may see a value that the other misses
+# Even of a page that is read twice between two changes, one reader may see a value that the other misses
 RESTLESS = frozenset(
     f"gpujob_{name}"
     for name in (
@@ -76,7 +76,7 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     if reason := prometheus_unavailable():
         pytest.skip(reason)
     start = time.time()
-    with watched_job(tmp_path_factory.mktemp("timeline"), items=6000) as (stack, job):
+    with watched_job(tmp_path_factory.mktemp("timeline"), items=6000, check_interval=2) as (stack, job):
         up = 'gpujob_worker_items{rank="3"} > 50'
         stack.wait_for(lambda: stack.query(up), 120, "progress of a worker")
         os.kill(job.worker(3)["pid"], signal.SIGKILL)
