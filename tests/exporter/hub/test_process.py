@@ -23,7 +23,7 @@ from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import ROOT
 from tests.support.statuses import node_status
 
-SUBMITTED = time.time() + 1000  # after the start of any hub of these tests
+SUBMITTED = time.time() + 86400  # after the start of any hub of these tests, also in a run that takes hours
 
 
 def line(job_id: str, state: str, end: str = "N/A", user: str = "root") -> str:

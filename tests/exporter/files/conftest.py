@@ -1,0 +1,18 @@
+"""Tests of files on a busy machine."""
+
+import pytest
+
+from exporter.files.checkpoints import checkpoints_reader
+from exporter.files.outputs import folder_reader, outputs_reader
+
+
+@pytest.fixture(autouse=True)
+def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a poll end its work, however late it is served; tests of what is left for the next poll set limits."""
+    for module, limits in {
+        checkpoints_reader: ("POLL_S", "CHECK_S"),
+        folder_reader: ("SCAN_S", "STAT_S"),
+        outputs_reader: ("CHECK_S", "COUNT_S"),
+    }.items():
+        for limit in limits:
+            monkeypatch.setattr(module, limit, 60.0)
