@@ -55,7 +55,7 @@ class Lexicon:
         self._own = tuple(pattern for pattern in own if pattern.kind is not PatternKind.ERROR)
         self._packs = {found.name: found for found in packs}
         self._evidence = Evidence(tuple(packs))
-        self._final_choices: dict[str, set[str]] = {}  # packs detected for good, by role
+        self._confirmed: dict[str, set[str | None]] = {}  # packs of logs that were read in full, by role
         self.engines: dict[str, SearchEngine] = {}  # built so far, by pack
 
     def new_detector(self, role: str | None = None) -> PackDetector | None:
@@ -63,8 +63,8 @@ class Lexicon:
 
         With the role of its worker, less is read if another log of this role has the same pack.
         """
-        final_choices = None if role is None else self._final_choices.setdefault(role, set())
-        return PackDetector(tuple(self._packs.values()), self._evidence, final_choices) if self.pack == AUTO else None
+        confirmed = None if role is None else self._confirmed.setdefault(role, set())
+        return PackDetector(tuple(self._packs.values()), self._evidence, confirmed) if self.pack == AUTO else None
 
     def choose_pack(self, *texts: bytes) -> str:
         """Return the pack of a log with these parts: from the job file, or detected."""

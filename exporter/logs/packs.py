@@ -24,7 +24,8 @@ LEVELS = (0, 1, 2, 3)  # strength of a pack's evidence: any program, a library, 
 FULL_READ_BYTES = (
     4 * 1024 * 1024
 )  # part of a log that is read in full; the choice is then final, unless it fits any program
-# The same of a log whose choice is that of another log of its role: one chunk of 1 MiB, which ends with a whole record.
+# The same of a log whose choice, or lack of one, is that of another log of its role: one chunk of 1 MiB, which ends
+# with a whole record.
 ALIKE_READ_BYTES = 1000 * 1024
 END_BYTES = 16 * 1024  # part read of each further chunk
 PART_BYTES = 128 * 1024  # part searched at a time
@@ -321,15 +322,16 @@ class PackDetector:
     """
 
     def __init__(
-        self, packs: Sequence[Pack], evidence: Evidence | None = None, final_choices: set[str] | None = None
+        self, packs: Sequence[Pack], evidence: Evidence | None = None, confirmed: set[str | None] | None = None
     ) -> None:
         """``evidence`` of these packs is shared by all logs, since it takes a while to prepare.
 
-        ``final_choices`` is shared by similar logs: the choice of one that is read in full confirms that of the others.
+        ``confirmed`` has the choices of similar logs that were read in full, which confirm those of the others. None is
+        that of a log without evidence.
         """
         self._packs = packs
         self._evidence = evidence or Evidence(packs)
-        self._final_choices = set[str]() if final_choices is None else final_choices
+        self._confirmed = set[str | None]() if confirmed is None else confirmed
         self._counts: list[int] = []  # records per kind of evidence; counting stops at enough
         self._fed_bytes = 0
         self.choice: str | None = None  # name of the pack; None without evidence
@@ -339,7 +341,7 @@ class PackDetector:
         """Take the next whole records of the log: the first ``end`` bytes of a buffer, or all."""
         if self.is_final:
             return
-        enough, before = ALIKE_READ_BYTES if self.choice in self._final_choices else FULL_READ_BYTES, self._fed_bytes
+        enough, before = ALIKE_READ_BYTES if self.choice in self._confirmed else FULL_READ_BYTES, self._fed_bytes
         start, end = 0, len(buffer) if end is None else end
         self._fed_bytes += end
         if before >= enough and end > END_BYTES:
@@ -347,6 +349,8 @@ class PackDetector:
         self._counts = self._counts or [0] * len(self._evidence.units)
         self._evidence.count(_plain_text(bytes(memoryview(buffer)[start:end])), self._counts)
         self._choose()
+        if self.is_final or self._fed_bytes >= FULL_READ_BYTES:
+            self._confirmed.add(self.choice)
 
     def _choose(self) -> None:
         counts: dict[str, list[int]] = {}
@@ -368,8 +372,6 @@ class PackDetector:
         self.is_final = (level > LEVELS[0] and self._fed_bytes >= FULL_READ_BYTES) or (
             sure and self._fed_bytes >= SPREAD_BYTES
         )
-        if self.is_final:
-            self._final_choices.add(self.choice)
 
     def find_nearest(self, text: bytes) -> tuple[str, str] | None:
         """Find the pack whose samples share most words with a log, and those words; None if none shares two."""

@@ -386,7 +386,7 @@ def test_less_is_read_of_a_log_whose_choice_a_similar_log_confirms() -> None:
     bar, other = b"120it [00:10, 11.9it/s]\n", NAMED["megatron"].samples[0].text.encode() + b"\n"
     chunk = bar + b"x" * ALIKE_READ_BYTES + b"\n"
     hidden, late = (bar + part + b"\n" for part in (other + b"x" * END_BYTES, b"x" * END_BYTES + b"\n" + other))
-    shared: set[str] = set()
+    shared: set[str | None] = set()
     for first, then, found in (
         (chunk, hidden, "megatron"),  # nothing is confirmed yet: all is read
         (bar + b"x" * FULL_READ_BYTES, b"", "tqdm"),
@@ -394,7 +394,28 @@ def test_less_is_read_of_a_log_whose_choice_a_similar_log_confirms() -> None:
         (chunk, late, "megatron"),  # ends of chunks are still read
         (hidden, b"", "megatron"),
     ):
-        auto = PackDetector(ALL, final_choices=shared)
+        auto = PackDetector(ALL, confirmed=shared)
+        auto.feed(first)
+        auto.feed(then)
+        assert auto.choice == found
+
+
+@pytest.mark.parametrize(("line", "of_any_program"), [(b"no progress\n", None), (b"Epoch 1/3\n", "generic")])
+def test_less_is_read_of_a_log_of_an_own_program_if_a_similar_log_fits_no_pack(
+    line: bytes, of_any_program: str | None
+) -> None:
+    other = NAMED["megatron"].samples[0].text.encode() + b"\n"
+    chunk = line + b"x" * ALIKE_READ_BYTES + b"\n"
+    hidden, late = other + b"x" * END_BYTES + b"\n", b"x" * END_BYTES + b"\n" + other
+    shared: set[str | None] = set()
+    for first, then, found in (
+        (chunk, hidden, "megatron"),  # nothing is confirmed yet: all is read
+        (line + b"x" * FULL_READ_BYTES, b"", of_any_program),
+        (chunk, hidden, of_any_program),
+        (chunk, late, "megatron"),  # ends of chunks are still read
+        (hidden, b"", "megatron"),
+    ):
+        auto = PackDetector(ALL, confirmed=shared)
         auto.feed(first)
         auto.feed(then)
         assert auto.choice == found
