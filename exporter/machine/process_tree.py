@@ -486,11 +486,16 @@ def _is_data_file(target: str) -> bool:
 def _read_numbers(path: str, size: int, *names: bytes) -> list[int] | None:
     """Values of the lines ``Name: value`` in a ``/proc`` file; None unless all are present."""
     try:
-        lines = read_proc_file(path, size).splitlines()
+        text = b"\n" + read_proc_file(path, size)
     except OSError:
         return None
-    found = {name: int(rest.split()[0]) for name, _, rest in (line.partition(b":") for line in lines) if name in names}
-    return [found[name] for name in names] if len(found) == len(names) else None
+    found: list[int] = []
+    for name in names:  # each searched alone: to split all of the 60 lines takes four times as long
+        _, _, rest = text.partition(b"\n%b:" % name)
+        if not rest:
+            return None
+        found.append(int(rest.split(None, 1)[0]))
+    return found
 
 
 def _read_switches(folder: str) -> tuple[int, int] | None:
