@@ -299,12 +299,17 @@ class Evidence:
             if not group.mask & self._wanted:
                 continue
             possible, certain, tests, end = group.possible_units, group.certain_units, group.tests, len(text)
+            tested = group.tested_units
             for number, place, _ in group.find(text):
                 wanted = self._wanted
                 if not possible[number] & wanted:
                     continue
                 is_sure = certain[number] & wanted
-                if not is_sure and (test := tests[number]) is not None and test(text, place, end) is None:
+                if (
+                    not (is_sure or possible[number] & wanted & ~tested[number])
+                    and (test := tests[number]) is not None
+                    and test(text, place, end) is None
+                ):
                     continue
                 mask = group.units_at(text, end, number, place)
                 if mask & wanted:

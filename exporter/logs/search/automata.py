@@ -59,8 +59,10 @@ class AutomatonGroup:
         self.possible_units: list[int] = []  # per piece: units that it may be of
         # per piece: a quick test that rejects hits without a match, if built
         self.tests: list[Callable[[Buffer, int, int], object] | None] = [None] * len(order)
+        self.tested_units = [0] * len(order)  # per piece: units that its test, if any, knows
         self._order = order
-        self._conditions: list[list[tuple[int, bytes, _Following]]] = []  # per piece: sources of the checks
+        # per piece: sources of the checks, and their units
+        self._conditions: list[list[tuple[int, bytes, _Following, int]]] = []
         self._useless_hits = [0] * len(order)
         beginning: dict[int, list[tuple[bytes, list[tuple[bytes, int]]]]] = {}
         for other, members in pieces.items():
@@ -68,7 +70,7 @@ class AutomatonGroup:
         for piece in order:
             sure = 0
             checks: list[_Check] = []
-            asked: list[tuple[int, bytes, _Following]] = []
+            asked: list[tuple[int, bytes, _Following, int]] = []
             alike: dict[tuple[int, int, int, re.Pattern[bytes] | None], list[bytes]] = {}
             # a hit hides those that begin inside it
             for place, code in enumerate(piece):
@@ -84,7 +86,7 @@ class AutomatonGroup:
                             if is_within and behind is None:
                                 sure |= mask
                                 continue
-                            asked.append((begin, literal, (back, behind)))
+                            asked.append((begin, literal, (back, behind), mask))
                             if is_within:
                                 checks.append((begin, None, mask, begin + len(literal) - back, _matcher(behind)))
                             else:
@@ -112,25 +114,33 @@ class AutomatonGroup:
     def record_useless_hit(self, number: int, wanted: int = -1) -> None:
         """Count a useless hit of a piece; if these are frequent, build one expression that rejects them.
 
-        It knows nothing of units that need no further condition, so none of those may be wanted.
+        It knows the units that were wanted at such times. It knows nothing of units that need no further condition, so
+        none of those may be wanted.
         """
+        possible = self.possible_units[number] & wanted
+        if self.certain_units[number] & wanted or not possible & ~self.tested_units[number]:
+            return
         self._useless_hits[number] += 1
-        if (
-            self._useless_hits[number] == MANY_USELESS_HITS
-            and not self.certain_units[number] & wanted
-            and self._conditions[number]
-        ):
-            piece = self._order[number]
-            leads: dict[bytes, dict[bytes, None]] = {}
-            for begin, literal, (back, behind) in self._conditions[number]:
-                if len(literal) - back < max(0, -begin):
-                    return
-                lead = b"(?<=%s)" % re.escape(literal[:-begin]) if begin < 0 else re.escape(piece[:begin])
-                rest = re.escape(literal[max(0, -begin) : len(literal) - back])
-                what = rest if behind is None else b"%s(?:%s)" % (rest, behind.pattern)
-                leads.setdefault(what, {})[lead] = None
-            texts = [b"(?:%s)%s" % (b"|".join(before), what) for what, before in leads.items()]
-            self.tests[number] = re.compile(b"|".join(texts)).match
+        if self._useless_hits[number] >= MANY_USELESS_HITS:
+            self._useless_hits[number] = 0
+            self.tested_units[number] |= possible
+            self.tests[number] = self._make_test(number, self.tested_units[number])
+
+    def _make_test(self, number: int, units: int) -> Callable[[Buffer, int, int], object] | None:
+        """Build the expression for these units; None if that is impossible."""
+        piece = self._order[number]
+        leads: dict[bytes, dict[bytes, None]] = {}
+        for begin, literal, (back, behind), mask in self._conditions[number]:
+            if not mask & units:
+                continue
+            if len(literal) - back < max(0, -begin):
+                return None
+            lead = b"(?<=%s)" % re.escape(literal[:-begin]) if begin < 0 else re.escape(piece[:begin])
+            rest = re.escape(literal[max(0, -begin) : len(literal) - back])
+            what = rest if behind is None else b"%s(?:%s)" % (rest, behind.pattern)
+            leads.setdefault(what, {})[lead] = None
+        texts = [b"(?:%s)%s" % (b"|".join(before), what) for what, before in leads.items()]
+        return re.compile(b"|".join(texts)).match
 
 
 class FloodAutomaton:

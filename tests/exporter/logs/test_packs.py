@@ -31,6 +31,7 @@ from exporter.logs.packs import (
 )
 from exporter.logs.packs_reader import ERRORS, LITERALS, PACKS, pack_names, read_error_patterns, read_packs
 from exporter.logs.patterns import Pattern, PatternKind
+from exporter.logs.search import automata
 from exporter.logs.search.engine import SearchEngine
 from exporter.logs.search.extraction import NumberExtractor
 from exporter.logs.search.findings import MARKS, UNITS, LogFindings
@@ -548,6 +549,36 @@ def test_one_pass_for_all_packs_counts_the_records_that_match_each_kind_of_evide
             for pack in ALL
             for pattern in pack.detect
         ]
+
+
+SHARED_EVIDENCE = Evidence(ALL)  # of all logs of the next test
+SHARED_EVIDENCE.short_texts.left_bytes = 0
+
+
+@given(st.lists(st.lists(st.sampled_from(_SAMPLE_RECORDS), max_size=8), max_size=5), st.integers(1, 3))
+def test_what_useless_hits_of_one_log_teach_holds_for_other_logs(logs: list[list[bytes]], times: int) -> None:
+    """Once a log has enough records of one kind, hits of that kind are useless in it, but not in others."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(automata, "MANY_USELESS_HITS", 1)
+        for records in logs:
+            counts = [0] * len(SHARED_EVIDENCE.units)
+            for _ in range(times):
+                SHARED_EVIDENCE.count(b"\n".join(records) + b"\n", counts)
+            assert counts == [
+                min(ENOUGH_RECORDS, times * sum(pattern.regex.search(record) is not None for record in records))
+                for pack in ALL
+                for pattern in pack.detect
+            ]
+
+
+def test_useless_hits_are_rejected_though_they_are_of_evidence_already_found() -> None:
+    evidence, line = Evidence(ALL), b"Processed 7/100000 items (10.0 items/s)\n"
+    evidence.short_texts.left_bytes = 0
+    counts = [0] * len(evidence.units)
+    evidence.count(line * 2 * automata.MANY_USELESS_HITS, counts)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delattr(automata.AutomatonGroup, "units_at")
+        evidence.count(line * 10, counts)
 
 
 def test_a_short_text_is_searched_with_the_automata_that_a_long_one_needed(monkeypatch: pytest.MonkeyPatch) -> None:
