@@ -120,7 +120,7 @@ TRIGGER = lazy_regex(
     b"|too large|limit exceeded|collective operation|No space|quota|oom|NVRM|fallen off the bus|imed out|dog timeout"
     b"|heartbeat|died|dead|crashed|\\[E\\]|E\\d{4} |F\\d{4} |sigquit|exits with|exit status|exit code|abruptly"
     b"|TERMINATION|fault by GPU|closed by|pair closure|Check failed|mismatch|FAILED|exited with|file handle|Read-only"
-    b"|endpoint|bad_alloc|CUDA-capable|insufficient|NVIDIA driver"
+    b"|endpoint|bad_alloc|CUDA-capable|insufficient|NVIDIA driver|GPU is lost|retry count|monitoredBarrier"
 )  # each alternative begins with a letter of its own, which lets the search skip quickly
 
 
