@@ -5,10 +5,20 @@ from collections.abc import Generator
 
 from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.entries import FROM_EARLIER_JOB, CheckpointEntry, CheckpointFile
-from exporter.files.checkpoints.layouts_reader import DISTCP_INDEX, index_ends, parse_distcp_metadata
+from exporter.files.checkpoints.layouts_reader import (
+    DISTCP_INDEX,
+    TENSOR_INDEXES,
+    index_ends,
+    parse_distcp_metadata,
+    parse_shard_index,
+    parse_tensor_index,
+    read_text,
+    tensor_names,
+)
 from exporter.files.checkpoints.names import NEEDED_TEXT, is_marker, is_part
 from exporter.files.formats import FileCheck, check_file, hdf5
 from exporter.files.formats.source import (
+from exporter.files.formats.pickles import PICKLE_ERRORS
     CheckUndecided,
     FileDamaged,
     FileSource,
@@ -44,7 +54,7 @@ def check_part(folder: str, path: str, *, inside: bool, end: int | None = None) 
     with open_source(folder, path) as source:
         if not source.size and is_marker(path) and not path.endswith(DISTCP_INDEX):
             return FileCheck(BESIDE, None)
-        found = _check(source, path, end)
+        found = _check(source, path, end, folder)
         if found.state == "unfinished" and found.format == hdf5.NAME:
             return found._replace(state="unknown")  # its writer may be active
         is_lost = found.state == "unfinished" or (
@@ -78,7 +88,7 @@ def _needs_content(path: str) -> bool:
     )
 
 
-def _check(source: FileSource, path: str, end: int | None) -> FileCheck:
+def _check(source: FileSource, path: str, end: int | None, folder: str) -> FileCheck:
     if NEEDED_TEXT.search(path) and not path.endswith(".json"):
         source.name = f"{path}.json"  # the content is, whatever the name says
     if end is not None and source.size and source.size < end:
@@ -88,6 +98,8 @@ def _check(source: FileSource, path: str, end: int | None) -> FileCheck:
             return _check_distcp_index(source)
         if source.size and _BTREE.search(path):
             return _check_btree(source)
+        if source.size and path.endswith(TENSOR_INDEXES):
+            return _check_tensor_index(source, folder, path)
         if _CHUNK.search(path) and source.head(2) == b"\2\1" and source.size >= 16 and end is None:
             return _check_blosc(source)
         found = check_file(source)
@@ -110,6 +122,28 @@ def _is_erased(source: FileSource) -> bool:
     if not source.size or not name.endswith(_BINARY) or any(source.head(ZEROS_BYTES)):
         return False
     return not (name.endswith(_MAY_BE_RAW) and any(source.tail(ZEROS_BYTES)))
+
+def _check_tensor_index(source: FileSource, folder: str, path: str) -> FileCheck:
+    """Check an index of Hugging Face, and whether each shard has the tensors that it is said to have."""
+    found = check_file(source)
+    if found.state != "valid":
+        return found
+    try:
+        tensors = parse_tensor_index(read_text(folder, path))
+    except (NotRegularFile, CheckUndecided):
+        return found  # too long
+    if not tensors:
+        raise FileDamaged("names no tensor")
+    for shard, expected in tensors.items():
+        try:
+            with open_source(folder, f"{path.rpartition('/')[0]}/{shard}") as part:
+                lacking = expected - (tensor_names(part) or expected)
+        except (NotRegularFile, FileDamaged, CheckUndecided, OSError, *PICKLE_ERRORS):
+            continue  # its own check says so
+        if lacking:
+            raise FileDamaged(f"names the tensor {min(lacking)[:80]!r} in {shard}, which has none of this name")
+    return found
+
 
 
 def _check_distcp_index(source: FileSource) -> FileCheck:

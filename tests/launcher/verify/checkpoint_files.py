@@ -40,10 +40,12 @@ def one_safetensors(step: int) -> Files:
 
 
 def hugging_face(step: int, extension: str = "safetensors") -> Files:
-    content = safetensors_bytes(50) if extension == "safetensors" else torch_bytes({})
-    shards = [f"model-{number:05}-of-00003.{extension}" for number in (1, 2, 3)]
-    index = {"metadata": {}, "weight_map": {f"layers.{number}": name for number, name in enumerate(shards)}}
-    files = dict.fromkeys(shards, content) | {f"model.{extension}.index.json": json.dumps(index).encode()}
+    tensors = {f"layers.{number}": f"model-{number:05}-of-00003.{extension}" for number in (1, 2, 3)}
+    files = {
+        shard: safetensors_bytes(50, tensor) if extension == "safetensors" else torch_bytes({tensor: 7})
+        for tensor, shard in tensors.items()
+    }
+    files[f"model.{extension}.index.json"] = json.dumps({"metadata": {}, "weight_map": tensors}).encode()
     files |= dict.fromkeys(("optimizer.bin", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"), torch_bytes({}))
     files["trainer_state.json"] = json.dumps({"global_step": step, "log_history": []}).encode()
     return {f"checkpoint-{step}/{name}": content for name, content in files.items()}

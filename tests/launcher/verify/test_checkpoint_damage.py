@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.verify.files import CheckedCheckpoint, LastCheckpoint
-from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
-from tests.launcher.verify.checkpoint_files import LAYOUTS, Files, write_checkpoint
+from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes
+from tests.launcher.verify.checkpoint_files import LAYOUTS, Files, torch_bytes, write_checkpoint
 
 DAMAGES = ("cut", "emptied", "erased", "continued", "removed")
 # values without a checksum: any bytes of the right length are values
@@ -93,6 +93,25 @@ def test_a_damaged_checkpoint_is_never_whole(
 CASES = {
     "erased shard of a .bin": ("hugging_face_bin", "model-00002-of-00003.bin", bytes(500), "contains only zeros"),
     "empty shard of a .bin": ("hugging_face_bin", "model-00002-of-00003.bin", b"", "is empty"),
+    "shard of other tensors": (
+        "hugging_face",
+        "model-00002-of-00003.safetensors",
+        safetensors_bytes(50, "layers.1"),
+        "names the tensor 'layers.2' in model-00002-of-00003.safetensors, which has none of this name",
+    ),
+    "shard of other tensors of a .bin": (
+        "hugging_face_bin",
+        "model-00002-of-00003.bin",
+        torch_bytes({"layers.1": 7}),
+        "names the tensor 'layers.2' in model-00002-of-00003.bin",
+    ),
+    "index of a tensor that is nowhere": (
+        "hugging_face",
+        "model.safetensors.index.json",
+        b'{"weight_map": {"layers.1": "model-00001-of-00003.safetensors", "x": "model-00001-of-00003.safetensors"}}',
+        "names the tensor 'x' in model-00001-of-00003.safetensors",
+    ),
+    "index of nothing": ("hugging_face", "model.safetensors.index.json", b"{}", "names no tensor"),
     "empty optimizer": ("hugging_face_bin", "optimizer.bin", b"", "is empty"),
     "erased .distcp": ("torch_distributed", "__1_0.distcp", bytes(2000), "contains only zeros"),
     "short .distcp": ("torch_distributed", "__1_0.distcp", b"PK\3\4", "bytes too early"),
