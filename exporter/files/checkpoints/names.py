@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -31,8 +32,10 @@ _PIPELINE_RANK = lazy_regex(r"(?<=mp_rank_\d\d_)(\d{3})(?!\d)")
 _COMPANION_FILES = (
     (lazy_regex(r"^(.*/)__\d+_\d+\.distcp$"), r"\1.metadata"),
     (lazy_regex(r"^(.*)\.data-\d{5}-of-\d{5}$"), r"\1.index"),
+    (lazy_regex(r"^(.*/)c(?:[/.]\d+)+$"), r"\1zarr.json"),
     (lazy_regex(r"^((?:(?!ocdbt\.process_).)*/)(?:manifest\.ocdbt|_sharding|array_metadatas/.*)$"), r"\1_METADATA"),
 )  # files, and what reads them
+_ZARR_CHUNK = lazy_regex(r"(?:/\d+(?:\.\d+)*)+$")
 _TENSORFLOW_SHARD = ".data-"  # precedes the number of a shard, which counts from 0
 _STEP = lazy_regex(
     r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
@@ -258,12 +261,22 @@ def missing_ranks(paths: Iterable[str]) -> Iterator[str]:
                     yield f"{before}{number:0{width}}{after}"
 
 
-def missing_companions(paths: Collection[str]) -> Iterator[str]:
+def missing_companions(paths: AbstractSet[str]) -> Iterator[str]:
     """Yield files without which others cannot be read: ``.metadata`` beside ``__0_0.distcp``."""
+    is_zarr = any(path.endswith(("/.zarray", "/.zgroup")) for path in paths)
     for path in paths:
+        if is_zarr and (chunk := _ZARR_CHUNK.search(path)) and paths.isdisjoint(_zarr_arrays(path, chunk.start())):
+            yield f"{path[: chunk.start()]}/.zarray"
         for pattern, companion in _COMPANION_FILES:
             if (match := pattern.search(path)) and (lacking := match.expand(companion)) not in paths:
                 yield lacking
+
+
+def _zarr_arrays(path: str, begin: int) -> Iterator[str]:
+    """Yield where the array of a chunk may be described, whose numbers begin at ``begin``."""
+    yield f"{path[:begin]}/.zarray"
+    for match in re.finditer("/", path[begin + 1 :]):
+        yield f"{path[: begin + 1 + match.start()]}/.zarray"
 
 
 def missing_first_ranks(paths: Iterable[str]) -> Iterator[str]:

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from exporter.files.formats.tfrecord import crc32c
 from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes
 
 Files = Mapping[str, bytes]
+ZSTD_CHUNK = b"\x28\xb5\x2f\xfd\x20\x28\x41\x01\x00" + bytes(range(40))  # a frame with one raw block
 
 
 def torch_bytes(value: object, size: int = 200) -> bytes:
@@ -92,6 +94,29 @@ def zarr(step: int) -> Files:
     return {f"checkpoint_{step}.zarr/{name}": content for name, content in files.items()}
 
 
+def zarr_sharded(step: int) -> Files:
+    """A group of Zarr 3 with one array, whose two shards hold two chunks each, the second one left out."""
+    inner = {"chunk_shape": [10], "codecs": [{"name": "bytes"}, {"name": "zstd"}]}
+    array = {
+        "shape": [40],
+        "data_type": "float32",
+        "fill_value": None,
+        "zarr_format": 3,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [20]}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [
+            {
+                "name": "sharding_indexed",
+                "configuration": {**inner, "index_codecs": [{"name": "bytes"}, {"name": "crc32c"}]},
+            }
+        ],
+    }
+    index = struct.pack("<4Q", 0, len(ZSTD_CHUNK), (1 << 64) - 1, (1 << 64) - 1)
+    shard = ZSTD_CHUNK + index + crc32c(index).to_bytes(4, "little")
+    files = {"w/zarr.json": json.dumps(array).encode(), "w/c/0": shard, "w/c/1": shard}
+    return {f"checkpoint_{step}.zarr/{name}": content for name, content in files.items()}
+
+
 def orbax_zarr(step: int) -> Files:
     tree = {"('w',)": {"key_metadata": [{"key": "w", "key_type": 2}]}}
     files = {
@@ -132,7 +157,7 @@ LAYOUTS: dict[str, Callable[[int], Files]] = {
     write.__name__: write
     for write in (
         *(one_file, one_safetensors, hugging_face, hugging_face_bin, deepspeed, megatron, ranks, torch_distributed),
-        *(zarr, orbax_zarr, orbax),
+        *(zarr, zarr_sharded, orbax_zarr, orbax),
     )
 }
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from launcher.verify.files import CheckedCheckpoint, LastCheckpoint
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes
-from tests.launcher.verify.checkpoint_files import LAYOUTS, Files, torch_bytes, write_checkpoint
+from tests.launcher.verify.checkpoint_files import LAYOUTS, ZSTD_CHUNK, Files, torch_bytes, write_checkpoint
 
 DAMAGES = ("cut", "emptied", "erased", "continued", "removed")
 # values without a checksum: any bytes of the right length are values
@@ -119,6 +119,10 @@ CASES = {
     "cut _METADATA": ("orbax", "_METADATA", b'{"tree_m', "ends in the middle of a value"),
     "empty manifest": ("orbax", "manifest.ocdbt", b"", "is empty"),
     "empty chunk": ("zarr", "packed/1.0", b"", "is empty"),
+    "no array of chunks": ("zarr", "packed/.zarray", None, "packed/.zarray is missing"),
+    "no array of chunks in Zarr 3": ("zarr_sharded", "w/zarr.json", None, "w/zarr.json is missing"),
+    "chunk twice": ("orbax_zarr", "w/c/0", ZSTD_CHUNK * 2, "continues for 49 bytes after its values"),
+    "shard of chunks with a wrong index": ("zarr_sharded", "w/c/1", bytes(99), "an index of chunks whose checksum is"),
     "short chunk": ("zarr", "plain/1.0", bytes(799), "ends 1 bytes too early"),
     "no rank 0 of ZeRO": ("deepspeed", "zero_pp_rank_0_mp_rank_00_optim_states.pt", None, "is missing"),
     "no last rank of ZeRO": ("deepspeed", "zero_pp_rank_3_mp_rank_00_optim_states.pt", None, "is missing"),
