@@ -31,6 +31,7 @@ from exporter.contract.status import NodeStatus
 from exporter.contract.timeline_file import TimelineHead, TimelineSeries, open_timeline, pack_timeline
 from exporter.files.checkpoints.layouts_reader import (
     parse_array,
+    parse_core_metadata,
     parse_distcp_metadata,
     parse_index,
     parse_orbax_tree,
@@ -75,7 +76,7 @@ from launcher.verify.benchmark_results import NoBenchmarkResult, parse_benchmark
 from launcher.verify.tokens import count_tokens
 from tests.exporter.files.formats.sample_files import FOLDER
 from tests.fuzz.inputs import damaged, damaged_text
-from tests.launcher.verify.checkpoint_files import orbax_zarr, torch_distributed, zarr, zarr_sharded
+from tests.launcher.verify.checkpoint_files import megatron_core, orbax_zarr, torch_distributed, zarr, zarr_sharded
 from tests.support.exporter import make_manifest, make_task
 
 MOST_S = 2.0  # processor time for one input; the slowest takes 0.3 s on an idle machine
@@ -224,6 +225,7 @@ PARSERS = {
     "Zarr shard": Parser(
         parse_shard_index, damaged([zarr_sharded(1)["checkpoint_1.zarr/w/zarr.json"]]), (CheckUndecided,)
     ),
+    "Megatron core": Parser(parse_core_metadata, damaged([megatron_core(1)["iter_0000001/metadata.json"]])),
     "Orbax tree": Parser(parse_orbax_tree, damaged([orbax_zarr(1)["1/_METADATA"]])),
     "checkpoint name": Parser(parse_name, damaged_text(["checkpoint_100.pt", "step-5/rank_3_of_8.bin", "e1.tmp.12"])),
     "status": Parser(

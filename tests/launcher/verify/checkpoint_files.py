@@ -84,6 +84,13 @@ def torch_distributed(step: int) -> Files:
     return {f"step-{step}/{name}": content for name, content in files.items()}
 
 
+def megatron_core(step: int) -> Files:
+    files = {name.replace(f"step-{step}", f"iter_{step:07}"): text for name, text in torch_distributed(step).items()}
+    files[f"iter_{step:07}/common.pt"] = torch_bytes({"iteration": step})
+    files[f"iter_{step:07}/metadata.json"] = b'{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+    return files
+
+
 def zarr(step: int) -> Files:
     files = {".zgroup": b'{"zarr_format": 2}'}
     for name, compressor in (("plain", None), ("packed", {"id": "gzip", "level": 1})):
@@ -157,7 +164,7 @@ LAYOUTS: dict[str, Callable[[int], Files]] = {
     write.__name__: write
     for write in (
         *(one_file, one_safetensors, hugging_face, hugging_face_bin, deepspeed, megatron, ranks, torch_distributed),
-        *(zarr, zarr_sharded, orbax_zarr, orbax),
+        *(megatron_core, zarr, zarr_sharded, orbax_zarr, orbax),
     )
 }
 

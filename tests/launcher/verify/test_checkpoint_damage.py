@@ -112,11 +112,14 @@ CASES = {
         "names the tensor 'x' in model-00001-of-00003.safetensors",
     ),
     "index of nothing": ("hugging_face", "model.safetensors.index.json", b"{}", "names no tensor"),
+    "no common part": ("megatron_core", "common.pt", None, "common.pt is missing"),
+    "no metadata of the core": ("megatron_core", "metadata.json", None, "metadata.json is missing"),
     "empty optimizer": ("hugging_face_bin", "optimizer.bin", b"", "is empty"),
     "erased .distcp": ("torch_distributed", "__1_0.distcp", bytes(2000), "contains only zeros"),
     "short .distcp": ("torch_distributed", "__1_0.distcp", b"PK\3\4", "bytes too early"),
     "no .metadata": ("torch_distributed", ".metadata", None, ".metadata is missing"),
     "cut _METADATA": ("orbax", "_METADATA", b'{"tree_m', "ends in the middle of a value"),
+    "no _METADATA": ("orbax_zarr", "_METADATA", None, "_METADATA is missing"),
     "empty manifest": ("orbax", "manifest.ocdbt", b"", "is empty"),
     "empty chunk": ("zarr", "packed/1.0", b"", "is empty"),
     "no array of chunks": ("zarr", "packed/.zarray", None, "packed/.zarray is missing"),
@@ -153,6 +156,20 @@ def test_damage_is_named(case: tuple[str, str, bytes | None, str], tmp_path: Pat
 def test_a_missing_tensorflow_shard_is_named_by_its_own_number(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {f"model.ckpt-7.{end}": b"x" for end in ("index", "data-00001-of-00002")})
     assert judge(tmp_path).checkpoint.missing == ("model.ckpt-7.data-00000-of-00002",)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "reason"),
+    [
+        ("index.json", "checkpoint-100/model.safetensors.index.json may be missing"),
+        ("model", "has no file of weights"),
+    ],
+)
+def test_a_lone_checkpoint_without_its_model_is_undecided(lacking: str, reason: str, tmp_path: Path) -> None:
+    files = {name: content for name, content in LAYOUTS["hugging_face"](100).items() if lacking not in name}
+    write_checkpoint(tmp_path, files)
+    found = judge(tmp_path).checkpoint
+    assert (found.state, found.valid, found.reason) == ("complete", None, reason)
 
 
 def test_a_lone_set_of_ranks_is_undecided(tmp_path: Path) -> None:
