@@ -42,6 +42,18 @@ def test_a_checkpoint_is_known_by_its_content_whatever_its_name(layout: str, tmp
     assert verdict(tmp_path / "link")[1] == "whole"
 
 
+def test_a_part_may_be_a_link(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "out", LAYOUTS["hugging_face"](5))
+    shard = tmp_path / "out/checkpoint-5/model-00002-of-00003.safetensors"
+    blob = shard.rename(tmp_path / "out/blob")
+    shard.symlink_to("../blob")
+    assert verdict(tmp_path / "out") == ("checkpoint", "whole", None)
+    shard.unlink()
+    shard.symlink_to(blob.rename(tmp_path / "blob"))
+    reason = "checkpoint-5/model-00002-of-00003.safetensors: is a link to a place outside its folder"
+    assert verdict(tmp_path / "out") == ("checkpoint", "cannot tell", reason)
+
+
 def test_output_files_are_judged_with_their_records(tmp_path: Path) -> None:
     output = tmp_path / "part [1].jsonl"
     output.write_text('{"a": 1}\n{"a": 2}\n')
