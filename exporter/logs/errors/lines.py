@@ -106,7 +106,8 @@ LINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         "heap_corruption",
         lazy_regex(
             r"(?:\*\*\* Error in .{0,200}: )?(?:double free or corruption|corrupted (?:size|double)|"
-            r"free\(\): |malloc\(\): |realloc\(\): |munmap_chunk\(\): |\*\*\* (?:stack smashing|buffer overflow))"
+            r"(?:free|malloc|malloc_consolidate|realloc|munmap_chunk)\(\): |Fatal glibc error: |"
+            r"\*\*\* (?:stack smashing|buffer overflow))"
         ),
     ),
     (NOTICED, "assertion", lazy_regex(r".{0,500}\bCheck failed: .{0,200}Synchronize")),  # of work that failed before
@@ -128,14 +129,14 @@ _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = (
         "message",
         lazy_regex(
             r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:error|Error|fatal|Fatal): (?!(?:null|None|[\d.]{1,20})$)"
-            r"|^\*{3} |\[E\] |^\[?[EF]\d{4} "
+            r"|^Error in |^OMP: Error |^g?make\S{0,20}: \*{3} |^\*{3} |\[E\] |^\[?[EF]\d{4} "
         ),
     ),
     (
         "message",
         lazy_regex(
-            r"[:\]] (?:command not found|No such file or directory|Permission denied|not found)$"
-            r"|' not found \(required by |\b[Ll]oss is (?:nan|NaN|inf)\b"
+            r"[:\]] (?:command not found|No such file or directory|Permission denied|not found|Exec format error)$"
+            r"|' not found \(required by |: No module named |\b[Ll]oss is (?:nan|NaN|inf)\b"
         ),
     ),
 )
@@ -148,6 +149,7 @@ TRIGGER = lazy_regex(
     b"|heartbeat|died|dead|crashed|\\[E\\]|E\\d{4} |F\\d{4} |sigquit|exits with|exit status|exit code|abruptly"
     b"|TERMINATION|fault by GPU|closed by|pair closure|Check failed|mismatch|FAILED|exited with|file handle|Read-only"
     b"|endpoint|bad_alloc|CUDA-capable|insufficient|NVIDIA driver|GPU is lost|retry count|monitoredBarrier|oss is "
+    b"|No module"
 )  # each alternative begins with a letter of its own, which lets the search skip quickly
 
 # Words of a line that quotes an error which the program outlived, or none at all.
@@ -165,7 +167,7 @@ def without_survived(text: bytes) -> bytes:
 # Without one of these a line fits neither `LINES` nor an exception: most lines that mention an error have none.
 DECISIVE = lazy_regex(
     r"Error|Exception|Segm|Bus|Illegal|Floating|Abort|ABORT|Killed|corrupt|\(\)|chunk|smash|overflow|Assert"
-    r"|Check failed|panicked|MPI|mpi|prterun|exitcode|looks like"
+    r"|Check failed|panicked|MPI|mpi|prterun|exitcode|looks like|glibc"
 )
 
 
