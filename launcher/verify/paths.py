@@ -18,7 +18,7 @@ from exporter.contract.records import JsonObject
 from exporter.contract.run_files import MANIFEST_FILE
 from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.layouts_reader import index_paths
-from exporter.files.checkpoints.names import is_checkpoint
+from exporter.files.checkpoints.names import is_checkpoint, is_sharded, is_weights
 from exporter.files.formats import check_file
 from exporter.files.formats.record_count import record_kind
 from exporter.files.formats.source import NotRegularFile, open_source, printable
@@ -31,9 +31,9 @@ MARKS = (".zgroup", "_CHECKPOINT_METADATA", "manifest.ocdbt")  # names by which 
 MOST_TRACKER_BYTES = 4096  # of a file that names the newest checkpoint
 _STEP = re.compile(r"(?<![a-z])(?:checkpoint|ckpt|global_?step|step|epoch|iter(?:ation)?)[-_=]?\d", re.IGNORECASE)
 _TRACKERS = (
-    ("latest", r"([^\s/]{1,255})$", "{}"),  # of DeepSpeed; many programs link it
-    ("latest_checkpointed_iteration.txt", r"(\d{1,18})$", "iter_{:0>7}"),  # of Megatron
-    ("checkpoint", r'model_checkpoint_path: "([^"/]{1,250})"', "{}.index"),  # of TensorFlow
+    ("latest", r"([^\s/]{1,255})$", ("{}",)),  # of DeepSpeed; many programs link it
+    ("latest_checkpointed_iteration.txt", r"(\d{1,18})$", ("iter_{:0>7}", "global_step_{}")),  # of Megatron, of verl
+    ("checkpoint", r'model_checkpoint_path: "([^"/]{1,250})"', ("{}.index",)),  # of TensorFlow
 )
 PIECE_BYTES = 4 << 20  # read between two reports of progress
 
@@ -88,7 +88,9 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
     except OSError as error:
         return PathVerdict(os.fspath(path), "folder of files", UNDECIDED, f"cannot be read: {error.strerror}")
     inner = [name for name in names if is_checkpoint(name, (place / name).is_dir())]
-    if _is_of_checkpoint(names) or (is_checkpoint(place.name, place.is_dir()) and not _is_folder(place, names, inner)):
+    if _is_of_checkpoint(names, inner) or (
+        is_checkpoint(place.name, place.is_dir()) and not _is_folder(place, names, inner)
+    ):
         found = _verify_checkpoint(place.parent, place.name)
     elif inner:
         found = _verify_checkpoint(place, None)
@@ -103,9 +105,14 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
     return found
 
 
-def _is_of_checkpoint(names: list[str]) -> bool:
-    """Whether the directory with these names is a checkpoint, whatever its own name."""
-    return any(name in MARKS for name in names) or any(index_paths(f"x/{name}" for name in names))
+def _is_of_checkpoint(names: list[str], inner: list[str]) -> bool:
+    """Whether the directory with these names is a checkpoint, whatever its own name.
+
+    ``inner`` are the names of checkpoints among them.
+    """
+    is_marked = any(name in MARKS for name in names) or any(index_paths(f"x/{name}" for name in names))
+    shards = (name for name in names if is_weights(name) and is_sharded(name) and not record_kind(name))
+    return is_marked or (not inner and any(shards))
 
 
 def _is_folder(place: Path, names: list[str], inner: list[str]) -> bool:
@@ -145,16 +152,16 @@ def _verify_checkpoint(folder: Path, name: str | None) -> PathVerdict:
 
 def _lost_target(folder: Path) -> DamagedFile | None:
     """The file or link in a folder of checkpoints that says which one is the newest, if that one is not there."""
-    for name, form, target in _TRACKERS:
+    for name, form, targets in _TRACKERS:
         tracker = folder / name
         if tracker.is_symlink():
             reason = None if tracker.exists() else f"leads to {printable(os.readlink(tracker))}, which is not there"
         elif tracker.is_file() and tracker.stat().st_size <= MOST_TRACKER_BYTES:
             text = tracker.read_text("utf-8", "replace").strip()
-            named = None if (found := re.match(form, text)) is None else target.format(found[1])
+            named = [target.format(found[1]) for target in targets] if (found := re.match(form, text)) else []
             reason = None if text else "is empty"
-            if named is not None and not (folder / named).exists():
-                reason = f"names {printable(named)}, which is not there"
+            if named and not any((folder / target).exists() for target in named):
+                reason = f"names {printable(named[0])}, which is not there"
         else:
             continue
         if reason is not None:

@@ -181,8 +181,8 @@ def is_weights(path: str) -> bool:
 
 def is_state_of_training(path: str) -> bool:
     """Whether a path is named like what a trainer saves beside the model, as ``optimizer.pt``."""
-    name = path.rpartition("/")[2]
-    return _NO_WEIGHTS.search(name) is not None and "model" not in name
+    inner = path.partition("/")[2]  # without the name of the checkpoint
+    return _NO_WEIGHTS.search(inner) is not None and "model" not in inner
 
 
 def is_sharded(path: str) -> bool:

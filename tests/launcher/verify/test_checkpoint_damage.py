@@ -167,6 +167,7 @@ def test_a_missing_tensorflow_shard_is_named_by_its_own_number(tmp_path: Path) -
 )
 def test_a_lone_checkpoint_without_its_model_is_undecided(lacking: str, reason: str, tmp_path: Path) -> None:
     files = {name: content for name, content in LAYOUTS["hugging_face"](100).items() if lacking not in name}
+    files["checkpoint-100/optimizer_0/__0_0.pt"] = torch_bytes({})
     write_checkpoint(tmp_path, files)
     found = judge(tmp_path).checkpoint
     assert (found.state, found.valid, found.reason) == ("complete", None, reason)
