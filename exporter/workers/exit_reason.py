@@ -127,7 +127,8 @@ class LostGpu(_GpuIncident):
 
 
 _DEVICE_FAULT = re.compile(
-    r"NVRM: Xid \(PCI:[^)]{1,40}\): (?P<xid>\d{1,4})(?!\d)|fallen off the bus|[Uu]ncorrectable [\w ]{0,40}error"
+    r"NVRM: Xid \(PCI:[^)]{1,40}\): (?P<xid>\d{1,4})(?!\d)|fallen off the bus|GPU is lost"
+    r"|[Uu]ncorrectable [\w ]{0,40}error"
 )
 
 

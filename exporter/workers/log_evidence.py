@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from exporter.logs.errors.last_error import LogError, last_error
+from exporter.logs.errors.lines import without_survived
 from exporter.logs.lexicon import Lexicon
 from exporter.logs.patterns import Pattern, PatternKind
 from exporter.logs.search.findings import LogPosition
@@ -27,7 +28,7 @@ def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvi
         moved = _last_progress_offset(engine.scan(text).positions)
         final = text if moved is None else _text_after_position(text, moved, progress)
         error = last_error(final, lexicon.errors)
-        words = final if error is None or not error.certain else _block(error)
+        words = without_survived(final) if error is None or not error.certain else _block(error)
         found = engine.scan(words).errors
         classes |= set(found)
         if error is not None:

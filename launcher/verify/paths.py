@@ -5,6 +5,7 @@ import glob
 import gzip
 import json
 import os
+import re
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
@@ -17,8 +18,9 @@ from exporter.contract.records import JsonObject
 from exporter.contract.run_files import MANIFEST_FILE
 from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.layouts_reader import index_paths
-from exporter.files.checkpoints.names import is_checkpoint
+from exporter.files.checkpoints.names import is_checkpoint, is_sharded, is_weights
 from exporter.files.formats import check_file
+from exporter.files.formats.record_count import record_kind
 from exporter.files.formats.source import NotRegularFile, open_source, printable
 from exporter.machine.folders import file_names
 from launcher.errors import LauncherError
@@ -26,6 +28,13 @@ from launcher.verify.files import Facts, LastCheckpoint, OutputFiles, SlicedWork
 
 WHOLE, DAMAGED, UNDECIDED = "whole", "damaged", "cannot tell"
 MARKS = (".zgroup", "_CHECKPOINT_METADATA", "manifest.ocdbt")  # names by which a directory is a checkpoint
+MOST_TRACKER_BYTES = 4096  # of a file that names the newest checkpoint
+_STEP = re.compile(r"(?<![a-z])(?:checkpoint|ckpt|global_?step|step|epoch|iter(?:ation)?)[-_=]?\d", re.IGNORECASE)
+_TRACKERS = (
+    ("latest", r"([^\s/]{1,255})$", ("{}",)),  # of DeepSpeed; many programs link it
+    ("latest_checkpointed_iteration.txt", r"(\d{1,18})$", ("iter_{:0>7}", "global_step_{}")),  # of Megatron, of verl
+    ("checkpoint", r'model_checkpoint_path: "([^"/]{1,250})"', ("{}.index",)),  # of TensorFlow
+)
 PIECE_BYTES = 4 << 20  # read between two reports of progress
 
 Progress = Callable[[int], None]  # called with the bytes read since the previous call
@@ -78,21 +87,41 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
         names = os.listdir(place) if place.is_dir() else []
     except OSError as error:
         return PathVerdict(os.fspath(path), "folder of files", UNDECIDED, f"cannot be read: {error.strerror}")
-    if is_checkpoint(place.name, place.is_dir()) or _is_of_checkpoint(names):
+    inner = [name for name in names if is_checkpoint(name, (place / name).is_dir())]
+    if _is_of_checkpoint(names, inner) or (
+        is_checkpoint(place.name, place.is_dir()) and not _is_folder(place, names, inner)
+    ):
         found = _verify_checkpoint(place.parent, place.name)
-    elif any(is_checkpoint(name, (place / name).is_dir()) for name in names):
+    elif inner:
         found = _verify_checkpoint(place, None)
     else:
         found = _verify_files(place)
     found.path = os.fspath(path)
+    if found.kind == "checkpoint" and place.is_dir() and found.verdict == WHOLE and (flaw := _lost_target(place)):
+        found.verdict, found.reason = UNDECIDED, f"{flaw.file}: {flaw.reason}"
+        found.flaws.append(flaw)
     if deep and found.verdict != DAMAGED:
         _read_all(found, progress)
     return found
 
 
-def _is_of_checkpoint(names: list[str]) -> bool:
-    """Whether the directory with these names is a checkpoint, whatever its own name."""
-    return any(name in MARKS for name in names) or any(index_paths(f"x/{name}" for name in names))
+def _is_of_checkpoint(names: list[str], inner: list[str]) -> bool:
+    """Whether the directory with these names is a checkpoint, whatever its own name.
+
+    ``inner`` are the names of checkpoints among them.
+    """
+    is_marked = any(name in MARKS for name in names) or any(index_paths(f"x/{name}" for name in names))
+    shards = (name for name in names if is_weights(name) and is_sharded(name) and not record_kind(name))
+    return is_marked or (not inner and any(shards))
+
+
+def _is_folder(place: Path, names: list[str], inner: list[str]) -> bool:
+    """Whether a directory such as ``run_3`` holds checkpoints or output files, rather than being checkpoint 3."""
+    if _STEP.search(place.name) or not names:
+        return False
+    if any(_STEP.search(name) for name in inner):
+        return True
+    return all(record_kind(name) and (place / name).is_file() for name in names)
 
 
 def _verify_checkpoint(folder: Path, name: str | None) -> PathVerdict:
@@ -119,6 +148,25 @@ def _verify_checkpoint(folder: Path, name: str | None) -> PathVerdict:
         resume=None if resume is None else str(folder / (name if name is not None and is_alone else resume.name)),
         resume_is_whole=best.whole is not None,
     )
+
+
+def _lost_target(folder: Path) -> DamagedFile | None:
+    """The file or link in a folder of checkpoints that says which one is the newest, if that one is not there."""
+    for name, form, targets in _TRACKERS:
+        tracker = folder / name
+        if tracker.is_symlink():
+            reason = None if tracker.exists() else f"leads to {printable(os.readlink(tracker))}, which is not there"
+        elif tracker.is_file() and tracker.stat().st_size <= MOST_TRACKER_BYTES:
+            text = tracker.read_text("utf-8", "replace").strip()
+            named = [target.format(found[1]) for target in targets] if (found := re.match(form, text)) else []
+            reason = None if text else "is empty"
+            if named and not any((folder / target).exists() for target in named):
+                reason = f"names {printable(named[0])}, which is not there"
+        else:
+            continue
+        if reason is not None:
+            return DamagedFile(name, None, reason)
+    return None
 
 
 def _verify_files(place: Path) -> PathVerdict:

@@ -29,10 +29,17 @@ from exporter.contract.report import Report
 from exporter.contract.run_files import read_json
 from exporter.contract.status import NodeStatus
 from exporter.contract.timeline_file import TimelineHead, TimelineSeries, open_timeline, pack_timeline
-from exporter.files.checkpoints.layouts_reader import parse_array, parse_distcp_metadata, parse_index, parse_orbax_tree
+from exporter.files.checkpoints.layouts_reader import (
+    parse_array,
+    parse_core_metadata,
+    parse_distcp_metadata,
+    parse_index,
+    parse_orbax_tree,
+    parse_shard_index,
+)
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.formats import check_file
-from exporter.files.formats.source import open_source
+from exporter.files.formats.source import CheckUndecided, open_source
 from exporter.hub.runs.run_directory_reader import parse_outcome
 from exporter.logs.errors.last_error import last_error
 from exporter.logs.lexicon_reader import build_lexicon
@@ -69,7 +76,7 @@ from launcher.verify.benchmark_results import NoBenchmarkResult, parse_benchmark
 from launcher.verify.tokens import count_tokens
 from tests.exporter.files.formats.sample_files import FOLDER
 from tests.fuzz.inputs import damaged, damaged_text
-from tests.launcher.verify.checkpoint_files import orbax_zarr, torch_distributed, zarr
+from tests.launcher.verify.checkpoint_files import megatron_core, orbax_zarr, torch_distributed, zarr, zarr_sharded
 from tests.support.exporter import make_manifest, make_task
 
 MOST_S = 2.0  # processor time for one input; the slowest takes 0.3 s on an idle machine
@@ -215,6 +222,10 @@ PARSERS = {
     "Zarr array": Parser(
         parse_array, damaged([orbax_zarr(1)["1/w/zarr.json"], zarr(1)["checkpoint_1.zarr/plain/.zarray"]])
     ),
+    "Zarr shard": Parser(
+        parse_shard_index, damaged([zarr_sharded(1)["checkpoint_1.zarr/w/zarr.json"]]), (CheckUndecided,)
+    ),
+    "Megatron core": Parser(parse_core_metadata, damaged([megatron_core(1)["iter_0000001/metadata.json"]])),
     "Orbax tree": Parser(parse_orbax_tree, damaged([orbax_zarr(1)["1/_METADATA"]])),
     "checkpoint name": Parser(parse_name, damaged_text(["checkpoint_100.pt", "step-5/rank_3_of_8.bin", "e1.tmp.12"])),
     "status": Parser(

@@ -1,5 +1,6 @@
 """Poll a checkpoint folder: changed entries, the shards that indexes name, and damaged files."""
 
+import contextlib
 import heapq
 import itertools
 import os
@@ -459,6 +460,10 @@ class CheckpointWatch:
                     except OSError:
                         whole = False
                         continue
+                    if stat.S_ISLNK(facts.st_mode):
+                        with contextlib.suppress(OSError):  # leads nowhere
+                            target = entry.stat()
+                            facts = target if stat.S_ISREG(target.st_mode) else facts
                     if stat.S_ISDIR(facts.st_mode):
                         deeper = level < MOST_LEVELS and (yield from self._walk(place, fd, level + 1, files, folders))
                         whole = whole and deeper

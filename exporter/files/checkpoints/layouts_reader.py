@@ -10,16 +10,25 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from exporter.files.checkpoints.entries import CheckpointIndex
-from exporter.files.formats import torch_file
+from exporter.files.formats import safetensors, torch_file, zip_file
 from exporter.files.formats.pickles import PICKLE_ERRORS, walk_pickle
-from exporter.files.formats.source import OPEN_FLAGS, CheckUndecided, FileDamaged, NotRegularFile, open_source
+from exporter.files.formats.source import (
+    OPEN_FLAGS,
+    CheckUndecided,
+    FileDamaged,
+    FileSource,
+    NotRegularFile,
+    open_source,
+)
 
 MOST_INDEXES = 64  # read of one entry
 MOST_INDEX_BYTES = 8 << 20
 MOST_WALKED_BYTES = 1 << 20  # longest .metadata whose lengths are read: the walk takes a second for each 2 MiB
 MOST_SHARDS = 20_000
+TENSOR_INDEXES = (".safetensors.index.json", ".bin.index.json")
 INDEX, DISTCP_INDEX, ORBAX_TREE = ".index.json", ".metadata", "_METADATA"
 ARRAYS = (".zarray", "zarr.json")
+CORE = "metadata.json"  # of Megatron core, beside the files of PyTorch
 
 _DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 _DEEPSPEED_STATES = re.compile(r"(?:bf16_)?(?:zero_pp_rank_\d+_)?mp_rank_(\d\d)_model_states\.pt")
@@ -32,7 +41,7 @@ def index_paths(paths: Iterable[str]) -> Iterator[str]:
     """Yield the paths of files that name others: all indexes, and of files of ranks the first in each folder."""
     seen = set()
     for path in sorted(paths):
-        if path.endswith((INDEX, *(f"/{name}" for name in (DISTCP_INDEX, *ARRAYS, ORBAX_TREE)))):
+        if path.endswith((INDEX, *(f"/{name}" for name in (DISTCP_INDEX, CORE, *ARRAYS, ORBAX_TREE)))):
             yield path
         elif _OF_RANKS.search(path) and (folder := _ranks_folder(path)) not in seen:
             seen.add(folder)
@@ -49,13 +58,15 @@ def read_index(directory: str, path: str, paths: Collection[str], *, whole: bool
     try:
         if _OF_RANKS.search(path):
             return CheckpointIndex(path, tuple(_rank_paths(directory, path, paths)))
-        text = _read_text(directory, path)
+        text = read_text(directory, path)
     except (OSError, NotRegularFile, FileDamaged, CheckUndecided, *PICKLE_ERRORS):
         return CheckpointIndex(path, ())
     lengths: dict[str, int] = {}
     chunks: Sequence[str] = ()
     if path.endswith(INDEX):
         names: Sequence[str] = parse_index(text) or ()
+    elif path.endswith(f"/{CORE}"):
+        names = parse_core_metadata(text)
     elif path.endswith(ORBAX_TREE):
         names = parse_orbax_tree(text)
     elif path.endswith(ARRAYS):
@@ -80,6 +91,20 @@ def read_index(directory: str, path: str, paths: Collection[str], *, whole: bool
 
 def parse_index(text: str | bytes) -> tuple[str, ...] | None:
     """Return the sorted shard names of a Hugging Face ``*.index.json``; None for any other content."""
+    tensors = parse_tensor_index(text)
+    return tuple(sorted(tensors)) if tensors is not None and len(tensors) <= MOST_SHARDS else None
+
+
+def parse_core_metadata(text: bytes) -> Sequence[str]:
+    """Return what a checkpoint of Megatron core has besides its shards; nothing for any other ``metadata.json``."""
+    try:
+        return ("common.pt", DISTCP_INDEX) if json.loads(text)["sharded_backend"] == "torch_dist" else ()
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ()
+
+
+def parse_tensor_index(text: str | bytes) -> dict[str, set[str]] | None:
+    """Return the tensors in each shard according to a Hugging Face ``*.index.json``; None for any other content."""
     try:
         body = json.loads(text)
     except (ValueError, RecursionError):
@@ -87,8 +112,21 @@ def parse_index(text: str | bytes) -> tuple[str, ...] | None:
     weights = body.get("weight_map") if isinstance(body, dict) else None
     if not isinstance(weights, dict):
         return None
-    names = {name for name in weights.values() if isinstance(name, str) and name}
-    return tuple(sorted(names)) if len(names) <= MOST_SHARDS else None
+    tensors: dict[str, set[str]] = {}
+    for tensor, shard in weights.items():
+        if isinstance(shard, str) and shard:
+            tensors.setdefault(shard, set()).add(tensor)
+    return tensors
+
+
+def tensor_names(source: FileSource) -> set[str] | None:
+    """Return the names of the tensors in a shard; None if its format does not show them."""
+    if safetensors.claims(source):
+        return {tensor.name for tensor in safetensors.read_tensors(source)}
+    held = torch_file.read_object(source).value if source.head(4) == zip_file.LOCAL_MARK else None
+    if not isinstance(held, dict) or not held or "_metadata" in held:  # an attribute of an OrderedDict
+        return None
+    return {name for name in held if isinstance(name, str)}
 
 
 def parse_distcp_metadata(text: bytes) -> dict[str, int] | None:
@@ -109,6 +147,28 @@ def parse_distcp_metadata(text: bytes) -> dict[str, int] | None:
         if isinstance(name, str) and isinstance(offset, int) and isinstance(length, int):
             ends[name] = max(ends.get(name, 0), offset + length)
     return ends
+
+
+def parse_shard_index(text: bytes) -> int | None:
+    """Return the length of the index at the end of each shard of a Zarr 3 array, from its ``zarr.json``.
+
+    None if it has no shards. Raises CheckUndecided for an index in another place or without checksum.
+    """
+    try:
+        body = json.loads(text)
+        codec, *others = body["codecs"]
+        if codec["name"] != "sharding_indexed":
+            return None
+        settings = codec["configuration"]
+        sides = zip(body["chunk_grid"]["configuration"]["chunk_shape"], settings["chunk_shape"], strict=True)
+        index = [codec["name"] for codec in settings["index_codecs"]]
+        place = settings.get("index_location", "end")
+        chunks = math.prod(int(outer) // int(inner) for outer, inner in sides)
+    except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
+        return None
+    if others or index != ["bytes", "crc32c"] or place != "end" or chunks < 1:
+        raise CheckUndecided("is a Zarr shard of a form that is not checked")
+    return 16 * chunks + 4
 
 
 class ZarrArray(NamedTuple):
@@ -158,7 +218,8 @@ def parse_orbax_tree(text: bytes) -> tuple[str, ...]:
         return ()
 
 
-def _read_text(directory: str, path: str) -> bytes:
+def read_text(directory: str, path: str) -> bytes:
+    """Read an index as a whole. Raises CheckUndecided if it is too long, NotRegularFile if there is none."""
     with open_source(directory, path) as source:
         if source.size > MOST_INDEX_BYTES:
             raise CheckUndecided("is too long")

@@ -3,6 +3,7 @@
 import itertools
 import re
 from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Set as AbstractSet
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -31,8 +32,13 @@ _PIPELINE_RANK = lazy_regex(r"(?<=mp_rank_\d\d_)(\d{3})(?!\d)")
 _COMPANION_FILES = (
     (lazy_regex(r"^(.*/)__\d+_\d+\.distcp$"), r"\1.metadata"),
     (lazy_regex(r"^(.*)\.data-\d{5}-of-\d{5}$"), r"\1.index"),
+    (lazy_regex(r"^(.*/)c(?:[/.]\d+)+$"), r"\1zarr.json"),
     (lazy_regex(r"^((?:(?!ocdbt\.process_).)*/)(?:manifest\.ocdbt|_sharding|array_metadatas/.*)$"), r"\1_METADATA"),
 )  # files, and what reads them
+_ZARR_CHUNK = lazy_regex(r"(?:/\d+(?:\.\d+)*)+$")
+_INDEXED_SHARD = lazy_regex(
+    r"^(.*/(?:pytorch_|adapter_|diffusion_pytorch_)?model)-\d{5}-of-\d{5}(\.safetensors|\.bin)$"
+)
 _TENSORFLOW_SHARD = ".data-"  # precedes the number of a shard, which counts from 0
 _STEP = lazy_regex(
     r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
@@ -164,13 +170,19 @@ def is_text(path: str) -> bool:
 
 def is_part(path: str) -> bool:
     """Whether a file in a checkpoint's directory belongs to it by its name, rather than being a log or a note."""
-    return not is_text(path) or NEEDED_TEXT.search(path) is not None
+    return NEEDED_TEXT.search(path) is not None or not (is_text(path) or "tfevents" in path)
 
 
 def is_weights(path: str) -> bool:
     """Whether a path is named like a file of model weights."""
     name = path.rpartition("/")[2]
     return name.lower().endswith(_WEIGHTS) and not _NO_WEIGHTS.search(name)
+
+
+def is_state_of_training(path: str) -> bool:
+    """Whether a path is named like what a trainer saves beside the model, as ``optimizer.pt``."""
+    inner = path.partition("/")[2]  # without the name of the checkpoint
+    return _NO_WEIGHTS.search(inner) is not None and "model" not in inner
 
 
 def is_sharded(path: str) -> bool:
@@ -258,12 +270,39 @@ def missing_ranks(paths: Iterable[str]) -> Iterator[str]:
                     yield f"{before}{number:0{width}}{after}"
 
 
-def missing_companions(paths: Collection[str]) -> Iterator[str]:
+def missing_companions(paths: AbstractSet[str]) -> Iterator[str]:
     """Yield files without which others cannot be read: ``.metadata`` beside ``__0_0.distcp``."""
+    is_zarr = any(path.endswith(("/.zarray", "/.zgroup")) for path in paths)
+    trees = {path.rpartition("/")[0] for path in paths if path.endswith("/_CHECKPOINT_METADATA")}
     for path in paths:
+        folder, _, name = path.rpartition("/")
+        if name == "common.pt" and f"{folder}/.metadata" in paths and (core := f"{folder}/metadata.json") not in paths:
+            yield core  # of Megatron core
+        elif (
+            name in (".zarray", "zarr.json")
+            and (tree := folder.rpartition("/")[0]) in trees
+            and f"{tree}/_METADATA" not in paths
+        ):
+            yield f"{tree}/_METADATA"  # of Orbax
+        elif is_zarr and (chunk := _ZARR_CHUNK.search(path)) and paths.isdisjoint(_zarr_arrays(path, chunk.start())):
+            yield f"{path[: chunk.start()]}/.zarray"
         for pattern, companion in _COMPANION_FILES:
             if (match := pattern.search(path)) and (lacking := match.expand(companion)) not in paths:
                 yield lacking
+
+
+def _zarr_arrays(path: str, begin: int) -> Iterator[str]:
+    """Yield where the array of a chunk may be described, whose numbers begin at ``begin``."""
+    yield f"{path[:begin]}/.zarray"
+    for match in re.finditer("/", path[begin + 1 :]):
+        yield f"{path[: begin + 1 + match.start()]}/.zarray"
+
+
+def missing_indexes(paths: Collection[str]) -> Iterator[str]:
+    """Yield the indexes of Hugging Face that most programs need to find the shards beside them."""
+    for path in paths:
+        if (match := _INDEXED_SHARD.search(path)) and (lacking := match.expand(r"\1\2.index.json")) not in paths:
+            yield lacking
 
 
 def missing_first_ranks(paths: Iterable[str]) -> Iterator[str]:

@@ -1,13 +1,24 @@
 """Whether each file of a checkpoint is whole: by its own format, and by what others state about it."""
 
 import re
+import struct
 from collections.abc import Generator
 
 from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.entries import FROM_EARLIER_JOB, CheckpointEntry, CheckpointFile
-from exporter.files.checkpoints.layouts_reader import DISTCP_INDEX, index_ends, parse_distcp_metadata
+from exporter.files.checkpoints.layouts_reader import (
+    DISTCP_INDEX,
+    TENSOR_INDEXES,
+    index_ends,
+    parse_distcp_metadata,
+    parse_shard_index,
+    parse_tensor_index,
+    read_text,
+    tensor_names,
+)
 from exporter.files.checkpoints.names import NEEDED_TEXT, is_marker, is_part
 from exporter.files.formats import FileCheck, check_file, hdf5
+from exporter.files.formats.pickles import PICKLE_ERRORS
 from exporter.files.formats.source import (
     CheckUndecided,
     FileDamaged,
@@ -31,6 +42,7 @@ _CHUNK = re.compile(r"(?:^|/)(?:c|(?:c[/.])?\d+(?:[/.]\d+)*)$")
 _BTREE = re.compile(r"(?:^|/)(?:manifest\.ocdbt|d/[0-9a-f]{32})$")
 _BTREE_MAGICS = (b"\x0c\xdb\x3a\x2a", b"\x0c\xdb\x20\xde", b"\x0c\xdb\x12\x34")  # manifest, node, versions
 ZEROS_BYTES = 4096
+_NO_CHUNK = (1 << 64) - 1  # length of a chunk that a Zarr shard leaves out
 BTREE = "ocdbt"
 
 
@@ -44,7 +56,7 @@ def check_part(folder: str, path: str, *, inside: bool, end: int | None = None) 
     with open_source(folder, path) as source:
         if not source.size and is_marker(path) and not path.endswith(DISTCP_INDEX):
             return FileCheck(BESIDE, None)
-        found = _check(source, path, end)
+        found = _check(source, path, end, folder)
         if found.state == "unfinished" and found.format == hdf5.NAME:
             return found._replace(state="unknown")  # its writer may be active
         is_lost = found.state == "unfinished" or (
@@ -78,7 +90,7 @@ def _needs_content(path: str) -> bool:
     )
 
 
-def _check(source: FileSource, path: str, end: int | None) -> FileCheck:
+def _check(source: FileSource, path: str, end: int | None, folder: str) -> FileCheck:
     if NEEDED_TEXT.search(path) and not path.endswith(".json"):
         source.name = f"{path}.json"  # the content is, whatever the name says
     if end is not None and source.size and source.size < end:
@@ -86,10 +98,17 @@ def _check(source: FileSource, path: str, end: int | None) -> FileCheck:
     try:
         if source.size and path.endswith(f"/{DISTCP_INDEX}"):
             return _check_distcp_index(source)
+        if source.size and path.endswith(TENSOR_INDEXES):
+            return _check_tensor_index(source, folder, path)
         if source.size and _BTREE.search(path):
             return _check_btree(source)
-        if _CHUNK.search(path) and source.head(2) == b"\2\1" and source.size >= 16 and end is None:
-            return _check_blosc(source)
+        if source.size and end is None and (chunk := _CHUNK.search(path)):
+            if length := _shard_index_bytes(folder, f"{path[: chunk.start()]}/zarr.json"):
+                return _check_zarr_shard(source, length)
+            if source.head(2) == b"\2\1" and source.size >= 16:
+                return _check_blosc(source)
+            if source.head(4) == ZSTD_MAGIC.to_bytes(4, "little") and (after := source.size - frame_end(source, 4)):
+                raise FileDamaged(f"continues for {after} bytes after its values")
         found = check_file(source)
         if found.state == "unknown" and _is_erased(source):
             return FileCheck("invalid", None, "contains only zeros, as if it was never written")
@@ -101,6 +120,28 @@ def _check(source: FileSource, path: str, end: int | None) -> FileCheck:
         if source.size == end:
             return FileCheck("valid", found.format or "raw")
         return found._replace(reason=f"continues for {source.size - end} bytes after its last item")
+    return found
+
+
+def _check_tensor_index(source: FileSource, folder: str, path: str) -> FileCheck:
+    """Check an index of Hugging Face, and whether each shard has the tensors that it is said to have."""
+    found = check_file(source)
+    if found.state != "valid":
+        return found
+    try:
+        tensors = parse_tensor_index(read_text(folder, path))
+    except (NotRegularFile, CheckUndecided):
+        return found  # too long
+    if not tensors:
+        raise FileDamaged("names no tensor")
+    for shard, expected in tensors.items():
+        try:
+            with open_source(folder, f"{path.rpartition('/')[0]}/{shard}") as part:
+                lacking = expected - (tensor_names(part) or expected)
+        except (NotRegularFile, FileDamaged, CheckUndecided, OSError, *PICKLE_ERRORS):
+            continue  # its own check says so
+        if lacking:
+            raise FileDamaged(f"names the tensor {min(lacking)[:80]!r} in {shard}, which has none of this name")
     return found
 
 
@@ -120,6 +161,29 @@ def _check_distcp_index(source: FileSource) -> FileCheck:
     if parse_distcp_metadata(source.read(0, source.size)) is None:
         raise FileDamaged("is not a pickle of one object")
     return FileCheck("valid", "pickle")
+
+
+def _shard_index_bytes(folder: str, array: str) -> int | None:
+    try:
+        return parse_shard_index(read_text(folder, array))
+    except (NotRegularFile, OSError):
+        return None  # chunks of Zarr 2
+
+
+def _check_zarr_shard(source: FileSource, length: int) -> FileCheck:
+    """Check the index at the end of a shard: offset and length of each chunk, and a checksum."""
+    if source.size < length:
+        raise FileDamaged(f"ends {length - source.size} bytes too early")
+    index = source.tail(length)
+    if crc32c(index[:-4]) != int.from_bytes(index[-4:], "little"):
+        raise FileDamaged("has an index of chunks whose checksum is wrong")
+    numbers = struct.unpack(f"<{length // 8}Q", index[:-4])
+    ends = [begin + size for begin, size in zip(numbers[::2], numbers[1::2], strict=True) if size != _NO_CHUNK]
+    if (end := max(ends, default=0)) > source.size - length:
+        raise FileDamaged("has an index of chunks that lie behind its end")
+    if end < source.size - length:
+        raise CheckUndecided(f"has {source.size - length - end} bytes that belong to no chunk")
+    return FileCheck("valid", "zarr shard")
 
 
 def _check_blosc(source: FileSource) -> FileCheck:

@@ -12,9 +12,12 @@ from exporter.files.checkpoints.names import (
     is_marker,
     is_part,
     is_sharded,
+    is_state_of_training,
+    is_text,
     is_weights,
     missing_companions,
     missing_first_ranks,
+    missing_indexes,
     missing_numbers,
     missing_ranks,
     name_shape,
@@ -158,6 +161,12 @@ class CheckpointSet:
         return self._read_names().optional_gap
 
     @property
+    def lacks_weights(self) -> bool:
+        """Whether only the state of an optimizer and the like is left, without a model."""
+        parts = [file.path for file in self.files() if not (is_text(file.path) or is_marker(file.path))]
+        return bool(self.parts) and all(map(is_state_of_training, parts))
+
+    @property
     def is_renamed(self) -> bool:
         """Whether every entry was renamed into place."""
         return all(name in self.renamed for name in self.entries)
@@ -189,6 +198,7 @@ class CheckpointSet:
             holes = set(missing_ranks(there)) - gaps
             named = {path for index in indexes for path in index.shards}
             optional = [path for index in indexes for path in index.optional if path not in there]
+            optional += sorted(missing_indexes(there))
             self._facts = _NameFacts(
                 inputs,
                 frozenset(shapes),

@@ -28,6 +28,8 @@ def doubt(
         return f"{found.optional_gap} may be missing"
     if text := unusual_text((*unusual, *sorted(history.usual_parts(found.key) - found.parts))):
         return text
+    if found.lacks_weights:
+        return "has no file of weights"
     if found.open_rank is not None and not history.had_same(found.key, found.shapes):
         return f"nothing states how many files like {found.open_rank} there must be"
     return None if any(entry.valid for entry in seen) else "no file in it shows whether it is complete"

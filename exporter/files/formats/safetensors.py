@@ -44,20 +44,25 @@ def claims(source: FileSource) -> bool:
 
 def inspect(source: FileSource) -> ValidFile:
     """Validate that tensors match their types and shapes, and fill the file without gaps."""
-    length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
-    begin = LENGTH_BYTES + length
-    if length > MOST_HEADER_BYTES:
-        raise FileDamaged("begins with an impossible header length")
-    source.require(begin, "its header")
     end = 0
-    for tensor in sorted(parse_tensor_header(source.read(LENGTH_BYTES, length))):
+    for tensor in sorted(read_tensors(source)):
         if tensor.begin != end:
             raise FileDamaged(f"its tensor {tensor.name[:80]!r} does not begin where the previous one ends")
         end = tensor.end
+    begin = LENGTH_BYTES + int.from_bytes(source.head(LENGTH_BYTES), "little")
     source.require(begin + end, "its last tensor")
     if begin + end < source.size:
         raise FileDamaged(f"continues for {source.size - begin - end} bytes after its last tensor")
     return ValidFile(NAME)
+
+
+def read_tensors(source: FileSource) -> list[TensorEntry]:
+    """Return all tensors of the file."""
+    length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
+    if length > MOST_HEADER_BYTES:
+        raise FileDamaged("begins with an impossible header length")
+    source.require(LENGTH_BYTES + length, "its header")
+    return parse_tensor_header(source.read(LENGTH_BYTES, length))
 
 
 def parse_tensor_header(header: bytes) -> list[TensorEntry]:

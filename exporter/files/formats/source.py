@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 MOST_BYTES = 1 << 20  # read of one file in all
 MOST_READS = 4096  # pieces read in all: on a network file system each is slow, however small
+OUTSIDE = "is a link to a place outside its folder"
 NO_FOOTER = "has no footer: it was not completely written, or its end is lost"
 FIRST_BYTES = 4096  # read at once from the top, which every format examines
 
@@ -47,7 +48,7 @@ class NotRegularFile(Exception):
     @property
     def is_unreadable(self) -> bool:
         """Whether there is a file that cannot be read, rather than none or one of another kind."""
-        return self.errno not in (None, errno.ENOENT)
+        return str(self) == OUTSIDE or self.errno not in (None, errno.ENOENT)
 
 
 class ValidFile(NamedTuple):
@@ -135,7 +136,7 @@ def open_source(folder: str | os.PathLike[str], name: str) -> Iterator[FileSourc
             if "/" in name or not stat.S_ISREG(facts.st_mode):
                 top, place = os.path.realpath(folder), os.path.realpath(place)
                 if not (place == top or place.startswith(os.path.join(top, ""))):
-                    raise NotRegularFile("is outside its folder")
+                    raise NotRegularFile(OUTSIDE)
                 facts = os.stat(place, follow_symlinks=False)
             _require_regular(facts)  # never open a device
             fd = os.open(place, OPEN_FLAGS)

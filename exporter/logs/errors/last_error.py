@@ -12,10 +12,10 @@ from typing import ClassVar
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.lazy_regex import lazy_regex
 from exporter.logs.errors.lines import (
+    ASIDES,
     CRASH,
     ERROR,
     HINT,
-    IGNORED,
     LINES,
     NOTICED,
     STRONG,
@@ -127,7 +127,10 @@ _HEADLESS_FRAME = lazy_regex(r'\s{2,40}File "[^"]{1,1000}", line \d{1,9}, in ')
 _GROUP_BAR = lazy_regex(r" {0,200}\| ?")
 _GROUP_RULE = lazy_regex(r" {0,200}\+[-+ \d.]{0,200}$")
 _WEAK = lazy_regex(r"((?:\w{1,80}\.){0,12}[A-Za-z_]\w{0,80})(?:: |:?$)")
-_LEVELS = frozenset({"TRACE", "DEBUG", "INFO", "NOTE", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL"})
+_LEVELS = frozenset(
+    {"TRACE", "DEBUG", "INFO", "NOTE", "NOTICE", "WARN", "WARNING", "ERROR", "CRITICAL", "FATAL", "Node"}
+)
+_SLURM = lazy_regex(r"(?:slurmstepd|srun)[\w.-]{0,80}: ")
 _CHAIN = ("The above exception was the direct cause of", "During handling of the above exception")
 _FATAL = lazy_regex(r"Fatal Python error: ")
 _STACK_LINE = lazy_regex(r"Current thread |Thread 0x|  File |\s*$|Python runtime state|Extension modules:|  <|Stack \(")
@@ -144,7 +147,9 @@ class _ErrorScanner:
 
     def __init__(self, errors: Sequence[Pattern], log: bytes) -> None:
         self._lines = LineClassifier(errors, log)
-        self._ignored: dict[str, int] = {}  # line that announces an ignored exception, by stream
+        self._asides: dict[
+            str, tuple[int, str]
+        ] = {}  # line that announces a lesser exception and its weight, by stream
         self.found: list[_Failure] = []
         self._open: dict[str, _Failure] = {}
 
@@ -153,9 +158,10 @@ class _ErrorScanner:
         if not self._open and not TRIGGER.search(raw):
             return
         text = plain_line(raw)
-        stream, level, text = split_prefixes(text)
-        if text.startswith(IGNORED):
-            self._ignored[stream] = line_index
+        stream, level, text = split_prefixes(text, self._lines.learnt)
+        for beginning, weight in ASIDES.items():
+            if text.startswith(beginning):
+                self._asides[stream] = line_index, weight
         if _HEADER in text:
             self._handle_header(line_index, stream, text)
         elif not self._try_continue(line_index, stream, text):
@@ -173,8 +179,8 @@ class _ErrorScanner:
     def _handle_header(self, line_index: int, stream: str, text: str) -> None:
         failure = self._open.get(stream)
         if failure is None or not (failure.state == "chain" or (failure.in_group and failure.state == "after")):
-            ignored = self._ignored.get(stream) == line_index - 1
-            failure = self._begin(HINT if ignored else ERROR, stream, line_index, "frames")
+            above, weight = self._asides.get(stream, (-1, ERROR))
+            failure = self._begin(weight if above == line_index - 1 else ERROR, stream, line_index, "frames")
         before = text.partition(_HEADER)[0]
         if before.strip() in ("", "traceback :"):
             failure.indent = len(before) - len(before.lstrip()) if not failure.in_group else 0
@@ -244,9 +250,9 @@ class _ErrorScanner:
             return False
         if failure.lines_since > _MESSAGE_LINES and failure.root is None:
             return False
-        # a possible message line is no separate error, but a crash right after it is
+        # a possible message line is no separate error, but a crash right after it is, and what Slurm says
         return not any(weight == CRASH and pattern.match(text) for weight, _, pattern in LINES) and not (
-            _TERMINATE.search(text) or _FATAL.match(text) or _HEADLESS_FRAME.match(text)
+            _TERMINATE.search(text) or _FATAL.match(text) or _HEADLESS_FRAME.match(text) or _SLURM.match(text)
         )
 
     def _in_chain(self, failure: _Failure, line_index: int, text: str) -> bool:

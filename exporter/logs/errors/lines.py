@@ -59,12 +59,28 @@ _PREFIX = lazy_regex(
 )
 
 
-def split_prefixes(text: str) -> tuple[str, str, str]:
+_MARKED_HEADER = lazy_regex(r"^(.{1,200}?)(?:Traceback \(most|terminate called)", re.MULTILINE)
+_MARKED_FRAME = lazy_regex(r'^(.{1,120}?)  (?:(?:  )?File "|what\(\): )', re.MULTILINE)
+_CLOCK = r"(?:\d{1,4}[-/T ]){0,3}\d{1,2}:\d\d:\d\d(?:[.,]\d{1,9})?"
+_MOST_LEARNT = 64  # marks of nodes in one log
+
+
+def learn_prefixes(text: str) -> re.Pattern[str] | None:
+    """Learn what collectors without a known form write before each line, as ``gn01: `` of pdsh, from tracebacks."""
+    headers = {re.sub(_CLOCK, "\0", header) for header in _MARKED_HEADER.findall(text)}
+    marks = {re.sub(_CLOCK, "\0", mark) for mark in _MARKED_FRAME.findall(text) if split_prefixes(mark)[2].strip()}
+    found = [mark for mark in sorted(marks)[:_MOST_LEARNT] if any(header.startswith(mark) for header in headers)]
+    return re.compile("|".join(re.escape(mark).replace("\0", _CLOCK) for mark in found)) if found else None
+
+
+def split_prefixes(text: str, learnt: re.Pattern[str] | None = None) -> tuple[str, str, str]:
     """Split what ranks and log collectors write before a line: its stream, its level and the rest.
 
     Time stamps are dropped: only some lines of a stream have them.
     """
     stream = level = ""
+    if learnt is not None and (prefix := learnt.match(text)):
+        stream, text = re.sub(_CLOCK, "", prefix[0]).strip(), text[prefix.end() :]
     while prefix := _PREFIX.match(text):
         stream += (prefix["mark"] or "").strip()
         level = prefix["level"] or level
@@ -72,15 +88,17 @@ def split_prefixes(text: str) -> tuple[str, str, str]:
     return stream, level, text
 
 
-IGNORED = "Exception ignored "  # begins the line above the traceback of a destructor or callback
+# How the line begins that is right above the traceback of a destructor or callback, or of a task of asyncio.
+ASIDES = {"Exception ignored ": HINT, "Error in atexit._run_exitfuncs:": HINT, "future: <": NOTICED}
 _SUFFIXES = "Error|Exception|Interrupt|Exit|Timeout|Failure|Fault|Abort|Iteration|Warning|Group"
 STRONG = lazy_regex(rf"((?:\w{{1,80}}\.){{0,12}}\w{{1,80}}(?:{_SUFFIXES}))(?::(?: |$)|$)")
+_FIGURE = lazy_regex(r"[-+.\de]{1,20}%?")  # a metric such as `MeanSquaredError: 0.31`
 _MENTION = lazy_regex(r"(?:^|[\s:(])((?:\w{1,80}\.){0,12}[A-Z]\w{0,80}(?:Error|Exception)): ")
 LINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
     (CRASH, "segmentation_fault", lazy_regex(r"\bSegmentation fault\b")),
     (CRASH, "bus_error", lazy_regex(r"\bBus error\b")),
-    (CRASH, "illegal_instruction", lazy_regex(r"\bIllegal instruction\b")),
-    (CRASH, "floating_point_exception", lazy_regex(r"\bFloating point exception\b")),
+    (CRASH, "illegal_instruction", lazy_regex(r"(?:.{0,200}[: ]\d+:?\s+)?Illegal instruction\b")),
+    (CRASH, "floating_point_exception", lazy_regex(r"(?:.{0,200}[: ]\d+:?\s+)?Floating point exception\b")),
     (CRASH, "aborted", lazy_regex(r"(?:.{0,200}[: ]\d+\s+)?Aborted(?: +\(core dumped\).{0,500})?$")),
     (SUMMARY, "killed", lazy_regex(r"(?:.{0,200}: (?:line \d+: +\d+|tasks? [\d,-]+:) +Killed\b|Killed$)")),
     (
@@ -88,7 +106,8 @@ LINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
         "heap_corruption",
         lazy_regex(
             r"(?:\*\*\* Error in .{0,200}: )?(?:double free or corruption|corrupted (?:size|double)|"
-            r"free\(\): |malloc\(\): |realloc\(\): |munmap_chunk\(\): |\*\*\* (?:stack smashing|buffer overflow))"
+            r"(?:free|malloc|malloc_consolidate|realloc|munmap_chunk)\(\): |Fatal glibc error: |"
+            r"\*\*\* (?:stack smashing|buffer overflow))"
         ),
     ),
     (NOTICED, "assertion", lazy_regex(r".{0,500}\bCheck failed: .{0,200}Synchronize")),  # of work that failed before
@@ -108,9 +127,18 @@ LINES: tuple[tuple[str, str, re.Pattern[str]], ...] = (
 _HINTS: tuple[tuple[str, re.Pattern[str]], ...] = (
     (
         "message",
-        lazy_regex(r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:error|Error|fatal|Fatal): |^\*{3} |\[E\] |^\[?[EF]\d{4} "),
+        lazy_regex(
+            r"\b(?:ERROR|FATAL|CRITICAL)\b|\b(?:error|Error|fatal|Fatal): (?!(?:null|None|[\d.]{1,20})$)"
+            r"|^Error in |^OMP: Error |^g?make\S{0,20}: \*{3} |^\*{3} |\[E\] |^\[?[EF]\d{4} "
+        ),
     ),
-    ("message", lazy_regex(r"[:\]] (?:command not found|No such file or directory|Permission denied|not found)$")),
+    (
+        "message",
+        lazy_regex(
+            r"[:\]] (?:command not found|No such file or directory|Permission denied|not found|Exec format error)$"
+            r"|' not found \(required by |: No module named |\b[Ll]oss is (?:nan|NaN|inf)\b"
+        ),
+    ),
 )
 TRIGGER = lazy_regex(
     b'Traceback|File "|rror|Exception|Interrupt|Exit|Timeout|Failure|Fault|Abort|Iteration|Fatal|terminate called'
@@ -120,14 +148,26 @@ TRIGGER = lazy_regex(
     b"|too large|limit exceeded|collective operation|No space|quota|oom|NVRM|fallen off the bus|imed out|dog timeout"
     b"|heartbeat|died|dead|crashed|\\[E\\]|E\\d{4} |F\\d{4} |sigquit|exits with|exit status|exit code|abruptly"
     b"|TERMINATION|fault by GPU|closed by|pair closure|Check failed|mismatch|FAILED|exited with|file handle|Read-only"
-    b"|endpoint|bad_alloc|CUDA-capable|insufficient|NVIDIA driver"
+    b"|endpoint|bad_alloc|CUDA-capable|insufficient|NVIDIA driver|GPU is lost|retry count|monitoredBarrier|oss is "
+    b"|No module"
 )  # each alternative begins with a letter of its own, which lets the search skip quickly
+
+# Words of a line that quotes an error which the program outlived, or none at all.
+_SURVIVED = lazy_regex(
+    r"\b(?:[Rr]etrying|[Rr]etry \d|[Ss]ucceeded|[Rr]ecovered|[Hh]andled|[Ss]kipp(?:ed|ing)|[Ii]f you (?:see|get)"
+    r"|(?:may|can|could) cause)\b|(?:\b(?:count|events?|retries)[:=]|\w_\w+=) ?0$"
+)
+
+
+def without_survived(text: bytes) -> bytes:
+    """Return the text without lines about errors that the program outlived."""
+    return b"\n".join(line for line in text.split(b"\n") if not _SURVIVED.search(line.decode("utf-8", "replace")))
 
 
 # Without one of these a line fits neither `LINES` nor an exception: most lines that mention an error have none.
 DECISIVE = lazy_regex(
     r"Error|Exception|Segm|Bus|Illegal|Floating|Abort|ABORT|Killed|corrupt|\(\)|chunk|smash|overflow|Assert"
-    r"|Check failed|panicked|MPI|mpi|prterun|exitcode|looks like"
+    r"|Check failed|panicked|MPI|mpi|prterun|exitcode|looks like|glibc"
 )
 
 
@@ -138,6 +178,7 @@ class LineClassifier:
         self._noticed = [pattern for pattern in errors if pattern.name in _NOTICED_PATTERNS]
         self._summary = [pattern for pattern in errors if pattern.name == _SUMMARY_PATTERN]
         plain = plain_text(log).encode("utf-8", "replace")
+        self.learnt = learn_prefixes(_ESCAPE.sub("", log.decode("utf-8", "replace")))
         critical = [pattern for pattern in errors if pattern.severity == "critical"]
         # each line would ask 25 patterns, of which few can match anywhere
         self._possible = [
@@ -146,7 +187,9 @@ class LineClassifier:
 
     def classify(self, text: str, level: str) -> tuple[str, str] | None:
         """Weight and kind of a line that shows an error by itself."""
-        if is_decisive := DECISIVE.search(text) is not None:
+        is_decisive = DECISIVE.search(text) is not None
+        survived = _SURVIVED.search(text) is not None
+        if is_decisive and not survived:
             for weight, kind, pattern in LINES:
                 if pattern.match(text) or (
                     weight == CRASH and kind.endswith(("fault", "error")) and pattern.search(text)
@@ -154,12 +197,12 @@ class LineClassifier:
                     return weight, kind
             match = STRONG.match(text)
             if match and match[1].endswith(("Error", "Exception")) and match[1] not in ("Error", "Exception"):
-                return ERROR, match[1].rpartition(".")[2]
-        if self._possible and (name := _first_match(self._possible, text)) is not None:
+                return None if _FIGURE.fullmatch(text, match.end()) else (ERROR, match[1].rpartition(".")[2])
+        if self._possible and not survived and (name := _first_match(self._possible, text)) is not None:
             return CRASH if name in _CRASH_PATTERNS else ERROR, name
         if is_decisive and (match := _MENTION.search(text)):
             return HINT, match[1].rpartition(".")[2]
-        return next(((HINT, kind) for kind, pattern in _HINTS if pattern.search(f"{level} {text}")), None)
+        return next(((HINT, kind) for kind, pattern in _HINTS if pattern.search(f"{level} {text}".lstrip())), None)
 
     def weigh(self, kind: str, text: str, weight: str) -> str:
         """Weight of an entry according to its words, for one that is an error by its form."""

@@ -63,6 +63,18 @@ def test_the_class_of_an_error_includes_its_consequences() -> None:
     assert "nccl_timeout" in evidence_of([("w.err", watchdog)]).classes
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        *("retrying after NCCL timeout at rank 3 ... succeeded", "skipping batch: CUDA out of memory (recovered)"),
+        *("If you see `CUDA error: out of memory`, lower --max-num-seqs.", "hipErrorOutOfMemory count: 0"),
+        "No space left on device handled by a fallback to /scratch",
+    ],
+)
+def test_an_error_that_the_program_outlived_is_not_the_reason(line: str) -> None:
+    assert evidence_of([("w.err", f"{line}\nbye\n".encode())]).classes == ()
+
+
 def test_a_log_with_a_classified_error_is_preferred() -> None:
     evidence = evidence_of([("w.err", OOM), ("w.out", b"RuntimeError: worker failed\n")])
     assert evidence.line is not None

@@ -5,6 +5,7 @@ import gzip
 import io
 import json
 import pickle
+import struct
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,7 @@ from exporter.files.formats.tfrecord import crc32c
 from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes
 
 Files = Mapping[str, bytes]
+ZSTD_CHUNK = b"\x28\xb5\x2f\xfd\x20\x28\x41\x01\x00" + bytes(range(40))  # a frame with one raw block
 
 
 def torch_bytes(value: object, size: int = 200) -> bytes:
@@ -40,10 +42,12 @@ def one_safetensors(step: int) -> Files:
 
 
 def hugging_face(step: int, extension: str = "safetensors") -> Files:
-    content = safetensors_bytes(50) if extension == "safetensors" else torch_bytes({})
-    shards = [f"model-{number:05}-of-00003.{extension}" for number in (1, 2, 3)]
-    index = {"metadata": {}, "weight_map": {f"layers.{number}": name for number, name in enumerate(shards)}}
-    files = dict.fromkeys(shards, content) | {f"model.{extension}.index.json": json.dumps(index).encode()}
+    tensors = {f"layers.{number}": f"model-{number:05}-of-00003.{extension}" for number in (1, 2, 3)}
+    files = {
+        shard: safetensors_bytes(50, tensor) if extension == "safetensors" else torch_bytes({tensor: 7})
+        for tensor, shard in tensors.items()
+    }
+    files[f"model.{extension}.index.json"] = json.dumps({"metadata": {}, "weight_map": tensors}).encode()
     files |= dict.fromkeys(("optimizer.bin", "scheduler.pt", "rng_state_0.pth", "rng_state_1.pth"), torch_bytes({}))
     files["trainer_state.json"] = json.dumps({"global_step": step, "log_history": []}).encode()
     return {f"checkpoint-{step}/{name}": content for name, content in files.items()}
@@ -80,6 +84,13 @@ def torch_distributed(step: int) -> Files:
     return {f"step-{step}/{name}": content for name, content in files.items()}
 
 
+def megatron_core(step: int) -> Files:
+    files = {name.replace(f"step-{step}", f"iter_{step:07}"): text for name, text in torch_distributed(step).items()}
+    files[f"iter_{step:07}/common.pt"] = torch_bytes({"iteration": step})
+    files[f"iter_{step:07}/metadata.json"] = b'{"sharded_backend": "torch_dist", "sharded_backend_version": 1}'
+    return files
+
+
 def zarr(step: int) -> Files:
     files = {".zgroup": b'{"zarr_format": 2}'}
     for name, compressor in (("plain", None), ("packed", {"id": "gzip", "level": 1})):
@@ -87,6 +98,29 @@ def zarr(step: int) -> Files:
         files[f"{name}/.zarray"] = json.dumps({**meta, "compressor": compressor, "zarr_format": 2}).encode()
         values = bytes(range(200)) * 4
         files |= {f"{name}/{row}.0": gzip.compress(values) if compressor else values for row in range(3)}
+    return {f"checkpoint_{step}.zarr/{name}": content for name, content in files.items()}
+
+
+def zarr_sharded(step: int) -> Files:
+    """A group of Zarr 3 with one array, whose two shards hold two chunks each, the second one left out."""
+    inner = {"chunk_shape": [10], "codecs": [{"name": "bytes"}, {"name": "zstd"}]}
+    array = {
+        "shape": [40],
+        "data_type": "float32",
+        "fill_value": None,
+        "zarr_format": 3,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [20]}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [
+            {
+                "name": "sharding_indexed",
+                "configuration": {**inner, "index_codecs": [{"name": "bytes"}, {"name": "crc32c"}]},
+            }
+        ],
+    }
+    index = struct.pack("<4Q", 0, len(ZSTD_CHUNK), (1 << 64) - 1, (1 << 64) - 1)
+    shard = ZSTD_CHUNK + index + crc32c(index).to_bytes(4, "little")
+    files = {"w/zarr.json": json.dumps(array).encode(), "w/c/0": shard, "w/c/1": shard}
     return {f"checkpoint_{step}.zarr/{name}": content for name, content in files.items()}
 
 
@@ -130,7 +164,7 @@ LAYOUTS: dict[str, Callable[[int], Files]] = {
     write.__name__: write
     for write in (
         *(one_file, one_safetensors, hugging_face, hugging_face_bin, deepspeed, megatron, ranks, torch_distributed),
-        *(zarr, orbax_zarr, orbax),
+        *(megatron_core, zarr, zarr_sharded, orbax_zarr, orbax),
     )
 }
 

@@ -9,8 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from launcher.verify.files import CheckedCheckpoint, LastCheckpoint
-from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder
-from tests.launcher.verify.checkpoint_files import LAYOUTS, Files, write_checkpoint
+from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes
+from tests.launcher.verify.checkpoint_files import LAYOUTS, ZSTD_CHUNK, Files, torch_bytes, write_checkpoint
 
 DAMAGES = ("cut", "emptied", "erased", "continued", "removed")
 # values without a checksum: any bytes of the right length are values
@@ -93,13 +93,39 @@ def test_a_damaged_checkpoint_is_never_whole(
 CASES = {
     "erased shard of a .bin": ("hugging_face_bin", "model-00002-of-00003.bin", bytes(500), "contains only zeros"),
     "empty shard of a .bin": ("hugging_face_bin", "model-00002-of-00003.bin", b"", "is empty"),
+    "shard of other tensors": (
+        "hugging_face",
+        "model-00002-of-00003.safetensors",
+        safetensors_bytes(50, "layers.1"),
+        "names the tensor 'layers.2' in model-00002-of-00003.safetensors, which has none of this name",
+    ),
+    "shard of other tensors of a .bin": (
+        "hugging_face_bin",
+        "model-00002-of-00003.bin",
+        torch_bytes({"layers.1": 7}),
+        "names the tensor 'layers.2' in model-00002-of-00003.bin",
+    ),
+    "index of a tensor that is nowhere": (
+        "hugging_face",
+        "model.safetensors.index.json",
+        b'{"weight_map": {"layers.1": "model-00001-of-00003.safetensors", "x": "model-00001-of-00003.safetensors"}}',
+        "names the tensor 'x' in model-00001-of-00003.safetensors",
+    ),
+    "index of nothing": ("hugging_face", "model.safetensors.index.json", b"{}", "names no tensor"),
+    "no common part": ("megatron_core", "common.pt", None, "common.pt is missing"),
+    "no metadata of the core": ("megatron_core", "metadata.json", None, "metadata.json is missing"),
     "empty optimizer": ("hugging_face_bin", "optimizer.bin", b"", "is empty"),
     "erased .distcp": ("torch_distributed", "__1_0.distcp", bytes(2000), "contains only zeros"),
     "short .distcp": ("torch_distributed", "__1_0.distcp", b"PK\3\4", "bytes too early"),
     "no .metadata": ("torch_distributed", ".metadata", None, ".metadata is missing"),
     "cut _METADATA": ("orbax", "_METADATA", b'{"tree_m', "ends in the middle of a value"),
+    "no _METADATA": ("orbax_zarr", "_METADATA", None, "_METADATA is missing"),
     "empty manifest": ("orbax", "manifest.ocdbt", b"", "is empty"),
     "empty chunk": ("zarr", "packed/1.0", b"", "is empty"),
+    "no array of chunks": ("zarr", "packed/.zarray", None, "packed/.zarray is missing"),
+    "no array of chunks in Zarr 3": ("zarr_sharded", "w/zarr.json", None, "w/zarr.json is missing"),
+    "chunk twice": ("orbax_zarr", "w/c/0", ZSTD_CHUNK * 2, "continues for 49 bytes after its values"),
+    "shard of chunks with a wrong index": ("zarr_sharded", "w/c/1", bytes(99), "an index of chunks whose checksum is"),
     "short chunk": ("zarr", "plain/1.0", bytes(799), "ends 1 bytes too early"),
     "no rank 0 of ZeRO": ("deepspeed", "zero_pp_rank_0_mp_rank_00_optim_states.pt", None, "is missing"),
     "no last rank of ZeRO": ("deepspeed", "zero_pp_rank_3_mp_rank_00_optim_states.pt", None, "is missing"),
@@ -130,6 +156,21 @@ def test_damage_is_named(case: tuple[str, str, bytes | None, str], tmp_path: Pat
 def test_a_missing_tensorflow_shard_is_named_by_its_own_number(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {f"model.ckpt-7.{end}": b"x" for end in ("index", "data-00001-of-00002")})
     assert judge(tmp_path).checkpoint.missing == ("model.ckpt-7.data-00000-of-00002",)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "reason"),
+    [
+        ("index.json", "checkpoint-100/model.safetensors.index.json may be missing"),
+        ("model", "has no file of weights"),
+    ],
+)
+def test_a_lone_checkpoint_without_its_model_is_undecided(lacking: str, reason: str, tmp_path: Path) -> None:
+    files = {name: content for name, content in LAYOUTS["hugging_face"](100).items() if lacking not in name}
+    files["checkpoint-100/optimizer_0/__0_0.pt"] = torch_bytes({})
+    write_checkpoint(tmp_path, files)
+    found = judge(tmp_path).checkpoint
+    assert (found.state, found.valid, found.reason) == ("complete", None, reason)
 
 
 def test_a_lone_set_of_ranks_is_undecided(tmp_path: Path) -> None:

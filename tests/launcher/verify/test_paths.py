@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -40,6 +41,68 @@ def test_a_checkpoint_is_known_by_its_content_whatever_its_name(layout: str, tmp
     assert verdict(place) == ("checkpoint", "whole", None)
     (tmp_path / "link").symlink_to("weights")
     assert verdict(tmp_path / "link")[1] == "whole"
+
+
+def test_a_folder_with_a_number_in_its_name_is_no_checkpoint(tmp_path: Path) -> None:
+    write_two(tmp_path / "run_3", "hugging_face")
+    found = verify_path(tmp_path / "run_3")
+    assert (found.verdict, found.name, found.step) == ("whole", "checkpoint-200", 200)
+    (tmp_path / "results_3").mkdir()
+    (tmp_path / "results_3/part.jsonl").write_text('{"a": 1}\n')
+    found = verify_path(tmp_path / "results_3")
+    assert (found.kind, found.verdict, found.records) == ("folder", "whole", 1)
+
+
+@pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "consolidated.01.pth"])
+def test_a_folder_of_shards_is_a_checkpoint_whatever_its_name(name: str, tmp_path: Path) -> None:
+    content = safetensors_bytes() if name.endswith(".safetensors") else torch_bytes({})
+    names = [name.replace("2-of", "1-of").replace(".01", ".00"), name.replace("2-of", "3-of").replace(".01", ".03")]
+    write_checkpoint(tmp_path / "llama", dict.fromkeys([*names, name.replace(".01", ".02")], content))
+    (tmp_path / "llama" / name).unlink(missing_ok=True)
+    assert verdict(tmp_path / "llama") == ("checkpoint", "damaged", f"llama/{name} is missing")
+
+
+def test_a_part_may_be_a_link(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "out", LAYOUTS["hugging_face"](5))
+    shard = tmp_path / "out/checkpoint-5/model-00002-of-00003.safetensors"
+    blob = shard.rename(tmp_path / "out/blob")
+    shard.symlink_to("../blob")
+    assert verdict(tmp_path / "out") == ("checkpoint", "whole", None)
+    shard.unlink()
+    shard.symlink_to(blob.rename(tmp_path / "blob"))
+    reason = "checkpoint-5/model-00002-of-00003.safetensors: is a link to a place outside its folder"
+    assert verdict(tmp_path / "out") == ("checkpoint", "cannot tell", reason)
+
+
+@pytest.mark.parametrize(
+    ("tracker", "right", "wrong", "reason"),
+    [
+        ("latest", "200", "300", "latest: names 300, which is not there"),
+        ("latest", "100", "", "latest: is empty"),
+        ("latest_checkpointed_iteration.txt", "7\n", "8\n", "names iter_0000008, which is not there"),
+        ("latest_checkpointed_iteration.txt", "9", "10", "names iter_0000010, which is not there"),
+        ("checkpoint", 'model_checkpoint_path: "c-5"', 'model_checkpoint_path: "c-6"', "names c-6.index, which is not"),
+    ],
+)
+def test_a_tracker_that_names_a_lost_checkpoint_is_a_doubt(
+    tracker: str, right: str, wrong: str, reason: str, tmp_path: Path
+) -> None:
+    for name in ("100/a.safetensors", "200/a.safetensors", "iter_0000007/a.safetensors", "global_step_9/a.safetensors"):
+        write_checkpoint(tmp_path, {name: safetensors_bytes()})
+    (tmp_path / "c-5.index").write_bytes(b"x")
+    os.utime(tmp_path / "c-5.index", (0, 0))
+    (tmp_path / tracker).write_text(right)
+    assert verdict(tmp_path)[1] == "whole"
+    (tmp_path / tracker).write_text(wrong)
+    found = verify_path(tmp_path)
+    assert (found.verdict, found.reason or "", found.resume_is_whole) == ("cannot tell", found.reason, True)
+    assert reason in (found.reason or "")
+
+
+def test_a_link_to_a_lost_checkpoint_is_a_doubt(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, LAYOUTS["hugging_face"](5))
+    (tmp_path / "latest").symlink_to("checkpoint-6")
+    assert verdict(tmp_path)[1:] == ("cannot tell", "latest: leads to checkpoint-6, which is not there")
 
 
 def test_output_files_are_judged_with_their_records(tmp_path: Path) -> None:

@@ -25,9 +25,9 @@ def torch_bytes(size: int = 64) -> bytes:
     return out.getvalue()
 
 
-def safetensors_bytes(floats: int = 4) -> bytes:
+def safetensors_bytes(floats: int = 4, name: str = "w") -> bytes:
     """One tensor of zeros."""
-    header = json.dumps({"w": {"dtype": "F32", "shape": [floats], "data_offsets": [0, 4 * floats]}}).encode()
+    header = json.dumps({name: {"dtype": "F32", "shape": [floats], "data_offsets": [0, 4 * floats]}}).encode()
     return struct.pack("<Q", len(header)) + header + bytes(4 * floats)
 
 

@@ -4,7 +4,14 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from exporter.files.checkpoints.names import common_name, missing_numbers, missing_ranks, name_shape, parse_name
+from exporter.files.checkpoints.names import (
+    common_name,
+    is_part,
+    missing_numbers,
+    missing_ranks,
+    name_shape,
+    parse_name,
+)
 from tests.exporter.files.checkpoints.checkpoint_entries import HOSTILE
 
 
@@ -96,3 +103,8 @@ def test_parsing_any_name_is_deterministic(name: str, directory: bool) -> None:
         name_shape(name, found)
     list(missing_numbers([name]))
     common_name([name, name + "x"])
+
+
+def test_logs_are_no_parts_of_a_checkpoint() -> None:
+    names = ("step-5/events.out.tfevents.17.gn1", "step-5/train.log", "step-5/config.json", "step-5/optimizer.pt")
+    assert [is_part(name) for name in names] == [False, False, True, True]

@@ -170,7 +170,7 @@ def test_a_link_is_judged_by_its_target(tmp_path: Path) -> None:
             with open_source(top, name) as opened:
                 assert opened.head(9) == b"inside"
     for name in ("out.pt", "../secret", "sibling/a.pt", str(tmp_path / "secret"), ".."):
-        assert refusal_of(folder, name) == "is outside its folder"
+        assert refusal_of(folder, name) == "is a link to a place outside its folder"
 
 
 def test_a_file_replaced_by_a_link_before_open_is_not_followed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -233,6 +233,8 @@ def test_a_single_line_can_be_an_error(line: str, kind: str) -> None:
         "loss=0.1 error_rate=0.02 killed=0 errors: 0\n",
         "UserWarning: this is deprecated\n",
         "epoch 3 of 10, no errors\nKilled processes: none\n",
+        "MeanSquaredError: 0.031\nValidationError: 12%\nerror: null\n",
+        "WARNING: may cause Segmentation fault on old drivers\n",
     ],
 )
 def test_ordinary_text_is_no_error(text: str) -> None:
