@@ -293,7 +293,6 @@ def _build(
         since=since,
         error=_last_error(files.logs, errors),
         progress=_fields(own, _PROGRESS_FIELDS),
-        course=tuple(situation.recent_samples),
         gpus=_gpus(own, files, situation),
         process=_process(own, files, situation.details),
         memory=status.memory or Memory(),
@@ -303,9 +302,9 @@ def _build(
         stop=to_json(files.state.get("stop")),
         stacks={name: text[:STACK_LENGTH] for name, text in (situation.stacks or {}).items()},
     )
-    # Logs are redacted as texts, since a secret may span several lines.
+    # Logs are redacted as texts, since a secret may span several lines; samples are numbers, under names of ours.
     redacted = Diagnosis.from_json(redact_all(found.to_json()))
-    return _fit_size(redacted.replace(logs=tuple(map(_log, files.logs))))
+    return _fit_size(redacted.replace(course=tuple(situation.recent_samples), logs=tuple(map(_log, files.logs))))
 
 
 _PROGRESS_FIELDS = (
