@@ -53,6 +53,15 @@ def test_a_folder_with_a_number_in_its_name_is_no_checkpoint(tmp_path: Path) -> 
     assert (found.kind, found.verdict, found.records) == ("folder", "whole", 1)
 
 
+def test_a_folder_of_results_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "part.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "metadata.json").write_text('{"rows": 1}')
+    assert verdict(tmp_path) == ("folder", "whole", None)
+    for rank in range(3):
+        write_checkpoint(tmp_path / "vectors", {f"rank{rank}.pt": torch_bytes({})})
+    assert verdict(tmp_path / "vectors") == ("folder", "whole", None)
+
+
 @pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "consolidated.01.pth"])
 def test_a_folder_of_shards_is_a_checkpoint_whatever_its_name(name: str, tmp_path: Path) -> None:
     content = safetensors_bytes() if name.endswith(".safetensors") else torch_bytes({})
@@ -97,6 +106,30 @@ def test_a_tracker_that_names_a_lost_checkpoint_is_a_doubt(
     found = verify_path(tmp_path)
     assert (found.verdict, found.reason or "", found.resume_is_whole) == ("cannot tell", found.reason, True)
     assert reason in (found.reason or "")
+
+
+@pytest.mark.parametrize("text", ["500", "model_500", '{"step":7}', "ready", "\u00e9" * 250, "step_" + "9" * 255, "\0"])
+def test_a_tracker_may_name_a_checkpoint_in_its_own_way(text: str, tmp_path: Path) -> None:
+    for name in ("model_500.pt", "run/iter_500/a.pt"):
+        write_checkpoint(tmp_path, {name: torch_bytes({})})
+    (tmp_path / "latest").write_text(text)
+    (tmp_path / "run/latest_checkpointed_iteration.txt").write_text("500")
+    assert verdict(tmp_path)[1] == verdict(tmp_path / "run")[1] == "whole"
+
+
+def test_a_tracker_that_cannot_be_read_is_no_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path / "out", {"model_500.pt": torch_bytes({})})
+    (tmp_path / "out/latest").write_text("model_400")
+
+    read_text = Path.read_text
+
+    def refuse(path: Path, *arguments: str) -> str:
+        if path.name == "latest":
+            raise PermissionError(13, "Permission denied")
+        return read_text(path, *arguments)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert verdict(tmp_path / "out")[1] == "whole"
 
 
 def test_a_link_to_a_lost_checkpoint_is_a_doubt(tmp_path: Path) -> None:
