@@ -68,8 +68,11 @@ _MOST_LEARNT = 64  # marks of nodes in one log
 def learn_prefixes(text: str) -> re.Pattern[str] | None:
     """Learn what collectors without a known form write before each line, as ``gn01: `` of pdsh, from tracebacks."""
     headers = {re.sub(_CLOCK, "\0", header) for header in _MARKED_HEADER.findall(text)}
-    marks = {re.sub(_CLOCK, "\0", mark) for mark in _MARKED_FRAME.findall(text) if split_prefixes(mark)[2].strip()}
+    # what is left without known marks and the bars of an exception group
+    unknown = (mark for mark in _MARKED_FRAME.findall(text) if split_prefixes(mark)[2].strip(" |"))
+    marks = {re.sub(_CLOCK, "\0", mark) for mark in unknown}
     found = [mark for mark in sorted(marks)[:_MOST_LEARNT] if any(header.startswith(mark) for header in headers)]
+    found.sort(key=len, reverse=True)  # `gn01: app: ` before `gn01: `
     return re.compile("|".join(re.escape(mark).replace("\0", _CLOCK) for mark in found)) if found else None
 
 
