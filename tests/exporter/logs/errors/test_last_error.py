@@ -233,6 +233,7 @@ def test_an_exception_long_before_a_crash_is_not_its_cause() -> None:
         ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD", "mpi_abort"),
         ("application called MPI_Abort(MPI_COMM_WORLD, 1) - process 0", "mpi_abort"),
         ("ValueError: no traceback was printed", "ValueError"),
+        ("KeyError: 7", "KeyError"),
         ("[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)", "nccl_timeout"),
         ("cp: error writing 'x': No space left on device", "disk_full"),
         ("python: can't open file '/x/train.py': [Errno 2] No such file or directory", "message"),
