@@ -83,6 +83,18 @@ def test_a_part_may_be_a_link(tmp_path: Path) -> None:
     assert verdict(tmp_path / "out") == ("checkpoint", "cannot tell", reason)
 
 
+def test_a_tied_tensor_is_in_the_index_and_the_metadata_of_its_shard(tmp_path: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header = json.dumps({"__metadata__": {"format": "pt", "lm_head": "embed"}, "embed": tensor}).encode()
+    index = {"weight_map": dict.fromkeys(("embed", "lm_head"), "model-00001-of-00001.safetensors")}
+    files = {
+        "model-00001-of-00001.safetensors": len(header).to_bytes(8, "little") + header + b"\1\0\0\0",
+        "model.safetensors.index.json": json.dumps(index).encode(),
+    }
+    write_checkpoint(tmp_path / "out", {f"checkpoint-5/{name}": content for name, content in files.items()})
+    assert verdict(tmp_path / "out") == ("checkpoint", "whole", None)
+
+
 @pytest.mark.parametrize(
     ("tracker", "right", "wrong", "reason"),
     [
