@@ -95,6 +95,29 @@ def test_a_tied_tensor_is_in_the_index_and_the_metadata_of_its_shard(tmp_path: P
     assert verdict(tmp_path / "out") == ("checkpoint", "whole", None)
 
 
+@pytest.mark.parametrize("name", ["c", "c/0", "w"])
+def test_zarr_2_may_have_arrays_of_any_name_and_other_files_beside(name: str, tmp_path: Path) -> None:
+    second = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "<f4", "compressor": None, "filters": None}
+    third = {
+        "zarr_format": 3,
+        "shape": [1],
+        "data_type": "float32",
+        "codecs": [{"name": "bytes"}],
+        "chunk_grid": {"configuration": {"chunk_shape": [1]}},
+        "chunk_key_encoding": {"name": "default"},
+    }
+    files = {
+        "x/.zgroup": b'{"zarr_format": 2}',
+        f"x/{name}/.zarray": json.dumps(second).encode(),
+        f"x/{name}/0": b"1234",
+        "y/w/zarr.json": json.dumps(third).encode(),
+        "y/w/c/0": b"1234",
+        "ranks/0": json.dumps({"rank": 0}).encode(),
+    }
+    write_checkpoint(tmp_path / "out", {f"checkpoint-5/{path}": content for path, content in files.items()})
+    assert verdict(tmp_path / "out")[1] != "damaged"
+
+
 @pytest.mark.parametrize(
     ("tracker", "right", "wrong", "reason"),
     [
