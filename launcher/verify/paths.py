@@ -17,8 +17,8 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject
 from exporter.contract.run_files import MANIFEST_FILE
 from exporter.contract.status import DamagedFile
-from exporter.files.checkpoints.layouts_reader import index_paths
-from exporter.files.checkpoints.names import is_checkpoint, is_sharded, is_weights
+from exporter.files.checkpoints.layouts_reader import CORE, index_paths
+from exporter.files.checkpoints.names import is_checkpoint, is_sharded, is_weights, open_ranks, parse_name
 from exporter.files.formats import check_file
 from exporter.files.formats.record_count import record_kind
 from exporter.files.formats.source import NotRegularFile, open_source, printable
@@ -31,7 +31,7 @@ MARKS = (".zgroup", "_CHECKPOINT_METADATA", "manifest.ocdbt")  # names by which 
 MOST_TRACKER_BYTES = 4096  # of a file that names the newest checkpoint
 _STEP = re.compile(r"(?<![a-z])(?:checkpoint|ckpt|global_?step|step|epoch|iter(?:ation)?)[-_=]?\d", re.IGNORECASE)
 _TRACKERS = (
-    ("latest", r"([^\s/]{1,255})$", ("{}",)),  # of DeepSpeed; many programs link it
+    ("latest", r"([\w.=+-]{1,255})$", ("{}",)),  # of DeepSpeed; many programs link it
     ("latest_checkpointed_iteration.txt", r"(\d{1,18})$", ("iter_{:0>7}", "global_step_{}")),  # of Megatron, of verl
     ("checkpoint", r'model_checkpoint_path: "([^"/]{1,250})"', ("{}.index",)),  # of TensorFlow
 )
@@ -110,8 +110,13 @@ def _is_of_checkpoint(names: list[str], inner: list[str]) -> bool:
 
     ``inner`` are the names of checkpoints among them.
     """
-    is_marked = any(name in MARKS for name in names) or any(index_paths(f"x/{name}" for name in names))
-    shards = (name for name in names if is_weights(name) and is_sharded(name) and not record_kind(name))
+    # results have a `metadata.json` too, and one file of each rank
+    is_marked = any(name in MARKS for name in names) or any(index_paths(f"x/{name}" for name in names if name != CORE))
+    shards = (
+        name
+        for name in names
+        if is_weights(name) and is_sharded(name) and open_ranks((name,)) is None and not record_kind(name)
+    )
     return is_marked or (not inner and any(shards))
 
 
@@ -153,20 +158,30 @@ def _verify_checkpoint(folder: Path, name: str | None) -> PathVerdict:
 def _lost_target(folder: Path) -> DamagedFile | None:
     """The file or link in a folder of checkpoints that says which one is the newest, if that one is not there."""
     for name, form, targets in _TRACKERS:
-        tracker = folder / name
-        if tracker.is_symlink():
-            reason = None if tracker.exists() else f"leads to {printable(os.readlink(tracker))}, which is not there"
-        elif tracker.is_file() and tracker.stat().st_size <= MOST_TRACKER_BYTES:
-            text = tracker.read_text("utf-8", "replace").strip()
-            named = [target.format(found[1]) for target in targets] if (found := re.match(form, text)) else []
-            reason = None if text else "is empty"
-            if named and not any((folder / target).exists() for target in named):
-                reason = f"names {printable(named[0])}, which is not there"
-        else:
-            continue
-        if reason is not None:
-            return DamagedFile(name, None, reason)
+        with contextlib.suppress(OSError):  # cannot be read, or names what no file can be called
+            if reason := _tracker_flaw(folder / name, form, targets):
+                return DamagedFile(name, None, reason)
     return None
+
+
+def _tracker_flaw(tracker: Path, form: str, targets: tuple[str, ...]) -> str | None:
+    if tracker.is_symlink():
+        return None if tracker.exists() else f"leads to {printable(os.readlink(tracker))}, which is not there"
+    if not tracker.is_file() or tracker.stat().st_size > MOST_TRACKER_BYTES:
+        return None
+    text = tracker.read_text("utf-8", "replace").strip()
+    if not text:
+        return "is empty"
+    named = [target.format(found[1]) for target in targets] if (found := re.match(form, text)) else []
+    if not named or any((tracker.parent / target).exists() for target in named):
+        return None
+    wanted = parse_name(named[0])
+    if wanted is None or not wanted.versioned:
+        return None  # any word
+    # `500` may stand for `step_500`, and `model_500` for `model_500.pt`
+    there = filter(None, map(parse_name, os.listdir(tracker.parent)))
+    is_there = any((found.step, found.epoch) == (wanted.step, wanted.epoch) for found in there)
+    return None if is_there else f"names {printable(named[0])}, which is not there"
 
 
 def _verify_files(place: Path) -> PathVerdict:

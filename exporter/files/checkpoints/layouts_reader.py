@@ -122,7 +122,7 @@ def parse_tensor_index(text: str | bytes) -> dict[str, set[str]] | None:
 def tensor_names(source: FileSource) -> set[str] | None:
     """Return the names of the tensors in a shard; None if its format does not show them."""
     if safetensors.claims(source):
-        return {tensor.name for tensor in safetensors.read_tensors(source)}
+        return safetensors.read_names(source)
     held = torch_file.read_object(source).value if source.head(4) == zip_file.LOCAL_MARK else None
     if not isinstance(held, dict) or not held or "_metadata" in held:  # an attribute of an OrderedDict
         return None

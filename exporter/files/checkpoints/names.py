@@ -32,9 +32,9 @@ _PIPELINE_RANK = lazy_regex(r"(?<=mp_rank_\d\d_)(\d{3})(?!\d)")
 _COMPANION_FILES = (
     (lazy_regex(r"^(.*/)__\d+_\d+\.distcp$"), r"\1.metadata"),
     (lazy_regex(r"^(.*)\.data-\d{5}-of-\d{5}$"), r"\1.index"),
-    (lazy_regex(r"^(.*/)c(?:[/.]\d+)+$"), r"\1zarr.json"),
     (lazy_regex(r"^((?:(?!ocdbt\.process_).)*/)(?:manifest\.ocdbt|_sharding|array_metadatas/.*)$"), r"\1_METADATA"),
 )  # files, and what reads them
+_ZARR3_CHUNK = lazy_regex(r"(?<=/)c(?:[/.]\d+)+$")
 _ZARR_CHUNK = lazy_regex(r"(?:/\d+(?:\.\d+)*)+$")
 _INDEXED_SHARD = lazy_regex(
     r"^(.*/(?:pytorch_|adapter_|diffusion_pytorch_)?model)-\d{5}-of-\d{5}(\.safetensors|\.bin)$"
@@ -272,7 +272,8 @@ def missing_ranks(paths: Iterable[str]) -> Iterator[str]:
 
 def missing_companions(paths: AbstractSet[str]) -> Iterator[str]:
     """Yield files without which others cannot be read: ``.metadata`` beside ``__0_0.distcp``."""
-    is_zarr = any(path.endswith(("/.zarray", "/.zgroup")) for path in paths)
+    groups = tuple(path.removesuffix(".zgroup") for path in paths if path.endswith("/.zgroup"))
+    is_zarr3 = any(path.endswith("/zarr.json") for path in paths)
     trees = {path.rpartition("/")[0] for path in paths if path.endswith("/_CHECKPOINT_METADATA")}
     for path in paths:
         folder, _, name = path.rpartition("/")
@@ -284,7 +285,14 @@ def missing_companions(paths: AbstractSet[str]) -> Iterator[str]:
             and f"{tree}/_METADATA" not in paths
         ):
             yield f"{tree}/_METADATA"  # of Orbax
-        elif is_zarr and (chunk := _ZARR_CHUNK.search(path)) and paths.isdisjoint(_zarr_arrays(path, chunk.start())):
+        elif (chunk := _ZARR3_CHUNK.search(path)) and (is_zarr3 or ".zarr/" in path):
+            if paths.isdisjoint((array := f"{path[: chunk.start()]}zarr.json", *_zarr_arrays(path, chunk.start() + 1))):
+                yield array
+        elif (
+            path.startswith(groups)
+            and (chunk := _ZARR_CHUNK.search(path))
+            and paths.isdisjoint(_zarr_arrays(path, chunk.start()))
+        ):
             yield f"{path[: chunk.start()]}/.zarray"
         for pattern, companion in _COMPANION_FILES:
             if (match := pattern.search(path)) and (lacking := match.expand(companion)) not in paths:

@@ -58,22 +58,40 @@ def inspect(source: FileSource) -> ValidFile:
 
 def read_tensors(source: FileSource) -> list[TensorEntry]:
     """Return all tensors of the file."""
+    return parse_tensor_header(_read_header(source))
+
+
+def read_names(source: FileSource) -> set[str]:
+    """Return the names of all tensors, also of those that share the bytes of another, as tied embeddings do.
+
+    Of these, programs that save a model leave only a note in the metadata: ``{"lm_head.weight": "embed.weight"}``.
+    """
+    header = _read_header(source)
+    notes = _parse_fields(header).get("__metadata__")
+    return {tensor.name for tensor in parse_tensor_header(header)} | (set(notes) if isinstance(notes, dict) else set())
+
+
+def _read_header(source: FileSource) -> bytes:
     length = int.from_bytes(source.read(0, LENGTH_BYTES), "little")
     if length > MOST_HEADER_BYTES:
         raise FileDamaged("begins with an impossible header length")
     source.require(LENGTH_BYTES + length, "its header")
-    return parse_tensor_header(source.read(LENGTH_BYTES, length))
+    return source.read(LENGTH_BYTES, length)
 
 
 def parse_tensor_header(header: bytes) -> list[TensorEntry]:
     """Return all tensors that a header describes."""
+    return [_parse_tensor(name, field) for name, field in _parse_fields(header).items() if name != "__metadata__"]
+
+
+def _parse_fields(header: bytes) -> dict[str, object]:
     try:
         fields = json.loads(header.decode("utf-8"))
     except (ValueError, RecursionError) as error:
         raise FileDamaged("has a header that is not JSON") from error
     if not isinstance(fields, dict):
         raise FileDamaged("has a header that is not a JSON object")
-    return [_parse_tensor(name, field) for name, field in fields.items() if name != "__metadata__"]
+    return fields
 
 
 def _parse_tensor(name: str, field: object) -> TensorEntry:

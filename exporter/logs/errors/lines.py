@@ -68,8 +68,11 @@ _MOST_LEARNT = 64  # marks of nodes in one log
 def learn_prefixes(text: str) -> re.Pattern[str] | None:
     """Learn what collectors without a known form write before each line, as ``gn01: `` of pdsh, from tracebacks."""
     headers = {re.sub(_CLOCK, "\0", header) for header in _MARKED_HEADER.findall(text)}
-    marks = {re.sub(_CLOCK, "\0", mark) for mark in _MARKED_FRAME.findall(text) if split_prefixes(mark)[2].strip()}
+    # what is left without known marks and the bars of an exception group
+    unknown = (mark for mark in _MARKED_FRAME.findall(text) if split_prefixes(mark)[2].strip(" |"))
+    marks = {re.sub(_CLOCK, "\0", mark) for mark in unknown}
     found = [mark for mark in sorted(marks)[:_MOST_LEARNT] if any(header.startswith(mark) for header in headers)]
+    found.sort(key=len, reverse=True)  # `gn01: app: ` before `gn01: `
     return re.compile("|".join(re.escape(mark).replace("\0", _CLOCK) for mark in found)) if found else None
 
 
@@ -152,16 +155,24 @@ TRIGGER = lazy_regex(
     b"|No module"
 )  # each alternative begins with a letter of its own, which lets the search skip quickly
 
-# Words of a line that quotes an error which the program outlived, or none at all.
+# Words of a line that quotes an error which the program outlived.
 _SURVIVED = lazy_regex(
-    r"\b(?:[Rr]etrying|[Rr]etry \d|[Ss]ucceeded|[Rr]ecovered|[Hh]andled|[Ss]kipp(?:ed|ing)|[Ii]f you (?:see|get)"
-    r"|(?:may|can|could) cause)\b|(?:\b(?:count|events?|retries)[:=]|\w_\w+=) ?0$"
+    r"\b(?:[Rr]etrying|[Rr]etry \d|[Ss]ucceeded|[Rr]ecovered|(?<!not )[Hh]andled|[Ss]kipp(?:ed|ing))\b"
+)
+# Words of a line that quotes an error which did not happen, unless an exception begins it: a warning, or a count of 0.
+_HYPOTHETICAL = lazy_regex(
+    r"\b(?:[Ii]f you (?:see|get)|(?:may|can|could) cause)\b"
+    r"|(?:\b(?:count|events?|retries)[:=]|\w_\w{1,30}(?<!rank)(?<!_id)=) ?0$"
 )
 
 
 def without_survived(text: bytes) -> bytes:
     """Return the text without lines about errors that the program outlived."""
-    return b"\n".join(line for line in text.split(b"\n") if not _SURVIVED.search(line.decode("utf-8", "replace")))
+    return b"\n".join(line for line in text.split(b"\n") if not _is_survived(line.decode("utf-8", "replace")))
+
+
+def _is_survived(text: str) -> bool:
+    return _SURVIVED.search(text) is not None or (STRONG.match(text) is None and _HYPOTHETICAL.search(text) is not None)
 
 
 # Without one of these a line fits neither `LINES` nor an exception: most lines that mention an error have none.
@@ -188,7 +199,7 @@ class LineClassifier:
     def classify(self, text: str, level: str) -> tuple[str, str] | None:
         """Weight and kind of a line that shows an error by itself."""
         is_decisive = DECISIVE.search(text) is not None
-        survived = _SURVIVED.search(text) is not None
+        survived = _is_survived(text)
         if is_decisive and not survived:
             for weight, kind, pattern in LINES:
                 if pattern.match(text) or (
@@ -197,7 +208,8 @@ class LineClassifier:
                     return weight, kind
             match = STRONG.match(text)
             if match and match[1].endswith(("Error", "Exception")) and match[1] not in ("Error", "Exception"):
-                return None if _FIGURE.fullmatch(text, match.end()) else (ERROR, match[1].rpartition(".")[2])
+                is_figure = match[1] != "KeyError" and _FIGURE.fullmatch(text, match.end())
+                return None if is_figure else (ERROR, match[1].rpartition(".")[2])
         if self._possible and not survived and (name := _first_match(self._possible, text)) is not None:
             return CRASH if name in _CRASH_PATTERNS else ERROR, name
         if is_decisive and (match := _MENTION.search(text)):

@@ -1,7 +1,10 @@
 """The error in a log that explains the end of its worker."""
 
+import time
+
 import pytest
 
+from exporter.logs.errors.lines import without_survived
 from exporter.logs.lexicon_reader import build_lexicon
 from exporter.workers.exit_reason import ExitEvidence, LogEvidence, find_exit_reason
 from exporter.workers.log_evidence import log_evidence
@@ -73,6 +76,26 @@ def test_the_class_of_an_error_includes_its_consequences() -> None:
 )
 def test_an_error_that_the_program_outlived_is_not_the_reason(line: str) -> None:
     assert evidence_of([("w.err", f"{line}\nbye\n".encode())]).classes == ()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB on local_rank=0", "cuda_oom"),
+        ("Segmentation fault (core dumped) node_id=0", "segfault"),
+        ("RuntimeError: CUDA error: an illegal memory access was encountered. This could cause others", "cuda_error"),
+        ("torch.distributed.DistNetworkError: Connection reset by peer, retries=0", "peer_lost"),
+        ("Exception: request not handled: CUDA out of memory", "cuda_oom"),
+    ],
+)
+def test_an_error_is_the_reason_whatever_rank_or_risk_it_names(line: str, found: str) -> None:
+    assert found in evidence_of([("w.err", f"{line}\n".encode())]).classes
+
+
+def test_a_long_line_is_asked_quickly_whether_the_program_outlived_it() -> None:
+    begin = time.process_time()
+    without_survived(b"a_" * 100_000 + b"\n" + b"count: " * 30_000)
+    assert time.process_time() - begin < 3
 
 
 def test_a_log_with_a_classified_error_is_preferred() -> None:

@@ -53,6 +53,15 @@ def test_a_folder_with_a_number_in_its_name_is_no_checkpoint(tmp_path: Path) -> 
     assert (found.kind, found.verdict, found.records) == ("folder", "whole", 1)
 
 
+def test_a_folder_of_results_is_no_checkpoint(tmp_path: Path) -> None:
+    (tmp_path / "part.jsonl").write_text('{"a": 1}\n')
+    (tmp_path / "metadata.json").write_text('{"rows": 1}')
+    assert verdict(tmp_path) == ("folder", "whole", None)
+    for rank in range(3):
+        write_checkpoint(tmp_path / "vectors", {f"rank{rank}.pt": torch_bytes({})})
+    assert verdict(tmp_path / "vectors") == ("folder", "whole", None)
+
+
 @pytest.mark.parametrize("name", ["model-00002-of-00003.safetensors", "consolidated.01.pth"])
 def test_a_folder_of_shards_is_a_checkpoint_whatever_its_name(name: str, tmp_path: Path) -> None:
     content = safetensors_bytes() if name.endswith(".safetensors") else torch_bytes({})
@@ -72,6 +81,41 @@ def test_a_part_may_be_a_link(tmp_path: Path) -> None:
     shard.symlink_to(blob.rename(tmp_path / "blob"))
     reason = "checkpoint-5/model-00002-of-00003.safetensors: is a link to a place outside its folder"
     assert verdict(tmp_path / "out") == ("checkpoint", "cannot tell", reason)
+
+
+def test_a_tied_tensor_is_in_the_index_and_the_metadata_of_its_shard(tmp_path: Path) -> None:
+    tensor = {"dtype": "F32", "shape": [1], "data_offsets": [0, 4]}
+    header = json.dumps({"__metadata__": {"format": "pt", "lm_head": "embed"}, "embed": tensor}).encode()
+    index = {"weight_map": dict.fromkeys(("embed", "lm_head"), "model-00001-of-00001.safetensors")}
+    files = {
+        "model-00001-of-00001.safetensors": len(header).to_bytes(8, "little") + header + b"\1\0\0\0",
+        "model.safetensors.index.json": json.dumps(index).encode(),
+    }
+    write_checkpoint(tmp_path / "out", {f"checkpoint-5/{name}": content for name, content in files.items()})
+    assert verdict(tmp_path / "out") == ("checkpoint", "whole", None)
+
+
+@pytest.mark.parametrize("name", ["c", "c/0", "w"])
+def test_zarr_2_may_have_arrays_of_any_name_and_other_files_beside(name: str, tmp_path: Path) -> None:
+    second = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": "<f4", "compressor": None, "filters": None}
+    third = {
+        "zarr_format": 3,
+        "shape": [1],
+        "data_type": "float32",
+        "codecs": [{"name": "bytes"}],
+        "chunk_grid": {"configuration": {"chunk_shape": [1]}},
+        "chunk_key_encoding": {"name": "default"},
+    }
+    files = {
+        "x/.zgroup": b'{"zarr_format": 2}',
+        f"x/{name}/.zarray": json.dumps(second).encode(),
+        f"x/{name}/0": b"1234",
+        "y/w/zarr.json": json.dumps(third).encode(),
+        "y/w/c/0": b"1234",
+        "ranks/0": json.dumps({"rank": 0}).encode(),
+    }
+    write_checkpoint(tmp_path / "out", {f"checkpoint-5/{path}": content for path, content in files.items()})
+    assert verdict(tmp_path / "out")[1] != "damaged"
 
 
 @pytest.mark.parametrize(
@@ -97,6 +141,30 @@ def test_a_tracker_that_names_a_lost_checkpoint_is_a_doubt(
     found = verify_path(tmp_path)
     assert (found.verdict, found.reason or "", found.resume_is_whole) == ("cannot tell", found.reason, True)
     assert reason in (found.reason or "")
+
+
+@pytest.mark.parametrize("text", ["500", "model_500", '{"step":7}', "ready", "\u00e9" * 250, "step_" + "9" * 255, "\0"])
+def test_a_tracker_may_name_a_checkpoint_in_its_own_way(text: str, tmp_path: Path) -> None:
+    for name in ("model_500.pt", "run/iter_500/a.pt"):
+        write_checkpoint(tmp_path, {name: torch_bytes({})})
+    (tmp_path / "latest").write_text(text)
+    (tmp_path / "run/latest_checkpointed_iteration.txt").write_text("500")
+    assert verdict(tmp_path)[1] == verdict(tmp_path / "run")[1] == "whole"
+
+
+def test_a_tracker_that_cannot_be_read_is_no_doubt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path / "out", {"model_500.pt": torch_bytes({})})
+    (tmp_path / "out/latest").write_text("model_400")
+
+    read_text = Path.read_text
+
+    def refuse(path: Path, *arguments: str) -> str:
+        if path.name == "latest":
+            raise PermissionError(13, "Permission denied")
+        return read_text(path, *arguments)
+
+    monkeypatch.setattr(Path, "read_text", refuse)
+    assert verdict(tmp_path / "out")[1] == "whole"
 
 
 def test_a_link_to_a_lost_checkpoint_is_a_doubt(tmp_path: Path) -> None:

@@ -110,6 +110,31 @@ def test_every_rank_prefix_is_removed(mark: str) -> None:
     assert find_error(marked).traceback == find_error(PLAIN).traceback
 
 
+def test_the_longest_mark_of_a_line_is_removed() -> None:
+    for marks in (("gn01: ", "gn01: app: "), ("gn01: app: ", "gn01: ")):
+        text = "".join(f"{mark}{line}\n" for mark in marks for line in PLAIN.splitlines()[1:7])
+        assert find_error(text).line == "RuntimeError: CUDA error: device-side assert triggered"
+
+
+def test_the_bars_of_an_exception_group_are_no_mark() -> None:
+    text = """\
+  + Exception Group Traceback (most recent call last):
+  |   File "/w/train.py", line 3, in <module>
+  |     main()
+  | ExceptionGroup: two (2 sub-exceptions)
+  +-+---------------- 1 ----------------
+    | Traceback (most recent call last):
+    |   File "/w/read.py", line 9, in read
+    | ValueError: bad sample 7
+    +---------------- 2 ----------------
+    | Traceback (most recent call last):
+    |   File "/w/read.py", line 9, in read
+    | KeyError: 'x'
+    +------------------------------------
+"""
+    assert find_error(text).line == "ValueError: bad sample 7"
+
+
 def test_a_log_prefix_on_each_line_is_removed() -> None:
     lines = PLAIN.splitlines()[1:7]
     text = "".join(
@@ -208,6 +233,7 @@ def test_an_exception_long_before_a_crash_is_not_its_cause() -> None:
         ("MPI_ABORT was invoked on rank 3 in communicator MPI_COMM_WORLD", "mpi_abort"),
         ("application called MPI_Abort(MPI_COMM_WORLD, 1) - process 0", "mpi_abort"),
         ("ValueError: no traceback was printed", "ValueError"),
+        ("KeyError: 7", "KeyError"),
         ("[rank1]: Watchdog caught collective operation timeout: WorkNCCL(SeqNum=5)", "nccl_timeout"),
         ("cp: error writing 'x': No space left on device", "disk_full"),
         ("python: can't open file '/x/train.py': [Errno 2] No such file or directory", "message"),
