@@ -61,7 +61,7 @@ NEEDED_TEXT = lazy_regex(
     r"|_sharding|array_metadatas/process_\d+)$"
 )  # JSON texts without which a checkpoint cannot be loaded
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".ckpt", ".h5", ".msgpack", ".gguf")
-_NO_WEIGHTS = lazy_regex(r"optim|scheduler|scaler|rng_state|random_states|training_args", re.IGNORECASE)
+_NO_WEIGHTS = lazy_regex(r"optim(?!al|um)|scheduler|scaler|rng_state|random_states|training_args", re.IGNORECASE)
 _TRACKERS = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", "latest_train_state.pt"}
 _MARKERS = {
     *("commit_success.txt", "_success", "_complete", "_completed", "complete", "completed", "done", "success"),

@@ -1,5 +1,6 @@
 """The verdict on checkpoints: damage at any place is never called whole, and what is whole is never called damaged."""
 
+import json
 import os
 import random
 from pathlib import Path
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from exporter.files.checkpoints.parts_reader import check_part
 from launcher.verify.files import CheckedCheckpoint, LastCheckpoint
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes
 from tests.launcher.verify.checkpoint_files import LAYOUTS, ZSTD_CHUNK, Files, torch_bytes, write_checkpoint
@@ -105,12 +107,6 @@ CASES = {
         torch_bytes({"layers.1": 7}),
         "names the tensor 'layers.2' in model-00002-of-00003.bin",
     ),
-    "index of a tensor that is nowhere": (
-        "hugging_face",
-        "model.safetensors.index.json",
-        b'{"weight_map": {"layers.1": "model-00001-of-00003.safetensors", "x": "model-00001-of-00003.safetensors"}}',
-        "names the tensor 'x' in model-00001-of-00003.safetensors",
-    ),
     "index of nothing": ("hugging_face", "model.safetensors.index.json", b"{}", "names no tensor"),
     "no common part": ("megatron_core", "common.pt", None, "common.pt is missing"),
     "no metadata of the core": ("megatron_core", "metadata.json", None, "metadata.json is missing"),
@@ -171,6 +167,27 @@ def test_a_lone_checkpoint_without_its_model_is_undecided(lacking: str, reason: 
     write_checkpoint(tmp_path, files)
     found = judge(tmp_path).checkpoint
     assert (found.state, found.valid, found.reason) == ("complete", None, reason)
+
+
+def test_a_tensor_that_its_shard_may_share_with_another_is_a_doubt(tmp_path: Path) -> None:
+    files = write_two(tmp_path, "hugging_face")
+    (index,) = (name for name in files if name.endswith("model.safetensors.index.json"))
+    index_of_shards = json.loads(files[index])
+    index_of_shards["weight_map"]["head"] = "model-00001-of-00003.safetensors"
+    (tmp_path / index).write_text(json.dumps(index_of_shards))
+    set_times(tmp_path, files, 200)
+    found = judge(tmp_path).checkpoint
+    reason = "names the tensor 'head' in model-00001-of-00003.safetensors, which has none of this name"
+    assert (found.valid, reason in (found.reason or "")) == (None, True), found.reason
+
+
+def test_shards_at_the_top_of_the_folder_are_compared_with_their_index(tmp_path: Path) -> None:
+    for path, content in LAYOUTS["hugging_face"](100).items():
+        (tmp_path / path.rpartition("/")[2]).write_bytes(content)
+    index = "model.safetensors.index.json"
+    assert check_part(str(tmp_path), index, inside=False).state == "valid"
+    (tmp_path / "model-00002-of-00003.safetensors").rename(tmp_path / "model-00001-of-00003.safetensors")
+    assert check_part(str(tmp_path), index, inside=False).state == "invalid"
 
 
 def test_a_lone_set_of_ranks_is_undecided(tmp_path: Path) -> None:

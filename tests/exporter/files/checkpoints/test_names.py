@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from exporter.files.checkpoints.names import (
     common_name,
     is_part,
+    is_weights,
     missing_numbers,
     missing_ranks,
     name_shape,
@@ -108,3 +109,8 @@ def test_parsing_any_name_is_deterministic(name: str, directory: bool) -> None:
 def test_logs_are_no_parts_of_a_checkpoint() -> None:
     names = ("step-5/events.out.tfevents.17.gn1", "step-5/train.log", "step-5/config.json", "step-5/optimizer.pt")
     assert [is_part(name) for name in names] == [False, False, True, True]
+
+
+def test_the_state_of_an_optimizer_is_no_model() -> None:
+    names = ("step-5/optimizer.pt", "step-5/optim_states.pt", "step-5/optimal.pt")
+    assert [is_weights(name) for name in names] == [False, False, True]
