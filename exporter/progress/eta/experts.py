@@ -1,7 +1,6 @@
 """Experts: several forecasts of the seconds that the next items take."""
 
 import bisect
-import functools
 import math
 import statistics
 from collections.abc import Sequence
@@ -56,7 +55,6 @@ def expert_forecasts(speeds: ExpertSpeeds, done: float, items: float) -> tuple[f
     )
 
 
-@functools.lru_cache(1024)  # the same items are ranked at every fit
 def rank_deviate(share: float) -> float:
     """Normal deviate of the length of the item at this share of sorted ones."""
     return NORMAL.inv_cdf(min(1 - LEAST_RANK, max(LEAST_RANK, share)))
