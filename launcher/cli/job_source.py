@@ -33,6 +33,7 @@ _SECTIONS = {
     **dict.fromkeys(("paths", "patterns", "progress"), "Output and progress"),
 }  # groups of options in the help, by the section of their keys
 _INTERPRETERS = {".py": "python", ".sh": "bash"}  # of programs that somebody gives in place of a job file
+_CODE_OPTION = re.compile(r"-[A-Za-z]*c")  # of shells and Python, alone or after other letters, as in `bash -lc`
 _YAML_SUFFIXES = (".yaml", ".yml", ".json")
 _MONITOR_CONFIG = re.compile(r"(?m)^job:")
 _JOB_FILE = re.compile(r"(?m)^(?:name|workers|resources):")
@@ -233,8 +234,9 @@ def job_of_command(words: Sequence[str], values: "Mapping[str, JsonValue]") -> "
 
 
 def program_name(words: Sequence[str]) -> str:
-    """A name for a job: its script, its module, or else its program."""
-    script = next((Path(word).stem for word in words if Path(word).suffix in _INTERPRETERS), None)
+    """A name for a job: its script, its module, or else its program. The text after ``-c`` is code, not a name."""
+    code = next((after for word, after in itertools.pairwise(words) if _CODE_OPTION.fullmatch(word)), None)
+    script = next((Path(word).stem for word in words if word != code and Path(word).suffix in _INTERPRETERS), None)
     module = next((after for word, after in itertools.pairwise(words) if word == "-m"), None)
     return (script or module or (Path(words[0]).name if words else "") or "job")[:MOST_NAME]
 
