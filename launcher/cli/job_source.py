@@ -351,4 +351,6 @@ def in_option_words(text: str, options: Mapping[str, str]) -> str:
     longest_first = sorted(names, key=len, reverse=True)
     # a word such as `name` is a key only where a place stands
     words = [re.escape(name) if re.search(r"[._]", name) else rf"(?:^|(?<=: )){name}(?=: )" for name in longest_first]
-    return re.sub(rf"(?<![\w.{{\]])(?:{'|'.join(words)})(?![\w\[}}])", lambda match: names[match[0]], text)
+    place = rf"(?<![\w.{{\]])(?:{'|'.join(words)})(?![\w\[}}])"
+    # the keys that a message lists as known are keys
+    return re.sub(rf"\(known: [^)]*\)|{place}", lambda match: names.get(match[0], match[0]), text)
