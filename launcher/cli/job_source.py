@@ -67,7 +67,9 @@ OPTIONS = (
     JobOption("--qos", "slurm.qos", "NAME", "Slurm quality of service."),
     JobOption("--output", "paths.output_dir", "DIR", "Directory of the output files."),
     JobOption("--output-pattern", "patterns.output", "GLOB", "Names of the output files."),
-    JobOption("--log-pattern", "patterns.logs", "GLOB", "Names of log files that the program writes itself."),
+    JobOption(
+        "--log-pattern", "patterns.logs", "GLOB", "Names of log files that the program writes into `paths.log_dir`."
+    ),
     JobOption("--checkpoint-pattern", "patterns.checkpoints", "GLOB", "Names of the checkpoints."),
     JobOption("--total", "progress.total_items", "N", "Items of the whole job, as in 1e5."),
 )
