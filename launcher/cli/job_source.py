@@ -33,6 +33,7 @@ _SECTIONS = {
     **dict.fromkeys(("paths", "patterns", "progress"), "Output and progress"),
 }  # groups of options in the help, by the section of their keys
 _INTERPRETERS = {".py": "python", ".sh": "bash"}  # of programs that somebody gives in place of a job file
+_CODE_OPTION = re.compile(r"-[A-Za-z]*c")  # of shells and Python, alone or after other letters, as in `bash -lc`
 _YAML_SUFFIXES = (".yaml", ".yml", ".json")
 _MONITOR_CONFIG = re.compile(r"(?m)^job:")
 _JOB_FILE = re.compile(r"(?m)^(?:name|workers|resources):")
@@ -66,7 +67,9 @@ OPTIONS = (
     JobOption("--qos", "slurm.qos", "NAME", "Slurm quality of service."),
     JobOption("--output", "paths.output_dir", "DIR", "Directory of the output files."),
     JobOption("--output-pattern", "patterns.output", "GLOB", "Names of the output files."),
-    JobOption("--log-pattern", "patterns.logs", "GLOB", "Names of log files that the program writes itself."),
+    JobOption(
+        "--log-pattern", "patterns.logs", "GLOB", "Names of log files that the program writes into `paths.log_dir`."
+    ),
     JobOption("--checkpoint-pattern", "patterns.checkpoints", "GLOB", "Names of the checkpoints."),
     JobOption("--total", "progress.total_items", "N", "Items of the whole job, as in 1e5."),
 )
@@ -233,8 +236,9 @@ def job_of_command(words: Sequence[str], values: "Mapping[str, JsonValue]") -> "
 
 
 def program_name(words: Sequence[str]) -> str:
-    """A name for a job: its script, its module, or else its program."""
-    script = next((Path(word).stem for word in words if Path(word).suffix in _INTERPRETERS), None)
+    """A name for a job: its script, its module, or else its program. The text after ``-c`` is code, not a name."""
+    code = next((after for word, after in itertools.pairwise(words) if _CODE_OPTION.fullmatch(word)), None)
+    script = next((Path(word).stem for word in words if word != code and Path(word).suffix in _INTERPRETERS), None)
     module = next((after for word, after in itertools.pairwise(words) if word == "-m"), None)
     return (script or module or (Path(words[0]).name if words else "") or "job")[:MOST_NAME]
 
@@ -349,4 +353,6 @@ def in_option_words(text: str, options: Mapping[str, str]) -> str:
     longest_first = sorted(names, key=len, reverse=True)
     # a word such as `name` is a key only where a place stands
     words = [re.escape(name) if re.search(r"[._]", name) else rf"(?:^|(?<=: )){name}(?=: )" for name in longest_first]
-    return re.sub(rf"(?<![\w.{{\]])(?:{'|'.join(words)})(?![\w\[}}])", lambda match: names[match[0]], text)
+    place = rf"(?<![\w.{{\]])(?:{'|'.join(words)})(?![\w\[}}])"
+    # the keys that a message lists as known are keys
+    return re.sub(rf"\(known: [^)]*\)|{place}", lambda match: names.get(match[0], match[0]), text)

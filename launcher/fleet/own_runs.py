@@ -3,7 +3,7 @@
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
@@ -154,25 +154,42 @@ def read_pipelines(environ: Mapping[str, str]) -> dict[str, Pipeline]:
     return found
 
 
-def read_local_jobs(environ: Mapping[str, str]) -> list[QueueRow]:
-    """The newest jobs and sweeps of this user that ran without Slurm, as rows like those of the queue."""
+def read_local_jobs(environ: Mapping[str, str]) -> tuple[list[QueueRow], list[str]]:
+    """The newest jobs and sweeps of this user that ran without Slurm, as rows like those of the queue.
+
+    Also the ids of those that were not read in time.
+    """
     entries = read_own_entries(environ, lambda job_id: job_id.startswith(LOCAL_PREFIX))
-    return [row for _, row in read_within(entries, _read_local)]
+    if not entries:
+        return [], []
+    import launcher.sweep.directory  # lazy: 100 ms; here, so that the deadline is for the reads alone
+    import launcher.watch.view  # noqa: F401 - as above
+
+    rows, late = _read_some(entries, _read_local)
+    return [row for _, row in rows], [entry.job_id for entry in late]
+
+
+def late_text(late: Sequence[str]) -> str:
+    """What is said of jobs of this machine that were not read in time."""
+    what = f"job {late[0]} is" if len(late) == 1 else f"{len(late)} jobs of this machine are"
+    return f"{what} left out: not read within {DEADLINE_S:g} s, since the machine or the file system is slow; try again"
 
 
 def _read_local(entry: JobEntry) -> QueueRow:
     from launcher.registry.search import is_sweep  # lazy: with the next ones 100 ms, which few calls need
     from launcher.report.state import UNFINISHED  # lazy: as above
     from launcher.rundir.job_records import OrchestratorRecord, read_report  # lazy: as above
-    from launcher.sweep.directory import read_point_states, read_record  # lazy: as above
+    from launcher.sweep.directory import read_last_end, read_point_states, read_record  # lazy: as above
     from launcher.watch.view import JobClient  # lazy: as above
 
     run_dir = Path(entry.run_dir)
     if is_sweep(run_dir):
-        states = [state.state for state in read_point_states(run_dir, read_record(run_dir))]
+        record = read_record(run_dir)
+        states = [state.state for state in read_point_states(run_dir, record)]
         unfinished = next((state for state in reversed(UNFINISHED) if state in states), None)
         worst = next((state for state in states if state != "COMPLETED"), "COMPLETED")
-        return QueueRow(entry.job_id, Sight(unfinished or worst, entry.submitted), entry.job_name, None)
+        ended = None if unfinished else read_last_end(run_dir, record)
+        return QueueRow(entry.job_id, Sight(unfinished or worst, entry.submitted, ended=ended), entry.job_name, None)
     manifest, report = read_manifest(run_dir), read_report(run_dir)
     orchestrator = OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE) or OrchestratorRecord()
     gpus = sum(len(task.gpus) for task in manifest.tasks)
@@ -222,16 +239,25 @@ def read_within(items: Iterable[T], read: Callable[[T], V], deadline_s: float = 
 
     What cannot be read is left out. Threads that wait for a mount end with the process.
     """
+    return _read_some(items, read, deadline_s)[0]
+
+
+def _read_some(
+    items: Iterable[T], read: Callable[[T], V], deadline_s: float = DEADLINE_S
+) -> tuple[list[tuple[T, V]], list[T]]:
+    """What :func:`read_within` returns, and the items that were not read at the deadline."""
     waiting: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
     first = list(items)[:MOST_RUNS]
     found: dict[int, V] = {}
+    done: set[int] = set()
 
     def work() -> None:
         while (entry := waiting.get()) is not None:
             try:
                 found[entry[0]] = read(entry[1])
             except (OSError, LauncherError, ExporterError):
-                continue  # of another version, or being removed
+                pass  # of another version, or being removed
+            done.add(entry[0])
 
     for entry in enumerate(first):
         waiting.put(entry)
@@ -242,4 +268,5 @@ def read_within(items: Iterable[T], read: Callable[[T], V], deadline_s: float = 
         thread.start()
     for thread in threads:
         thread.join(max(0.0, end - time.monotonic()))
-    return [(first[index], value) for index, value in sorted(found.copy().items(), key=lambda pair: pair[0])]
+    late = [item for index, item in enumerate(first) if index not in done.copy()]
+    return [(first[index], value) for index, value in sorted(found.copy().items(), key=lambda pair: pair[0])], late

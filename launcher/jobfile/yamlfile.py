@@ -211,8 +211,16 @@ def _problems(
     """
     found: dict[str, list[_PlacedError]] = {}
     for details in errors:
-        location = details["loc"]
-        place, base = _places(location[:-2] if location[-1:] == ("[key]",) else location, model)
+        location, is_of_key = details["loc"], details["loc"][-1:] == ("[key]",)
+        if details["type"] == "invalid_key":  # 5 and true are no keys of any section
+            location = (*location[:-1], _source_key(text, location[:-1], details["input"]))
+            details = {**details, "type": "extra_forbidden", "loc": location}
+        place, base = _places(location[:-2] if is_of_key else location, model)
+        if is_of_key and details["type"] == "string_type":
+            word = _source_key(text, location[:-2], details["input"])
+            message = f'the key {word} is not a text; write "{word}" in quotes'
+            details = {**details, "type": "value_error", "msg": message}
+            base = f"{base} {word}"  # each key is a problem of its own
         if details["type"] != "missing" or place not in intended_places:
             found.setdefault(base, []).append(_PlacedError(place, details))
     problems = []
@@ -244,12 +252,18 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
         return f"{place}: is missing" + _CURES.get(str(error["loc"][-1]), "")
     if kind in _EXPECTED:
         fix = ""
+        is_section = kind.startswith("model")
         if kind == "string_type" and isinstance(value, bool) and (word := _source_text(text, error["loc"])):
             return f'{place}: {word} is not {_EXPECTED[kind]}; write it in quotes: "{word}"'
-        if kind == "string_type" and value is None:
+        if (kind in ("string_type", "list_type") or is_section) and value is None:
             fix = "; leave the key out"
         elif kind == "string_type" and not isinstance(value, dict | list):
             fix = f'; write it in quotes: "{yaml_text(value)}"'
+        elif kind == "list_type":
+            has_sections = isinstance(value, dict) or _known_names(model, (*error["loc"], 0))
+            fix = '; begin each entry with "- "' if has_sections else f"; write it as [{_value_text(value)}]"
+        elif is_section and (keys := _known_names(model, error["loc"])):
+            fix = f"; give it keys (known: {', '.join(sorted(keys))})"
         return f"{place}: {_value_text(value)} is not {_EXPECTED[kind]}{fix}"
     if kind == "literal_error":
         expected = str(error["ctx"]["expected"]).replace("'", '"')
@@ -268,6 +282,12 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
 
 def _source_text(text: str, location: Location) -> str | None:
     """The unparsed scalar at a place, or None: YAML 1.1 turns ``no`` and ``on`` into booleans."""
+    node = _find_node(text, location)
+    return str(node.value) if isinstance(node, yaml.ScalarNode) else None
+
+
+def _find_node(text: str, location: Location) -> yaml.Node | None:
+    """The unparsed value at a place, or None."""
     node = _compose(text) if text else None
     for part in location:
         if isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
@@ -276,7 +296,16 @@ def _source_text(text: str, location: Location) -> str | None:
             node = next((value for key, value in node.value if key.value == part), None)
         else:
             return None
-    return str(node.value) if isinstance(node, yaml.ScalarNode) else None
+    return node
+
+
+def _source_key(text: str, location: Location, key: object) -> str:
+    """A key of the mapping at a place, as the file writes it, or else as YAML does."""
+    node = _find_node(text, location)
+    for name, _ in node.value if isinstance(node, yaml.MappingNode) else ():
+        if isinstance(name, yaml.ScalarNode) and not name.style and repr(yaml.safe_load(name.value)) == repr(key):
+            return str(name.value)
+    return yaml_text(key)
 
 
 @functools.lru_cache(maxsize=1)

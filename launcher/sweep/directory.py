@@ -137,6 +137,12 @@ def has_reports(sweep_dir: Path, record: SweepRecord) -> bool:
     return all(report is not None and not report.requeued for report in reports)
 
 
+def read_last_end(sweep_dir: Path, record: SweepRecord) -> float | None:
+    """When the last report of a point ended, or None without any."""
+    reports = (read_last_report(sweep_dir / point.runs[-1]) for point in record.points if point.runs)
+    return max((report.end for report in reports if report is not None and report.end is not None), default=None)
+
+
 def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, str] | None:
     """States in the queue by task id (``4459_3``), out of a hub or the shared answer; None if it is not known.
 

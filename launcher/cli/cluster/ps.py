@@ -76,7 +76,7 @@ def ps(
     from exporter.slurm.sources.shared_look_reader import read_queue_look, read_queue_of_all
     from exporter.slurm.states import array_of
     from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_runs, jobs_json, render_jobs, rows_of_run, shown_jobs
-    from launcher.fleet.own_runs import read_local_jobs, read_pipelines, read_progress
+    from launcher.fleet.own_runs import late_text, read_local_jobs, read_pipelines, read_progress
     from launcher.fleet.prices import read_prices
     from launcher.registry.entries import last_registered
     from launcher.rundir.rundir import user_name
@@ -94,7 +94,9 @@ def ps(
     wants_json = as_json or form == "json"
 
     def show() -> tuple[Mapping[str, object], list[str]]:
-        local = read_local_jobs(os.environ) if shows_mine else []
+        local, late = read_local_jobs(os.environ) if shows_mine else ([], [])
+        if late:
+            warn(late_text(late))
         look, has_slurm = QueueLook(cluster="", tried=time.time()), True
         try:
             since_last = min(last_registered(os.environ), time.time()) if shows_mine else 0.0
@@ -103,7 +105,7 @@ def ps(
             else:
                 look = read_queue_look(slurm, os.environ, since=since_last)
         except SlurmUnansweredError as error:
-            if not local:
+            if not local and not late:
                 raise
             has_slurm = False
             if not error.is_local:  # a machine without Slurm has only jobs of its own

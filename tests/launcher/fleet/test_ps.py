@@ -11,11 +11,15 @@ from pathlib import Path
 import pytest
 
 from exporter.contract import run_files
+from exporter.contract.records import JsonValue
 from exporter.slurm.commands_reader import NO_CLUSTER
 from exporter.slurm.sources import shared_look_reader
 from launcher.cli.cluster.queue_options import repeat
+from launcher.fleet import own_runs
 from launcher.pipeline.directory import PipelineRecord, write_record
 from launcher.registry.entries import register_job
+from launcher.sweep import directory as sweep_directory
+from launcher.sweep.directory import SweepPoint, SweepRecord
 from tests.launcher.fleet.conftest import Gpujob
 from tests.launcher.fleet.run_dirs import run_directory
 from tests.support.fake_slurm import FakeSlurm
@@ -173,6 +177,46 @@ def test_jobs_of_this_machine_are_listed_too(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "other"))
     status, out, err = gpujob("ps")
     assert (status, err, names(out)) == (0, "", ["smoke"])
+
+
+def test_a_sweep_of_this_machine_can_be_the_last_one_that_ended(
+    slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path
+) -> None:
+    slurm.say("squeue", "out", "")
+    job, sweep = tmp_path / "logs" / "local-3f_smoke", tmp_path / "logs" / "local-4a_embed"
+    ends = ((job, "local-3f", "COMPLETED", 120), (sweep / "p0", "local-4a_0", "FAILED", 130))
+    for folder, job_id, state, end in ends:
+        run_directory(folder)
+        report = {**REPORT, "job_id": job_id, "state": state, "end": end}
+        (folder / "report.json").write_text(json.dumps(report))
+    submission: dict[str, JsonValue] = {"job_id": "local-4a", "job_name": "embed", "submitted": 98.0, "user": "ada"}
+    point = SweepPoint(0, "p0", {}, ("p0",))
+    record = SweepRecord(submission=submission, max_parallel=1, local=True, points=(point,))
+    sweep_directory.write_record(sweep, record)
+    register_job(sweep, submission, os.environ, tmp_path)
+    register_job(job, {**submission, "job_id": "local-3f", "job_name": "smoke"}, os.environ, tmp_path)
+    assert gpujob("ps")[1].splitlines()[1].split()[:4] == ["embed", "local-4a", "local", "-"]
+    assert "FAILED" in gpujob("ps")[1]
+
+
+def test_a_job_of_this_machine_that_is_not_read_in_time_is_named(
+    slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run_dir = run_directory(tmp_path / "logs" / "local-3f_smoke")
+    submission = {"job_id": "local-3f", "job_name": "smoke", "submitted": 99.0, "user": "ada"}
+    register_job(run_dir, submission, os.environ, tmp_path)
+    answers = threading.Event()
+
+    def hang(_: Path) -> None:
+        answers.wait(60)
+        raise OSError
+
+    monkeypatch.setattr(own_runs, "read_manifest", hang)
+    monkeypatch.setenv("PATH", str(tmp_path))  # without Slurm
+    status, out, err = gpujob("ps")
+    answers.set()
+    assert (status, names(out)) == (0, [])
+    assert err.startswith("gpujob: warning: job local-3f is left out: not read within 2 s")
 
 
 @pytest.mark.parametrize("options", [(), ("--since", "7d")])

@@ -176,7 +176,10 @@ alert: {}
         ("", "is empty; examples/monitor/monitor_config.yaml has every key"),
         ("- a\n", "contains a list, not a mapping of keys to values"),
         ("job: {name: a, name: b}\n", "line 1, column 16: not YAML: the key 'name' is duplicated"),
-        ("job: x\n", 'job: "x" is not a mapping'),
+        (
+            "job: x\n",
+            'job: "x" is not a mapping; give it keys (known: gpu_ids, name, num_workers, total_items)',
+        ),
         ("alerts: {email: a@b}\n", 'alerts.email: is not a mapping; for example {address: "a@b.org"}'),
         ("alerts: https://hooks/secret\n", "alerts: is not a mapping with email, slack and terminal"),
         ("alerts: {slack: {webhook: [https://secret]}}\n", "alerts.slack.webhook: is not a text; write it in quotes"),
