@@ -163,7 +163,7 @@ def read_local_jobs(environ: Mapping[str, str]) -> tuple[list[QueueRow], list[st
     if not entries:
         return [], []
     import launcher.sweep.directory  # lazy: 100 ms; here, so that the deadline is for the reads alone
-    import launcher.watch.view  # noqa: F401 - as above
+    import launcher.watch.view  # noqa: F401 - lazy: as above
 
     rows, late = _read_some(entries, _read_local)
     return [row for _, row in rows], [entry.job_id for entry in late]

@@ -37,9 +37,18 @@ def values_at(elapsed: float) -> Scenario:
 
 @contextmanager
 def watched_job(
-    folder: Path, *, items: int = 12000, rate: float = 20, name: str = "embed", check_interval: int = 1
+    folder: Path,
+    *,
+    items: int = 12000,
+    rate: float = 20,
+    name: str = "embed",
+    check_interval: int = 1,
+    load_interval: float = 1,
 ) -> Iterator[tuple[Stack, LocalJob]]:
-    """The stack and the running job. Prometheus serves the page; its series are scraped each second."""
+    """The stack and the running job. Prometheus serves the page; its series are scraped each second.
+
+    The load of the GPUs changes each ``load_interval`` seconds.
+    """
     folder.mkdir(parents=True, exist_ok=True)
     targets, assets = folder / "targets", folder / "assets"
     targets.mkdir()
@@ -58,7 +67,7 @@ def watched_job(
 
         def move() -> None:
             began = time.monotonic()
-            while not ended.wait(1):
+            while not ended.wait(load_interval):
                 values_at(time.monotonic() - began).write(folder / "scenario")
 
         threading.Thread(target=move, daemon=True).start()

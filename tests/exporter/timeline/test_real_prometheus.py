@@ -76,7 +76,9 @@ def watched(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Watched]:
     if reason := prometheus_unavailable():
         pytest.skip(reason)
     start = time.time()
-    with watched_job(tmp_path_factory.mktemp("timeline"), items=6000, check_interval=2) as (stack, job):
+    folder = tmp_path_factory.mktemp("timeline")
+    # each load of a GPU is scraped some times: in the first minute the sidecar, too, reads it each second
+    with watched_job(folder, items=6000, check_interval=2, load_interval=5) as (stack, job):
         up = 'gpujob_worker_items{rank="3"} > 50'
         stack.wait_for(lambda: stack.query(up), 120, "progress of a worker")
         os.kill(job.worker(3)["pid"], signal.SIGKILL)
