@@ -34,6 +34,7 @@ RESTLESS = frozenset(
         "worker_lag_ratio",
         "worker_state",
         "eta_seconds",
+        "output_growth_bytes_per_second",
     )
 )
 

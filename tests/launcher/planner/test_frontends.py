@@ -132,6 +132,7 @@ class Server(http.server.ThreadingHTTPServer):
     """A front end that answers with its name and the size of the request."""
 
     daemon_threads = True
+    request_queue_size = 128  # with Python's 5, some of 16 clients wait a second or more for the next attempt
 
     def __init__(self, name: str, port: int, delay_s: float) -> None:
         self.name, self.delay_s = name, delay_s
