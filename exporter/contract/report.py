@@ -28,6 +28,7 @@ class WorkerGpu(Record):
 class WorkerReport(TaskPosition, RunFacts, LoggedValues):
     """One worker in the report."""
 
+    stalled_s: float | None = None  # time without progress before its end, if it had stalled by then
     restarts_max: int | None = None  # restarts that its policy allows, if any were needed
     log_errors: Mapping[str, int] = NOTHING  # lines that match an error pattern, by its name
     gpu_devices: tuple[WorkerGpu, ...] = ()

@@ -116,6 +116,7 @@ class ProgressFacts(LoggedValues):
     eta_time: float | None = None  # when the ETA was estimated
     last_progress: float | None = None  # when its position last rose
     stalled: bool | None = None
+    stalled_at_end: bool | None = None  # whether it had stalled when its latest run ended; None while that runs
     at: str | None = None  # what it does instead of its work, such as evaluating
     confidence: str | None = None  # in the ETA: high, medium or low
     slowdown: float | None = None  # factor by which it is slower than before

@@ -254,9 +254,8 @@ class LogsCollector:
         latest = self._latest_restart(task, worker.restart) if check_records or worker.restart < 0 else worker.restart
         for restart in range(worker.restart + 1, latest + 1):
             if worker.restart >= 0:
-                worker.poll(
-                    now, ended=True, should_stop=out_of_time
-                )  # the last lines of a run come before the next run
+                # The last lines of a run come before the next run
+                worker.poll(now, end=now, should_stop=out_of_time)
                 if worker.has_unread:
                     return False  # they continue at the next poll
             worker.begin_run(restart)
@@ -275,8 +274,10 @@ class LogsCollector:
             tail = worker.add_file(str(path), lasting=True)
             if tail is not None:
                 tail.skip_older(identity.start)
-        ended = self._has_ended(task, worker.restart) if check_records or worker.ended else False
-        worker.poll(now, ended=ended, should_stop=out_of_time)
+        end = worker.end
+        if check_records and end is None:
+            end = self._read_end(task, worker.restart, now)
+        worker.poll(now, end=end, should_stop=out_of_time)
         return True
 
     def _latest_restart(self, task: Task, restart: int) -> int:
@@ -288,12 +289,19 @@ class LogsCollector:
 
     def _read_start(self, task: Task, restart: int) -> float | None:
         """Start time of a run; None if it is not recorded."""
-        start = (run_files.read_json(self._record_path(task, restart, "start")) or {}).get("start")
-        return float(start) if isinstance(start, int | float) and not isinstance(start, bool) else None
+        return self._read_time(task, restart, "start", "start")
 
-    def _has_ended(self, task: Task, restart: int) -> bool:
-        """Whether this run has an exit record, so that its log is complete."""
-        return os.path.exists(self._record_path(task, restart, "exit"))
+    def _read_end(self, task: Task, restart: int, now: float) -> float | None:
+        """When a run ended, so that its log is complete; None without an exit record."""
+        if not os.path.exists(self._record_path(task, restart, "exit")):
+            return None
+        end = self._read_time(task, restart, "exit", "end")
+        return now if end is None else end
+
+    def _read_time(self, task: Task, restart: int, kind: str, key: str) -> float | None:
+        """A time in a record of a run; None if it is not there."""
+        time = (run_files.read_json(self._record_path(task, restart, kind)) or {}).get(key)
+        return float(time) if isinstance(time, int | float) and not isinstance(time, bool) else None
 
     def _record_path(self, task: Task, restart: int, kind: str) -> str:
         """Path of a wrapper's record about one run."""
@@ -370,6 +378,7 @@ class LogsCollector:
                     eta_time=facts.read_at if facts.eta is not None else None,
                     last_progress=facts.last_rise,
                     stalled=facts.stalled,
+                    stalled_at_end=facts.stalled_at_end,
                     at=facts.phase,
                     confidence=facts.confidence,
                     slowdown=facts.slowdown,

@@ -65,6 +65,7 @@ class WorkerLogFacts(NamedTuple):
     eta: EtaEstimate | None = None
     confidence: str | None = None
     stalled: bool | None = None
+    stalled_at_end: bool | None = None
     slowdown: float | None = None
     phase: str | None = None  # current activity instead of work, from the log
     checkpoints: tuple[float, ...] = ()  # start times of its last checkpoints, from the log
@@ -179,7 +180,7 @@ class WorkerLogs:
         self._first_text_time: float | None = None
         self._sample = b""
         self._description: tuple[float, bytes, str] | None = None  # when, of which sample, and what it says
-        self.ended = False  # whether the latest run has ended
+        self.end: float | None = None  # of the latest run; None while it runs
         self._reported_phase: str | None = None  # last activity in the progress file
         self._invalid_lines = 0  # invalid lines of the progress file
 
@@ -218,7 +219,7 @@ class WorkerLogs:
         if self.restart >= 0:
             self.track.begin_run()
             self.activities.begin_run()
-        self.restart = restart
+        self.restart, self.end = restart, None
 
     def begin_at(self, start: float | None) -> None:
         """Take the time at which the current run began, None if unknown."""
@@ -251,20 +252,25 @@ class WorkerLogs:
 
     # -- reading ----------------------------------------------------------------------------------
 
-    def poll(self, now: float, *, ended: bool, should_stop: Callable[[], bool]) -> None:
+    @property
+    def ended(self) -> bool:
+        """Whether the latest run has ended."""
+        return self.end is not None
+
+    def poll(self, now: float, *, end: float | None, should_stop: Callable[[], bool]) -> None:
         """Read new text; stop when ``should_stop`` is true, and continue at the next poll.
 
-        ``ended``: whether the run has ended, so that a last line without a newline counts.
+        ``end``: when the run ended, so that a last line without a newline counts; None while it runs.
         """
-        self.ended = ended
+        self.end = end
         for path, source in list(self._sources.items()):
             self._read(source, now, should_stop)
             if source.lasting and source.tail.is_gone:
                 self._remove_file(path)
-            if ended and not source.tail.lag_bytes and (rest := source.tail.pop_unfinished_record()):
+            if self.ended and not source.tail.lag_bytes and (rest := source.tail.pop_unfinished_record()):
                 self._apply(source, self._search_text(source, rest), now)
                 self._lines += 1
-        if ended and not self.has_unread:
+        if self.ended and not self.has_unread:
             self.track.decide_starts()
 
     def _read(self, source: _LogSource, now: float, should_stop: Callable[[], bool]) -> None:
@@ -454,7 +460,7 @@ class WorkerLogs:
             severities = self._lexicon.severities
             self._reported_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
         done, total = track.standing()
-        silence_s, outlook = estimator.silence_s(now), estimator.outlook()
+        silence_s, outlook = estimator.silence_s(now if self.end is None else self.end), estimator.outlook()
         stalled = outlook.is_stalled(silence_s, self._manifest.stall_timeout_s, busy)
         known = done is not None
         idle = ended or (stalled and known)  # whether it will go on, and how fast, is unknown
@@ -477,6 +483,7 @@ class WorkerLogs:
             eta=eta,
             confidence=estimator.confidence_after(silence_s, eta) if eta is not None else None,
             stalled=stalled and not ended if known else None,
+            stalled_at_end=stalled if known and ended else None,
             slowdown=None if ended else outlook.slowdown,
             phase=None if ended else self.activities.current_phase(now, track.last_rise),
             checkpoints=tuple(self.activities.recent_starts.get("checkpointing", ())),

@@ -37,6 +37,7 @@ from launcher.report.workers import (
     last_known_position,
     read_runs,
     restart_limits,
+    stalled_s,
     state_of_worker,
     with_restart_evidence,
 )
@@ -227,6 +228,7 @@ def _worker_entries(
             exit=exit_,
             exits=tuple(run.exit for run in own if run.exit is not None),
             exit_counts=exit_counts(own, status),
+            stalled_s=stalled_s(status, exit_),
             cpu_s=status.cpu_s,
             log_errors=status.log_errors,
             gpu_devices=worker_devices(status, gpus),

@@ -9,7 +9,7 @@ from launcher.report.accounting.text import accounting_lines
 from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
 from launcher.report.state import verification_words
-from launcher.report.workers import values_text
+from launcher.report.workers import stalled_text, values_text
 from launcher.words import clock_text, duration_text, end_line, names_text, plain_item, plain_text, worker_text
 
 FLAWS_SHOWN = 20  # damaged files named in the text; the JSON has all
@@ -69,6 +69,8 @@ def _head(report: Report) -> list[str]:
         lines.append(f"- GPUs: {plain_text(account_text(report.gpus))}")
     if report.stopped:
         lines.append(f"- stopped: {plain_text(report.stopped.cause)}")
+    if stalled := stalled_text(report.workers):
+        lines.append(f"- stalled: {plain_text(stalled)}")
     if report.requeued:
         lines.append("- requeued: the job continues in its next attempt")
     if report.cause:

@@ -13,6 +13,7 @@ from exporter.progress.work import unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, OOM_BURST_S, PEER_WINDOW_S, JobStop
 from launcher.plan.plan import PLAN_FILE
 from launcher.report.exit_reasons import LISTED_RUNS, ExitReasonFinder, TaskRun, never_started_end, task_failures
+from launcher.words import duration_text, names_text
 
 
 def read_runs(finder: ExitReasonFinder, task: Task, attempt: int, node: str, stop: JobStop | None) -> list[TaskRun]:
@@ -132,6 +133,26 @@ def state_of_worker(runs: Sequence[TaskRun], exit_: WorkerEnd | None, *, ended: 
     if runs:
         return "stalled" if stalled and not ended else "running"
     return "not_started" if ended else "not_found"
+
+
+def stalled_s(seen: WorkerStatus, end: WorkerEnd | None) -> float | None:
+    """Time without progress before the end of a worker that had stalled by then; None for one that completed."""
+    stalled = seen.stalled if seen.stalled_at_end is None else seen.stalled_at_end
+    if not stalled or seen.last_progress is None or end is None or end.time is None or end.reason == "completed":
+        return None
+    return max(0.0, end.time - seen.last_progress)
+
+
+STALLED_SHOWN = 4  # workers named in the text; the JSON has all
+
+
+def stalled_text(workers: Iterable[WorkerReport]) -> str:
+    """``worker_w0, worker_w2: no progress in the last 12m to 1h 3m before the end``; empty if none had stalled."""
+    found = {worker.worker: worker.stalled_s for worker in workers if worker.stalled_s is not None}
+    if not found:
+        return ""
+    times = dict.fromkeys(duration_text(seconds) for seconds in (min(found.values()), max(found.values())))
+    return f"{names_text(list(found), STALLED_SHOWN)}: no progress in the last {' to '.join(times)} before the end"
 
 
 def last_known_position(

@@ -277,6 +277,22 @@ def test_a_silent_worker_has_no_throughput_and_is_stalled(logs: Logs) -> None:
     assert samples_of(page, LAST_PROGRESS) == {LABELS: before}
 
 
+@pytest.mark.parametrize(("silence_s", "stalled"), [(290, False), (310, True)])
+def test_a_worker_that_had_stalled_when_it_ended_is_said_so_later_too(
+    logs: Logs, silence_s: float, stalled: bool
+) -> None:
+    steady_work(logs, 61)
+    logs.clock.advance(silence_s - 5)
+    assert logs.status().stalled_at_end is None
+    logs.record("exit", end=logs.clock.now)
+    logs.clock.advance(1000)
+    for _ in range(2):
+        assert (logs.status().stalled, logs.status().stalled_at_end) == (False, stalled)
+        logs.collector = logs.fresh()
+    logs.record("start", 1, start=logs.clock.now)
+    assert logs.status().stalled_at_end is None
+
+
 def test_a_finished_worker_does_not_stall(logs: Logs) -> None:
     logs.append(items(100))
     logs.facts()
@@ -750,7 +766,7 @@ def test_a_line_after_a_long_silence_is_read_in_the_same_round(
         write()
     else:
         run_files.write_json(logs.run_dir / run_files.WORKERS_DIR / "news.json", {})
-        monkeypatch.setattr(logs.collector, "_has_ended" if then == "ends" else "_latest_restart", write)
+        monkeypatch.setattr(logs.collector, "_read_end" if then == "ends" else "_latest_restart", write)
     assert (facts := logs.facts()).position == 2
     assert facts.ended == (then == "ends")
 

@@ -502,6 +502,26 @@ def test_the_report_of_a_running_job_is_not_final(tmp_path: Path) -> None:
     assert (report["state"], report["exit_status"], report["end"]) == ("RUNNING", 10, None)
 
 
+@pytest.mark.parametrize(
+    ("seen", "code", "stalled_s"),
+    [
+        ({"stalled_at_end": True}, 3, 40.0),
+        ({"stalled_at_end": False, "stalled": False}, 3, None),
+        ({"stalled": True}, 3, 40.0),  # the sidecar did not see the end
+        ({"stalled_at_end": True}, 0, None),
+    ],
+)
+def test_a_worker_that_had_stalled_when_it_ended_is_reported_so(
+    seen: dict[str, Any], code: int, stalled_s: float | None, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path, count=1).ended(0, end=50, code=code)
+    run_dir.status({"worker": "worker_w0", "rank": 0, "last_progress": START + 10, **seen})
+    report = run_dir.report()
+    assert report["workers"][0]["stalled_s"] == stalled_s
+    text = "- stalled: worker_w0: no progress in the last 40s before the end\n"
+    assert (text in rendered(report)) == (stalled_s is not None)
+
+
 def test_a_running_worker_that_is_stalled_is_reported_so(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0).status({"worker": "worker_w1", "rank": 1, "stalled": True})
     run_dir.write("workers/worker_w1_rank1_a0_r0.start.json", {"pid": 1, "start": 50.0})
