@@ -161,7 +161,7 @@ class GpuJob:
         found: dict[str, Any] = json.loads(self._request("/status")[1])
         return found
 
-    def until(self, condition: Callable[[Page], object], what: str, timeout_s: float = 60.0) -> Page:
+    def until(self, condition: Callable[[Page], object], what: str, timeout_s: float = 90.0) -> Page:
         """The first page for which the condition is true."""
         return wait_for(
             lambda: page if condition(page := self.page()) else None,

@@ -11,7 +11,7 @@ from tests.fakenvml import compiler, profiles
 from tests.support.exporter import NODE, until
 
 GIB = 1 << 30
-READS_S = 25.0  # enough for a read of the process list and of its collectors on a busy machine
+READS_S = 60.0  # enough for a read of the process list and of its collectors on a busy machine
 HEALTHY, HANGS, SHARED, FAULTY = range(4)
 """Ranks of the workers, which are also the indices of their GPUs."""
 
@@ -73,7 +73,7 @@ def test_a_program_error_on_a_gpu_gives_the_exit_reason_gpu_fault(job: GpuJob) -
     job.until(lambda page: page.value("gpu_workers", gpu=str(FAULTY)) == 1, "the worker", READS_S)
     job.scenario.xid(31, job.scenario.gpus[FAULTY])
     job.write()
-    job.until(lambda page: page.value("gpu_xid_errors_total", xid="31") == 1, "the error", 30)
+    job.until(lambda page: page.value("gpu_xid_errors_total", xid="31") == 1, "the error")
     (job.run_dir / "fail").touch()
     page = job.until(lambda page: page.value("worker_last_exit_code", rank=str(FAULTY)) == 1, "its end")
     reasons = page.by("reason", "worker_exits_total", rank=str(FAULTY))
@@ -85,7 +85,7 @@ def test_a_program_error_on_a_gpu_gives_the_exit_reason_gpu_fault(job: GpuJob) -
 
 
 def test_a_busy_gpu_and_a_silent_log_mean_busy_without_progress(job: GpuJob) -> None:
-    page = job.until(lambda page: condition(page, HANGS, "busy_without_progress") == 1, "the condition", 40)
+    page = job.until(lambda page: condition(page, HANGS, "busy_without_progress") == 1, "the condition")
     assert condition(page, HANGS, "busy_without_progress_low_power") == 0, "its power draw is normal"
     assert condition(page, HEALTHY, "busy_without_progress") == 0
     text = job.of_worker(HANGS)["gpu_conditions"]["busy_without_progress"]
