@@ -21,7 +21,7 @@ from bench.clock import Figures, cpu_by_thread, cpu_s, rss_mib
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup, Task, render_manifest
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
-from exporter.machine.threads import MOST_CHARACTERS
+from exporter.machine.own_process import MOST_CHARACTERS
 
 WORKERS, CHILDREN, FILES, LINES_PER_S = 32, 8, 64, 10
 SECONDS = 60

@@ -27,7 +27,7 @@ from exporter.gpus.host_reader import GpuHost
 from exporter.gpus.vendors_reader import READERS
 from exporter.machine.file_host import FileWatchHost
 from exporter.machine.kernel_log import KernelLog
-from exporter.machine.threads import limit_reserved_memory
+from exporter.machine.own_process import limit_reserved_memory
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.log_limit import LogLimit
 from exporter.sidecar.sidecar import Sidecar

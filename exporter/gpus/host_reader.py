@@ -23,7 +23,7 @@ from exporter.gpus.records import (
     GpuReading,
     GpuUnavailable,
 )
-from exporter.machine.threads import name_thread
+from exporter.machine.own_process import name_thread
 
 CALL_TIMEOUT_S = 2.0  # longest time for one part of one device
 OPEN_TIMEOUT_S = 30.0  # longest time to list devices: without persistence mode, each is initialized then

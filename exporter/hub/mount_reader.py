@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from exporter.machine.mounts import MountPoint, mount_of
-from exporter.machine.threads import name_thread
+from exporter.machine.own_process import name_thread
 
 PATIENCE_S = 5.0  # for one read; a server under load answers in less
 WAIT_S = 2.0  # for all mounts together; slower ones have answered by the next time

@@ -20,7 +20,7 @@ from exporter.hub.engine import Engine, Settings
 from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.site_reader import find_cluster_file, read_site
 from exporter.hub.store import Store
-from exporter.machine.threads import limit_reserved_memory, name_thread
+from exporter.machine.own_process import limit_reserved_memory, name_thread
 from exporter.slurm.sources.rest_reader import slurm_reader
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address

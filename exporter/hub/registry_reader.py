@@ -19,7 +19,7 @@ from exporter.hub.mount_reader import MountReader, Read
 from exporter.hub.runs.reports import Run
 from exporter.hub.runs.run_directory_reader import FRESH_S, MOST_BYTES, Entry, RunDirectory, read_text
 from exporter.machine.mounts import MountPoint, mount_table
-from exporter.machine.threads import name_thread
+from exporter.machine.own_process import name_thread
 
 READ_EACH_S = 5.0  # so that the end of a run is known in seconds
 QUIET_EACH_S = 60.0  # for the directories of runs that have ended, and of those that nobody follows

@@ -13,7 +13,7 @@ from exporter.collecting.collector import Collector, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract.clock import Clock
 from exporter.contract.status import CollectorReads
-from exporter.machine.threads import name_thread
+from exporter.machine.own_process import name_thread
 
 SUCCESS = Family("collector_success", "Whether the collector's last read worked.", labels=("collector",))
 DURATION = Family("collector_duration_seconds", "How long the collector's last read took.", labels=("collector",))

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from exporter import __version__
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.contract.manifest import AUTHENTICATED
+from exporter.machine.own_process import GarbageCollection
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.figures_collector import FigureOfMeritError, FomCollector
 from exporter.sidecar.job_collector import JobCollector
@@ -189,13 +190,13 @@ class HttpService:
             self._sidecar.start()
             log.info("listening on %s", places)
             watcher = asyncio.create_task(self._wait_until_over())
-            points = asyncio.create_task(self._keep_timeline())
+            maintenance = asyncio.create_task(self._maintain())
             await asyncio.wait({watcher, asyncio.create_task(stop.wait())}, return_when=asyncio.FIRST_COMPLETED)
             if stop.is_set() and not self._sidecar.final:
                 watcher.cancel()
                 stop.clear()
                 await self._wind_down(stop)
-            points.cancel()
+            maintenance.cancel()
         finally:
             loop.remove_reader(exits.fileno())
             for server in servers:
@@ -204,10 +205,12 @@ class HttpService:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(runner.cleanup(), 1.0)
 
-    async def _keep_timeline(self) -> None:
+    async def _maintain(self) -> None:
+        garbage = GarbageCollection()
         while True:
             await asyncio.sleep(POINT_S)
             self._sidecar.keep_timeline()
+            garbage.poll()
 
     def _on_exits(self) -> None:
         """The kernel reported the end of a worker or wrapper: read the workers now."""

@@ -19,6 +19,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from exporter.contract.process_identity import read_start_ticks
+from exporter.machine.own_process import GarbageCollection
 from launcher.guard import STARTED
 from launcher.plan.placeholders import fill_template
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
@@ -142,7 +143,7 @@ class Orchestrator:
             path.write_text(fill_template(self._plan, text, self._facts), encoding="utf-8", errors="surrogateescape")
 
     def _run_until_done(self) -> None:
-        job_state, job_tasks = self._job_state, self._job_tasks
+        job_state, job_tasks, garbage = self._job_state, self._job_tasks, GarbageCollection()
         while job_tasks.busy or (job_state.stop is None and self._stages.remaining_tasks):
             self._stop_reasons.handle_signals()
             self._begin_stages()
@@ -152,6 +153,7 @@ class Orchestrator:
                 attempt_optional("read the events of the sidecars", self._copy_status_events)
                 self._watch_guard()
                 self._correct_silence()
+                garbage.poll()
             if self._is_launch_check_due and job_state.stop is None:
                 self._is_launch_check_due = False  # a check that fails with an exception is not repeated
                 attempt_optional(

@@ -1,12 +1,16 @@
-"""Threads of this process: their names in the kernel, and how much address space they reserve."""
+"""This process: names of its threads in the kernel, and its memory."""
 
 import ctypes
+import gc
 import threading
+import time
 from pathlib import Path
 
 MOST_CHARACTERS = 15  # the kernel's limit (PR_SET_NAME)
 STACK_BYTES = 1024 * 1024  # JSON and literals nested beyond the interpreter's limits need less than half of it
 LARGE_BYTES = 64 * 1024
+SETTLE_S = 60.0  # from the start until all is there that a process reads once
+COLLECT_S = 15.0  # between two collections of garbage
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # mallopt(3)
 
 
@@ -29,3 +33,27 @@ def limit_reserved_memory() -> None:
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+class GarbageCollection:
+    """Full collections at a fixed interval, of about a millisecond each, so that memory does not grow over hours.
+
+    Python keeps freed tuples for reuse, up to 2,000 of each length, and gives them back only with a full collection,
+    which it makes when its objects have grown by a quarter. Until then other small objects need new memory, and what
+    lives long among them keeps it. What exists after ``SETTLE_S`` is not searched again.
+    """
+
+    def __init__(self) -> None:
+        self._next_at = time.monotonic() + SETTLE_S
+        self._has_settled = False
+
+    def poll(self) -> None:
+        """Collect if the interval is over."""
+        now = time.monotonic()
+        if now < self._next_at:
+            return
+        self._next_at = now + COLLECT_S
+        gc.collect()
+        if not self._has_settled:
+            self._has_settled = True
+            gc.freeze()
