@@ -1,5 +1,8 @@
 """The command `gpujob scan`: show the matches in logs."""
 
+import shutil
+import sys
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,6 +15,8 @@ if TYPE_CHECKING:
     from exporter.logs.lexicon import Lexicon
     from launcher.scan.position import ExpectedTotals
 
+STANDARD_INPUT = "-"
+
 
 @click.command(epilog="example: gpujob scan train.log --pack hf-trainer")
 @click.argument("logs", metavar="LOG...", nargs=-1, required=True)
@@ -21,6 +26,8 @@ if TYPE_CHECKING:
 @JSON
 def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:
     """Show what the patterns find in logs: positions, values and errors, with their lines.
+
+    - is standard input, as in `kubectl logs POD | gpujob scan -`.
 
     A log may be finished or still growing; it is read once, to its present end. The position is the one
     that a sidecar would report: that of the work, not of an evaluation that runs after it. A last record
@@ -35,7 +42,11 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
     from launcher.scan.text import printable_text, render_scan, scan_results
 
     lexicon, totals = _requested_lexicon(pack, config)
-    reports, unreadable = scan_logs(logs, lexicon, totals, count_all=count)
+    with ExitStack() as stack:
+        paths = [_copy_input(stack) if log == STANDARD_INPUT else log for log in logs]
+        reports, unreadable = scan_logs(paths, lexicon, totals, count_all=count)
+    for report in reports:
+        report.path = logs[paths.index(report.path)]
     if as_json:
         print_json(scan_results(reports, unreadable).to_json())
     elif reports:
@@ -44,6 +55,19 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
         what = "1 log" if len(unreadable) == 1 else f"{len(unreadable)} logs"
         named = [f"{printable_text(error.path)}: {error.problem}" for error in unreadable]
         raise LauncherError("\n  ".join([f"{what} cannot be read", *named]))
+
+
+def _copy_input(stack: ExitStack) -> str:
+    """A file with all of standard input, which is searched in several places, until the stack closes."""
+    import tempfile  # lazy: most scans are of files
+
+    try:
+        copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="gpujob-scan-"))  # noqa: SIM115 - the stack does
+        shutil.copyfileobj(sys.stdin.buffer, copy)
+        copy.flush()
+    except OSError as error:
+        raise LauncherError(f"standard input cannot be copied to {tempfile.gettempdir()}: {error.strerror}") from error
+    return copy.name
 
 
 def _requested_lexicon(pack: str | None, config: str | None) -> "tuple[Lexicon, ExpectedTotals]":

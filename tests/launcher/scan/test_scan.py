@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import subprocess
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ from launcher.scan.scan import LogScan, PatternResult, ScanRecord, scan_log, sca
 from launcher.scan.suggestions import ProgressCandidate, progress_lines, suggest_pattern
 from launcher.scan.text import render_scan, scan_results
 from tests.launcher.conftest import Golden
-from tests.support.launcher import gpujob
+from tests.support.launcher import GPUJOB, gpujob
 from tests.support.record_schema import problems, published_schema
 
 LOG = (
@@ -192,6 +193,20 @@ def test_unreadable_logs_are_all_named_after_the_results_of_others(folder: Path)
         {"path": "no.log", "problem": "does not exist; check the name, which is relative to the working directory"},
         {"path": ".", "problem": "is a directory; name the logs in it"},
     ]
+
+
+def test_standard_input_is_a_log_among_others(folder: Path) -> None:
+    text = (folder / "train.log").read_bytes()
+    argv = [str(GPUJOB), "scan", "--json", "-", "train.log"]
+    done = subprocess.run(argv, cwd=folder, input=text, capture_output=True)
+    found, of_file = json.loads(done.stdout)["logs"]
+    assert (done.returncode, done.stderr, found.pop("path"), of_file.pop("path")) == (0, b"", "-", "train.log")
+    assert _without_seconds(found) == _without_seconds(of_file)
+    assert found["position"] is not None
+
+
+def _without_seconds(report: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in report.items() if "cpu_second" not in name}
 
 
 def test_nothing_is_shown_if_no_log_can_be_read(folder: Path) -> None:
