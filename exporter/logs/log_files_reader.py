@@ -106,7 +106,7 @@ class LogFinder:
         """Regular files by the rank that ``rank_of`` finds in their names; empty without the folder."""
         try:
             facts = os.stat(self._directory)
-        except OSError:
+        except (OSError, ValueError):  # the latter for a name that no folder can have
             self._folder, self._found = None, {}
             return self._found
         folder = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)

@@ -43,7 +43,9 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         with pytest.raises(SystemExit) as ended:
             main()
         assert isinstance(ended.value.code, int)
-        return ended.value.code, capsys.readouterr().err
+        shown = capsys.readouterr()
+        assert "\x1b]" not in shown.out + shown.err, "a record commands the terminal"
+        return ended.value.code, shown.err
 
     return run
 
@@ -109,6 +111,33 @@ def test_no_harm_to_a_record_ends_in_a_traceback(harm: Callable[[Path], None], r
             status, errors = call(*command, run_dir)
             assert status in DOCUMENTED, (command, name)
             assert status != 2 or errors.startswith("gpujob: "), (command, name, errors)
+
+
+def end_texts_with(text: str, value: object) -> object:
+    if isinstance(value, dict):
+        return {key: end_texts_with(text, inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [end_texts_with(text, inner) for inner in value]
+    return f"{value}{text}" if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("text", ["\0", "\ud800", "\x1b]0;x\x07\u202e"], ids=ascii)
+def test_no_text_in_a_record_ends_in_a_traceback_or_commands_the_terminal(text: str, run_dir: Path, call: Call) -> None:
+    names = [path.relative_to(run_dir) for path in sorted(run_dir.rglob("*.json"))]
+    for name in names:
+        whole = (run_dir / name).read_text()
+        (run_dir / name).write_text(json.dumps(end_texts_with(text, json.loads(whole))))
+        for command in (*COMMANDS, ("metrics",)):
+            if command == ("stop",) and "\x1b" in text:
+                continue  # it takes records of this user alone
+            assert call(*command, run_dir)[0] in DOCUMENTED, (command, name)
+        (run_dir / name).write_text(whole)
+
+
+def test_an_event_that_is_nested_deeply_is_left_out(run_dir: Path, call: Call) -> None:
+    (run_dir / "report.json").unlink()
+    (run_dir / "events.jsonl").write_text('{"time": 2e9, "event": "milestone", "x": ' + "[" * 30_000)
+    assert call("watch", "--once", run_dir)[0] in DOCUMENTED
 
 
 @pytest.mark.parametrize("name", ["orchestrator.json", "report.json"])
