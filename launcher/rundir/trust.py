@@ -49,9 +49,9 @@ def find_problem(facts: FileFacts, owners: Collection[int]) -> str | None:
     return f"{whose} and can be written by {writers}; {fix}"
 
 
-def read_facts(path: Path) -> FileFacts:
-    """Owner and rights of a file, behind links. Raises OSError."""
-    status = path.stat()
+def read_facts(path: Path, *, of_link: bool = False) -> FileFacts:
+    """Owner and rights of a file, behind links unless ``of_link``. Raises OSError."""
+    status = path.stat(follow_symlinks=not of_link)
     user, group, primary, members = str(status.st_uid), str(status.st_gid), None, list[str]()
     with contextlib.suppress(KeyError):
         group, _, _, members = grp.getgrgid(status.st_gid)
@@ -99,12 +99,16 @@ def distrust_directory(path: Path, read_site_owners: Callable[[], Collection[int
     """
     real = Path(os.path.realpath(path))
     try:
-        facts, parent = read_facts(real), read_facts(real.parent)
+        found = [(read_facts(real), read_facts(real.parent))]
+        if path.is_symlink():
+            found.append((read_facts(path, of_link=True), read_facts(path.parent)))
     except OSError:
         return None  # it is made later, or the one who writes there says why that fails
-    if facts.owner in (os.geteuid(), ROOT) or not parent.mode & stat.S_IWOTH or facts.owner in read_site_owners():
-        return None
-    return f"{facts.path} belongs to {facts.owner_name}, and everyone can make directories in {parent.path}"
+    for facts, parent in found:
+        is_public = parent.mode & stat.S_IWOTH and facts.owner not in (os.geteuid(), ROOT)
+        if is_public and facts.owner not in read_site_owners():
+            return f"{facts.path} belongs to {facts.owner_name}, and everyone can make directories in {parent.path}"
+    return None
 
 
 def foreign_owner(*paths: Path) -> str | None:

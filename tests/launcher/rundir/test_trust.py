@@ -216,6 +216,10 @@ def test_run_directories_are_not_put_where_another_user_made_a_directory_in_a_pu
         done = gpujob(command, "job.yaml", cwd=folder)
         assert (done.returncode, files_in(folder)) == (2, before)
         assert f"{refused}; name one of your own as logs_dir" in done.stdout + done.stderr
+    logs.rmdir()
+    logs.symlink_to("/")
+    os.lchown(logs, NOBODY, NOBODY)
+    assert refused in gpujob("run", "job.yaml", cwd=folder).stderr
 
 
 @as_root
