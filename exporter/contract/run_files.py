@@ -249,6 +249,12 @@ def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
+def require_name(path: str) -> None:
+    """Raise ValueError if no file can have this name, as with NUL or half a character (a surrogate)."""
+    if b"\0" in os.fsencode(path):
+        raise ValueError(f"{path!r} is not the name of a file")
+
+
 def read_json_text(path: str | os.PathLike[str]) -> str:
     """Read a file of JSON of ours. Raises OSError, also if it is no regular file or larger than any of ours."""
     with open_regular(path) as source:

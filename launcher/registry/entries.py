@@ -151,4 +151,6 @@ def _read_entry(path: Path) -> tuple[int, JobEntry]:
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
             raise ValueError("not an entry")
-        return status.st_uid, JobEntry.from_json(json.loads(lines.read()))
+        entry = JobEntry.from_json(json.loads(lines.read()))
+    run_files.require_name(entry.run_dir)
+    return status.st_uid, entry
