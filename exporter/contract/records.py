@@ -147,7 +147,7 @@ class Record:
             return cls.from_json(body, path.name)
         try:
             size = path.stat().st_size
-        except OSError:
+        except (OSError, ValueError):  # the latter for a name that no file can have
             return None
         if path.is_dir():  # a user's, and the record is elsewhere
             return None

@@ -14,7 +14,7 @@ from exporter.contract.view import JobView
 from launcher.cli.main import main
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS
-from launcher.rundir.rundir import SWEEP_FILE
+from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
 from launcher.watch.view import JobClient
 from tests.support.builders import orchestrator_record
 from tests.support.launcher import settled_run_dir
@@ -132,6 +132,25 @@ def test_no_text_in_a_record_ends_in_a_traceback_or_commands_the_terminal(text: 
                 continue  # it takes records of this user alone
             assert call(*command, run_dir)[0] in DOCUMENTED, (command, name)
         (run_dir / name).write_text(whole)
+
+
+POINT = {"index": 0, "name": "a", "values": {}, "runs": ["\ud800", "a\0"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        (SWEEP_FILE, {"submission": {}, "max_parallel": None, "local": True, "points": []}),
+        (SWEEP_FILE, {"submission": {"job_id": "local-1"}, "max_parallel": None, "local": True, "points": [POINT]}),
+        (PIPELINE_FILE, {"submission": {}, "parts": []}),
+    ],
+)
+def test_sweeps_and_pipelines_without_names_or_with_impossible_ones_end_in_no_traceback(
+    name: str, record: dict[str, object], tmp_path: Path, call: Call
+) -> None:
+    (tmp_path / name).write_text(json.dumps({"schema": 1, **record}))
+    for command in (("watch", "--once"), ("watch", "--once", "--json"), ("report", "--json"), ("sweep", "--json")):
+        assert call(*command, tmp_path)[0] in DOCUMENTED, command
 
 
 def test_an_event_that_is_nested_deeply_is_left_out(run_dir: Path, call: Call) -> None:
