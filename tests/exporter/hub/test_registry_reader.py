@@ -193,14 +193,15 @@ def test_no_record_of_another_user_stops_the_hub_or_takes_its_memory(tmp_path: P
         parse_outcome(json.dumps({**REPORT, "x": [[]] * 1_000_001}), "7")
 
 
-@pytest.mark.parametrize("end", ["\0", "\ud800"])
-def test_an_entry_of_another_user_with_an_impossible_directory_hides_no_other_job(end: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("over", [{"run_dir": "\0"}, {"run_dir": "\ud800"}, {"submitted": 10**400}])
+def test_an_impossible_entry_of_another_user_hides_no_other_job(over: dict[str, object], tmp_path: Path) -> None:
     register(tmp_path / "entries", tmp_path / "a", "6")
     register(tmp_path / "entries", tmp_path / "b", "7")
     report(tmp_path / "b")
     planted = json.loads((tmp_path / "entries/6-a.json").read_text())
-    (tmp_path / "entries/6-a.json").write_text(json.dumps({**planted, "run_dir": f"{tmp_path}/a{end}"}))
+    (tmp_path / "entries/6-a.json").write_text(json.dumps({**planted, **over}))
     registry = RegistryReader([tmp_path / "entries"], only_own=False)
+    registry.read()
     registry.read()
     assert [(run.job_id, run.outcome is not None) for run in registry.runs()] == [("7", True)]
 
