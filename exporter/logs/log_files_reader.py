@@ -150,7 +150,7 @@ class LogFinder:
 def read_first_bytes(path: Path, most_bytes: int) -> bytes:
     """Read the first bytes of a file; empty if that fails."""
     try:
-        with path.open("rb") as source:
+        with run_files.open_regular(path) as source:
             return source.read(most_bytes)
     except OSError:
         return b""
