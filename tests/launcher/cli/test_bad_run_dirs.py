@@ -113,25 +113,36 @@ def test_no_harm_to_a_record_ends_in_a_traceback(harm: Callable[[Path], None], r
             assert status != 2 or errors.startswith("gpujob: "), (command, name, errors)
 
 
-def end_texts_with(text: str, value: object) -> object:
+def put(hostile: str | int, value: object) -> object:
+    """End all texts with a text, or put a number into the place of all numbers."""
     if isinstance(value, dict):
-        return {key: end_texts_with(text, inner) for key, inner in value.items()}
+        return {key: inner if key.startswith("schema") else put(hostile, inner) for key, inner in value.items()}
     if isinstance(value, list):
-        return [end_texts_with(text, inner) for inner in value]
-    return f"{value}{text}" if isinstance(value, str) else value
+        return [put(hostile, inner) for inner in value]
+    if isinstance(hostile, int):
+        return hostile if isinstance(value, int | float) and not isinstance(value, bool) else value
+    return f"{value}{hostile}" if isinstance(value, str) else value
 
 
-@pytest.mark.parametrize("text", ["\0", "\ud800", "\x1b]0;x\x07\u202e"], ids=ascii)
-def test_no_text_in_a_record_ends_in_a_traceback_or_commands_the_terminal(text: str, run_dir: Path, call: Call) -> None:
-    names = [path.relative_to(run_dir) for path in sorted(run_dir.rglob("*.json"))]
-    for name in names:
-        whole = (run_dir / name).read_text()
-        (run_dir / name).write_text(json.dumps(end_texts_with(text, json.loads(whole))))
+@pytest.mark.parametrize("is_reported", [True, False])
+@pytest.mark.parametrize(
+    "hostile", ["\0", "\ud800", "\x1b]0;x\x07\u202e", 10**400, 10**30], ids=lambda value: ascii(value)[:9]
+)
+def test_nothing_in_a_record_ends_in_a_traceback_or_commands_the_terminal(
+    hostile: str | int, is_reported: bool, run_dir: Path, call: Call
+) -> None:
+    if not is_reported:
+        (run_dir / "report.json").unlink()
+    ended = {"schema": 1, "worker": "worker_w0", "rank": 0, "host": "here", "start": 1.0, "end": 2.0, "code": 3}
+    (run_dir / "workers/worker_w0_rank0_a0_r0.exit.json").write_text(json.dumps(ended))
+    for path in sorted(run_dir.rglob("*.json")):
+        whole = path.read_text()
+        path.write_text(json.dumps(put(hostile, json.loads(whole))))
         for command in (*COMMANDS, ("metrics",)):
-            if command == ("stop",) and "\x1b" in text:
+            if command == ("stop",) and "\x1b" in str(hostile):
                 continue  # it takes records of this user alone
-            assert call(*command, run_dir)[0] in DOCUMENTED, (command, name)
-        (run_dir / name).write_text(whole)
+            assert call(*command, run_dir)[0] in {*DOCUMENTED, hostile}, (command, path)  # as the report says
+        path.write_text(whole)
 
 
 POINT = {"index": 0, "name": "a", "values": {}, "runs": ["\ud800", "a\0"]}
