@@ -206,7 +206,7 @@ def _check_types(owner: Any, values: dict[str, Any]) -> None:
         if not set(allowed) <= {str, int, float, bool, type(None)}:
             continue
         value = values.get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name)
-        number = float in allowed and isinstance(value, int) and not isinstance(value, bool)
+        number = float in allowed and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300
         if value is not _ABSENT and type(value) not in allowed and not number:
             raise ManifestError(f"{kind.__name__.lower()}: {name} is {value!r}, not of type {hint}")
 

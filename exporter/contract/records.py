@@ -32,6 +32,7 @@ _Reader: TypeAlias = Callable[[object, str], object]
 NOTHING: Mapping[typing.Any, typing.Never] = types.MappingProxyType({})  # default of fields that are mappings
 
 
+_MOST_NUMBER = 1e300  # where another kind of number stands: Python computes with no float and a longer whole number
 _SCALARS = frozenset((type(None), bool, int, float, str))
 
 
@@ -147,7 +148,7 @@ class Record:
             return cls.from_json(body, path.name)
         try:
             size = path.stat().st_size
-        except OSError:
+        except (OSError, ValueError):  # the latter for a name that no file can have
             return None
         if path.is_dir():  # a user's, and the record is elsewhere
             return None
@@ -240,6 +241,8 @@ def _scalar(kind: type) -> _Reader:
             return value
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
+        if isinstance(value, int | float) and not -_MOST_NUMBER < value < _MOST_NUMBER:
+            raise RecordError(f"{place}: {_shown(value)} is too large or not finite")
         return value
 
     _unchanged[read] = frozenset((kind,))

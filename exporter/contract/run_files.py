@@ -235,7 +235,10 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
 
     The directory may be another user's: nobody waits for a pipe there, or reads a device.
     """
-    source = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    try:
+        source = open(path, "rb", opener=_open_at_once)  # noqa: SIM115 - the caller closes it
+    except ValueError as error:  # a record names it, with NUL or half a character (a surrogate)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), os.fspath(path)) from error
     if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
         source.close()
         raise OSError(errno.EINVAL, "not a regular file", os.fspath(path))
@@ -244,6 +247,12 @@ def open_regular(path: str | os.PathLike[str]) -> io.BufferedReader:
 
 def _open_at_once(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
+
+
+def require_name(path: str) -> None:
+    """Raise ValueError if no file can have this name, as with NUL or half a character (a surrogate)."""
+    if b"\0" in os.fsencode(path):
+        raise ValueError(f"{path!r} is not the name of a file")
 
 
 def read_json_text(path: str | os.PathLike[str]) -> str:

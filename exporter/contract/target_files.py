@@ -79,6 +79,7 @@ def parse_targets(text: str, *, with_path: bool = False) -> list[TargetGroup]:
             raise RecordError(f"label job: expected {SCRAPE_JOB} or {ENGINE_JOB}")
         if any(len(value) > _VALUE_LENGTH for value in labels.values()):
             raise RecordError(f"a label is longer than {_VALUE_LENGTH} characters")
+        "".join(labels.values()).encode()  # half a character (a surrogate) is in no file that we write
         for address in group.targets:
             if not _ADDRESS.fullmatch(address):
                 raise RecordError(f"{address[:80]!r} is no host and port")

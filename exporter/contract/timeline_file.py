@@ -21,6 +21,7 @@ SUFFIX = ".timeline.json.gz"
 LEVEL = 3  # of gzip: a third of the time of the default, and a tenth more bytes
 MOST_LINE = 1 << 20  # bytes of one line
 MOST_LINES = 10_000
+MOST_BYTES = 64 << 20  # of all lines; those of a sidecar have a tenth of it
 MOST_TIMES = 10_000
 MOST_VALUE = 1e37  # larger ones do not fit into 4 bytes
 EXACT = 2.0**24  # below, whole numbers fit into 4 bytes, as do eight digits of others
@@ -84,8 +85,12 @@ def open_timeline(path: Path) -> Iterator[tuple[TimelineHead, Iterator[TimelineS
 
 def _lines(source: gzip.GzipFile) -> Iterator[bytes]:
     """The lines without what joins them. The last one ends the object."""
+    size = 0
     for _ in range(MOST_LINES):
         line = source.readline(MOST_LINE)
+        size += len(line)
+        if size > MOST_BYTES:
+            raise ValueError("it is too large")
         if line == _SERIES_END.lstrip().encode() and not source.read(1):  # this also compares the checksum
             return
         if not line.endswith(b"\n"):

@@ -32,12 +32,24 @@ def user_cache_folder(environ: Mapping[str, str]) -> str | None:
     return f"{environ['HOME']}/.cache/gpujob" if os.path.isabs(environ.get("HOME", "")) else None
 
 
+def make_private_folder(folder: str | os.PathLike[str]) -> None:
+    """Make a folder and the missing ones above it, for this user alone whatever the umask. Raises OSError."""
+    above = os.path.dirname(folder)
+    if above and not os.path.isdir(above):
+        make_private_folder(above)
+    try:
+        os.mkdir(folder, 0o700)
+    except FileExistsError:
+        if not os.path.isdir(folder):
+            raise
+
+
 def make_own_folder(folder: str | os.PathLike[str]) -> None:
     """Make a folder in which nobody else can put a file, such as a token that they know.
 
     Raises OSError, and ExporterError for a folder of another user, or one that others can write. Root may own it.
     """
-    os.makedirs(folder, 0o700, exist_ok=True)
+    make_private_folder(folder)
     facts, owners = os.stat(folder), (os.geteuid(), 0)
     if facts.st_uid not in owners or os.lstat(folder).st_uid not in owners or facts.st_mode & 0o022:
         raise ExporterError(f"{os.fspath(folder)}: another user owns it, or others can write there; give another one")

@@ -1,5 +1,6 @@
 """Reads of directories on a thread for each mount, so that a mount that hangs costs only its own answers."""
 
+import logging
 import queue
 import threading
 import time
@@ -11,6 +12,8 @@ from exporter.machine.own_process import name_thread
 
 PATIENCE_S = 5.0  # for one read; a server under load answers in less
 WAIT_S = 2.0  # for all mounts together; slower ones have answered by the next time
+
+log = logging.getLogger("gpujob.hub")
 
 
 class Read(NamedTuple):
@@ -83,5 +86,8 @@ class _MountThread:
         while True:
             for call in self._calls.get():
                 self._since = self._monotonic()
-                call()
+                try:
+                    call()
+                except Exception:  # otherwise nothing on this mount would ever be read again
+                    log.exception("a fault of the hub; it reads what else there is")
             self.idle.set()

@@ -106,7 +106,9 @@ def _ids_by_run_dir(entries: Iterable[tuple[int, Entry]]) -> dict[str, tuple[str
 def _read_entry(path: Path) -> tuple[int, Entry]:
     """The owner of a file, and its entry. Raises OSError and ValueError."""
     uid, text = read_text(path, MOST_BYTES)
-    return uid, Entry.from_json(json.loads(text))
+    entry = Entry.from_json(json.loads(text))
+    run_files.require_name(entry.run_dir)
+    return uid, entry
 
 
 class RegistryReader:

@@ -106,7 +106,7 @@ class LogFinder:
         """Regular files by the rank that ``rank_of`` finds in their names; empty without the folder."""
         try:
             facts = os.stat(self._directory)
-        except OSError:
+        except (OSError, ValueError):  # the latter for a name that no folder can have
             self._folder, self._found = None, {}
             return self._found
         folder = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
@@ -150,7 +150,7 @@ class LogFinder:
 def read_first_bytes(path: Path, most_bytes: int) -> bytes:
     """Read the first bytes of a file; empty if that fails."""
     try:
-        with path.open("rb") as source:
+        with run_files.open_regular(path) as source:
             return source.read(most_bytes)
     except OSError:
         return b""

@@ -46,6 +46,7 @@ _BREAK = (
 _SEPARATOR = lazy_regex(
     rf"""(?:\\*["'`])?\]?[ \t]*(?:                                    # the end of a quoted name or of an index
       :[ \t]*(?:str|Optional\[str\]|str[ ]\|[ ]None)[ \t]*=(?!=)[ \t]* # a parameter with its type
+    | (?:,?{_BREAK}|,|(?<=["'])[ ])\s{{0,80}}(?:\\*["'])?[Vv]alue(?:\\*["'])?[ \t]*[:=][ \t]* # a pair of name and value
     | (?:=>|:=|==?|:(?!//))[ \t]*(?:{_BREAK}\s{{0,80}}(?=\\*["']))?   # JSON may go on in the next line
     | {_BREAK}[ ]{{2,4}}[^\n]{{1,200}}\[type=[^\n]{{1,80}}?input_value= # pydantic
     )""",
@@ -61,6 +62,7 @@ _LINE = r"(?:(?!\\{1,4}n)[^\r\n])"
 _BLOCK = lazy_regex(
     rf"[|>][-+\d]{{0,2}}[ \t]*{_BREAK}([ \t]{{1,80}}){_LINE}+(?:{_BREAK}\1{_LINE}*){{0,50}}"
 )  # a block of YAML
+_LIST = lazy_regex(r"""\[(\\*["'][^\]\n]{1,400})\]""")
 _OPENING = lazy_regex(r"""(?:[A-Za-z_]\w{0,30}\()?[bfruBFRU]{0,2}(\\*["'`])""")
 _SCHEME = lazy_regex(r"(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)[ \t]+(?=\S)", re.IGNORECASE)
 _BARE = lazy_regex(r"\S+")
@@ -265,6 +267,8 @@ def _secret_span(text: str, start: int, end: int, name: str) -> tuple[int, int] 
     begin = separator.end()
     if block := _BLOCK.match(text, begin):
         return block.end(1), block.end()
+    if (listed := _LIST.match(text, begin)) and weight > RANDOM_VALUE:
+        return listed.span(1)
     if opening := _OPENING.match(text, begin):
         begin = opening.end()
         close = _value_end(text, opening[1], begin)

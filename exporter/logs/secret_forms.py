@@ -89,7 +89,7 @@ PROGRAMS = (
     ),
     Program("sshpass", rf"{_OPTION}-p(?:{_VALUE})?{_SECRET}", "sshpass -p hunter22 ssh node1"),
     Program(
-        r"(?:docker|podman|nerdctl|buildah|skopeo|helm(?:[ ]registry)?|oras|az[ ]acr)[\s\"',]{1,8}login",
+        r"(?:docker|podman|nerdctl|buildah|skopeo|helm(?:[ ]registry)?|oras|az(?:[ ]acr)?)[\s\"',]{1,8}login",
         _option("-p|--password"),
         "docker login -u ada -p hunter22 registry.example.org",
     ),

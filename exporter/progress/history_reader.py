@@ -19,7 +19,7 @@ from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import from_json
 from exporter.contract.status import WorkerStatus
-from exporter.contract.user_state import user_state_folder
+from exporter.contract.user_state import make_private_folder, user_state_folder
 from exporter.progress.eta.prior import RunPrior
 
 HISTORY_SCHEMA = 1
@@ -93,7 +93,7 @@ def write_run_history(name: str, environ: Mapping[str, str], run: RunHistory) ->
         if not runs:
             return False
     try:
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         run_files.replace_file(path, text, durable=False, mode=0o600)
     except OSError as error:
         log.info("the run history cannot be saved: %s: %s", path, error.strerror)

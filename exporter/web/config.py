@@ -95,7 +95,7 @@ def parse_web_config(text: str, path: str) -> WebConfig:
 
     try:
         body = yaml.load(text, UniqueKeyLoader)  # noqa: S506 - a safe loader
-    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError) as error:
+    except (yaml.YAMLError, ValueError, TypeError, LookupError, AttributeError, OverflowError) as error:
         raise ExporterError(f"{path}: {yaml_problem(error, text)}") from error
     if not isinstance(body, dict | None):
         raise ExporterError(f"{path}: is not a mapping; write for example `tls_server_config:` with its keys below")
@@ -109,7 +109,8 @@ def parse_web_config(text: str, path: str) -> WebConfig:
             problems.append(f"http_server_config.headers.{name}: {problem}")
     for name, value in users.items():  # without the value, which may be a password
         if not isinstance(name, str) or ":" in name:
-            problems.append(f"basic_auth_users: {name!r} is not a user name; use a text without a colon")
+            shown = f"{name.partition(':')[0]}:..." if isinstance(name, str) else name
+            problems.append(f"basic_auth_users: {shown!r} is not a user name; use a text without a colon")
         elif not isinstance(value, str) or not _BCRYPT.fullmatch(value):
             problems.append(f"basic_auth_users.{name}: is not a bcrypt hash; `htpasswd -nBC 10 {name}` makes one")
     if problems:
@@ -127,7 +128,8 @@ def _known_values(body: Mapping[Any, Any], keys: Mapping[str, type], place: str,
             cure = _ELSEWHERE.get(key) or (f'did you mean "{near[0]}"?' if near else f"use one of {', '.join(keys)}")
             problems.append(f"{place}{key}: {'is not supported' if key in _ELSEWHERE else 'unknown key'}; {cure}")
         elif value is not None and not isinstance(value, keys[key]):
-            problems.append(f"{place}{key}: {value!r} is not {_WORDS[keys[key]]}")
+            shown = "the value" if key == "basic_auth_users" else repr(value)  # which may have a password
+            problems.append(f"{place}{key}: {shown} is not {_WORDS[keys[key]]}")
         elif value is not None:
             found[key] = value
     return found

@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
@@ -36,7 +37,7 @@ from launcher.plan.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, P
 from launcher.planner.planned_job import PlannedJob
 from launcher.rundir.cluster_file import read_trusted_owners
 from launcher.rundir.output_locks import find_output_in_use
-from launcher.rundir.trust import distrust_directory
+from launcher.rundir.trust import distrust_directory, other_writers, read_facts
 
 INTERPRETERS = ("python", "python3", "bash", "sh")
 MOST_SAMPLE_BYTES = 256 * 1024  # read from a sample file
@@ -337,7 +338,11 @@ def check_target_directory(planned_job: PlannedJob) -> CheckFinding:
         message = "the cluster file names none; Prometheus finds the job only by targets.json in its run directory"
         return finding.not_checked("targets", place, message)
     if os.path.isdir(directory) and os.access(directory, os.W_OK | os.X_OK, effective_ids=True):
-        return finding.ok("targets", place, f'"{directory}" can be written to')
+        facts = read_facts(Path(directory))
+        if (writers := other_writers(facts)) is None or facts.mode & stat.S_ISVTX:
+            return finding.ok("targets", place, f'"{directory}" can be written to')
+        message = f'in "{directory}" {writers} can replace your targets; its owner should run `chmod +t {directory}`'
+        return finding.warning("open-target-dir", place, message)
     message = f'"{directory}" is not a directory you can write to; Prometheus will not find this job there'
     return finding.warning("target-dir", place, message)
 

@@ -169,10 +169,11 @@ def open_target(job: str | None, *, trusted: bool = False) -> Path:
     from launcher.rundir.cluster_file import require_trusted
     from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
     from launcher.rundir.trust import read_facts
+    from launcher.watch.text import printable_line
 
     found = find_job(job, os.environ, Path.cwd())
     for notice in found.notices:
-        click.echo(f"gpujob: {notice}", err=True)
+        click.echo(f"gpujob: {printable_line(notice)}", err=True)
     if trusted:
         for name in (run_files.MANIFEST_FILE, run_files.ORCHESTRATOR_FILE, SWEEP_FILE, PIPELINE_FILE):
             require_trusted(
@@ -180,7 +181,7 @@ def open_target(job: str | None, *, trusted: bool = False) -> Path:
                 "only its owner stops or enters a job with gpujob; on Slurm, others use `scancel`",
             )
     elif (facts := read_facts(found.directory)).owner != os.geteuid():
-        click.echo(f"gpujob: notice: {facts.path} belongs to {facts.owner_name}", err=True)
+        click.echo(f"gpujob: notice: {printable_line(facts.path)} belongs to {facts.owner_name}", err=True)
     return found.directory
 
 

@@ -139,7 +139,7 @@ def render_metrics(metrics: JobMetrics, now: float) -> list[str]:
     rows: list[tuple[str, ...]] = []
     for row in metrics.rows:
         cpu = "-" if row.cpu_cores is None else f"{100 * row.cpu_cores:.0f}%"
-        first = (printable_line(row.name), row.status.lower(), cpu, _memory_text(row), _gpu_text(row))
+        first = (printable_line(row.name), printable_line(row.status.lower()), cpu, _memory_text(row), _gpu_text(row))
         rows.append(first)
         rows += [("", "", "", "", _device_text(gpu)) for gpu in row.gpus[1:]]
     return [*render_table(HEAD, rows), "", _source_text(metrics, now)]

@@ -48,7 +48,7 @@ class PipelineRecord(Record):
 
     @property
     def name(self) -> str:
-        return str(self.submission["job_name"])
+        return str(self.submission.get("job_name", "pipeline"))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.budget import Budget
 from exporter.contract.records import Record, RecordError
-from exporter.contract.user_state import user_state_folder
+from exporter.contract.user_state import make_private_folder, user_state_folder
 from exporter.slurm.sources.look_file_reader import configured_cluster
 from launcher.errors import LauncherError
 from launcher.rundir.cluster_file import find_registry_dir
@@ -59,7 +59,7 @@ def register_job(run_dir: Path, submission: Mapping[str, object], environ: Mappi
         if folder is not None:
             try:
                 if mode == 0o600:
-                    folder.mkdir(0o700, parents=True, exist_ok=True)
+                    make_private_folder(folder)
                 _remove_oldest(folder)
                 run_files.write_json(folder / _file_name(entry), entry.to_json(), durable=False, mode=mode)
             except OSError:
@@ -151,4 +151,6 @@ def _read_entry(path: Path) -> tuple[int, JobEntry]:
         status = os.fstat(source)
         if not stat.S_ISREG(status.st_mode) or status.st_size > MOST_BYTES:
             raise ValueError("not an entry")
-        return status.st_uid, JobEntry.from_json(json.loads(lines.read()))
+        entry = JobEntry.from_json(json.loads(lines.read()))
+    run_files.require_name(entry.run_dir)
+    return status.st_uid, entry

@@ -6,7 +6,6 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.events import LoggedEvent
-from exporter.contract.records import RecordError
 from exporter.contract.report import (
     GpuDeviceReport,
     GpuReport,
@@ -49,7 +48,7 @@ def _parse_event(line: str, since: float | None) -> LoggedEvent | None:
     """Parse one line; None if it is truncated or older than ``since``."""
     try:
         event = LoggedEvent.from_json(json.loads(line))
-    except (ValueError, RecordError):
+    except (ValueError, RecursionError):
         return None
     return event if since is None or event.time >= since else None
 

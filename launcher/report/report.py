@@ -14,6 +14,7 @@ from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.records import JsonObject
 from exporter.contract.report import EndCause, LaunchReport, Monitoring, Report, Stop, Verification, WorkerReport
 from exporter.contract.status import LoggedValues, NodeStatus, Position, WorkerEnd, WorkerStatus
+from exporter.contract.user_state import make_private_folder
 from exporter.gpus.analysis.node_status import account_gpus, worker_devices
 from exporter.progress.work import job_work
 from exporter.workers.exit_reason import CONSEQUENCES, JobStop, parse_job_stop
@@ -292,7 +293,7 @@ def write_report(run_dir: Path, report: Report) -> Path:
         if elsewhere is None:
             raise
         path, mode = elsewhere, 0o600
-        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        make_private_folder(path.parent)
         run_files.write_json(path, report.to_json(), mode=mode)
         for name in (earlier, run_dir / REPORT_TEXT_FILE):
             with contextlib.suppress(OSError):

@@ -59,7 +59,11 @@ def _head(report: Report) -> list[str]:
     if report.state == "UNKNOWN":
         lines += [f"- why: {plain_text(reason)}" for reason in report.why]
     if report.attempt:
-        earlier = names_text([f"report_a{number}.md" for number in range(report.attempt)], EARLIER_SHOWN)
+        earlier = names_text(
+            [f"report_a{number}.md" for number in range(min(report.attempt, EARLIER_SHOWN))],
+            EARLIER_SHOWN,
+            report.attempt,
+        )
         lines.append(f"- attempt: {report.attempt + 1}, after {earlier}")
     if report.items is not None:
         lines.append(_work_line(report))

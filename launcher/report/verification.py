@@ -221,7 +221,7 @@ def verify_again(run_dir: Path, report: Report, progress: ReportProgress | None 
     return report.replace(
         benchmark=results if report.benchmark is not None else None,
         state=state,
-        exit_status=EXIT_STATUS[state],
+        exit_status=EXIT_STATUS.get(state, EXIT_STATUS["UNKNOWN"]),
         verification=verification_result(state, checks).replace(state_before=report.state, differs=differs),
     )
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from exporter.contract.file_locks import FileLockedError, lock_file
-from exporter.contract.user_state import user_state_folder
+from exporter.contract.user_state import make_private_folder, user_state_folder
 from launcher.errors import LauncherError
 from launcher.plan.plan import BENCHMARK, Plan
 from launcher.rundir.rundir import user_name
@@ -39,7 +39,7 @@ class OutputLocks:
         facts = {"job_id": job_id, "job_name": plan.job_name, "user": user_name()}
         for key, directory, pattern, path in _uses(plan, environ):
             try:
-                path.parent.mkdir(0o700, parents=True, exist_ok=True)
+                make_private_folder(path.parent)
                 descriptor = lock_file(path, facts, shared=plan.shared_output)
             except FileLockedError as error:
                 if error.holder.get("job_id") == job_id:

@@ -5,11 +5,14 @@ import grp
 import os
 import pwd
 import stat
+import struct
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import NamedTuple
 
 ROOT = 0
+_ACL = "system.posix_acl_access"  # acl(5): after 4 bytes a kind, rights and an id for each entry
+_ACL_NAMED, _ACL_MASK = (0x02, 0x08), 0x10  # kinds: users and groups by id; rights that none of them exceeds
 
 
 class FileFacts(NamedTuple):
@@ -21,12 +24,15 @@ class FileFacts(NamedTuple):
     owner_name: str
     group_name: str
     has_private_group: bool  # its group is the owner's primary one, has the owner's name, and has no other members
+    has_acl_writers: bool = False  # its ACL lets users or groups by name write
 
 
 def other_writers(facts: FileFacts) -> str | None:
     """Who can write a file besides its owner and root, or None."""
     if facts.mode & stat.S_IWOTH:
         return "everyone"
+    if facts.has_acl_writers:
+        return "others in its ACL"
     if facts.mode & stat.S_IWGRP and not facts.has_private_group:
         return f"the group {facts.group_name}"
     return None
@@ -43,9 +49,9 @@ def find_problem(facts: FileFacts, owners: Collection[int]) -> str | None:
     return f"{whose} and can be written by {writers}; {fix}"
 
 
-def read_facts(path: Path) -> FileFacts:
-    """Owner and rights of a file, behind links. Raises OSError."""
-    status = path.stat()
+def read_facts(path: Path, *, of_link: bool = False) -> FileFacts:
+    """Owner and rights of a file, behind links unless ``of_link``. Raises OSError."""
+    status = path.stat(follow_symlinks=not of_link)
     user, group, primary, members = str(status.st_uid), str(status.st_gid), None, list[str]()
     with contextlib.suppress(KeyError):
         group, _, _, members = grp.getgrgid(status.st_gid)
@@ -53,7 +59,16 @@ def read_facts(path: Path) -> FileFacts:
         known = pwd.getpwuid(status.st_uid)
         user, primary = known.pw_name, known.pw_gid
     is_private = primary == status.st_gid and user == group and not set(members) - {user}
-    return FileFacts(str(path), status.st_uid, status.st_mode, user, group, is_private)
+    return FileFacts(str(path), status.st_uid, status.st_mode, user, group, is_private, _has_acl_writers(path))
+
+
+def _has_acl_writers(path: Path) -> bool:
+    try:
+        entries = list(struct.iter_unpack("<HHI", os.getxattr(path, _ACL)[4:]))
+    except OSError:
+        return False  # it has none, as on a file system without any
+    mask = next((rights for kind, rights, _ in entries if kind == _ACL_MASK), 0)
+    return any(rights & mask & os.W_OK for kind, rights, _ in entries if kind in _ACL_NAMED)
 
 
 def distrust(path: Path, read_site_owners: Callable[[], Collection[int]], *, is_named: bool = False) -> str | None:
@@ -84,12 +99,16 @@ def distrust_directory(path: Path, read_site_owners: Callable[[], Collection[int
     """
     real = Path(os.path.realpath(path))
     try:
-        facts, parent = read_facts(real), read_facts(real.parent)
+        found = [(read_facts(real), read_facts(real.parent))]
+        if path.is_symlink():
+            found.append((read_facts(path, of_link=True), read_facts(path.parent)))
     except OSError:
         return None  # it is made later, or the one who writes there says why that fails
-    if facts.owner in (os.geteuid(), ROOT) or not parent.mode & stat.S_IWOTH or facts.owner in read_site_owners():
-        return None
-    return f"{facts.path} belongs to {facts.owner_name}, and everyone can make directories in {parent.path}"
+    for facts, parent in found:
+        is_public = parent.mode & stat.S_IWOTH and facts.owner not in (os.geteuid(), ROOT)
+        if is_public and facts.owner not in read_site_owners():
+            return f"{facts.path} belongs to {facts.owner_name}, and everyone can make directories in {parent.path}"
+    return None
 
 
 def foreign_owner(*paths: Path) -> str | None:

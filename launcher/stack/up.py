@@ -15,6 +15,7 @@ from exporter.contract import run_files
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.python_flags import ISOLATED
 from exporter.contract.stack_gate import GATE_FILE, GATE_LOCK
+from exporter.contract.user_state import make_private_folder
 from launcher.boards.assets import write_assets
 from launcher.errors import LauncherError
 from launcher.registry.entries import read_own_entries
@@ -85,7 +86,7 @@ def locked_folder(folder: Path) -> Iterator[None]:
     """The folder, for one command at a time. Raises LauncherError."""
     descriptor = -1
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         facts = folder.stat()
         if {facts.st_uid, folder.lstat().st_uid} != {os.geteuid()}:
             raise LauncherError(f"{folder}: the directory or a link to it belongs to another user; give another --dir")

@@ -291,8 +291,8 @@ def sweep_json(sweep_dir: Path, record: SweepRecord, states: Sequence[PointState
     """The states of a sweep as a JSON object."""
     return {
         "schema": SweepRecord.SCHEMA,
-        "sweep": record.submission["job_name"],
-        "job_id": record.submission["job_id"],
+        "sweep": record.submission.get("job_name"),
+        "job_id": record.submission.get("job_id"),
         "sweep_dir": str(sweep_dir),
         "max_parallel": record.max_parallel,
         "arrays": to_json(record.arrays),

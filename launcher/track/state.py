@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from exporter.contract.records import Record
-from exporter.contract.user_state import user_state_folder
+from exporter.contract.user_state import make_private_folder, user_state_folder
 from exporter.slurm.tracking import TrackedJob
 from launcher.errors import LauncherError
 from launcher.report.state import EXIT_STATUS
@@ -66,7 +66,7 @@ def find_state_files(key: Sequence[str | None], given: Path | None, environ: Map
     if state_folder is None:
         raise LauncherError("HOME is not set, so there is no place for the states; set it")
     folder = Path(state_folder, "track")
-    folder.mkdir(0o700, parents=True, exist_ok=True)
+    make_private_folder(folder)
     text = repr(key) if given is None else str(given.absolute())
     digest = hashlib.sha256(text.encode("utf-8", "surrogateescape")).hexdigest()[:16]
     return given or folder / f"{digest}.json", folder / f"{digest}.lock"

@@ -7,7 +7,6 @@ from typing import TypeVar
 
 from exporter.contract import run_files
 from exporter.contract.events import Event, LoggedEvent
-from exporter.contract.records import RecordError
 from exporter.contract.status import EtaEstimate, FileSystem, NodeStatus, ProgressFacts, WorkerOutput, WorkerStatus
 from exporter.contract.view import LaunchView, OutputView, WorkerView
 from exporter.logs.log_files_reader import read_last_bytes
@@ -37,7 +36,7 @@ def last_logged_events(run_dir: Path, names: Sequence[str], since: float) -> Ite
             continue
         try:
             event = LoggedEvent.from_json(json.loads(line))
-        except (ValueError, RecordError):
+        except (ValueError, RecursionError):
             continue  # the first line may be cut off
         if event.event in names and event.time >= since:
             yield event

@@ -30,7 +30,7 @@ class _PlannedStages(Record):
 
 @dataclass(frozen=True)
 class StageFacts:
-    """Stages and services from the plan, or from the manifest if the plan is unreadable (another user's)."""
+    """Stages and services from the plan, or from the manifest if the plan is unreadable or unknown (another user's)."""
 
     has_readiness_rules: bool  # whether the job has readiness rules, as far as is known
     services: frozenset[int]  # ranks of the services
@@ -40,7 +40,7 @@ class StageFacts:
     def read(cls, manifest: Manifest) -> "StageFacts":
         """Read the facts of a run directory. Plans are large: call once."""
         plan = _PlannedStages.read_valid(manifest.run_dir / PLAN_FILE)
-        if plan is None:
+        if plan is None or not {planned.stage for planned in plan.tasks} <= set(STAGES):
             stages = {task.rank: STAGES.index(BENCHMARK if task.later else WORKERS) for task in manifest.tasks}
             return cls(has_readiness_rules=False, services=frozenset(), stages=stages)
         return cls(

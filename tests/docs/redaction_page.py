@@ -44,6 +44,7 @@ SURE = (
     ("`pass` and `pwd` behind the name of their owner", "DB_PASS=hunter22"),
     ("an option, in a command or in a list", "['train.py', '--hf-token', 'hunter22', '--lr', '0.1']"),
     ("JSON, YAML, TOML, a dictionary, an argument in a traceback", '{"client_secret": "hunter22", "x": 1}'),
+    ("a name and a value, as in a container's description", '{"name": "HF_TOKEN", "value": "hunter22"}'),
     ("a line that sets a variable", "setenv HF_TOKEN hunter22"),
     ("a header with credentials", "Authorization: Bearer hunter22"),
     ("cookies", "Set-Cookie: session=hunter22; Path=/"),

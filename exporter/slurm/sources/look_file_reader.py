@@ -8,7 +8,7 @@ from urllib.parse import quote
 
 from exporter.contract import run_files
 from exporter.contract.records import Record, to_json
-from exporter.contract.user_state import user_cache_folder
+from exporter.contract.user_state import make_private_folder, user_cache_folder
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.queue import QueueRow
@@ -82,7 +82,7 @@ def own_folder(environ: Mapping[str, str]) -> Path | None:
         return None
     folder = Path(found)
     try:
-        folder.mkdir(0o700, parents=True, exist_ok=True)
+        make_private_folder(folder)
         status = folder.stat()
     except OSError:
         return None

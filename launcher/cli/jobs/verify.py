@@ -56,5 +56,6 @@ def _lines(found: "PathVerdict") -> list[str]:
         lines.append(f"  and {len(found.flaws) - MOST_NAMED} more; --json has all")
     if found.kind == "checkpoint":
         doubt = "" if found.resume_is_whole else ", as far as anybody can tell"
-        lines.append(f"  resume from {found.resume}{doubt}" if found.resume else "  no checkpoint to resume from")
+        resume = f"  resume from {printable_line(found.resume)}{doubt}" if found.resume else ""
+        lines.append(resume or "  no checkpoint to resume from")
     return lines

@@ -61,7 +61,7 @@ class PortReservation:
         if self._release_file is None:
             return
         try:
-            self._release_file.touch()
+            self._release_file.touch(run_files.FILE_MODE)
         except OSError:
             self.terminate()
         if not self._have_ended(wait_s, is_ending) and wait_s and not is_ending():

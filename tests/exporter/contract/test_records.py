@@ -1,5 +1,6 @@
 """Records: what goes out as JSON comes in again, whatever else the JSON holds."""
 
+import math
 from collections.abc import Mapping
 from typing import ClassVar, NamedTuple
 
@@ -72,6 +73,10 @@ def test_a_field_that_an_older_version_did_not_write_has_its_default() -> None:
         (page(workers=[{"rank": "a"}]), "status of n1.workers[0].rank: expected a whole number, not 'a'"),
         (page(workers=[{"rank": 1, "last": {"seconds": "x"}}]), "workers[0].last.seconds: expected a number, not 'x'"),
         (page(workers=[{"rank": 1, "rate": "x"}]), "workers[0].rate: expected a number, not 'x'"),
+        (page(workers=[{"rank": 1, "rate": 10**400}]), "workers[0].rate: 1000000000"),
+        (page(workers=[{"rank": 1, "last": [10**400, 1]}]), "is too large or not finite"),
+        (page(workers=[{"rank": math.inf}]), "workers[0].rank: inf is too large or not finite"),
+        (page(workers=[{"rank": math.nan}]), "workers[0].rank: nan is too large or not finite"),
         (page(workers=[{"rank": True}]), "workers[0].rank: expected a whole number, not True"),
         (page(by_rank={"x": {}}), "status of n1.by_rank: invalid literal for int()"),
         ({}, "status of n1: job is missing"),

@@ -67,6 +67,16 @@ def test_a_damaged_timeline_is_an_error(old: str, new: str, tmp_path: Path) -> N
         read(path)
 
 
+def test_a_timeline_that_unpacks_to_more_than_any_of_ours_is_an_error(tmp_path: Path) -> None:
+    path = tmp_path / "n1.timeline.json.gz"
+    series = TimelineSeries(f'a{{b="{"x" * 1_000_000}"}}', (0,), (1.0,))
+    path.write_bytes(pack_timeline(HEAD, [series] * 60))
+    assert len(read(path)[1]) == 60
+    path.write_bytes(pack_timeline(HEAD, [series] * 70))
+    with pytest.raises(RecordError, match="too large"):
+        read(path)
+
+
 def test_half_a_timeline_is_an_error(tmp_path: Path) -> None:
     path, whole = tmp_path / "n1.timeline.json.gz", pack_timeline(HEAD, SERIES)
     for size in range(len(whole)):

@@ -12,9 +12,13 @@ NOBODY = 65534
 
 
 def test_a_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
-    make_own_folder(tmp_path / "a" / "b")
-    make_own_folder(tmp_path / "a" / "b")
-    assert (tmp_path / "a" / "b").stat().st_mode & 0o777 == 0o700
+    before = os.umask(0)
+    try:
+        make_own_folder(tmp_path / "a" / "b")
+        make_own_folder(tmp_path / "a" / "b")
+    finally:
+        os.umask(before)
+    assert [place.stat().st_mode & 0o777 for place in (tmp_path / "a", tmp_path / "a" / "b")] == [0o700, 0o700]
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o770])

@@ -193,6 +193,31 @@ def test_no_record_of_another_user_stops_the_hub_or_takes_its_memory(tmp_path: P
         parse_outcome(json.dumps({**REPORT, "x": [[]] * 1_000_001}), "7")
 
 
+@pytest.mark.parametrize("over", [{"run_dir": "\0"}, {"run_dir": "\ud800"}, {"submitted": 10**400}])
+def test_an_impossible_entry_of_another_user_hides_no_other_job(over: dict[str, object], tmp_path: Path) -> None:
+    register(tmp_path / "entries", tmp_path / "a", "6")
+    register(tmp_path / "entries", tmp_path / "b", "7")
+    report(tmp_path / "b")
+    planted = json.loads((tmp_path / "entries/6-a.json").read_text())
+    (tmp_path / "entries/6-a.json").write_text(json.dumps({**planted, **over}))
+    registry = RegistryReader([tmp_path / "entries"], only_own=False)
+    registry.read()
+    registry.read()
+    assert [(run.job_id, run.outcome is not None) for run in registry.runs()] == [("7", True)]
+
+
+def test_a_fault_in_one_read_stops_no_other_one(caplog: pytest.LogCaptureFixture) -> None:
+    reader, done = mount_reader.MountReader(tuple), list[int]()
+
+    def fail() -> None:
+        raise OverflowError
+
+    for _ in range(2):
+        reader.read([mount_reader.Read("/a", fail), mount_reader.Read("/a", lambda: done.append(1))])
+    assert done == [1, 1]
+    assert "OverflowError" in caplog.text
+
+
 def test_very_many_entries_delay_and_hide_no_new_job_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = tmp_path / "entries"
     for bound, most in (("LOOK_S", 0.0), ("MOST_OF_OWNER", 2), ("MOST_FILES", 5)):

@@ -17,6 +17,7 @@ from exporter.logs.log_files_reader import (
     find_extra_logs,
     log_paths,
     progress_path,
+    read_first_bytes,
     read_last_bytes,
     run_suffix,
 )
@@ -51,6 +52,11 @@ def test_the_end_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
 def test_the_end_of_an_unreadable_log_is_empty(tmp_path: Path) -> None:
     assert read_last_bytes(tmp_path / "gone", 4) == b""
     assert read_last_bytes(tmp_path, 4) == b""
+
+
+def test_neither_end_of_a_pipe_is_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "log")
+    assert read_first_bytes(tmp_path / "log", 4) == read_last_bytes(tmp_path / "log", 4) == b""
 
 
 def rank_of(name: str) -> int | None:

@@ -77,6 +77,8 @@ def test_each_client_auth_type_is_known(kind: str) -> None:
             "rubbish: 1",
             "rubbish: unknown key; use one of tls_server_config, http_server_config, basic_auth_users",
         ),
+        ('a: "\\UFFFFFFFF"', "not YAML: OverflowError: Python int too large to convert to C int"),
+        (f"a: {'1:' * 300}1.5", "not YAML: OverflowError: int too large to convert to float"),
         ("tls_server_config: [1]", "tls_server_config: [1] is not a mapping"),
         (tls("min_versions: TLS12"), 'tls_server_config.min_versions: unknown key; did you mean "min_version"?'),
         (
@@ -180,6 +182,18 @@ def test_every_mistake_is_named_with_its_place_and_cure(text: str, problem: str)
 def test_a_password_that_is_not_hashed_is_refused_and_not_shown(value: str) -> None:
     (found,) = problems_of(f"basic_auth_users: {{ada: '{value}'}}")
     assert found == "basic_auth_users.ada: is not a bcrypt hash; `htpasswd -nBC 10 ada` makes one"
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("basic_auth_users: 'ada:hunter2'", "the value is not a mapping"),
+        ("basic_auth_users: [ada, hunter2]", "the value is not a mapping"),
+        ("basic_auth_users: {'ada:hunter2': x}", "'ada:...' is not a user name; use a text without a colon"),
+    ],
+)
+def test_a_password_in_the_wrong_place_is_not_shown(text: str, shown: str) -> None:
+    assert problems_of(text) == [f"basic_auth_users: {shown}"]
 
 
 def test_all_problems_are_reported_at_once() -> None:

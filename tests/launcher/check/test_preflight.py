@@ -577,6 +577,14 @@ def test_the_target_directory_must_be_writable(tmp_path: Path) -> None:
         assert item.status == status
 
 
+@pytest.mark.parametrize(("mode", "code"), [(0o755, "targets"), (0o1777, "targets"), (0o777, "open-target-dir")])
+def test_others_may_not_replace_files_in_the_target_directory(mode: int, code: str, tmp_path: Path) -> None:
+    (tmp_path / "targets").mkdir()
+    (tmp_path / "targets").chmod(mode)
+    item = check_target_directory(planned_job(tmp_path, cluster={"target_dir": str(tmp_path / "targets")}))
+    assert item.code == code
+
+
 @pytest.mark.parametrize(
     ("cluster", "message"),
     [

@@ -14,7 +14,7 @@ from exporter.contract.view import JobView
 from launcher.cli.main import main
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS
-from launcher.rundir.rundir import SWEEP_FILE
+from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
 from launcher.watch.view import JobClient
 from tests.support.builders import orchestrator_record
 from tests.support.launcher import settled_run_dir
@@ -43,7 +43,9 @@ def call(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) ->
         with pytest.raises(SystemExit) as ended:
             main()
         assert isinstance(ended.value.code, int)
-        return ended.value.code, capsys.readouterr().err
+        shown = capsys.readouterr()
+        assert "\x1b]" not in shown.out + shown.err, "a record commands the terminal"
+        return ended.value.code, shown.err
 
     return run
 
@@ -109,6 +111,63 @@ def test_no_harm_to_a_record_ends_in_a_traceback(harm: Callable[[Path], None], r
             status, errors = call(*command, run_dir)
             assert status in DOCUMENTED, (command, name)
             assert status != 2 or errors.startswith("gpujob: "), (command, name, errors)
+
+
+def put(hostile: str | int, value: object) -> object:
+    """End all texts with a text, or put a number into the place of all numbers."""
+    if isinstance(value, dict):
+        return {key: inner if key.startswith("schema") else put(hostile, inner) for key, inner in value.items()}
+    if isinstance(value, list):
+        return [put(hostile, inner) for inner in value]
+    if isinstance(hostile, int):
+        return hostile if isinstance(value, int | float) and not isinstance(value, bool) else value
+    return f"{value}{hostile}" if isinstance(value, str) else value
+
+
+@pytest.mark.parametrize("is_reported", [True, False])
+@pytest.mark.parametrize(
+    "hostile", ["\0", "\ud800", "\x1b]0;x\x07\u202e", 10**400, 10**30], ids=lambda value: ascii(value)[:9]
+)
+def test_nothing_in_a_record_ends_in_a_traceback_or_commands_the_terminal(
+    hostile: str | int, is_reported: bool, run_dir: Path, call: Call
+) -> None:
+    if not is_reported:
+        (run_dir / "report.json").unlink()
+    ended = {"schema": 1, "worker": "worker_w0", "rank": 0, "host": "here", "start": 1.0, "end": 2.0, "code": 3}
+    (run_dir / "workers/worker_w0_rank0_a0_r0.exit.json").write_text(json.dumps(ended))
+    for path in sorted(run_dir.rglob("*.json")):
+        whole = path.read_text()
+        path.write_text(json.dumps(put(hostile, json.loads(whole))))
+        for command in (*COMMANDS, ("metrics",)):
+            if command == ("stop",) and "\x1b" in str(hostile):
+                continue  # it takes records of this user alone
+            assert call(*command, run_dir)[0] in {*DOCUMENTED, hostile}, (command, path)  # as the report says
+        path.write_text(whole)
+
+
+POINT = {"index": 0, "name": "a", "values": {}, "runs": ["\ud800", "a\0"]}
+
+
+@pytest.mark.parametrize(
+    ("name", "record"),
+    [
+        (SWEEP_FILE, {"submission": {}, "max_parallel": None, "local": True, "points": []}),
+        (SWEEP_FILE, {"submission": {"job_id": "local-1"}, "max_parallel": None, "local": True, "points": [POINT]}),
+        (PIPELINE_FILE, {"submission": {}, "parts": []}),
+    ],
+)
+def test_sweeps_and_pipelines_without_names_or_with_impossible_ones_end_in_no_traceback(
+    name: str, record: dict[str, object], tmp_path: Path, call: Call
+) -> None:
+    (tmp_path / name).write_text(json.dumps({"schema": 1, **record}))
+    for command in (("watch", "--once"), ("watch", "--once", "--json"), ("report", "--json"), ("sweep", "--json")):
+        assert call(*command, tmp_path)[0] in DOCUMENTED, command
+
+
+def test_an_event_that_is_nested_deeply_is_left_out(run_dir: Path, call: Call) -> None:
+    (run_dir / "report.json").unlink()
+    (run_dir / "events.jsonl").write_text('{"time": 2e9, "event": "milestone", "x": ' + "[" * 30_000)
+    assert call("watch", "--once", run_dir)[0] in DOCUMENTED
 
 
 @pytest.mark.parametrize("name", ["orchestrator.json", "report.json"])

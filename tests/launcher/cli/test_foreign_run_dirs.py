@@ -73,6 +73,13 @@ def test_a_look_at_the_run_directory_of_another_user_names_the_owner(run_dir: Pa
     assert "local-1" in done.stdout
 
 
+def test_the_name_of_a_directory_of_another_user_does_not_command_the_terminal(run_dir: Path) -> None:
+    hostile = run_dir.rename(run_dir.with_name("a\x1b]0;x\x07\u202e"))
+    os.chown(hostile, NOBODY, NOBODY)
+    done = gpujob("watch", "--once", hostile, cwd=hostile.parent)
+    assert done.stderr == f"gpujob: notice: {hostile.parent}/a\\x1b]0;x\\x07\\u202e belongs to nobody\n"
+
+
 def test_the_own_run_directory_is_found_before_a_newer_one_of_another_user(run_dir: Path) -> None:
     planted = run_dir.with_name(f"{run_dir.name}_9")
     shutil.copytree(run_dir, planted)

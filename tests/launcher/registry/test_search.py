@@ -194,6 +194,10 @@ def test_the_index_of_the_site_is_believed_only_about_the_owner_of_an_entry(
         find_job("7", environ, elsewhere)
     os.chown(run_dir, NOBODY, NOBODY)
     assert found("7", environ, elsewhere) == run_dir
+    for number, end in enumerate(("\0", "\ud800")):  # no directory has such a name
+        planted = entry.with_name(f"7-0000000{number}.json")
+        planted.write_text(json.dumps({**json.loads(entry.read_text()), "run_dir": f"{run_dir}{end}"}))
+    assert found("7", environ, elsewhere) == run_dir
 
 
 def test_the_output_file_that_slurm_knows_leads_to_the_job(

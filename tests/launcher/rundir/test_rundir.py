@@ -60,7 +60,7 @@ def test_the_umask_of_the_user_applies(tmp_path: Path) -> None:
 
 
 def test_no_umask_lets_others_see_or_write_into_the_run_directory(tmp_path: Path) -> None:
-    spec = {"name": "open", "workers": [{"command": "sleep 2", "restart": {"max": 1}}]}
+    spec = {"name": "open", "workers": [{"command": "sleep 2", "count": 2, "restart": {"max": 1}}]}
     job = LocalJob(tmp_path / "job", spec, prefix=("sh", "-c", 'umask 0; exec "$@"', "sh"))
     with job:
         assert job.wait() == 0, job.output

@@ -59,6 +59,7 @@ def test_labels_that_are_orders_to_prometheus_are_dropped(site: Path) -> None:
         ('[{"targets": [], "labels": {"job": "node"}}]', "label job: expected gpujob-sidecar or gpujob-engine"),
         ('[{"targets": ["http://x/y"], "labels": {"job": "gpujob-engine"}}]', "'http://x/y' is no host and port"),
         (json.dumps([{"targets": [], "labels": LABELS | {"x": "y" * 300}}]), "a label is longer than 256 characters"),
+        (json.dumps([{"targets": [], "labels": LABELS | {"x": "\ud800"}}]), "surrogates not allowed"),
         (json.dumps([{"targets": ["a:1"] * 10_001, "labels": LABELS}]), f"{ME} has more than 10000 targets"),
         ("[" + " " * target_files.MOST_BYTES + "]", "larger than"),
     ],

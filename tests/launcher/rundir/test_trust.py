@@ -4,6 +4,7 @@ import grp
 import os
 import pwd
 import stat
+import struct
 import subprocess
 import sys
 from pathlib import Path
@@ -120,6 +121,24 @@ def test_a_group_with_other_members_is_not_private(folder: Path, monkeypatch: py
         assert read_facts(path).has_private_group is is_private
 
 
+@pytest.mark.parametrize("rights", [os.R_OK, os.R_OK | os.W_OK])
+def test_a_file_that_its_acl_lets_others_write_is_refused(rights: int, folder: Path) -> None:
+    path = folder / "job.yaml"
+    entries = ((0x01, 6, -1), (0x02, rights, NOBODY), (0x04, 4, -1), (0x10, 6, -1), (0x20, 4, -1))  # acl(5)
+    acl = b"\x02\0\0\0" + b"".join(struct.pack("<HHi", *entry) for entry in entries)
+    try:
+        os.setxattr(path, "system.posix_acl_access", acl)
+    except OSError:
+        pytest.skip("this file system has no ACLs")
+    os.chown(path, -1, pwd.getpwuid(os.geteuid()).pw_gid)
+    done = gpujob("plan", "job.yaml", cwd=folder)
+    if rights & os.W_OK:
+        assert f"can be written by others in its ACL; run `chmod go-w {path}`" in done.stderr
+        path.chmod(0o644)
+        done = gpujob("plan", "job.yaml", cwd=folder)
+    assert done.returncode == 0
+
+
 @as_root
 def test_only_the_system_file_names_trusted_owners(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     system = folder / "etc/config.yaml"
@@ -197,6 +216,10 @@ def test_run_directories_are_not_put_where_another_user_made_a_directory_in_a_pu
         done = gpujob(command, "job.yaml", cwd=folder)
         assert (done.returncode, files_in(folder)) == (2, before)
         assert f"{refused}; name one of your own as logs_dir" in done.stdout + done.stderr
+    logs.rmdir()
+    logs.symlink_to("/")
+    os.lchown(logs, NOBODY, NOBODY)
+    assert refused in gpujob("run", "job.yaml", cwd=folder).stderr
 
 
 @as_root

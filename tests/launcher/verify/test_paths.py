@@ -246,6 +246,15 @@ def test_the_command_prints_the_verdict_and_the_checkpoint_to_resume_from(tmp_pa
     assert found["reason"] == "has an unknown format"
 
 
+def test_the_name_of_a_checkpoint_does_not_command_the_terminal(tmp_path: Path) -> None:
+    folder = tmp_path / "a\x1b]0;x\x07"
+    folder.mkdir()
+    write_two(folder, "one_file")
+    done = gpujob("verify", folder, cwd=tmp_path)
+    assert "resume from" in done.stdout
+    assert "\x1b" not in done.stdout
+
+
 def test_a_run_directory_and_a_job_are_sent_to_the_report(tmp_path: Path) -> None:
     run_dir = tmp_path / "local-1_job"
     run_dir.mkdir()
