@@ -1,6 +1,7 @@
 """Forecast when a file system is full from its readings of free space, in bytes or inodes."""
 
-from collections import deque
+from array import array
+from collections.abc import Sequence
 from itertools import pairwise
 from statistics import median
 
@@ -32,7 +33,7 @@ class DiskForecast:
     """
 
     def __init__(self) -> None:
-        self._changes: deque[tuple[float, float]] = deque()
+        self._times, self._free = array("d"), array("d")  # of the changes: an hour of tuples would scatter in memory
         self._last: tuple[float, float] | None = None
         self._full_since: float | None = None
 
@@ -41,22 +42,22 @@ class DiskForecast:
         if self._last is not None and t <= self._last[0]:
             if t == self._last[0]:
                 return
-            self._changes.clear()
+            del self._times[:], self._free[:]
             self._last = None
         if self._last is None or free != self._last[1]:
-            self._changes.append((t, free))
+            self._times.append(t)
+            self._free.append(free)
         self._last = (t, free)
         self._full_since = None if free > 0 else t if self._full_since is None else self._full_since
-        while len(self._changes) > 1 and t - self._changes[1][0] > HISTORY_S:
-            self._changes.popleft()
-        if len(self._changes) > MOST_CHANGES:
+        while len(self._times) > 1 and t - self._times[1] > HISTORY_S:
+            del self._times[0], self._free[0]
+        if len(self._times) > MOST_CHANGES:
             self._thin()
 
     def _thin(self) -> None:
         """Drop every other change of the older half; this keeps the sums right."""
-        kept = list(self._changes)
-        half = len(kept) // 2
-        self._changes = deque([*kept[:half:2], *kept[half:]])
+        half = len(self._times) // 2
+        del self._times[1:half:2], self._free[1:half:2]
 
     def full_at(self, now: float) -> float | None:
         """When nothing will be free, by the clock of the readings; in the past if already full.
@@ -67,48 +68,47 @@ class DiskForecast:
             return None
         if self._full_since is not None:
             return self._full_since
-        changes, free = list(self._changes)[1:], self._last[1]  # the start of the first change is unknown
-        if len(changes) < FEWEST_CHANGES:
+        times, values = self._times[1:], self._free[1:]  # the start of the first change is unknown
+        if len(times) < FEWEST_CHANGES:
             return None
         count, best = FEWEST_CHANGES, None
         while True:
-            part = changes[-count:]
-            span = part[-1][0] - part[0][0]
-            slope = _use_rate(part, now)
-            ahead = None if slope is None else free / slope
+            span = times[-1] - times[-count]
+            slope = _use_rate(times[-count:], values[-count:], now)
+            ahead = None if slope is None else self._last[1] / slope
             if ahead is not None and ahead <= TRUSTED_SPANS * span:
                 best = ahead
                 break
-            if count >= len(changes):
+            if count >= len(times):
                 best = ahead if ahead is not None and ahead <= MOST_SPANS * span else None
                 break
-            count = min(2 * count, len(changes))
-        return None if best is None else max(now, changes[-1][0] + best)
+            count = min(2 * count, len(times))
+        return None if best is None else max(now, times[-1] + best)
 
 
-def _use_rate(changes: list[tuple[float, float]], now: float) -> float | None:
+def _use_rate(times: Sequence[float], free: Sequence[float], now: float) -> float | None:
     """Amount used per second over these changes; None if it does not fall, or no longer does."""
-    steps = [(t1 - t0, v0 - v1) for (t0, v0), (t1, v1) in pairwise(changes)]
-    falls = sorted(fall for _, fall in steps if fall > 0)
+    steps = [before - after for before, after in pairwise(free)]
+    falls = sorted(fall for fall in steps if fall > 0)
     if not falls:
         return None
-    last = max(t1 for (_, v0), (t1, v1) in pairwise(changes) if v1 < v0)
-    if now - last > max(LEAST_QUIET_S, QUIET_PAUSES * max(pause for pause, _ in steps)):
+    last = max(time for time, fall in zip(times[1:], steps, strict=True) if fall > 0)
+    if now - last > max(LEAST_QUIET_S, QUIET_PAUSES * max(after - before for before, after in pairwise(times))):
         return None
-    rises = sum(fall < 0 for _, fall in steps)
+    rises = sum(fall < 0 for fall in steps)
     usual = median(falls)
     outliers = sum(fall > OUTLIER_RATIO * usual for fall in falls)
     total, used = 0.0, [0.0]
-    for _, fall in steps:
+    for fall in steps:
         is_outlier = outliers <= MOST_OUTLIERS < len(falls) // 2 and fall > OUTLIER_RATIO * usual
         is_rare_rise = rises < REGULAR_RISES and fall < 0
         total += 0.0 if is_outlier or is_rare_rise else fall
         used.append(total)
-    slope = _middle_slope([t for t, _ in changes], used)
+    slope = _middle_slope(times, used)
     return slope if slope > 0 else None
 
 
-def _middle_slope(times: list[float], values: list[float]) -> float:
+def _middle_slope(times: Sequence[float], values: Sequence[float]) -> float:
     """Median of the slopes between each point and the nearest one at least half the span before it.
 
     This ignores a few outliers (incomplete Theil method) and includes rests between bursts.

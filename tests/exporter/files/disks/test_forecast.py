@@ -131,8 +131,8 @@ def test_a_predicted_time_is_never_in_the_past_or_absurd(steps: list[tuple[float
         forecast.update(t, free)
         at = forecast.full_at(t)
         assert at is None or (math.isfinite(at) and (at >= t or free == 0))
-    assert len(forecast._changes) <= MOST_CHANGES
-    assert all(t - moment <= HISTORY_S for moment, _ in list(forecast._changes)[1:])
+    assert len(forecast._times) == len(forecast._free) <= MOST_CHANGES
+    assert all(t - moment <= HISTORY_S for moment in forecast._times[1:])
 
 
 @given(
