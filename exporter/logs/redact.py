@@ -62,7 +62,9 @@ _LINE = r"(?:(?!\\{1,4}n)[^\r\n])"
 _BLOCK = lazy_regex(
     rf"[|>][-+\d]{{0,2}}[ \t]*{_BREAK}([ \t]{{1,80}}){_LINE}+(?:{_BREAK}\1{_LINE}*){{0,50}}"
 )  # a block of YAML
-_LIST = lazy_regex(r"""\[(\\*["'][^\]\n]{1,400})\]""")
+_LIST = lazy_regex(
+    r"""\[(?=\\*["'])((?:"[^"\n]{0,400}"|'[^'\n]{0,400}'|[^\]"'\n]{1,40}+){1,100}+)\]"""
+)  # its texts may have brackets
 _OPENING = lazy_regex(r"""(?:[A-Za-z_]\w{0,30}\()?[bfruBFRU]{0,2}(\\*["'`])""")
 _SCHEME = lazy_regex(r"(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)[ \t]+(?=\S)", re.IGNORECASE)
 _BARE = lazy_regex(r"\S+")

@@ -190,6 +190,19 @@ def test_a_named_secret_is_redacted_in_every_dump(dump: str, name: str, secret: 
     assert secret not in redact(AS_IN[within](text))
 
 
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("password=['hun]ter22'], lr=0.1", "password=[<redacted>], lr=0.1"),
+        ('{"api_key": ["a[0]", "b"], "x": ["c"]}', '{"api_key": [<redacted>], "x": ["c"]}'),
+        ('{\\"api_key\\": [\\"a]0\\", \\"b\\"]}', '{\\"api_key\\": [<redacted>]}'),
+        (f"api_key={['k' * 90] * 9!r} lr=0.1", "api_key=[<redacted>] lr=0.1"),
+    ],
+)
+def test_a_list_of_secrets_ends_behind_all_its_texts(text: str, shown: str) -> None:
+    assert redact(text) == shown
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=lambda shape: shape.service)
 @given(data=st.data())
 def test_a_key_of_a_known_service_is_always_redacted(shape: Shape, data: st.DataObject) -> None:
