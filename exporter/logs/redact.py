@@ -69,7 +69,7 @@ _OPENING = lazy_regex(r"""(?:[A-Za-z_]\w{0,30}\()?[bfruBFRU]{0,2}(\\*["'`])""")
 _SCHEME = lazy_regex(r"(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)[ \t]+(?=\S)", re.IGNORECASE)
 _BARE = lazy_regex(r"\S+")
 _AFTER_VALUE = ",;)]}\"'`>\\"
-_NOTHING = lazy_regex(r"(?:None|null|nil|true|false|True|False|\*{3,}|<redacted>?)$")
+_NOTHING = lazy_regex(r"(?:None|null|nil|true|false|True|False|\*{3,}|\[?<redacted>?)$")
 _ORDINARY = lazy_regex(
     r"(?:tensor\()?[\[(]?[-+]?[\d,]{1,12}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?"
     r"(?:k|K|M|B|s|ms|us|%|/s|tok/s|tokens/s|it/s|/[\d,]{1,12})?[,;.)\]}\"']{0,3}$"
