@@ -270,7 +270,8 @@ def _secret_span(text: str, start: int, end: int, name: str) -> tuple[int, int] 
     if block := _BLOCK.match(text, begin):
         return block.end(1), block.end()
     if (listed := _LIST.match(text, begin)) and weight > RANDOM_VALUE:
-        return listed.span(1)
+        words = (word.strip(" \\\"'") for word in listed[1].split(","))
+        return None if weight == NO_ORDINARY_VALUE and all(map(_ORDINARY.match, words)) else listed.span(1)
     if opening := _OPENING.match(text, begin):
         begin = opening.end()
         close = _value_end(text, opening[1], begin)
