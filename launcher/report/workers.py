@@ -135,12 +135,16 @@ def state_of_worker(runs: Sequence[TaskRun], exit_: WorkerEnd | None, *, ended: 
     return "not_started" if ended else "not_found"
 
 
-def stalled_s(seen: WorkerStatus, end: WorkerEnd | None) -> float | None:
-    """Time without progress before the end of a worker that had stalled by then; None for one that completed."""
+def stalled_s(seen: WorkerStatus, end: WorkerEnd | None, stop: JobStop | None) -> float | None:
+    """Time without progress before the end of a worker that had stalled by then.
+
+    None for one that completed, and for a helper that was ended because the work was done.
+    """
     stalled = seen.stalled if seen.stalled_at_end is None else seen.stalled_at_end
-    if not stalled or seen.last_progress is None or end is None or end.time is None or end.reason == "completed":
+    if not stalled or seen.last_progress is None or end is None or end.time is None:
         return None
-    return max(0.0, end.time - seen.last_progress)
+    is_helper = end.reason == "terminated_peer" and stop is not None and stop.reason == "completed"
+    return None if is_helper or end.reason == "completed" else max(0.0, end.time - seen.last_progress)
 
 
 STALLED_SHOWN = 4  # workers named in the text; the JSON has all

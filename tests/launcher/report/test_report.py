@@ -522,6 +522,17 @@ def test_a_worker_that_had_stalled_when_it_ended_is_reported_so(
     assert (text in rendered(report)) == (stalled_s is not None)
 
 
+@pytest.mark.parametrize(("reason", "stalled_s"), [("completed", None), ("cancelled", 90.0)])
+def test_a_helper_that_waits_until_the_work_is_done_has_not_stalled(
+    reason: str, stalled_s: float | None, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path, count=1).stop(reason, "why").ended(0, **TERM_SENT)
+    run_dir.status({"worker": "worker_w0", "rank": 0, "last_progress": START + 10, "stalled_at_end": True})
+    (worker,) = run_dir.report()["workers"]
+    assert worker["exit"]["reason"] == ("terminated_peer" if reason == "completed" else reason)
+    assert worker["stalled_s"] == stalled_s
+
+
 def test_a_stalled_worker_of_several_nodes_is_named_once() -> None:
     seconds = (None, 4000.0, 90.0, 1000.0)
     found = [WorkerReport(worker="worker_w0", rank=rank, stalled_s=each) for rank, each in enumerate(seconds)]
