@@ -27,7 +27,7 @@ STANDARD_INPUT = "-"
 def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:
     """Show what the patterns find in logs: positions, values and errors, with their lines.
 
-    - is standard input, as in `kubectl logs POD | gpujob scan -`.
+    A log named `-` is standard input, as in `kubectl logs POD | gpujob scan -`.
 
     A log may be finished or still growing; it is read once, to its present end. The position is the one
     that a sidecar would report: that of the work, not of an evaluation that runs after it. A last record
