@@ -234,14 +234,15 @@ _unchanged: dict[_Reader, frozenset[type]] = {}  # types of the values that a re
 
 
 def _scalar(kind: type) -> _Reader:
-    accepted = (int, float) if kind in (int, float) else kind  # other programs write 1.0 where we write 1
+    is_number = kind in (int, float)
+    accepted = (int, float) if is_number else kind  # other programs write 1.0 where we write 1
 
     def read(value: object, place: str) -> object:
         if type(value) is kind:  # nearly always
             return value
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
-        if isinstance(value, int | float) and not -_MOST_NUMBER < value < _MOST_NUMBER:
+        if is_number and not -_MOST_NUMBER < value < _MOST_NUMBER:  # type: ignore[operator]
             raise RecordError(f"{place}: {_shown(value)} is too large or not finite")
         return value
 

@@ -39,7 +39,7 @@ def make_private_folder(folder: str | os.PathLike[str]) -> None:
         make_private_folder(above)
     try:
         os.mkdir(folder, 0o700)
-    except FileExistsError:
+    except OSError:  # NFS may name another fault of a folder that is there, such as that it is read-only
         if not os.path.isdir(folder):
             raise
 

@@ -62,12 +62,14 @@ _LINE = r"(?:(?!\\{1,4}n)[^\r\n])"
 _BLOCK = lazy_regex(
     rf"[|>][-+\d]{{0,2}}[ \t]*{_BREAK}([ \t]{{1,80}}){_LINE}+(?:{_BREAK}\1{_LINE}*){{0,50}}"
 )  # a block of YAML
-_LIST = lazy_regex(r"""\[(\\*["'][^\]\n]{1,400})\]""")
+_LIST = lazy_regex(
+    r"""\[(?=\\*["'])((?:"[^"\n]{0,400}"|'[^'\n]{0,400}'|[^\]"'\n]{1,40}+){1,100}+)\]"""
+)  # its texts may have brackets
 _OPENING = lazy_regex(r"""(?:[A-Za-z_]\w{0,30}\()?[bfruBFRU]{0,2}(\\*["'`])""")
 _SCHEME = lazy_regex(r"(?:Bearer|Basic|Token|Digest|Negotiate|ApiKey)[ \t]+(?=\S)", re.IGNORECASE)
 _BARE = lazy_regex(r"\S+")
 _AFTER_VALUE = ",;)]}\"'`>\\"
-_NOTHING = lazy_regex(r"(?:None|null|nil|true|false|True|False|\*{3,}|<redacted>?)$")
+_NOTHING = lazy_regex(r"(?:None|null|nil|true|false|True|False|\*{3,}|\[?<redacted>?)$")
 _ORDINARY = lazy_regex(
     r"(?:tensor\()?[\[(]?[-+]?[\d,]{1,12}(?:\.\d{0,20})?(?:[eE][-+]?\d{1,3})?"
     r"(?:k|K|M|B|s|ms|us|%|/s|tok/s|tokens/s|it/s|/[\d,]{1,12})?[,;.)\]}\"']{0,3}$"
@@ -268,7 +270,8 @@ def _secret_span(text: str, start: int, end: int, name: str) -> tuple[int, int] 
     if block := _BLOCK.match(text, begin):
         return block.end(1), block.end()
     if (listed := _LIST.match(text, begin)) and weight > RANDOM_VALUE:
-        return listed.span(1)
+        words = (word.strip(" \\\"'") for word in listed[1].split(","))
+        return None if weight == NO_ORDINARY_VALUE and all(map(_ORDINARY.match, words)) else listed.span(1)
     if opening := _OPENING.match(text, begin):
         begin = opening.end()
         close = _value_end(text, opening[1], begin)

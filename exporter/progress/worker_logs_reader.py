@@ -181,6 +181,7 @@ class WorkerLogs:
         self._sample = b""
         self._description: tuple[float, bytes, str] | None = None  # when, of which sample, and what it says
         self.end: float | None = None  # of the latest run; None while it runs
+        self._busy: bool | None = None  # whether its GPUs worked when it was last seen running
         self._reported_phase: str | None = None  # last activity in the progress file
         self._invalid_lines = 0  # invalid lines of the progress file
 
@@ -219,7 +220,7 @@ class WorkerLogs:
         if self.restart >= 0:
             self.track.begin_run()
             self.activities.begin_run()
-        self.restart, self.end = restart, None
+        self.restart, self.end, self._busy = restart, None, None
 
     def begin_at(self, start: float | None) -> None:
         """Take the time at which the current run began, None if unknown."""
@@ -460,8 +461,10 @@ class WorkerLogs:
             severities = self._lexicon.severities
             self._reported_errors = tuple((name, severities[name], count) for name, count in self._errors.items())
         done, total = track.standing()
+        if not ended:
+            self._busy = busy
         silence_s, outlook = estimator.silence_s(now if self.end is None else self.end), estimator.outlook()
-        stalled = outlook.is_stalled(silence_s, self._manifest.stall_timeout_s, busy)
+        stalled = outlook.is_stalled(silence_s, self._manifest.stall_timeout_s, self._busy)
         known = done is not None
         idle = ended or (stalled and known)  # whether it will go on, and how fast, is unknown
         eta = None if idle else estimator.estimate_after(silence_s, peers)

@@ -27,7 +27,7 @@ STANDARD_INPUT = "-"
 def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:
     """Show what the patterns find in logs: positions, values and errors, with their lines.
 
-    - is standard input, as in `kubectl logs POD | gpujob scan -`.
+    A log named `-` is standard input, as in `kubectl logs POD | gpujob scan -`.
 
     A log may be finished or still growing; it is read once, to its present end. The position is the one
     that a sidecar would report: that of the work, not of an evaluation that runs after it. A last record
@@ -58,16 +58,21 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
 
 
 def _copy_input(stack: ExitStack) -> str:
-    """A file with all of standard input, which is searched in several places, until the stack closes."""
+    """A file with all of standard input, which is searched in several places, until the stack closes.
+
+    It has no name, so that nothing is left if a signal ends the command.
+    """
     import tempfile  # lazy: most scans are of files
 
+    if sys.stdin is None:
+        raise LauncherError("standard input is closed; give the path of a log instead of -")
     try:
-        copy = stack.enter_context(tempfile.NamedTemporaryFile(prefix="gpujob-scan-"))  # noqa: SIM115 - the stack does
+        copy = stack.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - the stack does
         shutil.copyfileobj(sys.stdin.buffer, copy)
         copy.flush()
     except OSError as error:
-        raise LauncherError(f"standard input cannot be copied to {tempfile.gettempdir()}: {error.strerror}") from error
-    return copy.name
+        raise LauncherError(f"standard input cannot be copied to a temporary file: {error.strerror}") from error
+    return f"/proc/self/fd/{copy.fileno()}"
 
 
 def _requested_lexicon(pack: str | None, config: str | None) -> "tuple[Lexicon, ExpectedTotals]":

@@ -229,7 +229,7 @@ def _worker_entries(
             exit=exit_,
             exits=tuple(run.exit for run in own if run.exit is not None),
             exit_counts=exit_counts(own, status),
-            stalled_s=stalled_s(status, exit_),
+            stalled_s=stalled_s(status, exit_, stop),
             cpu_s=status.cpu_s,
             log_errors=status.log_errors,
             gpu_devices=worker_devices(status, gpus),

@@ -135,12 +135,16 @@ def state_of_worker(runs: Sequence[TaskRun], exit_: WorkerEnd | None, *, ended: 
     return "not_started" if ended else "not_found"
 
 
-def stalled_s(seen: WorkerStatus, end: WorkerEnd | None) -> float | None:
-    """Time without progress before the end of a worker that had stalled by then; None for one that completed."""
+def stalled_s(seen: WorkerStatus, end: WorkerEnd | None, stop: JobStop | None) -> float | None:
+    """Time without progress before the end of a worker that had stalled by then.
+
+    None for one that completed, and for a helper that was ended because the work was done.
+    """
     stalled = seen.stalled if seen.stalled_at_end is None else seen.stalled_at_end
-    if not stalled or seen.last_progress is None or end is None or end.time is None or end.reason == "completed":
+    if not stalled or seen.last_progress is None or end is None or end.time is None:
         return None
-    return max(0.0, end.time - seen.last_progress)
+    is_helper = end.reason == "terminated_peer" and stop is not None and stop.reason == "completed"
+    return None if is_helper or end.reason == "completed" else max(0.0, end.time - seen.last_progress)
 
 
 STALLED_SHOWN = 4  # workers named in the text; the JSON has all
@@ -148,11 +152,13 @@ STALLED_SHOWN = 4  # workers named in the text; the JSON has all
 
 def stalled_text(workers: Iterable[WorkerReport]) -> str:
     """``worker_w0, worker_w2: no progress in the last 12m to 1h 3m before the end``; empty if none had stalled."""
-    found = {worker.worker: worker.stalled_s for worker in workers if worker.stalled_s is not None}
+    found = [worker for worker in workers if worker.stalled_s is not None]
     if not found:
         return ""
-    times = dict.fromkeys(duration_text(seconds) for seconds in (min(found.values()), max(found.values())))
-    return f"{names_text(list(found), STALLED_SHOWN)}: no progress in the last {' to '.join(times)} before the end"
+    names = dict.fromkeys(worker.worker for worker in found)  # one that ran on several nodes is there for each
+    times = sorted(worker.stalled_s or 0.0 for worker in found)
+    spans = dict.fromkeys(map(duration_text, (times[0], times[-1])))
+    return f"{names_text(list(names), STALLED_SHOWN)}: no progress in the last {' to '.join(spans)} before the end"
 
 
 def last_known_position(

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 ROOT = 0
 _ACL = "system.posix_acl_access"  # acl(5): after 4 bytes a kind, rights and an id for each entry
-_ACL_NAMED, _ACL_MASK = (0x02, 0x08), 0x10  # kinds: users and groups by id; rights that none of them exceeds
+_ACL_USER, _ACL_GROUP, _ACL_MASK = 0x02, 0x08, 0x10  # kinds: a user or group by id; rights that none of them exceeds
+_ACL_NAMED = (_ACL_USER, _ACL_GROUP)
 
 
 class FileFacts(NamedTuple):
@@ -24,7 +25,7 @@ class FileFacts(NamedTuple):
     owner_name: str
     group_name: str
     has_private_group: bool  # its group is the owner's primary one, has the owner's name, and has no other members
-    has_acl_writers: bool = False  # its ACL lets users or groups by name write
+    has_acl_writers: bool = False  # its ACL lets other users or groups by name write
 
 
 def other_writers(facts: FileFacts) -> str | None:
@@ -59,16 +60,20 @@ def read_facts(path: Path, *, of_link: bool = False) -> FileFacts:
         known = pwd.getpwuid(status.st_uid)
         user, primary = known.pw_name, known.pw_gid
     is_private = primary == status.st_gid and user == group and not set(members) - {user}
-    return FileFacts(str(path), status.st_uid, status.st_mode, user, group, is_private, _has_acl_writers(path))
+    return FileFacts(
+        str(path), status.st_uid, status.st_mode, user, group, is_private, _has_acl_writers(path, status.st_uid)
+    )
 
 
-def _has_acl_writers(path: Path) -> bool:
+def _has_acl_writers(path: Path, owner: int) -> bool:
     try:
         entries = list(struct.iter_unpack("<HHI", os.getxattr(path, _ACL)[4:]))
     except OSError:
         return False  # it has none, as on a file system without any
     mask = next((rights for kind, rights, _ in entries if kind == _ACL_MASK), 0)
-    return any(rights & mask & os.W_OK for kind, rights, _ in entries if kind in _ACL_NAMED)
+    trusted = ((_ACL_USER, owner), (_ACL_USER, ROOT))  # as in the files of a directory that gives its users all rights
+    others = (rights for kind, rights, who in entries if kind in _ACL_NAMED and (kind, who) not in trusted)
+    return any(rights & mask & os.W_OK for rights in others)
 
 
 def distrust(path: Path, read_site_owners: Callable[[], Collection[int]], *, is_named: bool = False) -> str | None:

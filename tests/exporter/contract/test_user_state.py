@@ -1,12 +1,13 @@
 """Folders of the user's files."""
 
+import errno
 import os
 from pathlib import Path
 
 import pytest
 
 from exporter.contract.errors import ExporterError
-from exporter.contract.user_state import make_own_folder
+from exporter.contract.user_state import make_own_folder, make_private_folder
 
 NOBODY = 65534
 
@@ -19,6 +20,18 @@ def test_a_folder_is_made_for_its_user_alone(tmp_path: Path) -> None:
     finally:
         os.umask(before)
     assert [place.stat().st_mode & 0o777 for place in (tmp_path / "a", tmp_path / "a" / "b")] == [0o700, 0o700]
+
+
+def test_a_folder_that_is_there_is_enough_where_none_can_be_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def mkdir(path: str, mode: int) -> None:
+        raise OSError(errno.EROFS, os.strerror(errno.EROFS), path)
+
+    monkeypatch.setattr(os, "mkdir", mkdir)
+    make_private_folder(tmp_path)
+    with pytest.raises(OSError, match="Read-only"):
+        make_private_folder(tmp_path / "a")
 
 
 @pytest.mark.parametrize("mode", [0o1777, 0o770])

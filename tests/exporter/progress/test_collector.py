@@ -293,6 +293,17 @@ def test_a_worker_that_had_stalled_when_it_ended_is_said_so_later_too(
     assert logs.status().stalled_at_end is None
 
 
+@pytest.mark.parametrize("after", [None, False])
+def test_gpus_that_rest_after_the_end_do_not_make_busy_work_a_stall(logs: Logs, after: bool | None) -> None:
+    steady_work(logs, 61)
+    logs.clock.advance(1.5 * logs.manifest.stall_timeout_s)
+    logs.gpu_use.publish(NodeGpuUse(busy={0: True}))
+    assert logs.status().stalled is False
+    logs.record("exit", end=logs.clock.now)
+    logs.gpu_use.publish(NodeGpuUse(busy={} if after is None else {0: after}))
+    assert logs.status().stalled_at_end is False
+
+
 def test_a_finished_worker_does_not_stall(logs: Logs) -> None:
     logs.append(items(100))
     logs.facts()

@@ -8,14 +8,14 @@ import pytest
 
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
-from exporter.contract.report import Report
+from exporter.contract.report import Report, WorkerReport
 from exporter.contract.status import WorkerStatus
 from exporter.logs.log_files_reader import progress_path
 from exporter.progress.work import job_work
 from launcher.report.exit_reasons import ExitReasonFinder, TaskRun
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, log_for_missing_report
-from launcher.report.workers import read_runs
+from launcher.report.workers import read_runs, stalled_text
 from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 from launcher.words import clock_text, duration_text, names_text
 from tests.launcher.conftest import Golden
@@ -520,6 +520,23 @@ def test_a_worker_that_had_stalled_when_it_ended_is_reported_so(
     assert report["workers"][0]["stalled_s"] == stalled_s
     text = "- stalled: worker_w0: no progress in the last 40s before the end\n"
     assert (text in rendered(report)) == (stalled_s is not None)
+
+
+@pytest.mark.parametrize(("reason", "stalled_s"), [("completed", None), ("cancelled", 90.0)])
+def test_a_helper_that_waits_until_the_work_is_done_has_not_stalled(
+    reason: str, stalled_s: float | None, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path, count=1).stop(reason, "why").ended(0, **TERM_SENT)
+    run_dir.status({"worker": "worker_w0", "rank": 0, "last_progress": START + 10, "stalled_at_end": True})
+    (worker,) = run_dir.report()["workers"]
+    assert worker["exit"]["reason"] == ("terminated_peer" if reason == "completed" else reason)
+    assert worker["stalled_s"] == stalled_s
+
+
+def test_a_stalled_worker_of_several_nodes_is_named_once() -> None:
+    seconds = (None, 4000.0, 90.0, 1000.0)
+    found = [WorkerReport(worker="worker_w0", rank=rank, stalled_s=each) for rank, each in enumerate(seconds)]
+    assert stalled_text(found) == "worker_w0: no progress in the last 1m 30s to 1h 06m before the end"
 
 
 def test_a_running_worker_that_is_stalled_is_reported_so(tmp_path: Path) -> None:

@@ -124,7 +124,8 @@ def test_a_group_with_other_members_is_not_private(folder: Path, monkeypatch: py
 @pytest.mark.parametrize("rights", [os.R_OK, os.R_OK | os.W_OK])
 def test_a_file_that_its_acl_lets_others_write_is_refused(rights: int, folder: Path) -> None:
     path = folder / "job.yaml"
-    entries = ((0x01, 6, -1), (0x02, rights, NOBODY), (0x04, 4, -1), (0x10, 6, -1), (0x20, 4, -1))  # acl(5)
+    own = (0x02, 7, os.geteuid())
+    entries = ((0x01, 6, -1), own, (0x02, rights, NOBODY), (0x04, 4, -1), (0x10, 6, -1), (0x20, 4, -1))  # acl(5)
     acl = b"\x02\0\0\0" + b"".join(struct.pack("<HHi", *entry) for entry in entries)
     try:
         os.setxattr(path, "system.posix_acl_access", acl)

@@ -205,6 +205,23 @@ def test_standard_input_is_a_log_among_others(folder: Path) -> None:
     assert found["position"] is not None
 
 
+def test_a_closed_standard_input_is_named(folder: Path) -> None:
+    done = subprocess.run(["sh", "-c", 'exec "$0" scan - <&-', str(GPUJOB)], cwd=folder, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr == "gpujob: standard input is closed; give the path of a log instead of -\n"
+
+
+def test_a_signal_leaves_no_copy_of_standard_input(tmp_path: Path) -> None:
+    argv, environ = [str(GPUJOB), "scan", "-"], {**os.environ, "TMPDIR": str(tmp_path)}
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, env=environ) as process:
+        assert process.stdin is not None
+        process.stdin.write(b"step 1/10\n" * 100_000)  # more than a pipe takes, so that the copy has begun
+        process.stdin.flush()
+        process.terminate()
+        process.wait()
+    assert list(tmp_path.iterdir()) == []
+
+
 def _without_seconds(report: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in report.items() if "cpu_second" not in name}
 
