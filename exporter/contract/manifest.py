@@ -206,8 +206,9 @@ def _check_types(owner: Any, values: dict[str, Any]) -> None:
         if not set(allowed) <= {str, int, float, bool, type(None)}:
             continue
         value = values.get(name, _ABSENT) if isinstance(owner, type) else getattr(owner, name)
-        number = float in allowed and isinstance(value, int) and not isinstance(value, bool) and abs(value) < 1e300
-        if value is not _ABSENT and type(value) not in allowed and not number:
+        number = float in allowed and isinstance(value, int) and not isinstance(value, bool)
+        is_known = type(value) in allowed or (number and abs(value) < run_files.MOST_NUMBER)
+        if value is not _ABSENT and not is_known:
             raise ManifestError(f"{kind.__name__.lower()}: {name} is {value!r}, not of type {hint}")
 
 

@@ -32,7 +32,6 @@ _Reader: TypeAlias = Callable[[object, str], object]
 NOTHING: Mapping[typing.Any, typing.Never] = types.MappingProxyType({})  # default of fields that are mappings
 
 
-_MOST_NUMBER = 1e300  # where another kind of number stands: Python computes with no float and a longer whole number
 _SCALARS = frozenset((type(None), bool, int, float, str))
 
 
@@ -242,7 +241,7 @@ def _scalar(kind: type) -> _Reader:
             return value
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
-        if is_number and not -_MOST_NUMBER < value < _MOST_NUMBER:  # type: ignore[operator]
+        if is_number and not -run_files.MOST_NUMBER < value < run_files.MOST_NUMBER:  # type: ignore[operator]
             raise RecordError(f"{place}: {_shown(value)} is too large or not finite")
         return value
 

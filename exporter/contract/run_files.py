@@ -56,6 +56,7 @@ RESERVE_FILES = 8  # inodes for the report, diagnoses, and files that are replac
 RESERVE_BYTES = 512 * 1024  # of all files together
 MOST_TOKEN_BYTES = 256
 MOST_JSON_BYTES = 64 * 1024 * 1024  # of one file; the report of 10,000 workers has fewer
+MOST_NUMBER = 1e300  # in a record that any user may write; Python turns no much longer whole number into a float
 FOLDER_MODE = 0o750  # before the umask: others see and write nothing; to show a job is up to its owner
 FILE_MODE = 0o644  # likewise
 

@@ -251,12 +251,12 @@ class WorkerLogs:
         """Bytes read so far, of all runs."""
         return self._closed_bytes + sum(source.tail.bytes_read for source in self._sources.values())
 
-    # -- reading ----------------------------------------------------------------------------------
-
     @property
     def ended(self) -> bool:
         """Whether the latest run has ended."""
         return self.end is not None
+
+    # -- reading ----------------------------------------------------------------------------------
 
     def poll(self, now: float, *, end: float | None, should_stop: Callable[[], bool]) -> None:
         """Read new text; stop when ``should_stop`` is true, and continue at the next poll.

@@ -31,7 +31,6 @@ from exporter.workers.exit_reason import (
 )
 
 LISTED_RUNS = 20  # runs of a task whose ends are in the report; earlier ones are counted
-FAR = 1e300  # seconds; Python turns no much larger whole number into a float
 SETTLED_S = 60.0 + OOM_BURST_S  # after its end, when sidecars have added what they found to it and to its peers
 
 
@@ -105,7 +104,8 @@ class ExitReasonFinder:
         if records.exit is not None:
             end = self._describe(records, task, restart, node, records.exit, stop, peers)
         start = next((record["start"] for record in written if "start" in record), None)
-        run = TaskRun(restart, float(start) if isinstance(start, int | float) and abs(start) < FAR else None, end)
+        began = float(start) if isinstance(start, int | float) and abs(start) < run_files.MOST_NUMBER else None
+        run = TaskRun(restart, began, end)
         if end is not None and end.time is not None and end.time < time.time() - SETTLED_S and self._may_read_logs:
             described = self._settled.setdefault((task.rank, restart), {})
             described[asked] = next((other for other in described.values() if other.exit == end), run)
