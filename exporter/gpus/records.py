@@ -68,6 +68,7 @@ class GpuActivity:
     dram_activity_ratio: float | None = None
     nvlink_rx_bytes_per_s: float | None = None
     nvlink_tx_bytes_per_s: float | None = None
+    has_nvlink_rate: bool = False  # whether the driver gives these two, though perhaps not at this reading
     pcie_rx_bytes_per_s: float | None = None
     pcie_tx_bytes_per_s: float | None = None
 

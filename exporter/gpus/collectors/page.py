@@ -103,7 +103,7 @@ def add_gpu(row: SeriesGroup, entry: GpuEntry, driver: GpuDriver | None, *, read
         _add_activity(row, state.activity)
     if state.condition is not None:
         _add_condition(row, state.condition, entry.job_memory_errors)
-        if state.activity is not None and state.activity.nvlink_rx_bytes_per_s is None:
+        if state.activity is not None and not state.activity.has_nvlink_rate:
             row.add(NVLINK_BYTES, state.condition.nvlink_rx_bytes, direction="rx")
             row.add(NVLINK_BYTES, state.condition.nvlink_tx_bytes, direction="tx")
     for code, xid in entry.xids.items():

@@ -88,6 +88,7 @@ class GpuActivityReader:
         energy = fields.get("energy")
         if energy is None:
             energy = device.long("nvmlDeviceGetTotalEnergyConsumption")
+        slow = self._slow_values(now, used=used)
         return GpuActivity(
             utilization_ratio=utilization[0] / 100 if used else None,
             memory_utilization_ratio=utilization[1] / 100 if used else None,
@@ -100,7 +101,8 @@ class GpuActivityReader:
             memory_temperature_c=fields.get("memory_temperature") or None,  # a GPU in use is never at 0
             sm_clock_hz=_millions(device.number("nvmlDeviceGetClockInfo", CLOCK_SM)),
             throttle_s=self._throttle_times(fields, now),
-            **self._slow_values(now, used=used),
+            has_nvlink_rate=self.gpm.gives("nvlink_rx_bytes_per_s"),
+            **slow,
         )
 
     def _slow_values(self, now: float, *, used: bool) -> dict[str, float | None]:
@@ -190,7 +192,10 @@ class MigActivityReader:
         """Return the activity; ``now`` in monotonic seconds."""
         used, total = self._memory.read()
         parts = {} if self.gpm is None else self.gpm.read(now)
-        return GpuActivity(memory_used_bytes=used, memory_total_bytes=total, throttle_s={}, **parts)
+        has_rate = self.gpm is not None and self.gpm.gives("nvlink_rx_bytes_per_s")
+        return GpuActivity(
+            memory_used_bytes=used, memory_total_bytes=total, throttle_s={}, has_nvlink_rate=has_rate, **parts
+        )
 
 
 class GpuMemoryReader:

@@ -40,6 +40,10 @@ class GpmReader:
         """Whether there are no values yet, but may be at the next reading."""
         return self._supported is not False and bool(self._metrics) and not self._values
 
+    def gives(self, name: str) -> bool:
+        """Whether the GPU has this value, which single readings may lack, like the first."""
+        return self._supported is not False and any(known == name for _, known, _ in self._metrics)
+
     def read(self, now: float) -> dict[str, float]:
         """Ratios and bytes per second by name; ``now`` in monotonic seconds. Empty at the first reading."""
         if self._supported is None:

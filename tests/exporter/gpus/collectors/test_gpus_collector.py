@@ -231,6 +231,19 @@ def test_zero_is_a_value(tmp_path: Path) -> None:
     assert node.node_gpus().gpus[0].power_w == 0.0
 
 
+@pytest.mark.parametrize("rate", [None, 5.0])
+def test_nvlink_totals_are_of_gpus_without_a_rate_even_if_one_reading_has_none(
+    tmp_path: Path, rate: float | None
+) -> None:
+    condition = GpuCondition(nvlink_rx_bytes=1000)
+    measured = GpuActivity(nvlink_rx_bytes_per_s=rate, has_nvlink_rate=True)
+    node = Node(
+        tmp_path, gpu(0, activity=measured, condition=condition), gpu(1, activity=GpuActivity(), condition=condition)
+    )
+    text = page_of(node.gpus, node.read_gpus())
+    assert samples_of(text, page.NVLINK_BYTES) == {'gpu="1",direction="rx"': 1000}
+
+
 def test_pcie_width_and_generation_are_ratios_of_their_maximum(tmp_path: Path) -> None:
     condition = GpuCondition(pcie_width=8, pcie_width_max=16, pcie_generation=4)
     text = page_of((node := Node(tmp_path, gpu(0, condition=condition))).gpus, node.read_gpus())

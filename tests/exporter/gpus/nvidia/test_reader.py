@@ -261,6 +261,7 @@ def test_activity_is_in_base_units(start: Start) -> None:
         sm_clock_hz=1.83e9,
         memory_clock_hz=3.201e9,
         throttle_s={"power_cap": 12, "thermal": 3e-9, "hw_thermal": 0, "hw_power_brake": 0, "sync_boost": 0},
+        has_nvlink_rate=True,
     )
 
 
@@ -271,7 +272,8 @@ def test_used_memory_excludes_memory_reserved_by_the_driver(start: Start) -> Non
 
 def test_unit_activity_needs_two_reads(start: Start) -> None:
     machine = start(h200(1))
-    assert machine.activity().sm_activity_ratio is None
+    first = machine.activity()
+    assert (first.sm_activity_ratio, first.nvlink_rx_bytes_per_s, first.has_nvlink_rate) == (None, None, True)
     time.sleep(0.11)
     found = machine.activity()
     assert (found.sm_activity_ratio, found.tensor_activity_ratio, found.dram_activity_ratio) == (0.8825, 0.525, 0.4775)
