@@ -27,7 +27,7 @@ MOST_VALUE = 1e37  # larger ones do not fit into 4 bytes
 EXACT = 2.0**24  # below, whole numbers fit into 4 bytes, as do eight digits of others
 _FORMATS = ("%.8g", "%.13g")
 _SERIES_BEGIN, _SERIES_END = ', "series": [\n', "\n]}\n"
-_LABEL = r'[a-zA-Z_]\w*="(?:[^"\\\n]|\\.)*"'
+_LABEL = r'[a-zA-Z_]\w*="[^"\\\n]*+(?:\\.[^"\\\n]*+)*+"'  # without a step back: a line may have a million bytes
 _SERIES = re.compile(rf"[a-zA-Z_:][\w:]*\{{{_LABEL}(?:,{_LABEL})*\}}", re.ASCII)
 
 
