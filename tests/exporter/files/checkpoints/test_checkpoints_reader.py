@@ -499,6 +499,27 @@ def test_a_poll_ends_in_time_and_the_next_continues(tmp_path: Path, monkeypatch:
     assert folder.history.total == 60
 
 
+def test_a_slow_listing_or_walk_is_not_repeated_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    real, now, read = os.scandir, 0.0, []
+
+    def slow(path: Any) -> Any:
+        nonlocal now
+        now += 0.1
+        read.append("folder" if path == str(folder.path) else "checkpoint")
+        return real(path)
+
+    folder = Folder(tmp_path / "ckpt")
+    folder.write("checkpoint_1/a.pt")
+    monkeypatch.setattr(checkpoints_reader, "LIST_REST_RATIO", 100.0)
+    monkeypatch.setattr(checkpoints_reader, "REST_RATIO", 200.0)
+    monkeypatch.setattr(time, "perf_counter", lambda: now)
+    monkeypatch.setattr(os, "scandir", slow)
+    for _ in range(5):
+        folder.write("checkpoint_1/a.pt")
+        folder.poll(5.0)
+    assert (read.count("folder"), read.count("checkpoint")) == (3, 2)
+
+
 def test_names_are_read_in_several_polls_and_files_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints_reader, "LIST_S", 0.0)
     monkeypatch.setattr(checkpoints_reader, "LIST_STEP", 1)

@@ -14,7 +14,7 @@ from exporter.collecting.published import Publisher
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, PathGroup
 from exporter.contract.status import Checkpoints
-from exporter.files.checkpoints import checkpoints_reader
+from exporter.files.checkpoints import checkpoints_reader, collector
 from exporter.files.checkpoints.checkpoints_reader import CheckpointReading, CheckpointWatch
 from exporter.files.checkpoints.collector import (
     INTERVAL,
@@ -201,13 +201,14 @@ def test_a_hanging_folder_has_no_series_and_nothing_counts_twice(node: Node, mon
         gone.wait(30)
         return real(self, now)
 
-    monkeypatch.setattr(CheckpointWatch, "poll", hang)
-    node.reads(10)
+    with monkeypatch.context() as patch:
+        patch.setattr(CheckpointWatch, "poll", hang)
+        patch.setattr(collector, "POLL_WAIT_S", 0.1)
+        node.reads(10)
     assert page_of(node.collector, node.snapshot) == ""
     assert [event.event for event in node.status().events] == ["checkpoint saved"]
     node.write("checkpoint_2.pt", torch_bytes())
     gone.set()
-    monkeypatch.undo()
     until(lambda: node.watched is not None and node.watched.responding, "the folder to answer")
     node.reads(60)
     assert node.value(TOTAL) == 2
