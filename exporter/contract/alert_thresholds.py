@@ -47,7 +47,9 @@ THRESHOLDS = {
     ),
     "checkpoint_late": Threshold(("GpuJobCheckpointOverdue",), "intervals", 3, "time since the last checkpoint", "5"),
     "log_burst": Threshold(("GpuJobLogErrorBurst",), "lines", 10, "lines of one error pattern in 10 minutes", "50"),
-    "log_unread": Threshold(("GpuJobLogUnread",), "bytes", 64 * 1024**2, "log text that the sidecar has not read yet", "1GB"),
+    "log_unread": Threshold(
+        ("GpuJobLogUnread",), "bytes", 64 * 1024**2, "log text that the sidecar has not read yet", "1GB"
+    ),
     "gpu_idle": Threshold(("GpuJobGpuIdle",), "workers", 0, "workers whose GPUs are idle", "4"),
     "worker_restarts": Threshold(
         ("GpuJobWorkerRestarting",), "workers", 0, "workers restarted in 10 minutes for one reason", "3"

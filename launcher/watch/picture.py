@@ -205,7 +205,7 @@ def _conditions(view: JobView) -> Iterator[Row]:
         nodes = names_text([*silent], SILENT_SHOWN)
         yield Row(f"! no answer from the sidecar on {nodes}{why}; showing its last status", WARNING)
     if since := view.orchestrator_silent_since:
-        yield Row(f"! the orchestrator has not responded since {clock_time_text(since)}; the workers go on", WARNING)
+        yield Row(f"! the orchestrator has not responded since {clock_time_text(since)}; the workers continue", WARNING)
 
 
 def _file_conditions(view: JobView) -> Iterator[Row]:

@@ -122,7 +122,7 @@ def track(
         try:
             state = state if state is not None and state.complete else follower.run()
         except KeyboardInterrupt:
-            click.echo("\ngpujob: interrupted; the jobs go on, and the same command follows them again", err=True)
+            click.echo("\ngpujob: interrupted; the jobs continue, and the same command follows them again", err=True)
             sys.exit(EXIT_STATUS["RUNNING"])
     if state_file is None:
         path.unlink(missing_ok=True)
