@@ -15,7 +15,7 @@ from exporter.attach.workers_reader import PID_FILE_NAME, WorkerCandidate, Worke
 from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
-from exporter.contract.events import Event, EventFilter, EventLog
+from exporter.contract.events import Event, EventFilter, EventLog, event_title
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace
 from exporter.contract.records import RecordError, from_json
@@ -27,8 +27,7 @@ SETTLE_S = 2.0  # minimum age of a process without a number, so that earlier one
 RESTART_S = 3.0  # all workers must have ended for this long before the job is over, because scripts may restart them
 TICK_SLACK_S = 1.0  # tolerance for a start that seems to be earlier than the end before it
 
-# Events that also go to our log, with the verb used there.
-_ENDS = {"worker ended": "ended", "worker daemonised": "daemonised"}
+_ENDS = frozenset(("worker ended", "worker daemonised"))  # events that also go to our log
 
 log = logging.getLogger("gpujob.finder")
 
@@ -305,7 +304,7 @@ class _JobPhases:
         """Log new events of these nodes."""
         for node, event in self._filter.find_new(found):
             if event.event in _ENDS:
-                log.info("%s %s: %s", event.worker, _ENDS[event.event], event.detail)
+                log.info("%s: %s", event_title(event), event.detail)
             body = {**event.to_json(), "node": node}
             facts = {name: value for name, value in body.items() if name != "event" and value not in ("", None)}
             self._log.write(event.event, **facts)

@@ -28,29 +28,31 @@ class Threshold(NamedTuple):
 
 THRESHOLDS = {
     "slowdown": Threshold(
-        ("GpuJobSlowdown",), "times", 1.25, "time per item, of that at the fastest speed kept up", "1.5", least=1
+        ("GpuJobSlowdown",), "times", 1.25, "time per item, compared with the fastest sustained speed", "1.5", least=1
     ),
     "straggler": Threshold(
         ("GpuJobStraggler",), "share", 0.2, "lag of the slowest worker behind the median", "0.4", most=1
     ),
     "time_limit_chance": Threshold(
         ("GpuJobTimeLimitPredicted", "GpuJobTimeLimitCertain"),
-        *("share", 0.1, "chance to finish before the time limit", "0.3"),
+        *("share", 0.1, "chance of finishing before the time limit", "0.3"),
         fires_above=False,
         most=1,
     ),
     "host_memory": Threshold(
-        ("GpuJobHostMemoryNearLimit",), "share", 0.95, "working set, of the memory limit", "0.98", most=1
+        ("GpuJobHostMemoryNearLimit",), "share", 0.95, "working set as a share of the memory limit", "0.98", most=1
     ),
     "disk_free": Threshold(
-        ("GpuJobDiskLow",), "bytes", 10e9, "free space; replaces the rule of 10 % too", "50GB", fires_above=False
+        ("GpuJobDiskLow",), "bytes", 10e9, "free space; it also replaces the rule of 10 %", "50GB", fires_above=False
     ),
     "checkpoint_late": Threshold(("GpuJobCheckpointOverdue",), "intervals", 3, "time since the last checkpoint", "5"),
     "log_burst": Threshold(("GpuJobLogErrorBurst",), "lines", 10, "lines of one error pattern in 10 minutes", "50"),
-    "log_unread": Threshold(("GpuJobLogUnread",), "bytes", 64 * 1024**2, "log that the sidecar has yet to read", "1GB"),
+    "log_unread": Threshold(
+        ("GpuJobLogUnread",), "bytes", 64 * 1024**2, "log text that the sidecar has not read yet", "1GB"
+    ),
     "gpu_idle": Threshold(("GpuJobGpuIdle",), "workers", 0, "workers whose GPUs are idle", "4"),
     "worker_restarts": Threshold(
-        ("GpuJobWorkerRestarting",), "workers", 0, "workers restarted in 10 minutes, of one reason", "3"
+        ("GpuJobWorkerRestarting",), "workers", 0, "workers restarted in 10 minutes for one reason", "3"
     ),
 }
 

@@ -77,12 +77,12 @@ class BoundedLoader(yaml.SafeLoader):
 
 
 class UniqueKeyLoader(BoundedLoader):
-    """Refuses a key that is there twice, of which YAML would take the last."""
+    """Refuses a key that appears twice, of which YAML would take the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, object]:
         counts = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
         if twice := [name for name, count in counts.items() if count > 1]:
-            raise yaml.MarkedYAMLError(problem=f"{twice[0]} is there twice", problem_mark=node.start_mark)
+            raise yaml.MarkedYAMLError(problem=f"{twice[0]} appears twice", problem_mark=node.start_mark)
         return super().construct_mapping(node, deep)
 
 

@@ -23,6 +23,13 @@ class Event(Record):
     detail: str = ""
 
 
+def event_title(event: Event) -> str:
+    """What happened, after its worker if it has one: ``worker_w3 ended``, ``first output``."""
+    if event.worker is None:
+        return event.event
+    return f"{event.worker} {event.event.removeprefix('worker ')}"
+
+
 class LoggedEvent(Record):
     """One line of ``events.jsonl``. Each kind of event adds keys of its own."""
 

@@ -153,7 +153,7 @@ class Record:
             return None
         raise RecordError(
             f"{path} is damaged or cannot be read: no JSON object in its {size} bytes; "
-            "restore it, or remove it to go on without it"
+            "restore it, or remove it to continue without it"
         )
 
     @classmethod

@@ -173,5 +173,5 @@ def _ask(engine: Engine, stop: threading.Event) -> None:
         try:
             wait_s = engine.step()
         except Exception:
-            log.exception("a fault of the hub; it goes on in %g s", AFTER_FAULT_S)
+            log.exception("the hub failed; it continues in %g s", AFTER_FAULT_S)
             wait_s = AFTER_FAULT_S

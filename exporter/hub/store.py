@@ -194,7 +194,7 @@ class Store:
             try:
                 self._write(self._file, batch.now)
             except sqlite3.Error as error:
-                self._note(f"{self.path} cannot be written: {_reason(error)}; the hub goes on in memory")
+                self._note(f"{self.path} cannot be written: {_reason(error)}; the hub continues in memory")
                 if _code(error) in _DAMAGED:
                     self._begin_anew(error)
             else:

@@ -98,7 +98,7 @@ class NodeTimeline:
             pass
         except RecordError as error:
             self._history = History(max(LEAST_STEP_S, known.step_s))
-            log.warning("the timeline begins anew: %s", error)
+            log.warning("the timeline starts again: %s", error)
             with contextlib.suppress(OSError):
                 self._path.rename(f"{self._path}{DAMAGED}")
         self.is_taken_up = True

@@ -274,7 +274,7 @@ def _read_file(file: str) -> "JobText":
     job = read_job_text(Path("/dev/stdin"), STANDARD_INPUT) if file == "-" else read_job_text(path, file)
     if _MONITOR_CONFIG.search(job.text) and not _JOB_FILE.search(job.text):
         raise LauncherError(
-            f"{file} describes a job that somebody else starts, and is no job file; "
+            f"{file} describes a job that gpujob does not start, and is not a job file; "
             f"watch that job with `gpujob attach {file}`"
         )
     return job

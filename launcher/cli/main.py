@@ -267,9 +267,9 @@ def submit(job: "JobText", dependency: str | None, resume: str | None, as_json: 
 @click.option("--markdown", is_flag=True, help="The text of report.md also on a terminal.")
 @JSON
 def report(job: str | None, verify: bool, markdown: bool, as_json: bool) -> None:
-    """Print the report of a job: a summary on a terminal, else the text of report.md. Of a sweep, the table of points.
+    """Print the report of a job: a summary on a terminal, else the text of report.md.
 
-    Of a pipeline, it prints the table of its jobs.
+    For a sweep, it prints the table of its points; for a pipeline, the table of its jobs.
 
     The exit status is that of `gpujob run`; 10 while the job still runs.
 

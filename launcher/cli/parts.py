@@ -77,7 +77,7 @@ HUB = click.option(
     metavar="ADDRESS",
     expose_value=False,
     callback=_choose_hub,
-    help="The hub that has Slurm's queue; by default yours on this machine. none asks Slurm.",
+    help="Hub to ask for Slurm's queue; by default your own on this machine. `none` asks Slurm itself.",
 )
 
 
@@ -93,7 +93,7 @@ SOURCE = click.option(
     type=click.Choice(("auto", "commands", "rest")),
     expose_value=False,
     callback=_choose_source,
-    help="Who has the queue: squeue, or slurmrestd at GPUJOB_SLURMRESTD; auto takes squeue if it is there.",
+    help="Where to read the queue: from squeue, or from slurmrestd at GPUJOB_SLURMRESTD; auto prefers squeue.",
 )
 
 

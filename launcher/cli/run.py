@@ -59,9 +59,9 @@ def run(
     The job is a job file, or a command after --, whose words reach the program as they are, without a
     shell. Options set keys of the job file; --set sets any key.
 
-    Ctrl-C stops the job in order. The exit status shows how the job ended: 0 completed and
-    verified, 1 failed, 4 out of memory, 5 cancelled, 8 output incomplete or invalid, 130 Ctrl-C.
-    With --detach it is 0 once the job has started; `gpujob watch` comes back to it.
+    Ctrl-C stops the job, and its workers have time to save. The exit status shows how the job ended: 0 completed
+    and verified, 1 failed, 4 out of memory, 5 cancelled, 8 output incomplete or invalid, 130 Ctrl-C. With --detach
+    it is 0 as soon as the job has started; `gpujob watch` shows the job again.
     """
     import secrets
 

@@ -119,14 +119,14 @@ def _console(no_color: bool) -> "Console":
 def watch(
     job: str | None, once: bool, as_json: bool, until: str, interval: float, no_color: bool, ascii_only: bool
 ) -> None:
-    """Watch a job: progress, time left, workers, GPUs, output, events. Of a sweep, the table of its points.
+    """Watch a job: progress, ETA, workers, GPUs, output, events.
 
-    Of a pipeline, the table of its jobs.
+    For a sweep, the view is the table of its points; for a pipeline, the table of its jobs.
 
     JOB is an id, the beginning of a local id, the name of a job, or a directory; by default it is the newest job.
 
     Read-only: Ctrl-C ends the view, not the job. At the job's end the exit status is that of
-    `gpujob run`; 10 means that it still runs (--once).
+    `gpujob run`; 10 means that the job still runs (--once).
     """
     from launcher.cli.jobs.pipeline import watch_pipeline
     from launcher.cli.jobs.sweep_states import watch_sweep

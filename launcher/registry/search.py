@@ -151,13 +151,16 @@ def _in_slurm(job: str) -> Path | None:
 def _by_part_or_name(job: str, entries: Sequence[JobEntry]) -> Path | None:
     """The job whose id begins so, or whose name this is; of several, the only one without a report.
 
-    A number is always a whole id: half of one must not stop another job. Raises LauncherError if several fit.
+    A number is always a whole id: half of one must not stop another job. A sweep or pipeline never has a report of its
+    own, so its missing one does not show that it still runs. Raises LauncherError if several fit.
     """
     found = {entry.run_dir: entry for entry in entries if _fits(job, entry) and _is_readable_job(Path(entry.run_dir))}
-    running = [run_dir for run_dir in found if not (Path(run_dir) / run_files.REPORT_FILE).exists()]
-    if len(found) > 1 and len(running) != 1:
+    if len(found) < 2:
+        return next(map(Path, found), None)
+    running = [run_dir for run_dir in map(Path, found) if not (run_dir / run_files.REPORT_FILE).exists()]
+    if len(running) != 1 or is_sweep(running[0]) or is_pipeline(running[0]):
         raise _ambiguity(job, list(found.values()))
-    return Path(running[0]) if len(found) > 1 else next(map(Path, found), None)
+    return running[0]
 
 
 def _fits(job: str, entry: JobEntry) -> bool:

@@ -42,7 +42,7 @@ class SilentOrchestrator:
         stat = read_process_stat(self._pid)
         how = _STATES.get(stat.state if stat is not None else "", "it is busy or waits")
         text = f"The orchestrator (process {self._pid}) has not responded for {silent_s:g} s: {how}"
-        log_line(f"{text}. The workers go on; it is replaced when the job needs it")
+        log_line(f"{text}. The workers continue; it is replaced when the job needs it")
         events = EventLog(self._run_dir / run_files.EVENTS_FILE, job_id_of(self._run_dir))
         events.write("orchestrator silent", level="warning", pid=self._pid, silent_s=round(silent_s, 1), detail=how)
         state = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}

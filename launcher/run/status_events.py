@@ -3,7 +3,7 @@
 import time
 from collections.abc import Callable, Mapping
 
-from exporter.contract.events import EventFilter, EventLog
+from exporter.contract.events import EventFilter, EventLog, event_title
 from exporter.contract.status import NodeStatus, WorkerStatus
 from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.work import job_rate, job_work, unit_word
@@ -37,8 +37,7 @@ class StatusEvents:
                 continue
             facts = {name: value for name, value in event.to_json().items() if name != "event" and value is not None}
             self._events.write(event.event, **{**facts, "node": node})
-            text = f"{' '.join(filter(None, (event.event, event.worker)))}: {event.detail}"
-            log(f"{event.level.upper()} {node}: {text}")
+            log(f"{event.level.upper()} {node}: {event_title(event)}: {event.detail}")
         self._record_progress([worker for status in statuses.values() for worker in status.workers], log)
 
     def _record_progress(self, workers: list[WorkerStatus], log: Log) -> None:

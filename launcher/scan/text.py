@@ -97,7 +97,7 @@ def _log_lines(report: LogScan) -> Iterator[str]:
     speed = report.bytes_per_s
     shown = f" ({speed / 1e6:,.0f} MB/s)" if speed is not None and report.size >= LEAST_BYTES else ""
     yield (
-        f"{path}: {report.size:,} bytes, {report.records:,} records; "
+        f"{path}: {report.size:,} bytes, {report.records:,} record{'' if report.records == 1 else 's'}; "
         f"searched in {report.search_cpu_s:.3f} s of CPU time{shown}, counted in {report.count_cpu_s:.3f} s"
     )
     yield f"  pack {report.pack}{_pack_reason(report)}"

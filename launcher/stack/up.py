@@ -294,7 +294,7 @@ def _without_failed(wanted: Wanted, record: StackRecord) -> StackRecord:
     try:
         _wait(wanted.folder, record, [OPTIONAL])
     except LauncherError as error:
-        wanted.warn(f"{error}\n  the boards are there without it; `stack: {{grafana: false}}` leaves it out")
+        wanted.warn(f"{error}\n  the boards work without it; `stack: {{grafana: false}}` leaves it out")
         end_programs([record.programs[OPTIONAL]])
         record = record.replace(programs={name: each for name, each in record.programs.items() if name != OPTIONAL})
         run_files.write_json(wanted.folder / STACK_FILE, record.to_json(), durable=False, mode=PRIVATE)

@@ -82,7 +82,8 @@ def _lines(report: Report) -> list[str]:
     if step := _next_step(report):
         lines.append(f"next: {step}")
     text = f"{report.run_dir}/{REPORT_TEXT_FILE}"
-    lines.append(f"everything: {_shown_path(text if os.path.exists(text) else report.run_dir)}")
+    has_text = os.path.exists(text)
+    lines.append(f"full report: {_shown_path(text)}" if has_text else f"run directory: {_shown_path(report.run_dir)}")
     return lines
 
 

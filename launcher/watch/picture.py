@@ -8,6 +8,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, Group, RenderableType, RenderResult
 from rich.text import Text
 
+from exporter.contract.events import event_title
 from exporter.contract.status import DamagedFile, FileSystem
 from exporter.contract.view import JobView, MutedAlert, OutputView
 from launcher.report.workers import values_text
@@ -204,7 +205,7 @@ def _conditions(view: JobView) -> Iterator[Row]:
         nodes = names_text([*silent], SILENT_SHOWN)
         yield Row(f"! no answer from the sidecar on {nodes}{why}; showing its last status", WARNING)
     if since := view.orchestrator_silent_since:
-        yield Row(f"! the orchestrator has not responded since {clock_time_text(since)}; the workers go on", WARNING)
+        yield Row(f"! the orchestrator has not responded since {clock_time_text(since)}; the workers continue", WARNING)
 
 
 def _file_conditions(view: JobView) -> Iterator[Row]:
@@ -234,7 +235,6 @@ def _file_conditions(view: JobView) -> Iterator[Row]:
 def _events(view: JobView, most: int, overflow: Literal["crop", "ellipsis"]) -> Iterator[Text]:
     """The last events, with the words of the levels."""
     for event in view.events[-most:]:
-        owner = " ".join(filter(None, (event.event, event.worker)))
-        line = f"{clock_time_text(event.time)} {event.level.upper():8} {owner}: {event.detail}"
+        line = f"{clock_time_text(event.time)} {event.level.upper():8} {event_title(event)}: {event.detail}"
         style = STYLE_OF_LEVEL.get(event.level, "")
         yield Text(printable_line(line), style=style, no_wrap=True, overflow=overflow)

@@ -46,7 +46,7 @@ A job file is a YAML file that describes one job. Only `name` and the workers ar
 - `[]` in a key stands for each entry of a list.
 - Sections have no default of their own: each of their keys has one.
 - Each example is a part of a job file.
-- Relative paths are relative to the directory in which you give the command, or from `workdir`.
+- Relative paths are relative to the current directory, or to `workdir` if it is set.
 - Defaults for all jobs of a site belong in the [cluster file](cluster-file.md).
 - Limits of the file: 1 MiB, 40,000 keys and values (those of an anchor count for each alias), 64 levels, and 128 KiB
   for a text, which is what Linux passes to a program in one argument or variable.

@@ -262,7 +262,7 @@ class OutputsCollector:
     def _report_stall(self, group: _OutputGroupWatch, now: float, *, stalled: bool, rank: int | None = None) -> None:
         text = f"nothing written for {self._timeout_s:g} s" if stalled else "writing has resumed"
         task = self._tasks.get(rank) if rank is not None else None
-        event, level = ("output stalled", "warning") if stalled else ("output goes on", "info")
+        event, level = ("output stalled", "warning") if stalled else ("output resumed", "info")
         self._event(group, now, level, event, text, task)
 
     def _report_files(

@@ -14,6 +14,7 @@ import click
 from launcher.cli.job_source import warn
 from launcher.cli.parts import JSON, print_json
 from launcher.errors import ConfigError, LauncherError
+from launcher.words import count_text
 
 if TYPE_CHECKING:
     from launcher.jobfile.alerts.notify import NotifySpec
@@ -28,7 +29,7 @@ BOARD_TEMPLATE = "templates/gpujob-board.tmpl"
 @click.option("-o", "--output", default="alerting", metavar="DIR", help="Directory to write (default: alerting).")
 @click.option("--base", metavar="FILE", help="Configuration of the site; what it has stays. Comments get lost.")
 @click.option("--config", metavar="FILE", help="A monitor_config.yaml; its `alerts` become channels too.")
-@click.option("--alert-email", metavar="ADDRESS", help="Also send mail to this address.")
+@click.option("--alert-email", metavar="ADDRESS", help="Also send mail to this address, through `notify.smtp`.")
 @click.option("--alert-slack", metavar="FILE", help="Also send to Slack; FILE has the URL of the webhook.")
 @click.option("--alertmanager", "version", default=OLDEST, metavar="VERSION", help="Oldest version that reads it.")
 @JSON
@@ -52,6 +53,11 @@ def config(
     folder = Path(output).absolute()
     notify, secrets = load_cluster(os.environ, Path.cwd()).notify, dict[str, str]()
     notify = _with_options(notify, secrets, folder, config, alert_email, alert_slack)
+    if alert_email is not None and notify.smtp is None:
+        raise LauncherError(
+            "--alert-email: no mail server is known; write `notify.smtp` into the cluster file "
+            "(`gpujob explain --cluster notify.smtp`), or give --config with a file that names one"
+        )
     if problems := find_problems(notify):
         raise ConfigError("cluster file", problems)
     if not notify.channels:
@@ -72,7 +78,9 @@ def config(
         facts = {"file": str(folder / "alertmanager.yml"), "checked": is_checked, "files": sorted(files)}
         print_json({"schema": 1, **facts, "channels": list(notify.channels)})
         return
-    click.echo(f"{folder}/alertmanager.yml: {len(notify.channels)} channels: {', '.join(notify.channels)}")
+    click.echo(
+        f"{folder}/alertmanager.yml: {count_text(len(notify.channels), 'channel')}: {', '.join(notify.channels)}"
+    )
     if not is_checked:
         warn("amtool is not on PATH, so the file is not checked; run `amtool check-config` on it")
     click.echo("Alertmanager must be able to read it; then start it with --config.file, or reload it")

@@ -20,10 +20,10 @@ FAILED = 1  # exit status
 @URL
 @JSON
 def test(channel: str | None, wait_s: float, url: str | None, as_json: bool) -> None:
-    """Send an alert through each channel, and say what arrived. Alertmanager waits 10 seconds before it sends.
+    """Send an alert through each channel, and report what was delivered. Alertmanager waits 10 seconds before it sends.
 
-    Delivered means that the service took the message; whether a person sees it is for you to look. The exit status
-    is 1 if a message was not delivered.
+    Delivered means that the service took the message. Check yourself that a person sees it. The exit status is 1 if
+    a message was not delivered.
     """
     from launcher.alerts.api import ask
     from launcher.alerts.trial import outcomes, parse_counts, trial_alerts

@@ -17,18 +17,18 @@ JOBS_LOOK_S = 600.0  # for their number on each node, while a hub asks Slurm for
 @click.command(epilog="example: gpujob fleet -v --partition gpu")
 @VERBOSE
 @WATCH
-@click.option("--partition", metavar="NAMES", help="Only nodes of these partitions, with commas.")
+@click.option("--partition", metavar="NAMES", help="Only nodes of these partitions, separated by commas.")
 @HUB
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> None:
     """List the nodes of the cluster by partition: GPUs, use and state.
 
-    STATUS is idle, busy with the GPUs in use, or Slurm's word. A warning or failure of the GPUs is behind it if
-    sidecars of your jobs have reported one in the last 24 hours; about nodes without a report nothing is said.
+    STATUS is idle, busy with the number of GPUs in use, or Slurm's own word. A warning or failure of the GPUs follows
+    it if sidecars of your jobs have reported one in the last 24 hours. Without a report, the health is unknown.
 
-    With -v also the reasons, and the commands with which an administrator takes nodes out of service. gpujob does
-    not run them. A running hub has the nodes, else sinfo. If Slurm does not answer, the last known state is shown with
-    its age; 9 is the exit status if nothing is known.
+    With -v, Slurm's reasons follow, and the commands with which an administrator takes nodes out of service. gpujob
+    does not run them. The nodes come from a running hub, or else from sinfo. If Slurm does not answer, the last known
+    state is shown with its age. The exit status is 9 if nothing is known.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from exporter.slurm.sources.rest_reader import slurm_reader

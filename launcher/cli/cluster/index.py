@@ -21,10 +21,11 @@ FOLDER = click.Path(path_type=Path)
 @click.option("--state-dir", metavar="DIR", type=FOLDER, help="Folder of the hub's file, if it has another one.")
 @JSON
 def index(folders: tuple[Path, ...], rebuild: bool, since: float, state_dir: Path | None, as_json: bool) -> None:
-    """Show where the hub remembers your jobs, and how many; or rebuild it.
+    """Show where the hub stores your jobs, and how many; or rebuild that index.
 
-    The index may be lost: --rebuild reads your run directories and Slurm's accounting. LOGS_DIR are directories with
-    run directories that your newest 500 entries may lack. It works while no hub runs, and removes nothing.
+    If the index is lost, --rebuild fills it from your run directories and Slurm's accounting. Your newest 500 jobs are
+    found by themselves; LOGS_DIR names directories with the run directories of older ones. --rebuild removes nothing,
+    and no hub may run meanwhile.
     """
     from exporter.hub.index_reader import index_path, read_index, rebuild_index
     from exporter.slurm.commands_reader import SlurmReader

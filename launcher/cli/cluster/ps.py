@@ -9,13 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.cluster.queue_options import (
-    WATCH,
-    repeat,
-    show_age,
-    since_option,
-    terminal_width,
-)
+from launcher.cli.cluster.queue_options import repeat, show_age, since_option, terminal_width
 from launcher.cli.job_source import warn
 from launcher.cli.parts import HUB, SOURCE, fail
 
@@ -28,21 +22,35 @@ SORT_NAMES = ("submitted", "started", "name", "job", "state", "gpus")
 
 
 @click.command(epilog="example: gpujob ps -a --since 7d -n 20")
-@click.option("-a", "--all", "ended_too", is_flag=True, help="Also jobs that have ended, while Slurm lists them.")
-@since_option("Also jobs that have ended since then, as in 7d or 2026-01-31.")
+@click.option("-a", "--all", "ended_too", is_flag=True, help="Include ended jobs that Slurm still lists.")
+@since_option("Include jobs that have ended since then, as in 7d or 2026-01-31.")
 @click.option("-v", "--verbose", is_flag=True, help="More columns, and a line for each task of an array.")
-@WATCH
+@click.option(
+    "-w",
+    "--watch",
+    is_flag=True,
+    help="Repeat every 5 seconds until Ctrl-C, or every minute with --since; with --json as one object per line. "
+    "Slurm is asked less often.",
+)
 @click.option("--user", metavar="USER", help="Owner of the jobs; by default you.")
-@click.option("--all-users", is_flag=True, help="Jobs of everybody, as far as Slurm shows them.")
-@click.option("--partition", metavar="NAMES", help="Only jobs of these partitions, with commas.")
+@click.option("--all-users", is_flag=True, help="Jobs of all users, as far as Slurm shows them.")
+@click.option("--partition", metavar="NAMES", help="Only jobs of these partitions, separated by commas.")
 @click.option("--state", "states", metavar="STATES", help="Only jobs in these states, as in RUNNING,FAILED.")
-@click.option("--sort", type=click.Choice(SORT_NAMES), default=SORT_NAMES[0], show_default=True, help="Their order.")
+@click.option(
+    "--sort", type=click.Choice(SORT_NAMES), default=SORT_NAMES[0], show_default=True, help="Order of the jobs."
+)
 @click.option("-n", "--number", type=click.IntRange(1), help="At most this many lines.")
-@click.option("--run", "name", metavar="NAME", help="Only the jobs of this pipeline or sweep of yours, a line each.")
+@click.option("--run", "name", metavar="NAME", help="Only the jobs of this pipeline or sweep of yours, one per line.")
 @HUB
 @SOURCE
-@click.option("--format", "form", type=click.Choice(("table", "json")), default="table", help="json is --json.")
-@click.option("--json", "as_json", is_flag=True, help="JSON: runs with their jobs. An array is one run.")
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(("table", "json")),
+    default="table",
+    help="Format of the output; json is the same as --json.",
+)
+@click.option("--json", "as_json", is_flag=True, help="JSON: runs with their jobs, an array as one run.")
 def ps(
     ended_too: bool,
     since: float | None,
@@ -60,15 +68,16 @@ def ps(
 ) -> None:
     """List your jobs: those that have not ended, or the last one that did.
 
-    A running hub has the jobs; without one Slurm is asked at most once a minute, whatever the number of commands,
-    and after each submission. Ended jobs are listed for some minutes; those of --since are from the hub, from your
-    index (`gpujob index`), or from accounting. GPUs, CPUs and memory of a waiting job are what it asks for. Tasks of
-    an array are one line, and so are the jobs of a pipeline; --run opens it.
+    The jobs come from a running hub. Without one, Slurm is asked after each submission and at most once a minute,
+    however many commands run. Slurm lists ended jobs for some minutes. Those of --since come from the hub, from your
+    index (`gpujob index`), or from accounting. A waiting job shows the GPUs, CPUs and memory that it asks for. The
+    tasks of an array share one line, and so do the jobs of a pipeline; --run lists them.
 
-    Progress, ETA and MARGIN, the time between the forecast and the time limit, are of jobs that gpujob launched; jobs
-    of `gpujob run` are listed too. PRICE of an hour and COST so far are list prices of the cluster file. IDLE with -v
-    is the share of the GPU time that sidecars saw, and ENERGY that of the GPUs. If Slurm does not answer, the last
-    known state is shown with its age. The exit status is then 0, or 9 if nothing is known.
+    Jobs of `gpujob run` are listed too. Progress, ETA and MARGIN are known only for jobs that gpujob launched. MARGIN
+    is the time between the forecast end and the time limit. PRICE per hour and COST so far are list prices from the
+    cluster file. With -v, IDLE is the idle share of the GPU time that sidecars saw, and ENERGY is what the GPUs used.
+    If Slurm does not answer, the last known state is shown with its age. The exit status is then 0, or 9 if nothing
+    is known.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from exporter.slurm.sources.look_file_reader import QueueLook

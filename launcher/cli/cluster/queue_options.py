@@ -31,8 +31,7 @@ WATCH = click.option(
     "-w",
     "--watch",
     is_flag=True,
-    help="Repeat every 5 seconds, or every minute with jobs of the past; Slurm is asked less often; "
-    "with --json one object per line. Ctrl-C ends it.",
+    help="Repeat every 5 seconds until Ctrl-C, with --json as one object per line. Slurm is asked less often.",
 )
 
 

@@ -14,21 +14,23 @@ GROUP_NAMES = ("user", "account", "partition", "name")
 
 
 @click.command(epilog="example: gpujob usage --by account --since 30d --all-users")
-@since_option("Beginning of the time.", default="7d")
-@click.option("--by", type=click.Choice(GROUP_NAMES), default="user", show_default=True, help="What is summed up.")
+@since_option("Beginning of the period.", default="7d")
+@click.option(
+    "--by", type=click.Choice(GROUP_NAMES), default="user", show_default=True, help="What the sums are grouped by."
+)
 @click.option("--user", metavar="USER", help="Owner of the jobs; by default you.")
-@click.option("--all-users", is_flag=True, help="Jobs of everybody, as far as Slurm shows them.")
+@click.option("--all-users", is_flag=True, help="Jobs of all users, as far as Slurm shows them.")
 @HUB
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV with a header.")
 def usage(since: float, by: str, user: str | None, all_users: bool, as_json: bool, as_csv: bool) -> None:
     """Show what jobs took: GPU hours, CPU hours, and the list price if the cluster file has prices.
 
-    Hours are those of the allocation, used or not, of all attempts, also of those that were requeued. Of jobs that
-    began before the time only the part within it counts. They are from the hub or your index (`gpujob index`), and
-    from accounting where these have nothing; the last line says which. IDLE are the hours in which sidecars saw idle
-    GPUs, of ended jobs that the hub knows and of your running ones. The exit status is 9 if accounting does not
-    answer.
+    The hours are those of the allocation, used or not, in all attempts of a job, including requeued ones. If a job
+    began before the period, only the part within it counts. The hours come from the hub or your index
+    (`gpujob index`), and from accounting for what these lack. The last line names the source. IDLE is the hours in
+    which sidecars saw idle GPUs, for your running jobs and the ended ones that the hub knows. The exit status is 9 if
+    accounting does not answer.
     """
     from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
     from launcher.fleet.history import read_used

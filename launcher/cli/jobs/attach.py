@@ -67,8 +67,8 @@ def attach(
 ) -> None:
     """Watch processes that already run on this machine, without touching them.
 
-    PIDs, a Slurm job or a job name say which ones. What is not given is guessed from /proc and printed:
-    logs are the files to which the processes write their output and errors.
+    Name them by PIDs, a Slurm job or a job name. What you leave out is guessed from /proc and printed: the logs, for
+    example, are the files to which the processes write their output and errors.
 
     On a terminal this shows the live view; Ctrl-C ends the watching, not the job. The exit status is
     that of `gpujob run`.

@@ -21,21 +21,21 @@ LINES_FOLLOWED = 10  # last lines of each file that --follow begins with
 @click.command(epilog="example: gpujob logs 4459 worker_w3 -f")
 @JOB
 @click.argument("worker", metavar="[WORKER]", required=False)
-@click.option("-f", "--follow", is_flag=True, help="Go on with new lines until the job ends.")
-@click.option("--errors", is_flag=True, help="Only lines in which an error pattern of the job is found.")
+@click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the job ends.")
+@click.option("--errors", is_flag=True, help="Only lines that match an error pattern of the job.")
 @click.option(
     "-n",
     "--lines",
     type=click.IntRange(min=0),
     metavar="N",
-    help="Last lines of each file; by default all, with -f 10.",
+    help="Last lines of each file; by default all, or 10 with -f.",
 )
 @NO_COLOR
 def logs(job: str | None, worker: str | None, follow: bool, errors: bool, lines: int | None, no_color: bool) -> None:
     """Print the logs of the workers of a job, or of one WORKER: its name, role or rank.
 
-    Lines of several workers begin with the name of the worker, those of a restart also with its number.
-    Colours and control characters of the programs are left out.
+    With several workers, each line begins with the name of its worker, after a restart also with the number of the
+    run. Colours and control characters of the programs are removed.
     """
     from launcher.report.state import UNFINISHED
     from launcher.watch.log_lines import JobLogs, select_tasks

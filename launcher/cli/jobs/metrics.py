@@ -25,17 +25,19 @@ _SLURM_ID = re.compile(r"\d+(?:_\d+|\+\d+)?")
 @JOB
 @WATCH
 @click.option("--user", metavar="USER", help="Owner of a job that gpujob did not launch; by default you.")
-@click.option("--chart", is_flag=True, help="GPU use and memory of the last hour as bars, if the job keeps them.")
+@click.option(
+    "--chart", is_flag=True, help="Show GPU use and memory of the last hour as bars, if the job records them."
+)
 @HUB
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 def metrics(job: str | None, watch: bool, user: str | None, chart: bool, as_json: bool) -> None:
     """Show the CPU, memory and GPUs of a job, running or ended, with one line for each GPU.
 
-    The values are those of the sidecars, else of the report, for jobs of gpujob; of other jobs those of sstat while
-    they run and of accounting afterwards. The last line says which. 100% of CPU is one core. Slurm knows nothing about
-    the use of GPUs.
+    For jobs of gpujob, the values come from the sidecars, or else from the report. For other jobs they come from
+    sstat while they run, and from accounting afterwards. The last line names the source. 100% of CPU is one core.
+    Slurm does not know how busy the GPUs are.
 
-    --chart shows the last hour of each GPU, of jobs with `gpu_metrics: true` below `monitoring`.
+    --chart shows the last hour of each GPU. It needs `gpu_metrics: true` under `monitoring` in the job file.
     """
     from launcher.fleet.metrics_view import metrics_json, render_metrics
     from launcher.registry.search import find_job

@@ -12,9 +12,9 @@ from launcher.cli.parts import JOB, fail, open_target
 @click.command(epilog="example: gpujob stop 4459")
 @JOB
 def stop(job: str | None) -> None:
-    """Stop a job, sweep or pipeline in order: its workers get SIGTERM, and it still writes its report.
+    """Stop a job, sweep or pipeline: its workers get SIGTERM and time to save, and it still writes its report.
 
-    Without JOB it stops the newest.
+    Without JOB, the newest job is stopped.
     """
     from launcher.cli.jobs.pipeline import stop_pipeline
     from launcher.registry.search import is_pipeline, is_sweep

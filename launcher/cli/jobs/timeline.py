@@ -18,13 +18,13 @@ from launcher.errors import LauncherError
 )
 @JSON
 def timeline(job: str | None, path: Path | None, as_json: bool) -> None:
-    """Print the timelines of a job, of all its nodes and attempts, as OpenMetrics with times.
+    """Print the timelines of a job, from all its nodes and attempts, as OpenMetrics with timestamps.
 
-    The sidecars write them, also where no Prometheus scrapes. `promtool tsdb create-blocks-from
-    openmetrics FILE DIRECTORY` makes blocks of it, which open on the boards. Of a running job the
-    last five minutes may be missing.
+    The sidecars record them even if no Prometheus scrapes. `promtool tsdb create-blocks-from openmetrics FILE
+    DIRECTORY` turns the text into blocks for Prometheus, so that the boards show the job. While a job runs, its last
+    five minutes may be missing.
 
-    With --json, --output FILE writes the same text, and the output says what it has: nodes, series, times.
+    With --json, --output FILE gets the text, and standard output describes it: nodes, series, times.
     """
     from launcher.export.openmetrics import openmetrics_lines, read_timelines
     from launcher.words import clock_text, count_text

@@ -65,9 +65,9 @@ def track(
     JOB is an id, some tasks of an array as in 4459_[0-7], the name or directory of a job, sweep or pipeline of
     gpujob, or the name of jobs in the queue; by default all your jobs in the queue.
 
-    Slurm's queue is read once per poll, whatever the number of jobs, from a hub if one runs. The exit status is 0 if
-    all completed, else that of the first one that ended in another way; 10 after Ctrl-C while jobs are left. The same
-    command then goes on where it was.
+    Each poll reads Slurm's queue once, whatever the number of jobs, or asks a hub if one runs. The exit status is 0
+    if all jobs completed, and otherwise that of the first one that did not. After Ctrl-C it is 10 while jobs are left,
+    and the same command continues from there.
     """
     from exporter.contract.file_locks import FileLockedError, lock_file
     from exporter.slurm.sources.hub_reader import NO_HUB, VARIABLE, read_hub_jobs
@@ -122,7 +122,7 @@ def track(
         try:
             state = state if state is not None and state.complete else follower.run()
         except KeyboardInterrupt:
-            click.echo("\ngpujob: interrupted; the jobs go on, and the same command follows them again", err=True)
+            click.echo("\ngpujob: interrupted; the jobs continue, and the same command follows them again", err=True)
             sys.exit(EXIT_STATUS["RUNNING"])
     if state_file is None:
         path.unlink(missing_ok=True)

@@ -19,12 +19,13 @@ MOST_NAMED = 10  # parts in the text
 @click.option("--deep", is_flag=True, help="Read everything: checksums in archives, every record of JSON Lines.")
 @JSON
 def verify(paths: tuple[str, ...], deep: bool, as_json: bool) -> None:
-    """Judge files, checkpoints and folders, whoever wrote them: whole, damaged, or cannot tell.
+    """Check whether files, checkpoints and folders are whole or damaged, whoever wrote them.
 
-    Of a folder of checkpoints, the newest one is judged. A checkpoint comes with the newest good one of
-    its folder, to resume from. At most 1 MiB of each file is read without --deep. Nothing is loaded.
+    In a folder of checkpoints, the newest one is checked. For a checkpoint, the newest good one of its folder is
+    named too: the one to resume from. Without --deep, at most 1 MiB of each file is read. Nothing is loaded or
+    unpickled.
 
-    The exit status is 0 if all are whole, 8 if one is damaged, else 9.
+    The exit status is 0 if all are whole, 8 if one is damaged, and 9 if a check could not decide.
     """
     from launcher.verify.paths import DAMAGED, UNDECIDED, verify_path
 

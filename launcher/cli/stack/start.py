@@ -93,7 +93,7 @@ def _find_grafana(places: "Places") -> "Grafana | None":
     try:
         found = find_grafana(places, os.environ)
     except LauncherError as error:
-        warn(f"{error}; the boards are there without Grafana")
+        warn(f"{error}; the boards work without Grafana")
         return None
     if found is None:
         return None

@@ -70,7 +70,7 @@ def test_each_client_auth_type_is_known(kind: str) -> None:
         ("a: " + "[" * 100, "line 1, column 67: lists and mappings are nested more than 64 levels deep"),
         (
             "basic_auth_users: {a: x}\nbasic_auth_users: {}",
-            "line 1, column 1: not YAML: basic_auth_users is there twice",
+            "line 1, column 1: not YAML: basic_auth_users appears twice",
         ),
         ("tls_config: {}", 'tls_config: unknown key; did you mean "tls_server_config"?'),
         (

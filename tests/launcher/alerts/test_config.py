@@ -237,6 +237,18 @@ def test_a_file_of_a_url_without_one_is_an_error_that_does_not_show_it(site: Pat
     assert not (site / "alerting").exists()
 
 
+@needs_amtool
+def test_mail_without_a_server_is_an_error_that_names_the_option(site: Path) -> None:
+    (site / "gpujob.yaml").write_text("partition: gpu\n", encoding="utf-8")
+    error = config("--alert-email", "ada@example.org").exception
+    assert isinstance(error, LauncherError)
+    assert str(error).startswith("--alert-email: no mail server is known; write `notify.smtp` into the cluster file")
+    secret = site / "hook"
+    secret.write_text("https://hooks.example.org/secret\n", encoding="utf-8")
+    secret.chmod(0o600)
+    assert "alertmanager.yml: 1 channel: alert-slack\n" in config("--alert-slack", "hook").output
+
+
 @pytest.mark.parametrize(
     ("options", "problem"),
     [

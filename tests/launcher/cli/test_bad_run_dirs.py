@@ -179,7 +179,7 @@ def test_a_damaged_record_is_named_and_not_taken_for_an_absent_one(name: str, ru
         assert status == 2
         assert errors == (
             f"gpujob: {run_dir / name} is damaged or cannot be read: no JSON object in its 6 bytes; "
-            "restore it, or remove it to go on without it\n"
+            "restore it, or remove it to continue without it\n"
         )
 
 

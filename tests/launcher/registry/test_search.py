@@ -106,6 +106,20 @@ def test_several_candidates_are_listed(tmp_path: Path, elsewhere: Path, environ:
     assert found("embed", environ, elsewhere) == runs[1]
 
 
+@pytest.mark.parametrize("table", ["sweep.json", "pipeline.json"])
+def test_a_sweep_or_pipeline_is_not_preferred_because_it_has_no_report(
+    table: str, tmp_path: Path, elsewhere: Path, environ: dict[str, str]
+) -> None:
+    ended = directory(tmp_path / "a/local-aaa1_embed", "local-aaa1")
+    (ended / "report.json").write_text("{}")
+    parent = directory(tmp_path / "a/local-aaa2_embed", "local-aaa2")
+    (parent / "manifest.json").rename(parent / table)
+    for job in ("local-aaa", "embed"):
+        with pytest.raises(LauncherError, match=f"'{job}' fits 2 jobs"):
+            find_job(job, environ, elsewhere)
+    assert found("local-aaa2", environ, elsewhere) == parent
+
+
 def test_the_same_id_on_two_clusters_is_ambiguous(tmp_path: Path, elsewhere: Path, environ: dict[str, str]) -> None:
     directory(tmp_path / "a/4459_embed", "4459")
     directory(tmp_path / "b/4459_other", "4459", cluster="hal")

@@ -58,7 +58,7 @@ def test_a_job_goes_on_when_its_terminal_is_closed(tmp_path: Path) -> None:
         job_id = run_dir.name.partition("_")[0]
         assert gpujob("watch", "--once", job_id, cwd=tmp_path).returncode == 10
         (work / "finish").touch()
-        summary = "\r\n1 completed: worker_w0\r\neverything: work/logs/local-"
+        summary = "\r\n1 completed: worker_w0\r\nfull report: work/logs/local-"
         assert summary in watch_on_a_terminal(job_id, tmp_path)
         assert read_json(run_dir / "report.json")["state"] == "COMPLETED"
     finally:

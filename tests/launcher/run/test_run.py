@@ -670,7 +670,7 @@ def test_an_orchestrator_that_is_stopped_for_long_is_reported(orchestrator_stopp
     assert (orchestrator_stopped.outcome, orchestrator_stopped.report["state"]) == (0, "COMPLETED")
     events = orchestrator_stopped.events("orchestrator silent") + orchestrator_stopped.events("orchestrator responds")
     assert [event["silent_s"] >= 30 for event in events] == [True, True]
-    assert "has not responded for 30 s: it is stopped (SIGSTOP). The workers go on" in orchestrator_stopped.log()
+    assert "has not responded for 30 s: it is stopped (SIGSTOP). The workers continue" in orchestrator_stopped.log()
     assert "The orchestrator responds again after " in orchestrator_stopped.log()
 
 

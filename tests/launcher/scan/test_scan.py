@@ -95,6 +95,11 @@ def test_the_scan_of_a_log_matches_the_golden_page(folder: Path, golden: Golden)
     golden("launcher/scan.txt", re.sub(r"\d+\.\d{3} s", "0.000 s", done.stdout))
 
 
+def test_a_single_record_is_one_record(tmp_path: Path) -> None:
+    (head, *_) = render_scan([report_of(tmp_path / "a.log", b"Processed 7/9 items\n")])
+    assert ": 20 bytes, 1 record; searched in " in head
+
+
 def test_each_match_has_its_line_offset_and_groups(folder: Path) -> None:
     log = scan_folder(folder, "--config", "job.yaml")
     assert (log["bytes"], log["records"], log["lines"]) == (len(LOG), 7, 6)

@@ -66,7 +66,7 @@ def test_after_ctrl_c_the_same_command_goes_on(slurm: FakeSlurm, track: Run) -> 
     status, log, problem = track()
     signal.signal(signal.SIGALRM, before)
     assert (status, log.count("STATE_CHANGE")) == (10, 1)
-    assert "interrupted; the jobs go on, and the same command follows them again" in problem
+    assert "interrupted; the jobs continue, and the same command follows them again" in problem
     slurm.say("squeue", "out", COMPLETED)
     status, out, log = track("--json")
     assert (status, log.count("STATE_CHANGE"), log.count("QUERY_FAILED: sacct")) == (0, 1, 1)

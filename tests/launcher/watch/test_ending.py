@@ -46,7 +46,7 @@ def test_long_lines_are_wrapped_between_words_and_paths_below_here_are_short(
     lines = render_ending(report, 60)
     assert "cause: worker_w3 (rank 3) on cn01: app_error at 2025-11-22" in lines
     assert "    04:00:50: exit status 3" in lines
-    assert lines[-1] == f"everything: {Path(report.run_dir).relative_to(tmp_path)}/report.md"
+    assert lines[-1] == f"full report: {Path(report.run_dir).relative_to(tmp_path)}/report.md"
 
 
 def test_the_log_with_the_error_is_shown_even_if_another_one_is_newer(tmp_path: Path) -> None:
@@ -60,7 +60,7 @@ def test_a_job_that_was_stopped_says_so_before_an_earlier_failure(tmp_path: Path
     text = ending(job)
     assert "\nits log is empty: RUN_DIR/cn01_worker_w0.out\n" in text
     assert "CANCELLED: job 4459 job, took 3m 20s\nstopped: gpujob stop by ada\ncause: worker_w0 " in text
-    assert text.endswith("\neverything: RUN_DIR\n"), "it has no report.md"
+    assert text.endswith("\nrun directory: RUN_DIR\n"), "it has no report.md"
     assert "next: " not in text, "nothing is to be fixed before the next run"
 
 

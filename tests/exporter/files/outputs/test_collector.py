@@ -247,7 +247,7 @@ def test_output_is_stalled_when_nothing_is_written_while_workers_run(tmp_path: P
     page = job.poll()
     assert samples_of(page, STALLED) == {OUTPUT: 0}
     assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0, WORKER_1: 1}
-    assert "writing has resumed" in job.events("output goes on")
+    assert "writing has resumed" in job.events("output resumed")
 
 
 def test_output_of_a_worker_that_was_ended_while_it_was_stalled_does_not_go_on(tmp_path: Path) -> None:
@@ -257,7 +257,7 @@ def test_output_of_a_worker_that_was_ended_while_it_was_stalled_does_not_go_on(t
     job.after(TIMEOUT_S)
     job.processes.publish(WorkerProcesses())
     assert samples_of(job.poll(), STALLED) == {OUTPUT: 0}
-    assert job.events("output goes on") == []
+    assert job.events("output resumed") == []
 
 
 def test_one_worker_alone_may_stall(tmp_path: Path) -> None:
