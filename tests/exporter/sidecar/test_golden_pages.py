@@ -146,6 +146,7 @@ def gpus() -> object:
         dram_activity_ratio=0.4775,
         nvlink_rx_bytes_per_s=2.05e11,
         nvlink_tx_bytes_per_s=2.04e11,
+        has_nvlink_rate=True,
         pcie_rx_bytes_per_s=2.4e9,
         pcie_tx_bytes_per_s=1.2e9,
     )
