@@ -62,7 +62,7 @@ class Fault(NamedTuple):
 
 FAULTS = {
     "segfault": Fault("A worker dies by SIGSEGV.", ("WorkerKilled",)),
-    "killed": Fault("A worker is killed by SIGKILL, and nobody knows why.", ("WorkerKilled",)),
+    "killed": Fault("A worker is killed by SIGKILL for an unknown reason.", ("WorkerKilled",)),
     "raised": Fault("A worker raises an exception.", ("WorkerCrashed",)),
     "gpu-memory": Fault("A worker runs out of GPU memory.", ("WorkerOutOfMemory",)),
     "gives-up": Fault("A worker fails, is restarted, and fails again.", ("WorkerRestarting", "WorkerCrashed")),
