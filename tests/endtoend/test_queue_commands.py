@@ -32,11 +32,12 @@ def of_jobs(body: Any) -> dict[str, Any]:
 
 
 def test_jobs_nodes_and_hours_are_those_of_slurm(jobs: JobSpace) -> None:
-    cluster, (node, second, *_) = jobs.cluster, jobs.cluster.node_names
+    cluster, (node, second, third, *_) = jobs.cluster, jobs.cluster.node_names
     begin = time.time() - 1
     busy = sbatch(jobs, "a|b 'c'", "exec srun sleep 300", "-w", node, "--gres=gpu:2", "-c2", "--mem=100", "--time=9")
-    array = sbatch(jobs, "arr", "sleep 3", "--array=0-2%1", "--gres=gpu:1", "--mem=50")
-    again = sbatch(jobs, "again", REQUEUED, "--requeue", "--gres=gpu:1", "--mem=50")
+    small = ("-w", third, "--gres=gpu:1", "--mem=50")  # elsewhere: they come and go while that node is compared
+    array = sbatch(jobs, "arr", "sleep 3", "--array=0-2%1", *small)
+    again = sbatch(jobs, "again", REQUEUED, "--requeue", *small)
     after = sbatch(jobs, "after", "true", f"--dependency=afterok:{busy}", "--mem=50")
     cluster.wait_for(lambda: cluster.job_state(int(busy)) == "RUNNING", 60, "the job that stays")
     cluster.wait_for(lambda: cluster.job_state(int(again)) == "RUNNING", 60, "the job that is requeued")
