@@ -314,7 +314,7 @@ def test_a_restarted_sidecar_keeps_its_port_if_it_is_free(sidecar: Callable[...,
 def run(*arguments: str, argv: tuple[str, ...] = EXPORTER, **more: str) -> subprocess.CompletedProcess[str]:
     """Run a command that ends by itself."""
     return subprocess.run(
-        [*argv, *arguments], capture_output=True, text=True, timeout=180, check=False, env=environment(**more)
+        [*argv, *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment(**more)
     )
 
 

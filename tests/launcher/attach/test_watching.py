@@ -321,7 +321,7 @@ def test_workers_found_by_name_continue_without_the_sidecar(tmp_path: Path, laun
         assert not (job.state / run_files.REPORT_FILE).exists(), "the job continues"
         assert list((job.state / run_files.WORKERS_DIR).glob("*_r1.start.json")) == []
         second_sidecar.terminate()
-        assert second_sidecar.wait(timeout=60) == 0
+        assert second_sidecar.wait(timeout=20) == 0
     finally:
         second_sidecar.kill()
         second_sidecar.communicate()
