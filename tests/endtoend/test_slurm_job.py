@@ -244,5 +244,7 @@ def test_a_cluster_without_accounting_has_alerts_and_reports(space_dir: Path) ->
             found = stack.wait_for(lambda: firing_alert(stack, job, "GpuJobWorkerKilled", "worker_w3"), 90, "the page")
             assert found["received"] - killed_at <= PAGED_WITHIN_S
             assert found["labels"]["node"] == node
+            alerted = {each["labels"]["worker"] for each in firing_alerts(stack, job, "GpuJobWorkerKilled")}
+            assert alerted == {"worker_w3"}
             assert job.wait() == "FAILED"
             assert job.report()["cause"]["reason"] == "killed_unknown"
