@@ -29,7 +29,9 @@ BOARD_TEMPLATE = "templates/gpujob-board.tmpl"
 @click.option("-o", "--output", default="alerting", metavar="DIR", help="Directory to write (default: alerting).")
 @click.option("--base", metavar="FILE", help="Configuration of the site; what it has stays. Comments get lost.")
 @click.option("--config", metavar="FILE", help="A monitor_config.yaml; its `alerts` become channels too.")
-@click.option("--alert-email", metavar="ADDRESS", help="Also send mail to this address, through `notify.smtp`.")
+@click.option(
+    "--alert-email", metavar="ADDRESS", help="Also send mail to this address, through `notify.smtp` or that of --base."
+)
 @click.option("--alert-slack", metavar="FILE", help="Also send to Slack; FILE has the URL of the webhook.")
 @click.option("--alertmanager", "version", default=OLDEST, metavar="VERSION", help="Oldest version that reads it.")
 @JSON
@@ -53,12 +55,14 @@ def config(
     folder = Path(output).absolute()
     notify, secrets = load_cluster(os.environ, Path.cwd()).notify, dict[str, str]()
     notify = _with_options(notify, secrets, folder, config, alert_email, alert_slack)
-    if alert_email is not None and notify.smtp is None:
+    site = {} if base is None else read_yaml(Path(base))
+    has_mail_server = notify.smtp is not None or _has_mail_server(site)
+    if alert_email is not None and not has_mail_server:
         raise LauncherError(
             "--alert-email: no mail server is known; write `notify.smtp` into the cluster file "
-            "(`gpujob explain --cluster notify.smtp`), or give --config with a file that names one"
+            "(`gpujob explain --cluster notify.smtp`), or give --config or --base with a file that names one"
         )
-    if problems := find_problems(notify):
+    if problems := find_problems(notify, has_mail_server=has_mail_server):
         raise ConfigError("cluster file", problems)
     if not notify.channels:
         raise LauncherError(
@@ -68,7 +72,6 @@ def config(
     for file in secret_files(notify):
         if file not in secrets and Path(file).exists():
             _check_mode(Path(file))
-    site = {} if base is None else read_yaml(Path(base))
     files = alertmanager_files(notify, folder, _version(version), site, secrets)
     files |= {str(Path(file).relative_to(folder)): text for file, text in secrets.items()}
     is_checked = _check(files, folder)
@@ -175,6 +178,12 @@ def _with_options(
             )
         channels["alert-slack"] = {"slack": {"url_file": str(Path(slack).absolute())}}
     return validate_model(body, source, NotifySpec)
+
+
+def _has_mail_server(site: Mapping[str, object]) -> bool:
+    """Whether mail without a server of its own has that of the configuration."""
+    shared = site.get("global")
+    return isinstance(shared, dict) and {"smtp_smarthost", "smtp_from"} <= shared.keys()
 
 
 def _alerts_of(path: str) -> Mapping[str, object]:

@@ -157,7 +157,7 @@ class NotifySpec(FileModel):
     office_hours: OfficeHours | None = None
 
 
-def find_problems(notify: NotifySpec) -> list[str]:
+def find_problems(notify: NotifySpec, *, has_mail_server: bool) -> list[str]:
     """What does not fit together, one sentence each with its place."""
     known = ", ".join(notify.channels) or "none"
     problems = [
@@ -169,6 +169,6 @@ def find_problems(notify: NotifySpec) -> list[str]:
     mails = [f"channels.{name}" for name, channel in notify.channels.items() if channel.email is not None]
     if notify.owner_domain is not None:
         mails.append("owner_domain")
-    if notify.smtp is None and mails:
+    if mails and not has_mail_server:
         problems.append(f"notify.smtp: is missing, and {mails[0]} needs it; write the mail server and the sender")
     return problems

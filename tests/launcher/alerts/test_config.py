@@ -247,6 +247,10 @@ def test_mail_without_a_server_is_an_error_that_names_the_option(site: Path) -> 
     secret.write_text("https://hooks.example.org/secret\n", encoding="utf-8")
     secret.chmod(0o600)
     assert "alertmanager.yml: 1 channel: alert-slack\n" in config("--alert-slack", "hook").output
+    server = {"smtp_smarthost": "mail.example.org:25", "smtp_from": "gpu@example.org"}
+    (site / "base.yml").write_text(yaml.safe_dump({"global": server}), encoding="utf-8")
+    assert config("--alert-email", "ada@example.org", "--base", "base.yml").exit_code == 0
+    assert made(site)["global"] == server
 
 
 @pytest.mark.parametrize(
