@@ -243,6 +243,10 @@ def _scalar(kind: type) -> _Reader:
             raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
         if is_number and not -run_files.MOST_NUMBER < value < run_files.MOST_NUMBER:  # type: ignore[operator]
             raise RecordError(f"{place}: {_shown(value)} is too large or not finite")
+        if kind is int:
+            if value % 1:  # type: ignore[operator]
+                raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
+            return int(value)  # type: ignore[call-overload]
         return value
 
     _unchanged[read] = frozenset((kind,))

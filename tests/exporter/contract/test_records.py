@@ -62,6 +62,10 @@ def test_keys_without_a_field_are_written_again(unknown: dict[str, object]) -> N
     assert Page.from_json(unknown | body).replace(job="k").to_json() == unknown | body | {"job": "k"}
 
 
+def test_a_whole_number_with_a_point_is_a_whole_number() -> None:
+    assert type(Worker.from_json({"rank": 1.0}).rank) is int
+
+
 def test_a_field_that_an_older_version_did_not_write_has_its_default() -> None:
     assert Page.from_json({"schema": 1, "job": "j"}) == Page(job="j")
 
@@ -78,6 +82,7 @@ def test_a_field_that_an_older_version_did_not_write_has_its_default() -> None:
         (page(workers=[{"rank": math.inf}]), "workers[0].rank: inf is too large or not finite"),
         (page(workers=[{"rank": math.nan}]), "workers[0].rank: nan is too large or not finite"),
         (page(workers=[{"rank": True}]), "workers[0].rank: expected a whole number, not True"),
+        (page(workers=[{"rank": 1.5}]), "workers[0].rank: expected a whole number, not 1.5"),
         (page(by_rank={"x": {}}), "status of n1.by_rank: invalid literal for int()"),
         ({}, "status of n1: job is missing"),
         ([], "status of n1: expected an object, not []"),
