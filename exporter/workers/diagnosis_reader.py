@@ -116,7 +116,9 @@ def write_diagnosis(run_dir: Path, found: Diagnosis, text: str) -> bool:
 def _remove_old(folder: Path, found: Diagnosis) -> None:
     """Remove all but the newest diagnoses of earlier runs of this rank."""
     name = re.compile(rf"{re.escape(found.worker)}_rank{found.rank}(?:_a(\d+))?_r(\d+)(?:_stall)?\.json")
-    runs = sorted((int(run[1] or 0), int(run[2]), run[0]) for run in map(name.fullmatch, os.listdir(folder)) if run)
+    with os.scandir(folder) as entries:  # unlike a list of all names, these take no memory
+        found_runs = [run for entry in entries if (run := name.fullmatch(entry.name))]
+    runs = sorted((int(run[1] or 0), int(run[2]), run[0]) for run in found_runs)
     for *_, old in runs[:-MOST_DIAGNOSES]:
         (folder / old).unlink(missing_ok=True)
         (folder / old).with_suffix(".txt").unlink(missing_ok=True)

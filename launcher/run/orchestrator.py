@@ -19,7 +19,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from exporter.contract.process_identity import read_start_ticks
-from exporter.machine.own_process import GarbageCollection
+from exporter.machine.own_process import GarbageCollection, limit_reserved_memory
 from launcher.guard import STARTED
 from launcher.plan.placeholders import fill_template
 from launcher.plan.plan import BENCHMARK, PLAN_FILE, Plan, RunFacts, parse_plan
@@ -330,6 +330,7 @@ def main(arguments: list[str]) -> None:
         die_with_parent(guard)()
     if signs is not None:
         os.set_inheritable(signs, False)
+    limit_reserved_memory()
     remove_coerced_locale()
     run_dir = Path(arguments[0]).resolve()
     if problem := foreign_owner(run_dir, run_dir / PLAN_FILE):  # somebody may have put another one in its place

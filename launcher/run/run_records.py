@@ -3,7 +3,7 @@
 import os
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from exporter.contract import run_files
@@ -23,12 +23,25 @@ class RunRecords:
 
     def path(self, planned: TaskPlan, restart: int, kind: str) -> Path:
         """Path of the ``start`` or ``exit`` record of a run."""
-        stem = run_files.record_name(planned.task.worker, planned.task.rank, self._attempt, restart)
-        return self._folder / f"{stem}.{kind}.json"
+        return self._folder / self._name(planned, restart, kind)
 
-    def list_names(self) -> set[str]:
-        """List the record names, which also refreshes a network file system's view. Raises OSError."""
-        return set(os.listdir(self._folder))
+    def _name(self, planned: TaskPlan, restart: int, kind: str) -> str:
+        # no Path for names that are polled: it interns each, and the table of those grows to 1 MB within an hour
+        return f"{run_files.record_name(planned.task.worker, planned.task.rank, self._attempt, restart)}.{kind}.json"
+
+    def find_written(self, wanted: Collection[str]) -> set[str]:
+        """Return which of these records exist. This also refreshes a network file system's view. Raises OSError.
+
+        The names of all runs are never in memory at once: a job may have thousands.
+        """
+        with os.scandir(self._folder) as entries:
+            return {entry.name for entry in entries if entry.name in wanted}
+
+    def find_ended(self, runs: Mapping[int, RunningTask]) -> list[int]:
+        """Return the ranks of those of these runs that have an exit record. Raises OSError."""
+        ranks = {self._name(running.planned, running.restart, "exit"): rank for rank, running in runs.items()}
+        written = self.find_written(ranks)
+        return [rank for name, rank in ranks.items() if name in written]
 
     def have_started(self, tasks: tuple[TaskPlan, ...]) -> bool:
         """Whether every task has left a first record; ``tasks`` must be the same in each call."""
@@ -36,14 +49,11 @@ class RunRecords:
             of_tasks = (planned.task for planned in tasks)
             self._not_started = {run_files.record_name(task.worker, task.rank, self._attempt, 0) for task in of_tasks}
         if self._not_started:
+            first = {f"{stem}.{kind}.json": stem for stem in self._not_started for kind in ("start", "exit")}
             try:
-                names = self.list_names()
+                self._not_started -= {first[name] for name in self.find_written(first)}
             except OSError:
                 return False
-            kinds = ("start", "exit")
-            self._not_started = {
-                stem for stem in self._not_started if not any(f"{stem}.{kind}.json" in names for kind in kinds)
-            }
         return not self._not_started
 
     def read_exit(self, running: RunningTask) -> dict[str, object] | None:

@@ -182,7 +182,7 @@ class JobTasks:
         self._poll_shared_steps(now)
         self._end_lost_steps(now)
         if self._ended:
-            attempt_optional("list the records", self._records.list_names)
+            attempt_optional("list the records", lambda: self._records.find_written(()))
         for rank, (running, code, ended_at) in list(self._ended.items()):
             if self._signals.end_signal is not None and self._job_state.stop is None:
                 break  # the signal is new: first find out its reason
@@ -227,12 +227,11 @@ class JobTasks:
             return
         self._next_steps_poll_at = now + STEPS_POLL_S
         try:
-            names = self._records.list_names()
+            ended = self._records.find_ended(self._in_shared_steps)
         except OSError:
             return
-        for rank, running in list(self._in_shared_steps.items()):
-            if self._records.path(running.planned, running.restart, "exit").name not in names:
-                continue
+        for rank in ended:
+            running = self._in_shared_steps[rank]
             record = self._records.read_exit(running)
             if record is None:
                 continue
@@ -248,13 +247,12 @@ class JobTasks:
             return
         self._next_lost_steps_poll_at = now + LOST_STEP_S / 6
         try:
-            names = self._records.list_names()
+            ended = set(self._records.find_ended(self._running))
         except OSError:
             return
         lost: dict[subprocess.Popen[bytes], bool] = {}
-        for running in self._running.values():
-            is_recorded = self._records.path(running.planned, running.restart, "exit").name in names
-            end = evidence_from_record(self._records.read_exit(running) or {}).end if is_recorded else None
+        for rank, running in self._running.items():
+            end = evidence_from_record(self._records.read_exit(running) or {}).end if rank in ended else None
             is_over = end is not None and time.time() - end >= LOST_STEP_S
             lost[running.process] = lost.get(running.process, True) and is_over
         for process in (process for process, is_lost in lost.items() if is_lost):

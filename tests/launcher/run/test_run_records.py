@@ -1,6 +1,7 @@
 """Facts about a run of a task that left no record."""
 
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -71,6 +72,15 @@ def test_tasks_have_started_when_each_has_a_record(tmp_path: Path) -> None:
     assert records.have_started(tasks)
     records.path(tasks[1], 0, "exit").unlink()
     assert records.have_started(tasks)
+
+
+def test_ended_runs_are_those_with_an_exit_record(tmp_path: Path) -> None:
+    records, running = run_of(tmp_path)
+    runs = {0: running, 1: replace(running, restart=1), 2: replace(running, restart=2)}
+    run_files.write_json(records.path(running.planned, 0, "start"), {})
+    for restart in (2, 1, 7):
+        run_files.write_json(records.path(running.planned, restart, "exit"), {})
+    assert records.find_ended(runs) == [1, 2]
 
 
 @pytest.mark.parametrize(
