@@ -141,8 +141,10 @@ class Engine:
         self._page, self._sweeps = self._new_page(), list[tuple[Job, Mapping[str, float]]]()
         self._page_made: tuple[int, bytes] = 0, b""  # number of its view
         self._page_lock = threading.Lock()  # of the two attributes before
-        as_of = saved.meta.get("as_of")
-        self.view = View(self._jobs, None if as_of is None else float(as_of), self.counters)
+        as_of = float(saved.meta["as_of"]) if "as_of" in saved.meta else None
+        # a hub that never gets an answer is as blind as one that gets no more
+        self.commands["squeue"] = CommandUse(last_success=clock.time() if as_of is None else as_of)
+        self.view = View(self._jobs, as_of, self.counters)
         self._live = self.view, frozenset[str]()
         self._tasks: tuple[View, Mapping[str, Sequence[str]]] = self.view, {}
         self._publish(is_ready=False)

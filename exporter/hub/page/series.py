@@ -41,7 +41,7 @@ NODE_PRICE = Family("node_price_per_hour", "List price of the node's GPUs.", ("n
 NODES = Family("job_nodes", "Nodes of the job; of a waiting one those that it asks for.", JOB)
 CPUS = Family("job_cpus", "CPUs of the job; of a waiting one those that it asks for.", JOB)
 MEMORY = Family("job_memory_bytes", "Memory of the job; of a waiting one what it asks for.", JOB)
-EXIT_CODE = Family("job_exit_code", "Exit code of the ended job, from accounting.", JOB)
+EXIT_CODE = Family("job_exit_code", "Exit code of the ended job, from accounting or from its report.", JOB)
 CPU_RATIO = Family("job_cpu_efficiency_ratio", "CPU time of the ended job over its CPUs times elapsed time.", JOB)
 MEMORY_RATIO = Family("job_memory_efficiency_ratio", "Memory of the ended job's largest step over the request.", JOB)
 LIMIT_RATIO = Family("job_time_limit_used_ratio", "Elapsed time of the ended job over its time limit.", JOB)
@@ -74,7 +74,7 @@ ENERGY = Family("energy_joules_total", "Energy of ended attempts, as of a job.",
 COST_TOTAL = Family("cost_total", "List price of allocated GPUs.", (*PLACE, "currency"), "counter")
 HUB_COMMANDS = Family("hub_commands_total", "Commands of Slurm that the hub ran.", ("command", "outcome"), "counter")
 HUB_SECONDS = Family("hub_command_seconds_total", "Time that commands of Slurm took.", ("command",), "counter")
-HUB_SUCCESS = Family("hub_last_success_timestamp_seconds", "When a command of Slurm last answered.", ("command",))
+HUB_SUCCESS = Family("hub_last_success_timestamp_seconds", "When a command of Slurm last answered; before the first answer of squeue, when the hub began.", ("command",))
 HUB_INTERVAL = Family("hub_poll_interval_seconds", "Present interval between two questions for the queue.")
 HUB_LAG = Family("hub_accounting_lag_seconds", "How long the oldest ended job has waited for its figures.")
 HUB_UNPARSED = Family(
@@ -206,16 +206,22 @@ def render_job(job: Job, out: Samples) -> None:
     if job.outcome is not None:
         row.add(ITEMS, job.outcome.items_processed)
         row.add(ITEMS_EXPECTED, job.outcome.items_expected)
+    row.add(EXIT_CODE, _exit_code(job))
     if figures is None:
         return
-    code = (figures.exit_code or "").partition(":")[0]
-    row.add(EXIT_CODE, int(code) if code.isdecimal() else None)
     row.add(CPU_RATIO, figures.cpu_ratio)
     row.add(MEMORY_RATIO, _ratio(figures.memory_bytes, figures.memory_requested_bytes))
     row.add(LIMIT_RATIO, _ratio(figures.elapsed_s, figures.limit_s))
     row.add(JOB_GPU_SECONDS, gpu_seconds(job, 0.0))
     if job.price is not None:
         row.add(JOB_COST, cost(job, 0.0), currency=job.price.currency)
+
+
+def _exit_code(job: Job) -> int | None:
+    """By accounting, or until it answers, if it ever does, by the report of the run."""
+    code = (job.tracked.figures.exit_code or "" if job.tracked.figures else "").partition(":")[0]
+    reported = None if job.outcome is None else job.outcome.exit_status
+    return int(code) if code.isdecimal() else reported
 
 
 def _job_labels(job: Job) -> dict[str, str]:

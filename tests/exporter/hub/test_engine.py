@@ -350,6 +350,24 @@ def test_no_answer_says_nothing_about_a_job(hub: Hub) -> None:
     assert (hub.engine.problems, hub.told()) == ([], [])
 
 
+def test_a_hub_without_any_answer_says_since_when(hub: Hub) -> None:
+    """Else the alert on a hub without answers could not fire."""
+
+    def last_answer() -> float | None:
+        return hub.engine.commands["squeue"].last_success
+
+    hub.slurm.rows = None
+    hub.steps(600)
+    assert last_answer() == START
+    hub.slurm.rows = []
+    hub.steps(300)
+    answered = hub.engine.view.as_of
+    hub.slurm.rows = None
+    hub.restart()
+    hub.steps(600)
+    assert (last_answer(), hub.engine.view.is_ready) == (answered, False)
+
+
 def test_the_controller_is_asked_for_its_name_until_it_answers_once(hub: Hub) -> None:
     hub.slurm.facts = hub.slurm.rows = None
     hub.steps(400)

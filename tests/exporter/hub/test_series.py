@@ -111,6 +111,14 @@ def test_an_ended_job_has_its_figures() -> None:
     assert 'state,state="FAILED"' in found
 
 
+def test_the_exit_code_is_that_of_the_report_until_accounting_has_one() -> None:
+    outcome = Outcome(state="INCOMPLETE", exit_status=8)
+    early = FAILED._replace(tracked=FAILED.tracked.replace(figures=None), outcome=outcome)
+    unknown = FAILED._replace(tracked=FAILED.tracked.replace(figures=Figures()), outcome=outcome)
+    late = FAILED._replace(outcome=outcome)
+    assert [of_job(page(job), "9")["exit_code"] for job in (early, unknown, late)] == ["8", "8", "3"]
+
+
 def test_cost_energy_and_idle_time_have_their_source() -> None:
     found = of_job(page(REPORTED), "11")
     assert {name: value for name, value in found.items() if name.startswith(("cost", "energy", "gpu_", "items"))} == {
