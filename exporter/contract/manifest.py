@@ -105,6 +105,7 @@ class Manifest:
     resumes: bool = False  # whether the job continues from earlier output files, which then count as its own
     verify: Verification = Verification()
     time_limit_s: float | None = None
+    requeues: int = 0  # how many attempts, from the first, are requeued at the time limit
     check_interval_s: float = 5.0
     launch_timeout_s: float = 60.0
     stall_timeout_s: float = 300.0

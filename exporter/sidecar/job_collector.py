@@ -4,6 +4,7 @@ from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import JobProgress, Published, Publisher
 from exporter.contract import run_files
+from exporter.contract.alert_thresholds import THRESHOLDS
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import JobFacts
 
@@ -77,8 +78,11 @@ class JobCollector:
         out.add(GPUS_ALLOCATED, len({gpu for task in self._tasks for gpu in task.gpus}))
         out.add(STALL_TIMEOUT, manifest.stall_timeout_s)
         out.add(LAUNCH_TIMEOUT, manifest.launch_timeout_s)
-        for threshold in manifest.alert_thresholds:
-            out.add(ALERT_THRESHOLD, threshold.series_value, alert=threshold.alert)
+        thresholds = {threshold.alert: threshold.series_value for threshold in manifest.alert_thresholds}
+        if identity.attempt < manifest.requeues:  # only the last attempt has to finish before its limit
+            thresholds["time_limit_chance"] = THRESHOLDS["time_limit_chance"].never
+        for alert, value in thresholds.items():
+            out.add(ALERT_THRESHOLD, value, alert=alert)
 
     def describe(self, job: JobSnapshot, parts: StatusParts) -> None:
         identity = self._identity

@@ -137,6 +137,7 @@ def _manifest(
         total_epochs=spec.progress.total_epochs,
         total_steps=spec.progress.total_steps,
         time_limit_s=parse_time_limit(time_limit) if time_limit else None,
+        requeues=spec.slurm.requeue.max if spec.slurm.requeue.time_limit and not local else 0,
         check_interval_s=monitoring.check_interval,
         launch_timeout_s=monitoring.launch_timeout,
         stall_timeout_s=monitoring.stall_timeout,

@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+from exporter.collecting.families import Samples
 from exporter.collecting.published import RECENT_S, JobProgress
 from exporter.contract import run_files
+from exporter.contract.alert_thresholds import AlertThreshold
 from exporter.sidecar.job_collector import JobCollector
 from tests.support.exporter import FakeClock, make_context, make_manifest, publisher
 
@@ -18,3 +20,16 @@ def test_the_logs_name_the_phase_of_a_running_job_as_long_as_they_are_read(tmp_p
         assert (job.read().phase, phase.value) == (shown, shown)
     clock.advance(RECENT_S + 1)
     assert (job.read().phase, phase.value) == ("running", "running")
+
+
+def test_only_the_last_attempt_of_a_requeued_job_has_to_finish_before_its_limit(tmp_path: Path) -> None:
+    manifest = make_manifest(tmp_path, requeues=2, alert_thresholds=(AlertThreshold("time_limit_chance", 0.3),))
+
+    def threshold(attempt: int) -> str:
+        context = make_context(manifest, attempt=attempt)
+        collector, out = JobCollector(context, publisher(""), publisher(JobProgress())), Samples({})
+        collector.render(collector.read(), out)
+        (line,) = [line for line in out.page().splitlines() if line.startswith("gpujob_alert_threshold{")]
+        return line.rpartition(" ")[2]
+
+    assert [threshold(attempt) for attempt in range(4)] == ["-Inf", "-Inf", "0.3", "0.3"]

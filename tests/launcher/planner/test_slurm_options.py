@@ -58,6 +58,11 @@ def test_requeue_options_follow_the_job_file(slurm: dict[str, Any], option: str 
     assert names == ([option] if option else [])
 
 
+def test_the_sidecars_know_how_many_attempts_may_reach_the_time_limit() -> None:
+    rules: list[dict[str, Any]] = [{}, {"preempted": True}, {"time_limit": True, "max": 2}]
+    assert [plan_of(job_spec(slurm={"requeue": rule})).manifest.requeues for rule in rules] == [0, 0, 2]
+
+
 def test_requeue_of_the_job_file_has_precedence_over_the_cluster_file() -> None:
     site = {"directives": {"no-requeue": True, "nice": 5}}
     plan = plan_of(job_spec(slurm={"requeue": {"preempted": True}}), site)
