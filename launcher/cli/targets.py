@@ -8,7 +8,7 @@ import click
 from launcher.cli.parts import INTERVAL
 
 
-@click.command(epilog="example: gpujob targets /srv/prometheus/gpujob --output /var/lib/gpujob/targets.json --every 10")
+@click.command(epilog="example: gpujob targets /srv/prometheus/gpujob --output /run/gpujob/targets.json --every 10")
 @click.argument("target_dir", metavar="TARGET_DIR", type=click.Path(path_type=Path))
 @click.option("--output", required=True, metavar="FILE", type=click.Path(path_type=Path), help="File for Prometheus.")
 @click.option("--every", type=INTERVAL, metavar="SECONDS", help="Repeat until a signal; by default once.")

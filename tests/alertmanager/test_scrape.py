@@ -174,6 +174,6 @@ def test_a_node_with_many_workers_fits_and_a_flood_does_not(stack: Stack, serve:
 def test_the_page_about_prometheus_and_the_containers_have_the_same_configuration() -> None:
     text = (ROOT / "docs/how-to/connect-prometheus.md").read_text(encoding="utf-8")
     (block,) = [found for found in re.findall(r"```yaml\n(.*?)```", text, re.DOTALL) if "scrape_configs" in found]
-    documented = yaml.safe_load(block.replace("/var/lib/gpujob/", "/targets/"))["scrape_configs"]
+    documented = yaml.safe_load(block.replace("/run/gpujob/", "/targets/"))["scrape_configs"]
     shipped = yaml.safe_load((ROOT / "docker/prometheus.yml").read_text(encoding="utf-8"))["scrape_configs"]
     assert documented == shipped[:1]

@@ -132,7 +132,7 @@ def test_prometheus_loses_and_doubles_no_target_while_the_hub_restarts(jobs: Job
     cluster, listen = jobs.cluster, ("--web.listen-address", f"127.0.0.1:{HUB_PORT}")
     hub = RealHub(jobs, *listen)
     (documented,) = re.findall(r"^scrape_configs:\n(?:[ ].*\n)+", DOCS.read_text(), re.MULTILINE)
-    config = documented.replace("/var/lib/gpujob", str(hub.folder)).replace("15s", f"{REFRESH_S}s")
+    config = documented.replace("/etc/prometheus/gpujob/hub-token", str(hub.folder / "token")).replace("15s", f"{REFRESH_S}s")
     (jobs.directory / "prometheus.yml").write_text(f"global: {{scrape_interval: 1s}}\n{config}")
     query = wait_for_prometheus(cluster, jobs.directory)
     job = jobs.submit(embed_job("served", nodes=NODES, count=4, items=6400, linger=10))

@@ -1,4 +1,4 @@
-"""The units of systemd for the hub."""
+"""The units of systemd."""
 
 import os
 import re
@@ -26,7 +26,17 @@ def test_systemd_accepts_the_unit(unit: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("unit", UNITS, ids=lambda unit: unit.name)
 def test_the_command_of_a_unit_has_these_options(unit: Path) -> None:
-    found = re.search(r"^ExecStart=/usr/bin/env gpujob-exporter (.*)", unit.read_text("utf-8"), re.MULTILINE)
+    found = re.search(r"^ExecStart=/usr/bin/env gpujob(-exporter)? (.*)", unit.read_text("utf-8"), re.MULTILINE)
     assert found is not None
-    argv = [sys.executable, "-m", "exporter", *found[1].split(), "--help"]
+    argv = [sys.executable, "-m", "exporter" if found[1] else "launcher", *found[2].split(), "--help"]
     assert subprocess.run(argv, cwd=ROOT, capture_output=True, timeout=60).returncode == 0
+
+
+def test_prometheus_may_read_the_targets_where_the_unit_writes_them() -> None:
+    """Systemd closes the state directory of a dynamic account to others, but not its runtime directory."""
+    unit = (ROOT / "docker" / "systemd" / "gpujob-targets.service").read_text("utf-8")
+    found = re.search(r"^RuntimeDirectory=(\S+)(?s:.*) --output (\S+)", unit, re.MULTILINE)
+    assert found is not None
+    assert Path(found[2]).parent == Path("/run", found[1])
+    page = (ROOT / "docs" / "how-to" / "connect-prometheus.md").read_text("utf-8")
+    assert f'files: ["{Path(found[2]).parent}/*.json"]' in page

@@ -238,7 +238,7 @@ def test_prometheus_scrapes_a_closed_page_as_documented(
     shutil.copytree(authority.own.certificate.parent, folder)
     (folder / "password").write_text("secret\n" if way == "password" else "other\n")
     text = documented_configuration(way).replace("/etc/prometheus/gpujob", str(folder))
-    text = text.replace("/var/lib/gpujob", str(targets)).replace("15s", "10s")  # the timeout is the documented one
+    text = text.replace("/run/gpujob", str(targets)).replace("15s", "10s")  # the timeout is the documented one
     with prometheus(tmp_path, text) as query:
         (up,) = until(lambda: query('up{job="gpujob-sidecar"}'), "a scrape")
         works = way in ("certificate", "password")
