@@ -9,7 +9,7 @@ from grafana.build.board import Panel
 from grafana.build.job import CLOCK, ITEMS_PER_SECOND, PHASE_WORDS
 from grafana.build.node import HEALTH
 from grafana.build.panels import bars, column, lines, rows, tile
-from grafana.build.queries import RANGE, listed, new, now, over_time
+from grafana.build.queries import RANGE, Query, listed, new, now, over_time
 
 UID = "gpujob-fleet"
 CHOSEN = 'cluster="$cluster", partition=~"$partition", user=~"$user"'
@@ -29,6 +29,7 @@ TO_ENDED_JOB = column(
 TO_NODE = column("node", link=board.to_board("gpujob-node", node="node"))
 FIRING = f'ALERTS{{{CHOSEN}, alertstate="firing"}}'
 RECORDED_EACH_S = 30
+HUB_STEP = "1m"  # the hub is scraped once a minute
 
 
 def _all(metric: str, matchers: str = "") -> str:
@@ -257,6 +258,7 @@ def queue() -> list[Panel]:
                     f"sum by (partition) (rate({_all('gpujob_queue_wait_seconds_total')}[$__rate_interval]))\n"
                     f"  / (sum by (partition) (rate({_all('gpujob_jobs_started_total')}[$__rate_interval])) > 0)",
                     "{{partition}}",
+                    step=HUB_STEP,
                 )
             ],
             width=8,
@@ -320,18 +322,23 @@ def health() -> list[Panel]:
 
 
 def ended() -> list[Panel]:
+    last = f"topk(50, {_ended('gpujob_job_end_timestamp_seconds')})"
+
+    def of_last(expr: str) -> Query:
+        return listed(f"{expr}\n  and on ({JOB}) {last}")
+
     return [
         rows(
             "Ended jobs",
             "The last 50 jobs that ended in the time range. Select a number to see its time. Needs the hub.",
             {
-                "ended": listed(f"topk(50, {_ended('gpujob_job_end_timestamp_seconds')}) * 1000"),
-                "started": listed(f"{_ended('gpujob_job_start_timestamp_seconds')} * 1000"),
-                "exit code": listed(_ended("gpujob_job_exit_code")),
-                "limit used": listed(_ended("gpujob_job_time_limit_used_ratio")),
-                "GPU time": listed(_ended("gpujob_job_gpu_seconds")),
-                "items": listed(_ended("gpujob_job_items_processed")),
-                "cost": listed(_ended("gpujob_job_cost")),
+                "ended": listed(f"{last} * 1000"),
+                "started": of_last(f"{_ended('gpujob_job_start_timestamp_seconds')} * 1000"),
+                "exit code": of_last(_ended("gpujob_job_exit_code")),
+                "limit used": of_last(_ended("gpujob_job_time_limit_used_ratio")),
+                "GPU time": of_last(_ended("gpujob_job_gpu_seconds")),
+                "items": of_last(_ended("gpujob_job_items_processed")),
+                "cost": of_last(_ended("gpujob_job_cost")),
             },
             labels=("job_id", "job_name", "user"),
             first_by="ended",

@@ -73,6 +73,8 @@ def target(query: Query, number: int = 0) -> prometheus.Dataquery:
         .legend_format(query.legend or "__auto")
         .format(PromQueryFormat.TABLE if query.table else PromQueryFormat.TIME_SERIES)
     )
+    if query.step:
+        builder = builder.interval(query.step)
     return builder.instant() if query.instant else builder.range()
 
 

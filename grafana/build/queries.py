@@ -29,11 +29,12 @@ class Query:
     legend: str = ""
     instant: bool = False
     table: bool = False
+    step: str = ""  # least time between points, if the series are scraped less often than Grafana knows
 
 
-def over_time(expr: str, legend: str = "") -> Query:
+def over_time(expr: str, legend: str = "", step: str = "") -> Query:
     """A query that one panel alone asks, and that needs no name."""
-    return Query("", expr, legend)
+    return Query("", expr, legend, step=step)
 
 
 def now(expr: str, legend: str = "") -> Query:

@@ -6,10 +6,11 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from grafana.build import queries
+from grafana.build import fleet, queries
 from grafana.build.queries import Query
 from tests.grafana.substitute import substitute, variables
 
@@ -106,3 +107,23 @@ def test_a_condition_that_came_late_has_its_share_of_the_time_range(tmp_path: Pa
     }
     labels = '{worker="w0",node="n1",condition="unused"}'
     check(tmp_path, queries.GPU_CONDITIONS, "59m", series, (labels, 0.25))
+
+
+def test_ended_jobs_are_those_that_have_ended(tmp_path: Path) -> None:
+    (panel,) = fleet.ended()
+    targets: Any = panel.build().targets
+    shown = {str(target.expr).partition("gpujob_job_")[2].partition("{")[0]: str(target.expr) for target in targets}
+    labels = 'job_name="train",user="ada"'
+    series = {
+        f'gpujob_job_start_timestamp_seconds{{cluster="c1",partition="gpu",job_id="{job}",{labels}}}': "60x9"
+        for job in (1, 2)
+    } | {f'gpujob_job_end_timestamp_seconds{{cluster="c1",partition="gpu",job_id="1",{labels}}}': "_x5 300x3"}
+    started = Query("", shown["start_timestamp_seconds"])
+    check(tmp_path, started, "9m", series, (f'{{job_id="1",{labels}}}', 60_000.0))
+
+
+def test_rates_of_the_hub_reach_over_two_of_its_scrapes() -> None:
+    """Grafana has the interval of the sidecars, and would look at one sample."""
+    built = [panel.build() for _, row in fleet.ROWS for panel in row()]
+    targets: list[Any] = [target for panel in built for target in panel.targets or []]
+    assert [target.interval for target in targets if queries.RATE in target.expr] == [fleet.HUB_STEP]
