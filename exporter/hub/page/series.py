@@ -74,7 +74,11 @@ ENERGY = Family("energy_joules_total", "Energy of ended attempts, as of a job.",
 COST_TOTAL = Family("cost_total", "List price of allocated GPUs.", (*PLACE, "currency"), "counter")
 HUB_COMMANDS = Family("hub_commands_total", "Commands of Slurm that the hub ran.", ("command", "outcome"), "counter")
 HUB_SECONDS = Family("hub_command_seconds_total", "Time that commands of Slurm took.", ("command",), "counter")
-HUB_SUCCESS = Family("hub_last_success_timestamp_seconds", "When a command of Slurm last answered; before the first answer of squeue, when the hub began.", ("command",))
+HUB_SUCCESS = Family(
+    "hub_last_success_timestamp_seconds",
+    "When a command of Slurm last answered; before the first answer of squeue, when the hub began.",
+    ("command",),
+)
 HUB_INTERVAL = Family("hub_poll_interval_seconds", "Present interval between two questions for the queue.")
 HUB_LAG = Family("hub_accounting_lag_seconds", "How long the oldest ended job has waited for its figures.")
 HUB_UNPARSED = Family(
