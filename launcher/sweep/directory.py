@@ -208,7 +208,8 @@ def _point_outcome(
     queue: Mapping[str, str] | None,
 ) -> PointState:
     if not point.runs:
-        waits = record.local and record.runner is not None and record.runner.is_running_here()
+        runner = record.runner if record.local else None
+        waits = runner is not None and (runner.is_running_here() or runner.is_elsewhere())
         return _point_state(point, "PENDING" if waits else MISSING, None, None, None)
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)

@@ -1,6 +1,5 @@
 """The state of a job, merged from its run directory and its sidecars."""
 
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -198,9 +197,9 @@ class JobClient:
         if orchestrator is None:
             waits = self._queue.read().state in (None, "PENDING", "RUNNING")
             return _known("PENDING", waits, "Slurm no longer lists the job, which has never started")
-        if self.manifest.attached and orchestrator.host != socket.gethostname():
-            reports = self._is_reporting(orchestrator.attempt)
-            return _known("RUNNING", reports, f"the sidecar on {orchestrator.host} no longer writes its status")
+        if (self.manifest.attached or orchestrator.local) and orchestrator.is_elsewhere():
+            reason = f"the processes on {orchestrator.host} cannot be seen from here, and no sidecar writes its status"
+            return _known("RUNNING", self._is_reporting(orchestrator), reason)
         if orchestrator.local:
             return _known(
                 "RUNNING",
@@ -210,10 +209,13 @@ class JobClient:
         is_queued = self._queue.read().state != ""
         return _known("RUNNING", is_queued, "the job has left Slurm's queue without a report")
 
-    def _is_reporting(self, attempt: int) -> bool:
-        """Whether a sidecar on another machine has lately written its status."""
-        statuses = read_statuses(self.run_dir, attempt).values()
-        return any(time.time() - status.time < (CONCLUDING_S if status.final else SILENT_S) for status in statuses)
+    def _is_reporting(self, orchestrator: OrchestratorRecord) -> bool:
+        """Whether a job on another machine has just started, or a sidecar there has lately written its status."""
+        now, statuses = time.time(), read_statuses(self.run_dir, orchestrator.attempt).values()
+        has_just_started = not self.manifest.attached and now - (orchestrator.start or 0.0) < STARTING_S
+        return has_just_started or any(
+            now - status.time < (CONCLUDING_S if status.final else SILENT_S) for status in statuses
+        )
 
     def _drop_outdated_queue_state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> None:
         """Discard the queue's answer when a new orchestrator has started, or the report was written: it is outdated."""

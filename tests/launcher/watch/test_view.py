@@ -299,6 +299,17 @@ def test_the_report_of_an_earlier_attempt_is_ignored(run_dir: Path) -> None:
     assert read_view(run_dir)["state"] == "RUNNING"
 
 
+def test_a_local_job_seen_from_another_machine_runs_while_its_sidecar_reports(run_dir: Path) -> None:
+    write(run_dir / "orchestrator.json", orchestrator_record(host="login1"))
+    assert read_view(run_dir)["unknown_reason"].startswith("the processes on login1 cannot be seen from here")
+    write(run_dir / "status/here.json", {**status(), "time": time.time()})
+    assert (read_view(run_dir)["state"], JobClient(run_dir).report().exit_status) == ("RUNNING", 10)
+    write(run_dir / "status/here.json", {**status(), "time": time.time() - 60.0})
+    assert read_view(run_dir)["state"] == "UNKNOWN"
+    write(run_dir / "orchestrator.json", orchestrator_record(host="login1", start=time.time()))
+    assert read_view(run_dir)["state"] == "RUNNING", "its first status is still to come"
+
+
 def test_the_state_is_unknown_without_an_orchestrator_process(run_dir: Path) -> None:
     write(run_dir / "orchestrator.json", orchestrator_record(pid=2**22 + 1))
     view = read_view(run_dir)
