@@ -15,7 +15,7 @@ from launcher.errors import LauncherError, os_errors
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.rundir import PIPELINE_FILE, user_name
 from launcher.steps.slurm_queue import read_unfinished
-from launcher.sweep.directory import SweepRecord, cause_text, has_reports, read_last_report, read_point_states
+from launcher.sweep.directory import SweepRecord, cause_text, has_reports, is_over, read_last_report, read_point_states
 from launcher.sweep.directory import read_record as read_sweep
 from launcher.watch.view import JobClient
 
@@ -94,7 +94,7 @@ def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
     reports = {part.name: read_last_report(Path(part.run_dir)) for part in record.parts if not part.arrays}
     sweeps = {part.name: read_sweep(Path(part.run_dir)) for part in record.parts if part.arrays}
     rows: tuple[QueueRow, ...] = ()
-    over = all(report is not None and not report.requeued for report in reports.values())
+    over = all(map(is_over, reports.values()))
     if not over or not all(has_reports(Path(part.run_dir), sweeps[part.name]) for part in record.parts if part.arrays):
         user, submitted = record.submission.get("user"), record.submission.get("submitted")
         ends = [report.end or 0.0 for report in reports.values() if report is not None]

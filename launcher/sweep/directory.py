@@ -13,7 +13,8 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
 from exporter.contract.report import Report
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
-from exporter.slurm.states import array_of, task_ids
+from exporter.slurm.states import RETURNING, array_of, task_ids
+from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
@@ -125,16 +126,22 @@ def read_point_states(
         point.index: read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points
     }
     if queue is None:
-        over = record.local or all(report is not None and not report.requeued for report in reports.values())
-        ends = [report.end or 0.0 for report in reports.values() if report is not None and report.requeued]
+        over = record.local or all(map(is_over, reports.values()))
+        ends = [report.end or 0.0 for report in reports.values() if report is not None and not is_over(report)]
         queue = {} if over else read_shared_queue(record, max(ends, default=0.0))
     return tuple(_point_outcome(sweep_dir, record, point, reports[point.index], queue) for point in record.points)
 
 
 def has_reports(sweep_dir: Path, record: SweepRecord) -> bool:
     """Whether every point has ended by its report, so that Slurm's queue says nothing more."""
-    reports = (read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points)
-    return all(report is not None and not report.requeued for report in reports)
+    return all(is_over(read_last_report(sweep_dir / point.runs[-1]) if point.runs else None) for point in record.points)
+
+
+def is_over(report: Report | None) -> bool:
+    """Whether a job has ended for good. If not, Slurm's queue says whether it runs again."""
+    if report is None or report.requeued or report.state in RETURNING:
+        return False
+    return report.stopped is None or not report.stopped.cause.startswith(REQUEUED[1])
 
 
 def read_last_end(sweep_dir: Path, record: SweepRecord) -> float | None:
