@@ -42,7 +42,7 @@ from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord, read
 from launcher.rundir.rundir import submitted_cluster
 from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
-from launcher.steps.slurm_queue import SlurmQueue
+from launcher.steps.slurm_queue import SlurmQueue, is_queued_again
 from launcher.steps.slurm_steps import read_final_state
 from launcher.watch import merge
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
@@ -229,13 +229,11 @@ class JobClient:
         self._last_orchestrator_key = stage
 
     def _is_requeued(self, orchestrator: OrchestratorRecord, report: Report | None) -> bool:
-        """Whether the attempt of this orchestrator is over and the job waits in the queue for the next one."""
+        """Whether the attempt of this orchestrator is over, and the next one waits in the queue or is starting."""
         if orchestrator.local or self.manifest.attached:
             return False
-        at = self._queue.read().state
-        if report is not None and report.requeued:
-            return at != ""  # "" is not in the queue; without an answer (None) the report counts
-        return at == "PENDING"
+        at, requeued = self._queue.read(), report is not None and bool(report.requeued)
+        return requeued if at.state is None else is_queued_again(at, orchestrator.attempt, requeued=requeued)
 
     def _queued_view(self, ended_attempt: int, report: Report | None, now: float) -> JobView:
         """View of a job that waits for the attempt after ``ended_attempt``; values of that attempt are not shown."""

@@ -189,6 +189,12 @@ def test_a_pipeline_goes_on_while_slurm_runs_its_last_job_again(pipeline: Pipeli
     pipeline.queue(("3", "PENDING", "BeginTime", "(null)"))
     done = pipeline.command("watch", "r8", "--once")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (10, "3 jobs: 2 COMPLETED, 1 PENDING")
+    pipeline.queue(("3", "RUNNING", "None", "(null)"))
+    assert pipeline.command("watch", "r8", "--once").returncode == 7, "its batch step ends"
+    row = ROW.format(id="3", state="RUNNING", reason="None", dependency="(null)").replace("|5:00|0|", "|5:00|1|")
+    pipeline.slurm.say("squeue", "out", row)
+    done = pipeline.command("watch", "r8", "--once")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (10, "3 jobs: 2 COMPLETED, 1 RUNNING")
 
 
 def test_a_job_for_a_failure_that_did_not_happen_is_no_failure(pipeline: Pipeline) -> None:

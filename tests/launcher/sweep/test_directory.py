@@ -204,6 +204,12 @@ def test_a_sweep_is_not_over_while_slurm_runs_its_last_point_again(
     slurm.say("squeue", "out", "4459_0|PENDING\n")
     (point,) = read_point_states(tmp_path / "s", record_of((name,)))
     assert (point.state, points_to_resume([point])) == ("PENDING", ())
+    slurm.say("squeue", "out", "4459_0|RUNNING*1\n")  # the next attempt starts
+    (point,) = read_point_states(tmp_path / "s", record_of((name,)))
+    assert (point.state, points_to_resume([point])) == ("RUNNING", ())
+    slurm.say("squeue", "out", "4459_0|COMPLETING\n")  # the batch step of this one ends
+    (point,) = read_point_states(tmp_path / "s", record_of((name,)))
+    assert point.state == state
     slurm.say("squeue", "out", "")
     (point,) = read_point_states(tmp_path / "s", record_of((name,)))
     assert point.state == state

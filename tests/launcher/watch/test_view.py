@@ -585,6 +585,7 @@ def test_a_requeued_job_is_shown_as_its_next_attempt(queued: tuple[Path, FakeSlu
         ("PENDING|Resources", False, "PENDING"),  # requeued by Slurm itself, for example after a preemption
         ("REQUEUE_HOLD|JobHeldAdmin", False, "PENDING"),
         ("RUNNING|None", False, "TIMEOUT"),  # its batch step ends
+        ("RUNNING*1|None", False, "PENDING"),  # the next attempt starts
         ("COMPLETING|None", True, "PENDING"),
         ("", True, "TIMEOUT"),  # it was cancelled in the queue
         ("", False, "TIMEOUT"),
