@@ -97,13 +97,10 @@ class JobClient:
 
     def read_state(self) -> str:
         """Read only the state of the job, without its sidecars. Raises RecordError."""
-        return self._read_state()[0]
-
-    def _read_state(self) -> tuple[str, str | None]:
         orchestrator, report = self._read_records()
         if orchestrator is not None and self._is_requeued(orchestrator, report):
-            return "PENDING", None
-        return self._state(orchestrator, report)
+            return "PENDING"
+        return self._state(orchestrator, report)[0]
 
     def _read_records(self) -> tuple[OrchestratorRecord | None, Report | None]:
         """The last orchestrator, and its report if it has written one."""
@@ -119,10 +116,12 @@ class JobClient:
 
         ``verify`` checks the files again and reports to ``progress``.
         """
-        found = read_report(self.run_dir)
+        orchestrator, found = self._read_records()
+        if orchestrator is not None and self._is_requeued(orchestrator, found):
+            return self._queued_report(orchestrator.attempt, found)
         if found is not None:
             return self._verify_again(found, progress) if verify else found
-        state, unknown_reason = self._read_state()
+        state, unknown_reason = self._state(orchestrator, found)
         report = self._build_report(state, unknown_reason, ReportPace(progress=progress))
         if verify and state == "UNKNOWN" and not report.verification.checks:
             return self._verify_again(report, progress)
@@ -140,6 +139,13 @@ class JobClient:
             why = report.why if unknown_reason is None else (unknown_reason,)
             report = report.replace(state=state, exit_status=EXIT_STATUS[state], why=why)
         return report
+
+    def _queued_report(self, ended_attempt: int, last: Report | None) -> Report:
+        """The report of a job that waits for the attempt after ``ended_attempt``; attempts count from 1 for people."""
+        now, ended_as = time.time(), "" if last is None else f" as {last.state}"
+        report = build_report(self.run_dir, now=now, ended=False, next_attempt=ended_attempt + 1)
+        why = f"requeued, after attempt {ended_attempt + 1} ended{ended_as}"
+        return report.replace(state="PENDING", exit_status=EXIT_STATUS["PENDING"], why=(why,))
 
     def _has_watched_end(self, report: Report) -> bool:
         """Whether the sidecars of an attached job saw the ends of all workers, though they left no report."""

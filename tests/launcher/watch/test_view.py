@@ -297,6 +297,8 @@ def test_the_report_of_an_earlier_attempt_is_ignored(run_dir: Path) -> None:
     write(run_dir / "report.json", as_json(build_report(run_dir, now=2000.0, ended=True)))
     write(run_dir / "orchestrator.json", orchestrator_record(attempt=1))
     assert read_view(run_dir)["state"] == "RUNNING"
+    report = JobClient(run_dir).report(verify=True)
+    assert (report.state, report.exit_status, report.attempt) == ("RUNNING", 10, 1)
 
 
 def test_a_local_job_seen_from_another_machine_runs_while_its_sidecar_reports(run_dir: Path) -> None:
@@ -599,6 +601,13 @@ def test_the_queue_decides_whether_another_attempt_follows(
     slurm.say("squeue", "out", f"{answer}\n")
     view = read_view(run_dir)
     assert (view["state"], view["report"] is None) == (state, state == "PENDING")
+    report = JobClient(run_dir).report()
+    assert (report.state, report.exit_status, report.attempt) == (
+        (state, 3, 0) if state == "TIMEOUT" else (state, 10, 1)
+    )
+    if state == "PENDING":
+        assert report.why == ("requeued, after attempt 1 ended as TIMEOUT",)
+        assert (report.items, report.cause, report.stopped) == (None, None, None)
 
 
 def test_a_requeued_job_without_a_report_is_pending(queued: tuple[Path, FakeSlurm]) -> None:
