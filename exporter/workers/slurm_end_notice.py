@@ -23,11 +23,12 @@ LONGEST_GRACE_S = 3600.0  # above any grace time of a partition or QOS in practi
 
 TIME_LIMIT = ("time_limit", "Slurm: the time limit was reached")  # exit reason and words
 CANCELLED = ("cancelled", "Slurm: cancelled")
+REQUEUED = ("cancelled", "Slurm: requeued; the job will run again")
 LAST_ENDS = (TIME_LIMIT, CANCELLED)  # after which Slurm does not run the job again
 _REASONS = {
     "TIME LIMIT": TIME_LIMIT,
     "PREEMPTION": ("preempted", "Slurm: preempted by another job"),
-    "JOB REQUEUE": ("cancelled", "Slurm: requeued; the job will run again"),
+    "JOB REQUEUE": REQUEUED,
     "NODE FAILURE": ("node_failure", "Slurm: a node has failed"),
 }
 

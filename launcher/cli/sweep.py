@@ -261,6 +261,7 @@ def resume_points(
     that file's text; by default it is the sweep's own.
     """
     from launcher.report.state import UNFINISHED
+    from launcher.rundir.rundir import SWEEP_FILE
     from launcher.sweep.directory import (
         arrays_in_queue,
         points_to_resume,
@@ -274,6 +275,11 @@ def resume_points(
     if local is not None and local != record.local:
         where, command = ("on this machine", "run") if record.local else ("on Slurm", "submit")
         raise LauncherError(f"{sweep_dir} is a sweep {where}; resume it with `gpujob {command} --resume`")
+    if record.runner is not None and record.runner.is_elsewhere():  # its points would run twice
+        raise LauncherError(
+            f"{sweep_dir} was started on {record.runner.host}, and this machine cannot see whether it still runs; "
+            f"resume it there, or set `runner` to null in {SWEEP_FILE} if that machine is gone"
+        )
     planned = new[0] if new is not None else None
     if planned is not None:
         _require_same_points(planned, record)

@@ -14,8 +14,16 @@ from exporter.slurm.states import NEVER, array_of, task_ids
 from launcher.errors import LauncherError, os_errors
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.rundir import PIPELINE_FILE, user_name
-from launcher.steps.slurm_queue import read_unfinished
-from launcher.sweep.directory import SweepRecord, cause_text, has_reports, read_last_report, read_point_states
+from launcher.steps.slurm_queue import is_queued_again, read_unfinished
+from launcher.sweep.directory import (
+    SweepRecord,
+    cause_text,
+    has_reports,
+    is_over,
+    read_last_report,
+    read_point_states,
+    sights_of_tasks,
+)
 from launcher.sweep.directory import read_record as read_sweep
 from launcher.watch.view import JobClient
 
@@ -94,7 +102,7 @@ def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
     reports = {part.name: read_last_report(Path(part.run_dir)) for part in record.parts if not part.arrays}
     sweeps = {part.name: read_sweep(Path(part.run_dir)) for part in record.parts if part.arrays}
     rows: tuple[QueueRow, ...] = ()
-    over = all(report is not None and not report.requeued for report in reports.values())
+    over = all(map(is_over, reports.values()))
     if not over or not all(has_reports(Path(part.run_dir), sweeps[part.name]) for part in record.parts if part.arrays):
         user, submitted = record.submission.get("user"), record.submission.get("submitted")
         ends = [report.end or 0.0 for report in reports.values() if report is not None]
@@ -114,7 +122,7 @@ def _sweep_state(
     part: PipelinePart, record: SweepRecord, rows: Sequence[QueueRow], before: Mapping[str, PartState]
 ) -> PartState:
     """The state of a sweep: that of its points if it is one, else the first one that matters."""
-    queue = {task: row.sight.state for row in rows for task in task_ids(row.job_id)}
+    queue = sights_of_tasks(rows)
     states = [point.state for point in read_point_states(Path(part.run_dir), record, queue)]
     never = {task for row in rows if row.sight.reason == NEVER for task in task_ids(row.job_id)}
     reason = next((row.sight.reason for row in rows if row.sight.state == "PENDING"), None)
@@ -139,7 +147,7 @@ def _sweep_state(
 def _part_state(
     part: PipelinePart, report: Report | None, row: QueueRow | None, before: Mapping[str, PartState]
 ) -> PartState:
-    if row is not None and (report is None or report.requeued or row.sight.state == "PENDING"):
+    if row is not None and (report is None or is_queued_again(row.sight, report.attempt, requeued=report.requeued)):
         is_pending = row.sight.state == "PENDING"
         state = "RUNNING" if not is_pending else NEVER_STATE if row.sight.reason == NEVER else "PENDING"
         needs = unmet_needs(part.after, before) if state == NEVER_STATE else ()

@@ -36,7 +36,7 @@ from launcher.verify.logged_total import short_workers
 from launcher.verify.timed_reads import ReportProgress
 from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 
-_FILES_COUNTED = re.compile(r"(\d+) files, \d+ bytes")  # start of the detail on existing output files
+_FILES_COUNTED = re.compile(r"(\d+) files?, \d+ bytes?")  # start of the detail on existing output files
 COMPLETENESS_CHECKS = (
     "outputs",
     "records",

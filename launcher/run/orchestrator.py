@@ -6,6 +6,7 @@ It is one loop on one thread. A signal only sets a flag and wakes the loop. Ever
 teardown, with one deadline. If the orchestrator is killed, ``launcher.guard`` ends the job.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -19,6 +20,8 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.records import RecordError
+from exporter.contract.report import Report
 from exporter.machine.own_process import GarbageCollection, limit_reserved_memory
 from launcher.guard import STARTED
 from launcher.plan.placeholders import fill_template
@@ -38,7 +41,7 @@ from launcher.run.status_events import StatusEvents
 from launcher.run.stop_reasons import StopReasons
 from launcher.run.tasks import JobTasks
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord
+from launcher.rundir.job_records import OrchestratorRecord, read_report_elsewhere
 from launcher.rundir.output_locks import OutputInUseError, OutputLocks
 from launcher.rundir.statuses import read_statuses
 from launcher.rundir.trust import foreign_owner
@@ -125,14 +128,19 @@ class Orchestrator:
 
     def _archive_earlier_report(self) -> None:
         """Number the report and statuses of an earlier attempt: ``report_a0.json``."""
-        earlier = self._facts.attempt - 1
-        if earlier >= 0 and not (self._facts.run_dir / run_files.REPORT_FILE).exists():
+        earlier, run_dir = self._facts.attempt - 1, self._facts.run_dir
+        here = Report.read_valid(run_dir / run_files.REPORT_FILE)
+        last = here
+        with contextlib.suppress(RecordError):  # of a newer version
+            last = here or read_report_elsewhere(run_dir)
+        if earlier >= 0 and (last is None or last.attempt < earlier):
             log_line(f"Attempt {earlier} left no report: its batch node failed, or it was killed")
             self._job_state.events.write("attempt without report", earlier=earlier)
         # else the sidecars of this attempt would overwrite the earlier statuses
         statuses = (run_files.STATUS_DIR,) if earlier >= 0 else ()
+        number = here.attempt if here is not None else max(0, earlier)  # one in between may have ended before this step
         for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, *statuses):
-            attempt_optional(f"archive {name}", functools.partial(archive, self._facts.run_dir / name, max(0, earlier)))
+            attempt_optional(f"archive {name}", functools.partial(archive, run_dir / name, number))
 
     def _write_templates(self) -> None:
         """Write the files that services read, with placeholders substituted. Raises OSError: the job needs them."""

@@ -26,7 +26,11 @@ class ProcessRecord(Record):
     def is_running_here(self) -> bool:
         """Whether the process runs on this machine. Start ticks guard against a reused pid."""
         ticks = read_start_ticks(self.pid)
-        return self.host == socket.gethostname() and ticks is not None and self.start_ticks in (None, ticks)
+        return not self.is_elsewhere() and ticks is not None and self.start_ticks in (None, ticks)
+
+    def is_elsewhere(self) -> bool:
+        """Whether the process was started on another machine, so that nothing here shows whether it still runs."""
+        return self.host != socket.gethostname()
 
 
 class OrchestratorRecord(ProcessRecord):

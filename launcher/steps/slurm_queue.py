@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from exporter.contract import run_files
 from exporter.slurm.commands_reader import SlurmUnansweredError
-from exporter.slurm.queue import QueueRow, part_rows
+from exporter.slurm.queue import QueueRow, Sight, part_rows
 from exporter.slurm.sources.look_file_reader import QueueLook
 from exporter.slurm.sources.rest_reader import slurm_reader
 from exporter.slurm.sources.shared_look_reader import LEAST_S, LOOK_S, read_queue_look
@@ -25,6 +25,15 @@ class QueueState(NamedTuple):
 
     state: str | None  # the base state; empty if the job is not in the queue, None if unknown
     reason: str | None = None  # why it does not run, such as `Dependency`; None without a reason
+    restarts: int = 0  # how often Slurm has requeued it
+
+
+def is_queued_again(at: QueueState | Sight | None, attempt: int, *, requeued: bool | None) -> bool:
+    """Whether the queue has the job for an attempt after this one, which has ``requeued`` the job itself or not.
+
+    While the next attempt starts it is running for Slurm, which has counted the restart, but has written nothing yet.
+    """
+    return at is not None and bool(at.state) and (requeued or at.state == "PENDING" or at.restarts > attempt)
 
 
 def read_unfinished(user: str, cluster: str | None, since: float) -> tuple[QueueRow, ...]:
@@ -97,7 +106,8 @@ class SlurmQueue:
             else:
                 found = part_rows(unfinished(look), self._job_id)
                 # of the components of a heterogeneous job the first one has the batch step
-                self._state = QueueState(found[0].sight.state, found[0].sight.reason) if found else QueueState("")
+                first = found[0].sight if found else Sight("")
+                self._state = QueueState(first.state, first.reason, first.restarts)
             if (look.as_of or 0.0) < since or look.is_of_hub:
                 wait_s = READ_INTERVAL_S
             else:

@@ -4,7 +4,7 @@ import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import field
 from pathlib import Path
 
@@ -13,7 +13,9 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
 from exporter.contract.report import Report
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
-from exporter.slurm.states import array_of, task_ids
+from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.states import RETURNING, array_of, task_ids
+from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
@@ -21,7 +23,7 @@ from launcher.report.workers import VALUES_SHOWN
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE, user_name
-from launcher.steps.slurm_queue import read_unfinished
+from launcher.steps.slurm_queue import is_queued_again, read_unfinished
 from launcher.watch.view import JobClient
 from launcher.words import duration_text
 
@@ -115,7 +117,7 @@ def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
 
 
 def read_point_states(
-    sweep_dir: Path, record: SweepRecord, queue: Mapping[str, str] | None = None
+    sweep_dir: Path, record: SweepRecord, queue: Mapping[str, Sight] | None = None
 ) -> tuple[PointState, ...]:
     """The state of every point now.
 
@@ -125,16 +127,22 @@ def read_point_states(
         point.index: read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points
     }
     if queue is None:
-        over = record.local or all(report is not None and not report.requeued for report in reports.values())
-        ends = [report.end or 0.0 for report in reports.values() if report is not None and report.requeued]
+        over = record.local or all(map(is_over, reports.values()))
+        ends = [report.end or 0.0 for report in reports.values() if report is not None and not is_over(report)]
         queue = {} if over else read_shared_queue(record, max(ends, default=0.0))
     return tuple(_point_outcome(sweep_dir, record, point, reports[point.index], queue) for point in record.points)
 
 
 def has_reports(sweep_dir: Path, record: SweepRecord) -> bool:
     """Whether every point has ended by its report, so that Slurm's queue says nothing more."""
-    reports = (read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points)
-    return all(report is not None and not report.requeued for report in reports)
+    return all(is_over(read_last_report(sweep_dir / point.runs[-1]) if point.runs else None) for point in record.points)
+
+
+def is_over(report: Report | None) -> bool:
+    """Whether a job has ended for good. If not, Slurm's queue says whether it runs again."""
+    if report is None or report.requeued or report.state in RETURNING:
+        return False
+    return report.stopped is None or not report.stopped.cause.startswith(REQUEUED[1])
 
 
 def read_last_end(sweep_dir: Path, record: SweepRecord) -> float | None:
@@ -143,12 +151,12 @@ def read_last_end(sweep_dir: Path, record: SweepRecord) -> float | None:
     return max((report.end for report in reports if report is not None and report.end is not None), default=None)
 
 
-def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, str] | None:
-    """States in the queue by task id (``4459_3``), out of a hub or the shared answer; None if it is not known.
+def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, Sight] | None:
+    """What the queue says, by task id (``4459_3``), out of a hub or the shared answer; None if it is not known.
 
     An answer counts if it is not older than the last submission and the last end of a point that is requeued.
     """
-    found: dict[str, str] = {}
+    found: dict[str, Sight] = {}
     wanted = {array.job_id for array in record.arrays}
     since = max((last_end, *(array.submitted for array in record.arrays)))
     for cluster in dict.fromkeys(array.cluster for array in record.arrays):
@@ -156,14 +164,13 @@ def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, str] | 
             rows = read_unfinished(str(record.submission.get("user") or user_name()), cluster, since)
         except SlurmUnansweredError:
             return None
-        own = (row for row in rows if array_of(row.job_id) in wanted)
-        found |= {task: row.sight.state for row in own for task in task_ids(row.job_id)}
+        found |= sights_of_tasks(row for row in rows if array_of(row.job_id) in wanted)
     return found
 
 
-def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
+def read_queue(arrays: Sequence[SweepArray]) -> dict[str, Sight] | None:
     """The same of right now, for commands that submit or cancel tasks; None if squeue does not answer."""
-    found: dict[str, str] = {}
+    found: dict[str, Sight] = {}
     for cluster in dict.fromkeys(array.cluster for array in arrays):
         try:
             rows = SlurmReader(None, cluster, os.environ).queue_of(
@@ -171,11 +178,16 @@ def read_queue(arrays: Sequence[SweepArray]) -> dict[str, str] | None:
             )
         except SlurmUnansweredError:
             return None
-        found |= {task: row.sight.state for row in rows for task in task_ids(row.job_id)}
+        found |= sights_of_tasks(rows)
     return found
 
 
-def require_queue(sweep_dir: Path, record: SweepRecord) -> dict[str, str]:
+def sights_of_tasks(rows: Iterable[QueueRow]) -> dict[str, Sight]:
+    """What the queue says of each task, also of those that wait together."""
+    return {task: row.sight for row in rows for task in task_ids(row.job_id)}
+
+
+def require_queue(sweep_dir: Path, record: SweepRecord) -> dict[str, Sight]:
     """Read the queue for all arrays. Raises SlurmError if squeue does not answer."""
     queue = read_queue(record.arrays)
     if queue is None:
@@ -186,7 +198,7 @@ def require_queue(sweep_dir: Path, record: SweepRecord) -> dict[str, str]:
     return queue
 
 
-def arrays_in_queue(record: SweepRecord, queue: Mapping[str, str]) -> tuple[str, ...]:
+def arrays_in_queue(record: SweepRecord, queue: Iterable[str]) -> tuple[str, ...]:
     """Job ids of the arrays with running or waiting tasks."""
     left = {task.partition("_")[0] for task in queue}
     return tuple(array.job_id for array in record.arrays if array.job_id in left)
@@ -205,23 +217,24 @@ def _point_outcome(
     record: SweepRecord,
     point: SweepPoint,
     report: Report | None,
-    queue: Mapping[str, str] | None,
+    queue: Mapping[str, Sight] | None,
 ) -> PointState:
     if not point.runs:
-        waits = record.local and record.runner is not None and record.runner.is_running_here()
+        runner = record.runner if record.local else None
+        waits = runner is not None and (runner.is_running_here() or runner.is_elsewhere())
         return _point_state(point, "PENDING" if waits else MISSING, None, None, None)
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
-    queue_state = (queue or {}).get(job_id)
-    if report is not None and queue_state != "PENDING" and not (report.requeued and queue_state):
+    sight = (queue or {}).get(job_id)
+    if report is not None and not is_queued_again(sight, report.attempt, requeued=report.requeued):
         return _point_state(point, report.state, job_id, run_dir, report)
     began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
         state = JobClient(run_dir).read_view().state
     elif queue is None:
         state = "UNKNOWN"
-    elif job_id in queue:
-        state = "PENDING" if queue[job_id] == "PENDING" else "RUNNING"
+    elif sight is not None:
+        state = "PENDING" if sight.state == "PENDING" else "RUNNING"
     else:
         state = "UNKNOWN" if began else MISSING
     found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else None

@@ -1,6 +1,5 @@
 """The state of a job, merged from its run directory and its sidecars."""
 
-import socket
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -43,7 +42,7 @@ from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord, read
 from launcher.rundir.rundir import submitted_cluster
 from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
-from launcher.steps.slurm_queue import SlurmQueue
+from launcher.steps.slurm_queue import SlurmQueue, is_queued_again
 from launcher.steps.slurm_steps import read_final_state
 from launcher.watch import merge
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
@@ -98,13 +97,10 @@ class JobClient:
 
     def read_state(self) -> str:
         """Read only the state of the job, without its sidecars. Raises RecordError."""
-        return self._read_state()[0]
-
-    def _read_state(self) -> tuple[str, str | None]:
         orchestrator, report = self._read_records()
         if orchestrator is not None and self._is_requeued(orchestrator, report):
-            return "PENDING", None
-        return self._state(orchestrator, report)
+            return "PENDING"
+        return self._state(orchestrator, report)[0]
 
     def _read_records(self) -> tuple[OrchestratorRecord | None, Report | None]:
         """The last orchestrator, and its report if it has written one."""
@@ -120,10 +116,12 @@ class JobClient:
 
         ``verify`` checks the files again and reports to ``progress``.
         """
-        found = read_report(self.run_dir)
+        orchestrator, found = self._read_records()
+        if orchestrator is not None and self._is_requeued(orchestrator, found):
+            return self._queued_report(orchestrator.attempt, found)
         if found is not None:
             return self._verify_again(found, progress) if verify else found
-        state, unknown_reason = self._read_state()
+        state, unknown_reason = self._state(orchestrator, found)
         report = self._build_report(state, unknown_reason, ReportPace(progress=progress))
         if verify and state == "UNKNOWN" and not report.verification.checks:
             return self._verify_again(report, progress)
@@ -141,6 +139,13 @@ class JobClient:
             why = report.why if unknown_reason is None else (unknown_reason,)
             report = report.replace(state=state, exit_status=EXIT_STATUS[state], why=why)
         return report
+
+    def _queued_report(self, ended_attempt: int, last: Report | None) -> Report:
+        """The report of a job that waits for the attempt after ``ended_attempt``; attempts count from 1 for people."""
+        now, ended_as = time.time(), "" if last is None else f" as {last.state}"
+        report = build_report(self.run_dir, now=now, ended=False, next_attempt=ended_attempt + 1)
+        why = f"requeued, after attempt {ended_attempt + 1} ended{ended_as}"
+        return report.replace(state="PENDING", exit_status=EXIT_STATUS["PENDING"], why=(why,))
 
     def _has_watched_end(self, report: Report) -> bool:
         """Whether the sidecars of an attached job saw the ends of all workers, though they left no report."""
@@ -198,9 +203,9 @@ class JobClient:
         if orchestrator is None:
             waits = self._queue.read().state in (None, "PENDING", "RUNNING")
             return _known("PENDING", waits, "Slurm no longer lists the job, which has never started")
-        if self.manifest.attached and orchestrator.host != socket.gethostname():
-            reports = self._is_reporting(orchestrator.attempt)
-            return _known("RUNNING", reports, f"the sidecar on {orchestrator.host} no longer writes its status")
+        if (self.manifest.attached or orchestrator.local) and orchestrator.is_elsewhere():
+            reason = f"the processes on {orchestrator.host} cannot be seen from here, and no sidecar writes its status"
+            return _known("RUNNING", self._is_reporting(orchestrator), reason)
         if orchestrator.local:
             return _known(
                 "RUNNING",
@@ -210,10 +215,13 @@ class JobClient:
         is_queued = self._queue.read().state != ""
         return _known("RUNNING", is_queued, "the job has left Slurm's queue without a report")
 
-    def _is_reporting(self, attempt: int) -> bool:
-        """Whether a sidecar on another machine has lately written its status."""
-        statuses = read_statuses(self.run_dir, attempt).values()
-        return any(time.time() - status.time < (CONCLUDING_S if status.final else SILENT_S) for status in statuses)
+    def _is_reporting(self, orchestrator: OrchestratorRecord) -> bool:
+        """Whether a job on another machine has just started, or a sidecar there has lately written its status."""
+        now, statuses = time.time(), read_statuses(self.run_dir, orchestrator.attempt).values()
+        has_just_started = not self.manifest.attached and now - (orchestrator.start or 0.0) < STARTING_S
+        return has_just_started or any(
+            now - status.time < (CONCLUDING_S if status.final else SILENT_S) for status in statuses
+        )
 
     def _drop_outdated_queue_state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> None:
         """Discard the queue's answer when a new orchestrator has started, or the report was written: it is outdated."""
@@ -227,13 +235,11 @@ class JobClient:
         self._last_orchestrator_key = stage
 
     def _is_requeued(self, orchestrator: OrchestratorRecord, report: Report | None) -> bool:
-        """Whether the attempt of this orchestrator is over and the job waits in the queue for the next one."""
+        """Whether the attempt of this orchestrator is over, and the next one waits in the queue or is starting."""
         if orchestrator.local or self.manifest.attached:
             return False
-        at = self._queue.read().state
-        if report is not None and report.requeued:
-            return at != ""  # "" is not in the queue; without an answer (None) the report counts
-        return at == "PENDING"
+        at, requeued = self._queue.read(), report is not None and bool(report.requeued)
+        return requeued if at.state is None else is_queued_again(at, orchestrator.attempt, requeued=requeued)
 
     def _queued_view(self, ended_attempt: int, report: Report | None, now: float) -> JobView:
         """View of a job that waits for the attempt after ``ended_attempt``; values of that attempt are not shown."""

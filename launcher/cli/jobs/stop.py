@@ -3,10 +3,14 @@
 import os
 import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from launcher.cli.parts import JOB, fail, open_target
+
+if TYPE_CHECKING:
+    from launcher.rundir.job_records import ProcessRecord
 
 
 @click.command(epilog="example: gpujob stop 4459")
@@ -43,10 +47,12 @@ def _stop_job(run_dir: Path) -> None:
         fail(
             f"{view.job_id} was not launched by gpujob, which only watches it; end it with the program that started it"
         )
+    orchestrator = read_orchestrator(run_dir)
+    if view.state in (*UNFINISHED, "UNKNOWN") and orchestrator is not None and orchestrator.local:
+        _require_here(orchestrator, f"job {view.job_id}")
     if view.state not in UNFINISHED:
         click.echo(f"job {view.job_id} has ended: {view.state}")
         return
-    orchestrator = read_orchestrator(run_dir)
     if orchestrator is None and client.is_local:
         fail(f"job {view.job_id} has no process yet: {run_dir / run_files.ORCHESTRATOR_FILE} is missing")
     write_stop_request(run_dir, user_name())
@@ -65,12 +71,14 @@ def _stop_sweep(sweep_dir: Path) -> None:
     record = read_record(sweep_dir)
     sweep_id = record.submission["job_id"]
     if record.local:
-        runner = record.runner if record.runner is not None and record.runner.is_running_here() else None
+        runner = record.runner
         if runner is not None:
+            _require_here(runner, f"sweep {sweep_id}")
+        is_stopping = runner is not None and runner.is_running_here()
+        if runner is not None and is_stopping:
             _terminate(runner.pid, f"sweep {sweep_id}")
         elif any(state.state in UNFINISHED for state in read_point_states(sweep_dir, record)):
             fail(f"sweep {sweep_id} does not run on this machine; stop it on {record.submission.get('host')}")
-        is_stopping = runner is not None
     else:
         left = arrays_in_queue(record, require_queue(sweep_dir, record))
         for array in record.arrays:
@@ -78,6 +86,11 @@ def _stop_sweep(sweep_dir: Path) -> None:
                 slurm_steps.cancel_job(array.job_id, array.cluster)
         is_stopping = bool(left)
     click.echo(f"sweep {sweep_id} is being stopped" if is_stopping else f"sweep {sweep_id} has ended")
+
+
+def _require_here(process: "ProcessRecord", subject: str) -> None:
+    if process.is_elsewhere():  # a process of that number on this machine is another one
+        fail(f"{subject} was started on {process.host}; stop it there")
 
 
 def _terminate(pid: int, subject: str) -> None:

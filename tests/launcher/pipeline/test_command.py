@@ -182,6 +182,21 @@ def test_all_completed_is_status_0_without_a_question_to_slurm(pipeline: Pipelin
     assert pipeline.command("stop", "r8").stdout == "pipeline r8 has ended\n"
 
 
+def test_a_pipeline_goes_on_while_slurm_runs_its_last_job_again(pipeline: Pipeline) -> None:
+    states = {"1": "COMPLETED", "2": "COMPLETED", "3": "PREEMPTED"}
+    for job in pipeline.submit()["jobs"]:
+        end(job["run_dir"], job["job_id"], states[job["job_id"]])
+    pipeline.queue(("3", "PENDING", "BeginTime", "(null)"))
+    done = pipeline.command("watch", "r8", "--once")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (10, "3 jobs: 2 COMPLETED, 1 PENDING")
+    pipeline.queue(("3", "RUNNING", "None", "(null)"))
+    assert pipeline.command("watch", "r8", "--once").returncode == 7, "its batch step ends"
+    row = ROW.format(id="3", state="RUNNING", reason="None", dependency="(null)").replace("|5:00|0|", "|5:00|1|")
+    pipeline.slurm.say("squeue", "out", row)
+    done = pipeline.command("watch", "r8", "--once")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (10, "3 jobs: 2 COMPLETED, 1 RUNNING")
+
+
 def test_a_job_for_a_failure_that_did_not_happen_is_no_failure(pipeline: Pipeline) -> None:
     text = "name: r8\njobs: {prep: {file: job.yaml}, mend: {file: job.yaml, after: {prep: notok}}}\n"
     (pipeline.folder / "r8.yaml").write_text(text)

@@ -194,6 +194,20 @@ def test_a_job_with_removed_output_is_incomplete(damaged: bool, tmp_path: Path) 
     assert check["detail"].startswith("2 files are gone from ")
 
 
+def test_a_job_whose_only_output_file_was_removed_is_incomplete(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path, count=1).ended(0, log="Processed 10/10 items\n")
+    path = run_dir.path / "output_worker_0.jsonl"
+    path.write_text("{}\n" * 10)
+    os.utime(path, (START + 50, START + 50))
+    report = run_dir.report()
+    assert report["state"] == "COMPLETED"
+    path.unlink()
+    again = run_dir.verify_again(report)
+    assert (again["state"], check_result(again, "outputs")) == ("INCOMPLETE", False)
+    (check,) = [check for check in again["verification"]["checks"] if check["name"] == "outputs"]
+    assert check["detail"].startswith("1 file is gone from ")
+
+
 def test_output_on_the_disk_of_another_node_is_not_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Finished(tmp_path, paths={"output_dir": "/var/tmp"}, patterns={"output": "no_such_output_*"})
     report = job.write_report()

@@ -1,5 +1,6 @@
 """The end of a job in the batch step: time limits, reports and the reserve."""
 
+import os
 import signal
 import time
 from pathlib import Path
@@ -11,13 +12,15 @@ import pytest
 from exporter.contract import run_files
 from exporter.contract.report import Report
 from launcher.plan.plan import RunFacts
-from launcher.report.report import build_report
+from launcher.report.report import build_report, write_report
 from launcher.run import end_of_job
+from launcher.run.before.nodes_survey import PortReservation
 from launcher.run.end_of_job import LEAST_VERIFY_S, REPORT_MARGIN_S, VERIFY_S, EndOfJob, verification_s
 from launcher.run.job_state import JobRun, JobState
-from launcher.run.orchestrator import load_plan
+from launcher.run.orchestrator import Orchestrator, load_plan
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.tasks import JobTasks
+from launcher.rundir.job_records import report_path_elsewhere
 from launcher.steps.steps import Steps
 from tests.support.launcher import settled_run_dir
 
@@ -28,6 +31,34 @@ def end_of(folder: Path, signals: OrchestratorSignals, sidecars: Any = None, lim
     facts, plan, steps = RunFacts("1", run_dir, ("cn01",)), load_plan(run_dir), Mock(spec=Steps)
     job = JobRun(plan, facts, steps, JobState(facts, 30.0, signals), signals, limit)
     return EndOfJob(job, JobTasks(job), sidecars or Mock())
+
+
+def begin_attempt(run_dir: Path, attempt: int) -> None:
+    """Begin an attempt of this job."""
+    facts, plan, signals = RunFacts("1", run_dir, ("cn01",), attempt), load_plan(run_dir), OrchestratorSignals()
+    job = JobRun(plan, facts, Mock(spec=Steps), JobState(facts, 30.0, signals), signals, None)
+    Orchestrator(job, PortReservation())._archive_earlier_report()
+
+
+def test_a_report_keeps_the_number_of_its_attempt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]})
+    first = build_report(run_dir, now=2000.0, ended=True)
+    write_report(run_dir, first)
+    begin_attempt(run_dir, 2)
+    assert "Attempt 1 left no report" in capfd.readouterr().out
+    assert sorted(path.name for path in run_dir.glob("report*")) == ["report_a0.json", "report_a0.md"]
+
+    elsewhere = report_path_elsewhere(run_dir, os.environ)
+    assert elsewhere is not None
+    elsewhere.parent.mkdir(parents=True)
+    run_files.write_json(elsewhere, first.replace(attempt=2).to_json())  # the disk was full
+    begin_attempt(run_dir, 3)
+    assert capfd.readouterr().out == ""
+    begin_attempt(run_dir, 4)
+    assert "Attempt 3 left no report" in capfd.readouterr().out
 
 
 @pytest.mark.parametrize(

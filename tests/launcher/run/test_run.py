@@ -15,6 +15,7 @@ import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -970,6 +971,21 @@ def test_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
             (run_dir / "orchestrator.json").write_text(json.dumps(record))
             done = gpujob("stop", str(run_dir), cwd=tmp_path)
             assert "has ended: UNKNOWN" in done.stdout
+            assert foreign_process.poll() is None
+        finally:
+            foreign_process.kill()
+
+
+def test_a_process_of_that_number_on_another_machine_is_not_signalled(tmp_path: Path) -> None:
+    run_dir = settled_run_dir(tmp_path, quick_job(), kill_wait_s=5)
+    with subprocess.Popen(["sleep", "600"]) as foreign_process:
+        try:
+            record = orchestrator_record(pid=foreign_process.pid, start_ticks=None, host="login1")
+            for start in (time.time(), 1000.0):  # it runs, or nothing is known of it
+                (run_dir / "orchestrator.json").write_text(json.dumps({**record, "start": start}))
+                done = gpujob("stop", str(run_dir), cwd=tmp_path)
+                assert (done.returncode, done.stdout) == (2, "")
+                assert done.stderr.endswith(" was started on login1; stop it there\n")
             assert foreign_process.poll() is None
         finally:
             foreign_process.kill()

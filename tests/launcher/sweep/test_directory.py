@@ -186,6 +186,40 @@ def test_a_requeued_point_is_pending_despite_its_report(tmp_path: Path, slurm: F
 
 
 @pytest.mark.parametrize(
+    ("state", "cause"),
+    [
+        ("PREEMPTED", "Slurm: preempted by another job"),
+        ("NODE_FAIL", "Slurm: node cn01 has failed"),
+        ("CANCELLED", "Slurm: requeued; the job will run again (SIGTERM to the job)"),  # scontrol requeue
+    ],
+)
+def test_a_sweep_is_not_over_while_slurm_runs_its_last_point_again(
+    tmp_path: Path, slurm: FakeSlurm, state: str, cause: str
+) -> None:
+    name = "4459_0_p0_20251122_041341"
+    run_dir(tmp_path / "s", name, state)
+    path = tmp_path / "s" / name / run_files.REPORT_FILE
+    stopped = {"reason": "cancelled", "cause": cause, "time": 2.0}
+    run_files.write_json(path, {**(run_files.read_json(path) or {}), "stopped": stopped})
+    slurm.say("squeue", "out", "4459_0|PENDING\n")
+    (point,) = read_point_states(tmp_path / "s", record_of((name,)))
+    assert (point.state, points_to_resume([point])) == ("PENDING", ())
+    slurm.say("squeue", "out", "4459_0|RUNNING*1\n")  # the next attempt starts
+    (point,) = read_point_states(tmp_path / "s", record_of((name,)))
+    assert (point.state, points_to_resume([point])) == ("RUNNING", ())
+    slurm.say("squeue", "out", "4459_0|COMPLETING\n")  # the batch step of this one ends
+    (point,) = read_point_states(tmp_path / "s", record_of((name,)))
+    assert point.state == state
+    slurm.say("squeue", "out", "")
+    (point,) = read_point_states(tmp_path / "s", record_of((name,)))
+    assert point.state == state
+    slurm.say("squeue", "status", 1)
+    slurm.say("squeue", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    (point,) = read_point_states(tmp_path / "s", record_of((name,)))
+    assert point.state == state
+
+
+@pytest.mark.parametrize(
     ("queue_state", "state"), [("PENDING", "PENDING"), ("COMPLETING", "RUNNING"), ("RUNNING", "RUNNING")]
 )
 def test_a_requeued_point_is_not_resumed_while_it_is_queued(

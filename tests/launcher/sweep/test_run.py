@@ -17,8 +17,10 @@ import yaml
 
 from launcher.errors import LauncherError
 from launcher.jobfile.jobfile import ClusterSpec
+from launcher.rundir.job_records import ProcessRecord
 from launcher.steps.steps import ENDING_SIGNALS
 from launcher.sweep import run as sweep_run
+from launcher.sweep.directory import write_record
 from launcher.sweep.plan import PlannedSweep, plan_sweep
 from launcher.sweep.run import LocalSweep, begin_sweep, gpu_slots
 from tests.support.launcher import LocalJob, gpujob, invocation_in, poll, read_json
@@ -126,6 +128,19 @@ def planned(max_parallel: int | None, gpus: int, here: Path = Path("/")) -> Plan
         "sweep": {"grid": {"x": [1, 2, 3]}, "max_parallel": max_parallel},
     }
     return plan_sweep(body, "job.yaml", ClusterSpec(), invocation_in(here, local=True))
+
+
+def test_a_sweep_of_another_machine_is_neither_resumed_nor_stopped(tmp_path: Path) -> None:
+    home, record = begin_sweep(planned(2, 0, tmp_path), b"")
+    write_record(home, record.replace(runner=ProcessRecord(pid=os.getpid(), host="login1")))
+    shown = gpujob("sweep", home, cwd=tmp_path)
+    assert (shown.returncode, shown.stdout.splitlines()[-1]) == (10, "3 points: 3 PENDING")
+    resumed = gpujob("sweep", home, "--resume", cwd=tmp_path)
+    assert (resumed.returncode, resumed.stdout) == (2, "")
+    assert f"{home} was started on login1, and this machine cannot see whether it still runs" in resumed.stderr
+    stopped = gpujob("stop", home, cwd=tmp_path)
+    assert (stopped.returncode, stopped.stdout) == (2, "")
+    assert stopped.stderr.endswith(" was started on login1; stop it there\n")
 
 
 def test_parallel_points_have_their_own_gpus() -> None:

@@ -297,6 +297,19 @@ def test_the_report_of_an_earlier_attempt_is_ignored(run_dir: Path) -> None:
     write(run_dir / "report.json", as_json(build_report(run_dir, now=2000.0, ended=True)))
     write(run_dir / "orchestrator.json", orchestrator_record(attempt=1))
     assert read_view(run_dir)["state"] == "RUNNING"
+    report = JobClient(run_dir).report(verify=True)
+    assert (report.state, report.exit_status, report.attempt) == ("RUNNING", 10, 1)
+
+
+def test_a_local_job_seen_from_another_machine_runs_while_its_sidecar_reports(run_dir: Path) -> None:
+    write(run_dir / "orchestrator.json", orchestrator_record(host="login1"))
+    assert read_view(run_dir)["unknown_reason"].startswith("the processes on login1 cannot be seen from here")
+    write(run_dir / "status/here.json", {**status(), "time": time.time()})
+    assert (read_view(run_dir)["state"], JobClient(run_dir).report().exit_status) == ("RUNNING", 10)
+    write(run_dir / "status/here.json", {**status(), "time": time.time() - 60.0})
+    assert read_view(run_dir)["state"] == "UNKNOWN"
+    write(run_dir / "orchestrator.json", orchestrator_record(host="login1", start=time.time()))
+    assert read_view(run_dir)["state"] == "RUNNING", "its first status is still to come"
 
 
 def test_the_state_is_unknown_without_an_orchestrator_process(run_dir: Path) -> None:
@@ -574,6 +587,7 @@ def test_a_requeued_job_is_shown_as_its_next_attempt(queued: tuple[Path, FakeSlu
         ("PENDING|Resources", False, "PENDING"),  # requeued by Slurm itself, for example after a preemption
         ("REQUEUE_HOLD|JobHeldAdmin", False, "PENDING"),
         ("RUNNING|None", False, "TIMEOUT"),  # its batch step ends
+        ("RUNNING*1|None", False, "PENDING"),  # the next attempt starts
         ("COMPLETING|None", True, "PENDING"),
         ("", True, "TIMEOUT"),  # it was cancelled in the queue
         ("", False, "TIMEOUT"),
@@ -587,6 +601,13 @@ def test_the_queue_decides_whether_another_attempt_follows(
     slurm.say("squeue", "out", f"{answer}\n")
     view = read_view(run_dir)
     assert (view["state"], view["report"] is None) == (state, state == "PENDING")
+    report = JobClient(run_dir).report()
+    assert (report.state, report.exit_status, report.attempt) == (
+        (state, 3, 0) if state == "TIMEOUT" else (state, 10, 1)
+    )
+    if state == "PENDING":
+        assert report.why == ("requeued, after attempt 1 ended as TIMEOUT",)
+        assert (report.items, report.cause, report.stopped) == (None, None, None)
 
 
 def test_a_requeued_job_without_a_report_is_pending(queued: tuple[Path, FakeSlurm]) -> None:
