@@ -281,9 +281,9 @@ class LogsCollector:
         return True
 
     def _latest_restart(self, task: Task, restart: int) -> int:
-        """Latest run of a worker, from the names of the start records."""
+        """Latest run of a worker, from the names of the records; one that could not start has an exit record only."""
         restart = max(0, restart)
-        while os.path.exists(self._record_path(task, restart + 1, "start")):
+        while any(os.path.exists(self._record_path(task, restart + 1, kind)) for kind in ("start", "exit")):
             restart += 1
         return restart
 

@@ -202,6 +202,19 @@ def test_a_sidecar_that_starts_late_counts_the_same_items(logs: Logs) -> None:
     assert (facts.position, facts.processed) == (5, 45)
 
 
+def test_a_run_after_one_that_could_not_start_is_read(logs: Logs) -> None:
+    logs.record("start")
+    logs.append(items(1, 2, 3))
+    logs.facts()
+    logs.record("exit")
+    logs.record("exit", 1, error="its step did not start")
+    logs.facts()
+    logs.record("start", 2)
+    logs.append("Resuming at 3/100 items\n" + items(4, 5), f"{NODE}_worker_w0_r2.out")
+    facts = logs.facts()
+    assert (facts.position, facts.processed, facts.ended) == (5, 5, False)
+
+
 @given(places=PLACES, seed=st.integers(0, 1000))
 def test_processed_items_equal_the_lines_however_they_arrive(
     tmp_path_factory: pytest.TempPathFactory, places: list[int], seed: int
