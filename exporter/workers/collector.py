@@ -1,6 +1,7 @@
 """Worker processes: state, start, CPU, memory, I/O, children, threads, restarts and exits."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
@@ -13,9 +14,9 @@ from exporter.contract.status import ProcessStatus, WorkerEnd
 from exporter.gpus.records import JobGpus
 from exporter.machine.folders import FolderChangeCheck
 from exporter.workers.exit_facts_reader import NodeFacts
-from exporter.workers.exit_reason import CONSEQUENCES, REASONS, parse_job_stop, signal_name
+from exporter.workers.exit_reason import OOM_BURST_S, REASONS, parse_job_stop, signal_name
 from exporter.workers.run_totals import WorkerExit
-from exporter.workers.runs_reader import WorkerReading, WorkerRuns
+from exporter.workers.runs_reader import RunEnd, WorkerReading, WorkerRuns
 
 STATES = ("running", "sleeping", "disk_sleep", "stopped", "zombie", "dead", "not_found")
 
@@ -117,13 +118,8 @@ class WorkersCollector:
         self._context.exits.dispatch()  # in case no other thread does it
         now, state = self._context.clock.time(), self._read_state()
         stop = parse_job_stop(state)
-        failures = [
-            (worker, peer) for worker in self._workers for peer in worker.failures() if peer.reason not in CONSEQUENCES
-        ]
         fresh = self._change_check.may_have_changed(now)
-        for worker in self._workers:
-            peers = [peer for other, peer in failures if other is not worker]
-            worker.poll(stop, peers, now, fresh=fresh)
+        self._judge([end for worker in self._workers for end in worker.poll(stop, now, fresh=fresh)], now)
         found = tuple(worker.facts() for worker in self._workers)
         at_work = state.get("phase") == "running"
         self._published.publish(
@@ -134,6 +130,21 @@ class WorkersCollector:
             )
         )
         return WorkersSnapshot(found, tuple(self._events))
+
+    def _judge(self, ends: Iterable[RunEnd], now: float) -> None:
+        """Find the reasons of new ends, oldest first: a failure explains later ends of other workers.
+
+        A victim of the OOM killer may end after those that it explains, so these come last.
+        """
+        ordered = sorted(ends, key=lambda end: (end.time, end.worker.task.rank, end.run.restart))
+        waiting = [end.worker.with_evidence(end) for end in ordered]
+        for is_last in (False, True):
+            judged, waiting = waiting, []
+            for end in judged:
+                peers = [peer for other in self._workers if other is not end.worker for peer in other.failures()]
+                can_wait = not is_last or now - end.time < OOM_BURST_S
+                if not end.worker.judge(end, peers, may_await_victim=can_wait):
+                    waiting.append(end)
 
     def _read_state(self) -> dict[str, object]:
         return run_files.read_json(self._context.manifest.run_dir / run_files.STATE_FILE) or {}

@@ -178,13 +178,46 @@ def test_an_oom_kill_in_a_shared_cgroup_waits_for_the_end_of_its_victim(
         end(victim, "kill -KILL $$")
     end(TASK, "kill -TERM $$")
     facts = collected.facts()
-    assert (facts.up, facts.exits.last) == (False, ()), "its peer may be the one that the kernel killed"
+    known = [ended.reason for ended in facts.exits.last]
+    assert (facts.up, known) == (False, [reason] if victim_ends == "first" else []), "its peer may be the victim"
     if victim_ends == "later":
         end(victim, "kill -KILL $$")
         collected.collector.read()
     elif victim_ends == "never":
         collected.clock.advance(OOM_BURST_S + 1)
     assert collected.facts().exits.last[-1].reason == reason
+
+
+def lose_peers(wrappers: Wrappers, *tasks: Task) -> None:
+    """End these workers one after the other: the first fails, and the others lose it."""
+    wrappers.start(tasks[0], "sh", "-c", "exit 3").wait()
+    for task in tasks[1:]:
+        wrappers.start(task, "sh", "-c", "echo 'Connection reset by peer' >&2; exit 1").wait()
+
+
+def test_workers_that_end_in_the_same_read_as_the_one_they_lost_are_its_peers(wrappers: Wrappers) -> None:
+    """So a restarted sidecar finds the reasons that the earlier one found, whatever the order of the ranks."""
+    first, failed, last = (make_task(rank) for rank in range(3))
+    lose_peers(wrappers, failed, last, first)
+    found = CollectedWorker(wrappers.run_dir, first, failed, last).collector.read()
+    assert [facts.exits.last[-1].reason for facts in found.workers] == [
+        "terminated_peer",
+        "app_error",
+        "terminated_peer",
+    ]
+    ends = [event.worker for event in found.events if event.event == "worker ended"]
+    assert ends == ["worker_w1", "worker_w2", "worker_w0"]
+
+
+def test_a_restarted_sidecar_finds_the_victim_that_explains_an_earlier_end(wrappers: Wrappers) -> None:
+    victim = make_task(1)
+    for task, command in ((TASK, "kill -TERM $$"), (victim, "kill -KILL $$")):
+        wrappers.start(task, "sh", "-c", command).wait()
+        run_files.write_json(wrappers.path(task, "exit"), {**wrappers.record(task, "exit"), "oom_kills": 1})
+    collected = CollectedWorker(wrappers.run_dir, TASK, victim)
+    collected.clock.advance(OOM_BURST_S + 60)
+    found = collected.collector.read()
+    assert [facts.exits.last[-1].reason for facts in found.workers] == ["terminated_peer", "host_oom"]
 
 
 def test_the_end_of_the_log_explains_the_exit(wrappers: Wrappers, collected: CollectedWorker) -> None:
