@@ -12,6 +12,7 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.status import ProcessStatus, WorkerEnd
 from exporter.gpus.records import JobGpus
+from exporter.logs.log_starts_reader import LogStartFinder
 from exporter.machine.folders import FolderChangeCheck
 from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import OOM_BURST_S, REASONS, parse_job_stop, signal_name
@@ -112,12 +113,18 @@ class WorkersCollector:
         self._events: deque[Event] = deque(maxlen=50)
         self._change_check = FolderChangeCheck(context.manifest.run_dir / run_files.WORKERS_DIR)
         node = NodeFacts(context, published, gpus, gpu_use)
-        self._workers = [WorkerRuns(context, task, node, self._add_event) for task in context.tasks]
+        self._log_starts = LogStartFinder(context.manifest, context.identity.node)
+        self._has_noted_logs = False
+        self._workers = [WorkerRuns(context, task, node, self._log_starts, self._add_event) for task in context.tasks]
 
     def read(self) -> WorkersSnapshot:
         self._context.exits.dispatch()  # in case no other thread does it
         now, state = self._context.clock.time(), self._read_state()
         stop = parse_job_stop(state)
+        if not self._has_noted_logs:
+            for task in self._context.tasks:
+                self._log_starts.note(task, now)
+            self._has_noted_logs = True
         fresh = self._change_check.may_have_changed(now)
         self._judge([end for worker in self._workers for end in worker.poll(stop, now, fresh=fresh)], now)
         found = tuple(worker.facts() for worker in self._workers)

@@ -19,6 +19,7 @@ from exporter.contract.status import ProcessDetails
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last_bytes
+from exporter.logs.log_starts_reader import LogStartFinder, read_log_starts
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.process_tree import ProcessTree, ProcessTreeSample
 from exporter.workers.exit_facts_reader import NodeFacts
@@ -134,9 +135,16 @@ class RunEnd(NamedTuple):
 class WorkerRuns:
     """All runs of one worker of this node."""
 
-    def __init__(self, context: CollectorContext, task: Task, node: NodeFacts, log_event: EventSink) -> None:
+    def __init__(
+        self,
+        context: CollectorContext,
+        task: Task,
+        node: NodeFacts,
+        log_starts: LogStartFinder,
+        log_event: EventSink,
+    ) -> None:
         self.task = task
-        self._context, self._node = context, node
+        self._context, self._node, self._log_starts = context, node, log_starts
         self._log_event = log_event
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
         self._runs: list[_WorkerRun] = []  # the latest one, and earlier ones that have not ended
@@ -224,6 +232,9 @@ class WorkerRuns:
                 with contextlib.suppress(ProcessLookupError):
                     run.is_wrapper_watched = self._context.exits.watch(*wrapper)
                     run.wrapper = wrapper
+        if run.start is not None:
+            with contextlib.suppress(OSError):  # a full disk
+                self._log_starts.save(self.task, run.start, self._record_path(run.restart, "logs"))
         run.pid = pid
         what = "worker restarted" if run.restart else "worker started"
         self._log_event(run.start, "info", what, self.task, f"pid {pid}")
@@ -388,6 +399,7 @@ class WorkerRuns:
         result = find_exit_reason(evidence)
         run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end.time, result.reason, result.evidence)
         self._exits = self._exits.plus(run.ended)
+        self._log_starts.note(self.task, self._context.clock.time())
         level = "info" if result.reason == "completed" else "critical"
         self._log_event(end.time, level, "worker ended", self.task, f"{result.reason}: {'; '.join(result.evidence)}")
         return True
@@ -434,7 +446,8 @@ class WorkerRuns:
         identity, manifest = self._context.identity, self._context.manifest
         paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
         others = find_extra_logs(manifest, self._rank_of, since).get(self.task.rank, [])
-        return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
+        starts = read_log_starts(self._record_path(restart, "logs"))
+        return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path))) for path in (*paths, *others)]
 
 
 def _exit_status(wait_status: int | None) -> ExitStatus:

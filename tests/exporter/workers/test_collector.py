@@ -17,7 +17,7 @@ import pytest
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.published import NodeGpuUse, WorkerProcesses
 from exporter.contract import run_files
-from exporter.contract.manifest import Task
+from exporter.contract.manifest import PathGroup, Task
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.status import WorkerEnd, WorkerStatus
 from exporter.gpus.records import JobGpus
@@ -223,6 +223,30 @@ def test_a_restarted_sidecar_finds_the_victim_that_explains_an_earlier_end(wrapp
 def test_the_end_of_the_log_explains_the_exit(wrappers: Wrappers, collected: CollectedWorker) -> None:
     wrappers.start(TASK, "sh", "-c", "echo 'RuntimeError: CUDA out of memory.' >&2; exit 1").wait()
     assert collected.facts().exits.last[-1].reason == "cuda_oom"
+
+
+def test_the_errors_of_earlier_runs_in_a_log_of_all_runs_explain_nothing(wrappers: Wrappers) -> None:
+    """The first of them is of an earlier job, and the last run writes the log anew."""
+    collected, log = CollectedWorker(wrappers.run_dir, TASK), wrappers.run_dir / "worker_0.log"
+    manifest = make_manifest(wrappers.run_dir, TASK, logs=PathGroup("log", ".", "*.log"))
+    collected.collector = make_collector(make_context(manifest, collected.clock, end=None))
+    failed = "echo 'torch.OutOfMemoryError: CUDA out of memory.'"
+    log.write_text("Loading the model\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    os.utime(log, (1.0, 1.0))
+    collected.facts()
+    ends = []
+    for restart, command in enumerate(
+        (
+            f"echo starting >> {log}; kill -KILL $$",
+            f"{failed} >> {log}; exit 1",
+            f"echo starting >> {log}; kill -KILL $$",
+            f"(seq 100; {failed}) > {log}; exit 1",
+        )
+    ):
+        # The time of a write may be that of the last tick of the kernel.
+        wrappers.start(TASK, "sh", "-c", f"sleep 0.1; {command}", restart=restart).wait()
+        ends.append(collected.facts().exits.last[-1].reason)
+    assert ends == ["killed_unknown", "cuda_oom", "killed_unknown", "cuda_oom"]
 
 
 def test_a_missing_command_has_the_reason_launch_failed(wrappers: Wrappers, collected: CollectedWorker) -> None:
