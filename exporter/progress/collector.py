@@ -402,7 +402,7 @@ class LogsCollector:
                         event="progress unknown",
                         worker=facts.task.worker,
                         rank=facts.task.rank,
-                        detail=facts.unmatched,
+                        detail=facts.first_unmatched or facts.unmatched,  # with another text it would be a new event
                     )
                 )
         parts.outlook = snapshot.outlook.job.replace(pattern_notes=snapshot.notes)

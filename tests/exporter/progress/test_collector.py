@@ -19,6 +19,7 @@ from exporter.collecting.published import RECENT_S as RECENT_VALUE_S
 from exporter.collecting.published import JobProgress, NodeGpuUse
 from exporter.collecting.saved_state import STATE_DIR
 from exporter.contract import run_files
+from exporter.contract.events import EventFilter
 from exporter.contract.manifest import FULL, NORMAL, LogPattern, PathGroup, Task
 from exporter.contract.status import WorkerStatus
 from exporter.logs import tail_reader
@@ -899,6 +900,20 @@ def test_an_unmatched_log_is_an_event_with_a_next_step(logs: Logs) -> None:
         logs.clock.now - 200 + worker_logs_reader.UNMATCHED_AFTER_S,
     )
     assert "gpujob scan" in event.detail
+
+
+def test_an_unmatched_log_is_one_event_whatever_its_newest_line_and_after_a_restart(logs: Logs) -> None:
+    events, found = EventFilter(), []
+    for number in range(10):
+        logs.append(f"processing file number {number}\n")
+        logs.facts()
+        save(logs)
+        logs.clock.advance(100)
+        if number == 5:
+            logs.collector = logs.fresh()
+        found += events.find_new((NODE, event) for event in described(logs.collector, logs.collector.read()).events)
+    assert [event.event for _, event in found] == ["progress unknown"]
+    assert "number 9" in (logs.facts().unmatched or ""), "the status goes on changing"
 
 
 def test_a_log_with_more_values_than_are_kept_is_still_read(tmp_path: Path) -> None:
