@@ -306,17 +306,19 @@ class WorkerRuns:
         """
         if not self._context.manifest.attached or run.tree is None or run.pid is None:
             return False
-        status = self._wait_status(run.pid, run.tree.start_ticks)
+        ended = run.pid, run.tree.start_ticks
+        status = self._wait_status(*ended)
         for pid in run.tree.survivors():
             if status != 0 and (status is not None or _read_session_id(pid) == run.session):
                 continue
-            tree = self._open_process(pid, None)
-            if tree is not None:
+            if run.tree.follow(pid):
                 self._log_event(
                     now, "info", "worker daemonised", self.task, f"pid {run.pid} has ended, pid {pid} continues"
                 )
-                self._stop_watching(run)
-                run.pid, run.tree, run.gone_since = pid, tree, None
+                self._context.exits.drop(*ended)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended: the next read shows it
+                    self._context.exits.watch(pid, run.tree.start_ticks)
+                run.pid, run.gone_since = pid, None
                 return True
         return False
 

@@ -567,10 +567,11 @@ def test_an_attached_worker_is_followed_when_it_daemonises(wrappers: Wrappers, t
     pid_path = tmp_path / "daemon.pid"
     forks_once = DAEMON.replace("os._exit(0)", "time.sleep(1) or os._exit(0)", 1)
     forks_once = forks_once.replace("if os.fork():\n    os._exit(0)\n", "")
-    program = f"import sys\nsys.stdin.readline()\nsys.argv[1] = {str(pid_path)!r}\n{forks_once}"
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    program = f"import sys\n{burn}\nsys.stdin.readline()\nsys.argv[1] = {str(pid_path)!r}\n{forks_once}"
     with subprocess.Popen([sys.executable, "-c", program, ""], stdin=subprocess.PIPE) as process:
         collected = attach(wrappers.run_dir, process.pid)
-        assert collected.facts().up
+        before = until(lambda: (cpu_s := collected.facts().usage.cpu_s or 0) >= 0.4 and cpu_s, "some CPU time")
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
@@ -579,6 +580,7 @@ def test_an_attached_worker_is_followed_when_it_daemonises(wrappers: Wrappers, t
     facts = until(lambda: (found := collected.facts()).pid == daemon and found, "the daemon to be followed")
     assert (facts.up, facts.exits.last) == (True, ())
     assert collected.events()[-1] == ("worker daemonised", f"pid {process.pid} has ended, pid {daemon} continues")
+    assert (collected.facts().usage.cpu_s or 0) >= before, "a counter never falls"
     os.kill(daemon, signal.SIGKILL)
     os.waitpid(daemon, 0)
     (ended,) = collected.facts().exits.last
