@@ -132,6 +132,7 @@ class Store:
             self._file, self.saved = self._open()
         except (sqlite3.Error, OSError) as error:
             self._note(f"{path} cannot be used: {_reason(error)}; nothing outlives this process")
+        self.last_size_bytes = self.size_bytes()  # after the last save: its file system may hang now
 
     def _open(self) -> tuple[sqlite3.Connection, Saved]:
         """Open the file, and put it aside first if it cannot be read."""
@@ -200,6 +201,7 @@ class Store:
             else:
                 self._note(None)
                 self._forget_unsaved()
+            self.last_size_bytes = self.size_bytes()
 
     def _write(self, file: sqlite3.Connection, now: float) -> None:
         file.execute("BEGIN IMMEDIATE")

@@ -156,12 +156,16 @@ def read_first_bytes(path: Path, most_bytes: int) -> bytes:
         return b""
 
 
-def read_last_bytes(path: Path, most_bytes: int) -> bytes:
-    """Read the last bytes of a file; empty if that fails."""
+def read_last_bytes(path: Path, most_bytes: int, find_begin: Callable[[int], int] | None = None) -> bytes:
+    """Read the last bytes of a file; empty if that fails.
+
+    ``find_begin`` finds the place before which the text does not count, in the open file.
+    """
     try:
         with run_files.open_regular(path) as source:
             size = os.fstat(source.fileno()).st_size
-            source.seek(max(0, size - most_bytes))
+            begin = 0 if find_begin is None else find_begin(source.fileno())
+            source.seek(max(begin, size - most_bytes))
             return source.read(most_bytes)
     except OSError:
         return b""

@@ -404,6 +404,30 @@ class ProcessTree:
                 living.append(watched.pid)
         return tuple(living)
 
+    def follow(self, pid: int) -> bool:
+        """Make a descendant the worker once the worker has ended; False if the descendant has ended, too.
+
+        What was counted stays. Only descendants of the new worker stay watched.
+        """
+        worker = self._processes.get(pid)
+        if worker is None or not worker.exists():
+            return False
+        kept = {pid: worker}
+        for watched in self._processes.values():
+            if watched.parent in kept:
+                kept[watched.pid] = watched
+        for watched in self._processes.values():
+            if watched.pid not in kept:
+                self._rss_pages -= watched.rss_pages
+                self._threads -= watched.threads
+                watched.close()
+        self._processes = kept
+        self.pid, self.start_ticks = pid, worker.start_ticks
+        if self._children_fd >= 0:
+            os.close(self._children_fd)
+        self._children_fd, self._children_text = _open_to_keep(f"{self._proc}/{pid}/task/{pid}/children"), b""
+        return True
+
     def read_details(self) -> ProcessDetails:
         """Read the costlier facts; takes milliseconds, so call it less often."""
         processes = list(islice(self._processes.values(), MOST_PROCESSES))

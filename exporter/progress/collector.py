@@ -281,9 +281,9 @@ class LogsCollector:
         return True
 
     def _latest_restart(self, task: Task, restart: int) -> int:
-        """Latest run of a worker, from the names of the start records."""
+        """Latest run of a worker, from the names of the records; one that could not start has an exit record only."""
         restart = max(0, restart)
-        while os.path.exists(self._record_path(task, restart + 1, "start")):
+        while any(os.path.exists(self._record_path(task, restart + 1, kind)) for kind in ("start", "exit")):
             restart += 1
         return restart
 
@@ -402,7 +402,7 @@ class LogsCollector:
                         event="progress unknown",
                         worker=facts.task.worker,
                         rank=facts.task.rank,
-                        detail=facts.unmatched,
+                        detail=facts.first_unmatched or facts.unmatched,  # with another text it would be a new event
                     )
                 )
         parts.outlook = snapshot.outlook.job.replace(pattern_notes=snapshot.notes)

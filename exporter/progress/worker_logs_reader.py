@@ -44,7 +44,7 @@ RUNNING, WAITING = "running_requests", "queued_requests"
 # Values of an LLM server that show its throughput.
 OUTPUT_TOKENS, INPUT_TOKENS = "generation_tokens_per_second", "input_tokens_per_second"
 TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
-STATE_VERSION = 4  # rises with each change of `WorkerLogsState`, or of a value in it
+STATE_VERSION = 5  # rises with each change of `WorkerLogsState`, or of a value in it
 LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
 
@@ -82,6 +82,7 @@ class WorkerLogFacts(NamedTuple):
     prior: RunPrior | None = None  # prior for a later run of the same job
     unmatched: str | None = None  # description of its log, if it has had no match for some minutes
     unmatched_at: float | None = None  # start of the time without a match
+    first_unmatched: str | None = None  # that description when it was first made
     ended: bool = False
 
 
@@ -112,6 +113,7 @@ class WorkerLogsState:
     lines: int
     closed_bytes: int
     first_text_time: float | None
+    first_description: str | None
     reported_phase: str | None
     invalid_lines: int
     sources: list[SavedSource]
@@ -180,6 +182,7 @@ class WorkerLogs:
         self._first_text_time: float | None = None
         self._sample = b""
         self._description: tuple[float, bytes, str] | None = None  # when, of which sample, and what it says
+        self._first_description: str | None = None
         self.end: float | None = None  # of the latest run; None while it runs
         self._busy: bool | None = None  # whether its GPUs worked when it was last seen running
         self._reported_phase: str | None = None  # last activity in the progress file
@@ -502,6 +505,7 @@ class WorkerLogs:
             problems=self._problems(),
             prior=estimator.prior(track.unit) if ended else None,
             unmatched=self._unmatched(now),
+            first_unmatched=self._first_description,
             unmatched_at=self._first_text_time + UNMATCHED_AFTER_S if self._first_text_time is not None else None,
             ended=ended,
         )
@@ -560,6 +564,7 @@ class WorkerLogs:
         if path is not None:
             text += f"; `gpujob scan {path}` shows what is found"
         self._description = now, self._sample, text
+        self._first_description = self._first_description or text
         return text
 
     # -- saved state ------------------------------------------------------------------------------
@@ -580,6 +585,7 @@ class WorkerLogs:
             lines=self._lines,
             closed_bytes=self._closed_bytes,
             first_text_time=self._first_text_time,
+            first_description=self._first_description,
             reported_phase=self._reported_phase,
             invalid_lines=self._invalid_lines,
             sources=[
@@ -602,7 +608,7 @@ class WorkerLogs:
         self._reported_errors = None
         self._lines, self._closed_bytes = state.lines, state.closed_bytes
         self._first_text_time, self._reported_phase = state.first_text_time, state.reported_phase
-        self._invalid_lines = state.invalid_lines
+        self._first_description, self._invalid_lines = state.first_description, state.invalid_lines
         for path, order, lasting, zone_s, tail in state.sources:
             self._sources[path] = _LogSource(LogTail.restore(path, tail), order, zone_s=zone_s, lasting=lasting)
 

@@ -1,6 +1,7 @@
 """Worker processes: state, start, CPU, memory, I/O, children, threads, restarts and exits."""
 
 from collections import deque
+from collections.abc import Iterable
 
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
@@ -11,11 +12,12 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.status import ProcessStatus, WorkerEnd
 from exporter.gpus.records import JobGpus
+from exporter.logs.log_starts_reader import LogStartFinder
 from exporter.machine.folders import FolderChangeCheck
 from exporter.workers.exit_facts_reader import NodeFacts
-from exporter.workers.exit_reason import CONSEQUENCES, REASONS, parse_job_stop, signal_name
+from exporter.workers.exit_reason import OOM_BURST_S, REASONS, parse_job_stop, signal_name
 from exporter.workers.run_totals import WorkerExit
-from exporter.workers.runs_reader import WorkerReading, WorkerRuns
+from exporter.workers.runs_reader import RunEnd, WorkerReading, WorkerRuns
 
 STATES = ("running", "sleeping", "disk_sleep", "stopped", "zombie", "dead", "not_found")
 
@@ -111,19 +113,20 @@ class WorkersCollector:
         self._events: deque[Event] = deque(maxlen=50)
         self._change_check = FolderChangeCheck(context.manifest.run_dir / run_files.WORKERS_DIR)
         node = NodeFacts(context, published, gpus, gpu_use)
-        self._workers = [WorkerRuns(context, task, node, self._add_event) for task in context.tasks]
+        self._log_starts = LogStartFinder(context.manifest, context.identity.node)
+        self._has_noted_logs = False
+        self._workers = [WorkerRuns(context, task, node, self._log_starts, self._add_event) for task in context.tasks]
 
     def read(self) -> WorkersSnapshot:
         self._context.exits.dispatch()  # in case no other thread does it
         now, state = self._context.clock.time(), self._read_state()
         stop = parse_job_stop(state)
-        failures = [
-            (worker, peer) for worker in self._workers for peer in worker.failures() if peer.reason not in CONSEQUENCES
-        ]
+        if not self._has_noted_logs:
+            for task in self._context.tasks:
+                self._log_starts.note(task, now)
+            self._has_noted_logs = True
         fresh = self._change_check.may_have_changed(now)
-        for worker in self._workers:
-            peers = [peer for other, peer in failures if other is not worker]
-            worker.poll(stop, peers, now, fresh=fresh)
+        self._judge([end for worker in self._workers for end in worker.poll(stop, now, fresh=fresh)], now)
         found = tuple(worker.facts() for worker in self._workers)
         at_work = state.get("phase") == "running"
         self._published.publish(
@@ -134,6 +137,21 @@ class WorkersCollector:
             )
         )
         return WorkersSnapshot(found, tuple(self._events))
+
+    def _judge(self, ends: Iterable[RunEnd], now: float) -> None:
+        """Find the reasons of new ends, oldest first: a failure explains later ends of other workers.
+
+        A victim of the OOM killer may end after those that it explains, so these come last.
+        """
+        ordered = sorted(ends, key=lambda end: (end.time, end.worker.task.rank, end.run.restart))
+        waiting = [end.worker.with_evidence(end) for end in ordered]
+        for is_last in (False, True):
+            judged, waiting = waiting, []
+            for end in judged:
+                peers = [peer for other in self._workers if other is not end.worker for peer in other.failures()]
+                can_wait = not is_last or now - end.time < OOM_BURST_S
+                if not end.worker.judge(end, peers, may_await_victim=can_wait):
+                    waiting.append(end)
 
     def _read_state(self) -> dict[str, object]:
         return run_files.read_json(self._context.manifest.run_dir / run_files.STATE_FILE) or {}

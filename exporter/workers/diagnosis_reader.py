@@ -13,12 +13,13 @@ newest are kept.
 import errno
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.logs.log_files_reader import log_paths, run_suffix
+from exporter.logs.log_starts_reader import read_log_starts
 from exporter.workers.diagnosis import DiagnosedRun, Diagnosis, LogEnd, RunFiles
 
 MOST_LOG_BYTES = 64 * 1024  # of each log, from its end
@@ -36,7 +37,8 @@ def read_run_files(
         manifest.run_dir / run_files.WORKERS_DIR / run_files.record_name(task.worker, task.rank, attempt, restart)
     )
     paths = [*log_paths(task, manifest.run_dir, node, attempt, restart), *more_logs]
-    ends = [read_log_end(path, manifest.run_dir) for path in dict.fromkeys(paths)][:MOST_LOGS]
+    starts = read_log_starts(f"{stem}.logs.json")
+    ends = [read_log_end(path, manifest.run_dir, starts.get(path)) for path in dict.fromkeys(paths)][:MOST_LOGS]
     run = DiagnosedRun(
         worker=task.worker,
         role=task.role,
@@ -55,8 +57,11 @@ def read_run_files(
     )
 
 
-def read_log_end(path: Path, run_dir: Path) -> LogEnd | None:
-    """Read the end of a log; None if unreadable."""
+def read_log_end(path: Path, run_dir: Path, find_begin: Callable[[int], int] | None = None) -> LogEnd | None:
+    """Read the end of a log; None if unreadable.
+
+    ``find_begin`` finds where the text of the run begins in the open file.
+    """
     try:
         # A FIFO at this path must not block.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOCTTY)
@@ -64,13 +69,14 @@ def read_log_end(path: Path, run_dir: Path) -> LogEnd | None:
         return None
     try:
         size = os.fstat(fd).st_size
-        start = max(0, size - MOST_LOG_BYTES)
+        begin = 0 if find_begin is None else find_begin(fd)
+        start = max(begin, size - MOST_LOG_BYTES)
         text = os.pread(fd, MOST_LOG_BYTES, start)
-        if start:
+        if start > begin:
             # Skip the partial first line: it could be the unrecognizable rest of a secret.
             gap = next((gap for gap in (b"\n", b"\r", b" ") if gap in text), b"")
-            begin = text.find(gap) + len(gap)
-            start, text = start + begin, text[begin:]
+            skipped = text.find(gap) + len(gap)
+            start, text = start + skipped, text[skipped:]
         lines = os.pread(fd, start, 0).count(b"\n") if start <= MOST_COUNTED_BYTES else None
     except OSError:
         return None

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
 from pathlib import Path
@@ -19,11 +19,12 @@ from exporter.contract.status import ProcessDetails
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last_bytes
+from exporter.logs.log_starts_reader import LogStartFinder, read_log_starts
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.process_tree import ProcessTree, ProcessTreeSample
 from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import (
-    OOM_BURST_S,
+    CONSEQUENCES,
     SHELL_KILL,
     ExitEvidence,
     FailedPeer,
@@ -121,12 +122,29 @@ class _WorkerRun:
         return usage._replace(cpu_s=self.sample.cpu_s, io_read_bytes=read, io_write_bytes=written)
 
 
+class RunEnd(NamedTuple):
+    """The end of a run that has no exit reason yet."""
+
+    worker: "WorkerRuns"
+    run: _WorkerRun
+    record: Facts
+    evidence: ExitEvidence  # according to the record
+    time: float
+
+
 class WorkerRuns:
     """All runs of one worker of this node."""
 
-    def __init__(self, context: CollectorContext, task: Task, node: NodeFacts, log_event: EventSink) -> None:
+    def __init__(
+        self,
+        context: CollectorContext,
+        task: Task,
+        node: NodeFacts,
+        log_starts: LogStartFinder,
+        log_event: EventSink,
+    ) -> None:
         self.task = task
-        self._context, self._node = context, node
+        self._context, self._node, self._log_starts = context, node, log_starts
         self._log_event = log_event
         self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
         self._runs: list[_WorkerRun] = []  # the latest one, and earlier ones that have not ended
@@ -136,10 +154,11 @@ class WorkerRuns:
         self._pid_namespace = read_pid_namespace(context.proc)
 
     def failures(self) -> list[FailedPeer]:
-        """Last ends of this worker, as evidence for its peers."""
+        """Last failures of this worker, as evidence for its peers."""
         return [
             failed_peer(self.task, end.end, end.reason, killed=end.signal == SIGKILL or end.code == SHELL_KILL)
             for end in self._exits.last
+            if end.reason not in CONSEQUENCES
         ]
 
     @property
@@ -147,8 +166,8 @@ class WorkerRuns:
         """Processes of its latest run as last found; empty after that has ended."""
         return self._runs[-1].pids if self._runs and self._runs[-1].ended is None else frozenset()
 
-    def poll(self, stop: JobStop | None, peers: Sequence[FailedPeer], now: float, *, fresh: bool = True) -> None:
-        """Update every run that has not ended; ``peers`` are the failures of other workers.
+    def poll(self, stop: JobStop | None, now: float, *, fresh: bool = True) -> list[RunEnd]:
+        """Update every run that has not ended, and return new ends, for `judge`.
 
         ``fresh``: whether new records may exist since the last read.
         """
@@ -157,13 +176,12 @@ class WorkerRuns:
         while fresh and any(self._record_path(self._next_restart, kind).exists() for kind in ("start", "exit")):
             self._runs.append(_WorkerRun(self._next_restart))
             self._next_restart += 1
-        for run in self._runs:
-            if run.ended is None:
-                self._poll_run(run, stop, peers, now, fresh=fresh)
         for run in self._runs[:-1]:
             if run.ended is not None:
                 self._earlier_usage = self._earlier_usage.plus(run.usage)
                 self._runs.remove(run)
+        polled = [self._poll_run(run, stop, now, fresh=fresh) for run in self._runs if run.ended is None]
+        return [end for end in polled if end is not None]
 
     def facts(self) -> WorkerReading:
         """The worker as of the last read."""
@@ -214,6 +232,9 @@ class WorkerRuns:
                 with contextlib.suppress(ProcessLookupError):
                     run.is_wrapper_watched = self._context.exits.watch(*wrapper)
                     run.wrapper = wrapper
+        if run.start is not None:
+            with contextlib.suppress(OSError):  # a full disk
+                self._log_starts.save(self.task, run.start, self._record_path(run.restart, "logs"))
         run.pid = pid
         what = "worker restarted" if run.restart else "worker started"
         self._log_event(run.start, "info", what, self.task, f"pid {pid}")
@@ -228,9 +249,8 @@ class WorkerRuns:
             self._context.exits.watch(pid, tree.start_ticks)
         return tree
 
-    def _poll_run(
-        self, run: _WorkerRun, stop: JobStop | None, peers: Sequence[FailedPeer], now: float, *, fresh: bool
-    ) -> None:
+    def _poll_run(self, run: _WorkerRun, stop: JobStop | None, now: float, *, fresh: bool) -> RunEnd | None:
+        """Update one run; its end if that is known, unless a notice that may explain it is still expected."""
         if run.pid is None:
             self._start_watching(run, now)
         stop = None if stop is not None and stop.was_caused_by(self.task.rank, run.restart) else stop
@@ -241,7 +261,7 @@ class WorkerRuns:
             else None
         )
         if record is None and self._is_running(run, now):
-            return
+            return None
         if record is None and not fresh:
             record = run_files.read_json(self._record_path(run.restart, "exit"))
         if record is None and run.visible and run.pid is not None:
@@ -250,12 +270,18 @@ class WorkerRuns:
                 run.gone_since = ending.time if ending is not None else now
             if not self._is_replaced_by_descendant(run, now):
                 record = self._record_from_kernel(run, run.pid, now - run.gone_since, has_wrapper_ended=silent)
-        if record is not None:
-            run.has_exit_record = True
-            of_worker = parse_job_stop(
-                run_files.read_json(self._record_path(run.restart, "stop")) or {}
-            )  # stopped with its peers only
-            self._handle_end(run, record, of_worker or stop, peers, now)
+        if record is None:
+            return None
+        run.has_exit_record = True
+        of_worker = parse_job_stop(
+            run_files.read_json(self._record_path(run.restart, "stop")) or {}
+        )  # stopped with its peers only
+        stop = of_worker or stop
+        recorded = evidence_from_record(record, stop)
+        from_above = recorded.forwarded or (recorded.source == "kernel" and not self._context.manifest.attached)
+        if from_above and stop is None and recorded.end is not None and now - recorded.end < NOTICE_GRACE_S:
+            return None
+        return RunEnd(self, run, record, recorded, recorded.end if recorded.end is not None else now)
 
     def _is_running(self, run: _WorkerRun, now: float) -> bool:
         """Read its processes; a zombie that is not reaped has ended."""
@@ -280,17 +306,19 @@ class WorkerRuns:
         """
         if not self._context.manifest.attached or run.tree is None or run.pid is None:
             return False
-        status = self._wait_status(run.pid, run.tree.start_ticks)
+        ended = run.pid, run.tree.start_ticks
+        status = self._wait_status(*ended)
         for pid in run.tree.survivors():
             if status != 0 and (status is not None or _read_session_id(pid) == run.session):
                 continue
-            tree = self._open_process(pid, None)
-            if tree is not None:
+            if run.tree.follow(pid):
                 self._log_event(
                     now, "info", "worker daemonised", self.task, f"pid {run.pid} has ended, pid {pid} continues"
                 )
-                self._stop_watching(run)
-                run.pid, run.tree, run.gone_since = pid, tree, None
+                self._context.exits.drop(*ended)
+                with contextlib.suppress(ProcessLookupError):  # it has just ended: the next read shows it
+                    self._context.exits.watch(pid, run.tree.start_ticks)
+                run.pid, run.gone_since = pid, None
                 return True
         return False
 
@@ -340,14 +368,9 @@ class WorkerRuns:
         found = read_start_ticks(pid, self._context.proc)
         return found is not None and start_ticks in (None, found)
 
-    def _handle_end(
-        self, run: _WorkerRun, record: Facts, stop: JobStop | None, peers: Sequence[FailedPeer], now: float
-    ) -> None:
-        """Find the reason of one end, unless a notice or the end of a peer that may explain it is still expected."""
-        recorded = evidence_from_record(record)
-        from_above = recorded.forwarded or (recorded.source == "kernel" and not self._context.manifest.attached)
-        if from_above and stop is None and recorded.end is not None and now - recorded.end < NOTICE_GRACE_S:
-            return
+    def with_evidence(self, end: RunEnd) -> RunEnd:
+        """Add what node and logs say of an end. Takes long, so it comes after the poll of all workers."""
+        run, record, recorded = end.run, end.record, end.evidence
         if run.tree is not None:
             run.sample = run.tree.read() or run.sample
         start = record.get("start")
@@ -355,9 +378,8 @@ class WorkerRuns:
             run.start = start
         earlier = run_files.read_json(self._record_path(run.restart, "found")) or {}  # from an earlier sidecar
         record = {**earlier, **record, **self._save_node_facts(run, recorded, earlier)}
-        end = recorded.end if recorded.end is not None else now
         evidence = replace(
-            evidence_from_record(record, stop).with_peers(peers, self.task.node_index),
+            evidence_from_record(record, recorded.stop),
             node=self._context.identity.node,
             job_end=self._context.identity.end,
             attached=self._context.manifest.attached,
@@ -365,14 +387,24 @@ class WorkerRuns:
         if needs_log_evidence(evidence):
             ends = self._read_log_ends(run.restart, run.start)
             evidence = replace(evidence, log=log_evidence(ends, lexicon_of_job(self._context.manifest)))
-        if now - end < OOM_BURST_S and len(self._context.tasks) > 1 and awaits_oom_victim(evidence):
-            return
+        return end._replace(evidence=evidence)
+
+    def judge(self, end: RunEnd, peers: Iterable[FailedPeer], *, may_await_victim: bool) -> bool:
+        """Find the reason of an end from its evidence and the failures of other workers.
+
+        False if it waits for the end of a peer that may explain it.
+        """
+        run, evidence = end.run, end.evidence.with_peers(peers, self.task.node_index)
+        if may_await_victim and len(self._context.tasks) > 1 and awaits_oom_victim(evidence):
+            return False
         self._stop_watching(run)
         result = find_exit_reason(evidence)
-        run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end, result.reason, result.evidence)
+        run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end.time, result.reason, result.evidence)
         self._exits = self._exits.plus(run.ended)
+        self._log_starts.note(self.task, self._context.clock.time())
         level = "info" if result.reason == "completed" else "critical"
-        self._log_event(end, level, "worker ended", self.task, f"{result.reason}: {'; '.join(result.evidence)}")
+        self._log_event(end.time, level, "worker ended", self.task, f"{result.reason}: {'; '.join(result.evidence)}")
+        return True
 
     def _save_node_facts(self, run: _WorkerRun, evidence: ExitEvidence, earlier: Facts) -> Facts:
         """Facts that only this node can see, saved for the report in addition to the exit record.
@@ -416,7 +448,8 @@ class WorkerRuns:
         identity, manifest = self._context.identity, self._context.manifest
         paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
         others = find_extra_logs(manifest, self._rank_of, since).get(self.task.rank, [])
-        return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES)) for path in (*paths, *others)]
+        starts = read_log_starts(self._record_path(restart, "logs"))
+        return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path))) for path in (*paths, *others)]
 
 
 def _exit_status(wait_status: int | None) -> ExitStatus:

@@ -84,7 +84,8 @@ def overview() -> list[Panel]:
         ),
         tile(
             "Waiting and failed",
-            "Jobs that wait, and jobs that failed in the time range. Needs the hub.",
+            "Jobs that wait, counted in each partition that they ask for, and jobs that failed in the time range. "
+            "Needs the hub.",
             [
                 now("sum(" + _all("gpujob_jobs", ', state="PENDING"') + ")", "waiting"),
                 now(
@@ -242,7 +243,8 @@ def queue() -> list[Panel]:
     return [
         lines(
             "Waiting jobs by reason",
-            "Jobs that wait, by the reason that Slurm tells. Needs the hub.",
+            "Jobs that wait, counted in each partition that they ask for, by the reason that Slurm tells. "
+            "Needs the hub.",
             [over_time(f"sum by (reason) (gpujob_jobs_pending{{{waiting}}})", "{{reason}}")],
             width=12,
             decimals=0,

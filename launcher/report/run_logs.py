@@ -3,10 +3,12 @@
 from functools import partial
 from pathlib import Path
 
+from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import find_extra_logs, log_paths, progress_path, read_first_bytes, read_last_bytes
+from exporter.logs.log_starts_reader import read_log_starts
 from exporter.logs.search.findings import ActivityMark, LogPosition
 from exporter.progress import progress_file
 from exporter.progress.track import ProgressTrack, items_of_rank
@@ -21,7 +23,9 @@ def read_log_evidence(
 ) -> LogEvidence:
     """Evidence of the exit reason in the logs of a run that started at ``since``."""
     paths = _run_logs(manifest, task, attempt, restart, node, since)
-    ends = [(path.name, read_last_bytes(path, LOG_TAIL_BYTES)) for path in paths]
+    stem = run_files.record_name(task.worker, task.rank, attempt, restart)
+    starts = read_log_starts(manifest.run_dir / run_files.WORKERS_DIR / f"{stem}.logs.json")
+    ends = [(path.name, read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path))) for path in paths]
     return log_evidence(ends, lexicon_of_job(manifest))
 
 

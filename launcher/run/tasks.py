@@ -145,6 +145,8 @@ class JobTasks:
             record = {"code": 127, "signal": None, "error": str(error), "start": now, "end": now}
             attempt_optional("write its record", lambda: self._records.save_exit(first, restart, record))
             self._handle_end(first, restart, record)
+            if group.restart_at is not None:
+                self._save_not_started(group, first)
             return
         for running in started:
             task = running.planned.task
@@ -154,6 +156,14 @@ class JobTasks:
             host = self._facts.hosts[task.node_index]
             event = "worker restarted" if restart else "worker started"
             self._job_state.events.write(event, worker=task.worker, rank=task.rank, node=host, restart=restart)
+
+    def _save_not_started(self, group: TaskGroup, failed: TaskPlan) -> None:
+        """Write the end of each task that was to start after the failed one: without it, no later run is found."""
+        error = f"not started: {failed.task.worker} rank {failed.task.rank} could not be started"
+        record = {"error": error, "end": time.time()}
+        for planned in group.tasks[group.tasks.index(failed) + 1 :]:
+            save = functools.partial(self._records.save_exit, planned, group.restart, record)
+            attempt_optional("write its record", save)
 
     # -- ends ------------------------------------------------------------------------------------
 

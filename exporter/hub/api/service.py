@@ -70,6 +70,7 @@ class HubService:
         self._request_s: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._born = f"{time.time_ns():x}"  # an earlier process has had the same numbers
+        self._user_names: dict[int, str] = {}  # by uid: those that have asked
         self._polls = 0
         self._queue_text = answers.QueueText()
         self._ends = False
@@ -78,17 +79,20 @@ class HubService:
         """Whether this user may connect to the socket."""
         return self._whole_cluster or uid in (0, self._own_uid)
 
-    def _viewer_of(self, uid: int) -> Viewer | None:
+    async def _viewer_of(self, uid: int) -> Viewer | None:
         """What a user of this machine may see: what squeue would show; None if it is nothing."""
         if uid in (0, self._own_uid):
             return EVERYTHING
         facts = self._engine.facts
         if facts is not None and not facts.hides_jobs:
             return EVERYTHING
-        try:
-            return Viewer(pwd.getpwuid(uid).pw_name)
-        except KeyError:
-            return None
+        if uid not in self._user_names:
+            try:
+                # on a thread: it may ask a directory service
+                self._user_names[uid] = (await asyncio.to_thread(pwd.getpwuid, uid)).pw_name
+            except KeyError:
+                return None
+        return Viewer(self._user_names[uid])
 
     def application(self, access: Access | None) -> web.Application:
         """The application for TCP with its access rules, or without any for the socket."""
@@ -135,7 +139,7 @@ class HubService:
     @web.middleware
     async def _identify(self, request: web.Request, handler: Handler) -> web.StreamResponse:
         connection = request.transport.get_extra_info("socket") if request.transport is not None else None
-        viewer = self._viewer_of(peer_uid(connection)) if connection is not None else None
+        viewer = await self._viewer_of(peer_uid(connection)) if connection is not None else None
         if viewer is None:
             return web.Response(status=403, text="403: this user has no jobs\n")
         request["viewer"] = viewer
@@ -149,7 +153,7 @@ class HubService:
     async def _metrics(self, request: web.Request) -> web.Response:
         self._require_everything(request)
         out = Samples({"cluster": self._engine.label})
-        size, works = self._store.size_bytes(), self._store.problem is None
+        size, works = self._store.last_size_bytes, self._store.problem is None
         engine, mounts = self._engine, self._registry.mounts()
         commands, unparsed, interval_s = engine.commands, engine.unparsed, engine.interval_s
         facts = SelfFacts(commands, unparsed, interval_s, size, works, self._requests, self._request_s, mounts)

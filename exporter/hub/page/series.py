@@ -61,8 +61,16 @@ JOB_BUDGET = Family(
 USER_BUDGET = Family("user_budget_used_ratio", "Used share of the user's budget.", ("user", "kind"))
 ITEMS = Family("job_items_processed", "Items of the ended job, from its report.", JOB)
 ITEMS_EXPECTED = Family("job_items_expected", "Items that the ended job should have, from its report.", JOB)
-JOBS = Family("jobs", "Jobs that Slurm lists or that ended within 30 minutes.", (*PLACE, "state"))
-PENDING = Family("jobs_pending", "Waiting jobs by the reason why they wait.", ("partition", "reason"))
+JOBS = Family(
+    "jobs",
+    "Jobs that Slurm lists or that ended within 30 minutes; a waiting one in each partition that it asks for.",
+    (*PLACE, "state"),
+)
+PENDING = Family(
+    "jobs_pending",
+    "Waiting jobs by the reason why they wait; one in each partition that it asks for.",
+    ("partition", "reason"),
+)
 JOBS_ENDED = Family("jobs_ended_total", "Ends of jobs.", (*PLACE, "state"), "counter")
 JOBS_STARTED = Family("jobs_started_total", "Starts of jobs.", PLACE, "counter")
 WAITED = Family(

@@ -608,6 +608,44 @@ def test_descendants_that_outlive_the_worker_are_survivors(start: Start) -> None
     assert tree.read() is None
 
 
+def test_a_survivor_is_followed_without_a_fall_of_what_was_counted(start: Start) -> None:
+    """The worker has two children, and one of them has a child and continues."""
+    code = (
+        "import os, sys, time\n"
+        "while time.process_time() < 0.3: pass\n"
+        "os.fork() or time.sleep(600)\n"
+        "followed = os.fork()\n"
+        "if not followed:\n"
+        "    os.fork()\n"
+        "    time.sleep(600)\n"
+        "print(followed, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    process = start(sys.executable, "-I", "-c", code)
+    followed = int(read_line(process))
+    tree = ProcessTree(process.pid)
+    sample = until(lambda: (found := tree.read()) and found.children == 3 and found, "all processes")
+    everyone = tree.pids
+    try:
+        process.kill()
+        process.wait()
+        assert tree.read() is None
+        assert tree.follow(followed)
+        assert (tree.pid, tree.start_ticks) == (followed, read_start_ticks(followed))
+        later = read(tree)
+        assert (later.children, later.threads) == (1, 2)
+        assert sample.cpu_s >= 0.2
+        assert later.cpu_s >= sample.cpu_s
+        assert 0 < later.rss_bytes < sample.rss_bytes
+        assert len(tree.pids) == 2
+        assert not tree.follow(process.pid), "it has ended"
+    finally:
+        for pid in everyone - {process.pid}:
+            os.kill(pid, signal.SIGKILL)
+        tree.close()
+    assert not any(open_files(f"/proc/{pid}/") for pid in everyone)
+
+
 def test_a_zombie_is_not_a_survivor(start: Start) -> None:
     process = start(sys.executable, "-I", "-c", "import os, sys\nif os.fork(): sys.stdin.readline()")
     tree = ProcessTree(process.pid)

@@ -19,6 +19,7 @@ from exporter.collecting.published import RECENT_S as RECENT_VALUE_S
 from exporter.collecting.published import JobProgress, NodeGpuUse
 from exporter.collecting.saved_state import STATE_DIR
 from exporter.contract import run_files
+from exporter.contract.events import EventFilter
 from exporter.contract.manifest import FULL, NORMAL, LogPattern, PathGroup, Task
 from exporter.contract.status import WorkerStatus
 from exporter.logs import tail_reader
@@ -200,6 +201,19 @@ def test_a_sidecar_that_starts_late_counts_the_same_items(logs: Logs) -> None:
         logs.append(text, f"{NODE}_worker_w0_r{restart}.out")
     facts = logs.facts()
     assert (facts.position, facts.processed) == (5, 45)
+
+
+def test_a_run_after_one_that_could_not_start_is_read(logs: Logs) -> None:
+    logs.record("start")
+    logs.append(items(1, 2, 3))
+    logs.facts()
+    logs.record("exit")
+    logs.record("exit", 1, error="its step did not start")
+    logs.facts()
+    logs.record("start", 2)
+    logs.append("Resuming at 3/100 items\n" + items(4, 5), f"{NODE}_worker_w0_r2.out")
+    facts = logs.facts()
+    assert (facts.position, facts.processed, facts.ended) == (5, 5, False)
 
 
 @given(places=PLACES, seed=st.integers(0, 1000))
@@ -886,6 +900,20 @@ def test_an_unmatched_log_is_an_event_with_a_next_step(logs: Logs) -> None:
         logs.clock.now - 200 + worker_logs_reader.UNMATCHED_AFTER_S,
     )
     assert "gpujob scan" in event.detail
+
+
+def test_an_unmatched_log_is_one_event_whatever_its_newest_line_and_after_a_restart(logs: Logs) -> None:
+    events, found = EventFilter(), []
+    for number in range(10):
+        logs.append(f"processing file number {number}\n")
+        logs.facts()
+        save(logs)
+        logs.clock.advance(100)
+        if number == 5:
+            logs.collector = logs.fresh()
+        found += events.find_new((NODE, event) for event in described(logs.collector, logs.collector.read()).events)
+    assert [event.event for _, event in found] == ["progress unknown"]
+    assert "number 9" in (logs.facts().unmatched or ""), "the status goes on changing"
 
 
 def test_a_log_with_more_values_than_are_kept_is_still_read(tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ import pytest
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.published import NodeGpuUse, WorkerProcesses
 from exporter.contract import run_files
-from exporter.contract.manifest import Task
+from exporter.contract.manifest import PathGroup, Task
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.status import WorkerEnd, WorkerStatus
 from exporter.gpus.records import JobGpus
@@ -178,7 +178,8 @@ def test_an_oom_kill_in_a_shared_cgroup_waits_for_the_end_of_its_victim(
         end(victim, "kill -KILL $$")
     end(TASK, "kill -TERM $$")
     facts = collected.facts()
-    assert (facts.up, facts.exits.last) == (False, ()), "its peer may be the one that the kernel killed"
+    known = [ended.reason for ended in facts.exits.last]
+    assert (facts.up, known) == (False, [reason] if victim_ends == "first" else []), "its peer may be the victim"
     if victim_ends == "later":
         end(victim, "kill -KILL $$")
         collected.collector.read()
@@ -187,9 +188,65 @@ def test_an_oom_kill_in_a_shared_cgroup_waits_for_the_end_of_its_victim(
     assert collected.facts().exits.last[-1].reason == reason
 
 
+def lose_peers(wrappers: Wrappers, *tasks: Task) -> None:
+    """End these workers one after the other: the first fails, and the others lose it."""
+    wrappers.start(tasks[0], "sh", "-c", "exit 3").wait()
+    for task in tasks[1:]:
+        wrappers.start(task, "sh", "-c", "echo 'Connection reset by peer' >&2; exit 1").wait()
+
+
+def test_workers_that_end_in_the_same_read_as_the_one_they_lost_are_its_peers(wrappers: Wrappers) -> None:
+    """So a restarted sidecar finds the reasons that the earlier one found, whatever the order of the ranks."""
+    first, failed, last = (make_task(rank) for rank in range(3))
+    lose_peers(wrappers, failed, last, first)
+    found = CollectedWorker(wrappers.run_dir, first, failed, last).collector.read()
+    assert [facts.exits.last[-1].reason for facts in found.workers] == [
+        "terminated_peer",
+        "app_error",
+        "terminated_peer",
+    ]
+    ends = [event.worker for event in found.events if event.event == "worker ended"]
+    assert ends == ["worker_w1", "worker_w2", "worker_w0"]
+
+
+def test_a_restarted_sidecar_finds_the_victim_that_explains_an_earlier_end(wrappers: Wrappers) -> None:
+    victim = make_task(1)
+    for task, command in ((TASK, "kill -TERM $$"), (victim, "kill -KILL $$")):
+        wrappers.start(task, "sh", "-c", command).wait()
+        run_files.write_json(wrappers.path(task, "exit"), {**wrappers.record(task, "exit"), "oom_kills": 1})
+    collected = CollectedWorker(wrappers.run_dir, TASK, victim)
+    collected.clock.advance(OOM_BURST_S + 60)
+    found = collected.collector.read()
+    assert [facts.exits.last[-1].reason for facts in found.workers] == ["terminated_peer", "host_oom"]
+
+
 def test_the_end_of_the_log_explains_the_exit(wrappers: Wrappers, collected: CollectedWorker) -> None:
     wrappers.start(TASK, "sh", "-c", "echo 'RuntimeError: CUDA out of memory.' >&2; exit 1").wait()
     assert collected.facts().exits.last[-1].reason == "cuda_oom"
+
+
+def test_the_errors_of_earlier_runs_in_a_log_of_all_runs_explain_nothing(wrappers: Wrappers) -> None:
+    """The first of them is of an earlier job, and the last run writes the log anew."""
+    collected, log = CollectedWorker(wrappers.run_dir, TASK), wrappers.run_dir / "worker_0.log"
+    manifest = make_manifest(wrappers.run_dir, TASK, logs=PathGroup("log", ".", "*.log"))
+    collected.collector = make_collector(make_context(manifest, collected.clock, end=None))
+    failed = "echo 'torch.OutOfMemoryError: CUDA out of memory.'"
+    log.write_text("Loading the model\ntorch.OutOfMemoryError: CUDA out of memory.\n")
+    os.utime(log, (1.0, 1.0))
+    collected.facts()
+    ends = []
+    for restart, command in enumerate(
+        (
+            f"echo starting >> {log}; kill -KILL $$",
+            f"{failed} >> {log}; exit 1",
+            f"echo starting >> {log}; kill -KILL $$",
+            f"(seq 100; {failed}) > {log}; exit 1",
+        )
+    ):
+        # The time of a write may be that of the last tick of the kernel.
+        wrappers.start(TASK, "sh", "-c", f"sleep 0.1; {command}", restart=restart).wait()
+        ends.append(collected.facts().exits.last[-1].reason)
+    assert ends == ["killed_unknown", "cuda_oom", "killed_unknown", "cuda_oom"]
 
 
 def test_a_missing_command_has_the_reason_launch_failed(wrappers: Wrappers, collected: CollectedWorker) -> None:
@@ -510,10 +567,11 @@ def test_an_attached_worker_is_followed_when_it_daemonises(wrappers: Wrappers, t
     pid_path = tmp_path / "daemon.pid"
     forks_once = DAEMON.replace("os._exit(0)", "time.sleep(1) or os._exit(0)", 1)
     forks_once = forks_once.replace("if os.fork():\n    os._exit(0)\n", "")
-    program = f"import sys\nsys.stdin.readline()\nsys.argv[1] = {str(pid_path)!r}\n{forks_once}"
+    burn = "import time\nwhile time.process_time() < 0.5: pass"
+    program = f"import sys\n{burn}\nsys.stdin.readline()\nsys.argv[1] = {str(pid_path)!r}\n{forks_once}"
     with subprocess.Popen([sys.executable, "-c", program, ""], stdin=subprocess.PIPE) as process:
         collected = attach(wrappers.run_dir, process.pid)
-        assert collected.facts().up
+        before = until(lambda: (cpu_s := collected.facts().usage.cpu_s or 0) >= 0.4 and cpu_s, "some CPU time")
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
@@ -522,6 +580,7 @@ def test_an_attached_worker_is_followed_when_it_daemonises(wrappers: Wrappers, t
     facts = until(lambda: (found := collected.facts()).pid == daemon and found, "the daemon to be followed")
     assert (facts.up, facts.exits.last) == (True, ())
     assert collected.events()[-1] == ("worker daemonised", f"pid {process.pid} has ended, pid {daemon} continues")
+    assert (collected.facts().usage.cpu_s or 0) >= before, "a counter never falls"
     os.kill(daemon, signal.SIGKILL)
     os.waitpid(daemon, 0)
     (ended,) = collected.facts().exits.last

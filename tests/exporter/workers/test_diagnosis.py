@@ -20,6 +20,7 @@ from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Samples
 from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
+from exporter.contract.manifest import PathGroup
 from exporter.contract.records import to_json
 from exporter.contract.status import (
     CollectorReads,
@@ -33,6 +34,7 @@ from exporter.contract.status import (
     WorkerEnd,
     WorkerStatus,
 )
+from exporter.logs.log_starts_reader import LogStartFinder
 from exporter.logs.packs_reader import read_error_patterns
 from exporter.machine import python_stacks
 from exporter.sidecar.background_reads import CollectorSlot
@@ -757,6 +759,19 @@ def test_diagnoses_are_written_before_the_final_status(tmp_path: Path) -> None:
     reads.clear()
     asyncio.run(HttpService(sidecar, Access({}, names=()))._finish(10.0, 10.0))
     assert reads == [("workers", False), ("diagnostics", False), ("publish", True)]
+
+
+def test_the_logs_of_a_diagnosis_begin_with_its_run(tmp_path: Path) -> None:
+    task, log = make_task(0), tmp_path / "worker_0.log"
+    manifest = make_manifest(tmp_path, task, logs=PathGroup("log", ".", "*.log"))
+    log.write_bytes(b"an earlier run\n")
+    os.utime(log, (90, 90))
+    (tmp_path / "workers").mkdir()
+    LogStartFinder(manifest, NODE).save(task, 100, tmp_path / "workers" / "worker_w0_rank0_a0_r2.logs.json")
+    with log.open("ab") as out:
+        out.write(b"this run\n")
+    (end,) = read_run_files(manifest, task, NODE, 0, 2, [log]).logs
+    assert (end.text, end.start, end.lines_before) == (b"this run\n", 15, 1)
 
 
 def test_files_of_a_run_are_found(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from exporter.contract.manifest import read_manifest
 from exporter.contract.report import Report, WorkerReport
 from exporter.contract.status import WorkerStatus
 from exporter.logs.log_files_reader import progress_path
+from exporter.logs.log_starts_reader import LogStartFinder
 from exporter.progress.work import job_work
 from launcher.report.exit_reasons import ExitReasonFinder, TaskRun
 from launcher.report.report import build_report, write_report
@@ -241,6 +242,21 @@ def test_an_oom_kill_found_by_the_sidecar_explains_the_end(tmp_path: Path) -> No
     report = run_dir.report()
     assert (report["state"], report["cause"]["reason"]) == ("OUT_OF_MEMORY", "host_oom")
     assert report["cause"]["evidence"][-1] == "the kernel log says: its process 7 was killed for lack of memory"
+
+
+def test_the_errors_of_an_earlier_run_in_the_same_log_are_not_the_cause(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0).ended(1, **KILLED)
+    log, manifest = run_dir.path / "worker_1.log", read_manifest(run_dir.path)
+    run_dir.write("worker_1.log", "torch.OutOfMemoryError: CUDA out of memory.\n")
+    os.utime(log, (START - 9, START - 9))
+    (task,) = (task for task in manifest.tasks if task.rank == 1)
+    record = run_dir.path / "workers/worker_w1_rank1_a0_r0.logs.json"
+    LogStartFinder(manifest, "cn01").save(task, START + 1, record)
+    with log.open("a") as out:
+        out.write("starting\n")
+    assert run_dir.report()["cause"]["reason"] == "killed_unknown"
+    record.unlink()
+    assert run_dir.report()["cause"]["reason"] == "cuda_oom"
 
 
 def test_a_worker_that_lost_a_peer_is_not_the_cause(tmp_path: Path) -> None:

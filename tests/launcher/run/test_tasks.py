@@ -1,6 +1,7 @@
 """Start, restart and end of tasks, alone and as task groups of one step."""
 
 import dataclasses
+import errno
 import itertools
 import json
 import subprocess
@@ -366,6 +367,29 @@ def test_a_step_is_restarted_after_all_its_tasks_have_ended(tmp_path: Path) -> N
     job.job_tasks.handle_task_groups()
     assert len(job.processes) == 2
     assert job.job_tasks.restarts() == {0: 1, 1: 1}
+
+
+@pytest.mark.parametrize("in_one_step", [True, False])
+def test_every_task_of_a_worker_has_a_record_of_a_restart_that_failed(tmp_path: Path, in_one_step: bool) -> None:
+    plan = mpi_plan(["solve"])
+    over: dict[str, Any] = {"restart_max": 2, "restart_backoff_s": 0.0, **({} if in_one_step else {"step": ""})}
+    tasks = tuple(dataclasses.replace(planned, **over) for planned in plan.tasks)
+    job = SimulatedJob(tmp_path, dataclasses.replace(plan, tasks=tasks))
+    job.job_tasks.start(job.plan.tasks)
+    for rank in (0, 1):
+        job.record_end(rank, 1)
+    for process in job.processes:
+        process.poll.return_value = 1
+    job.steps.start_tasks.side_effect = OSError(errno.EAGAIN, "Resource temporarily unavailable")
+    job.job_tasks.reap()
+    job.job_tasks.handle_task_groups()
+    job.steps.start_tasks.side_effect = job._start
+    job.job_tasks.handle_task_groups()
+    assert job.job_tasks.restarts() == {0: 2, 1: 2}
+    first, second = (read_json(tmp_path / "workers" / f"solver_w0_rank{rank}_a0_r1.exit.json") for rank in (0, 1))
+    assert first["error"] == "[Errno 11] Resource temporarily unavailable"
+    assert second["error"] == "not started: solver_w0 rank 0 could not be started"
+    assert first["end"] <= second["end"], "the failure is the first end"
 
 
 def slow_request(clock: list[float], seconds: float) -> Callable[[object], None]:

@@ -1,0 +1,98 @@
+"""Where the text of a run begins in logs that were there before it."""
+
+import dataclasses
+import os
+from pathlib import Path
+
+import pytest
+
+from exporter.contract.manifest import PathGroup
+from exporter.logs.log_files_reader import read_last_bytes
+from exporter.logs.log_starts_reader import LogStartFinder, read_log_starts
+from tests.support.exporter import NODE, make_manifest, make_task
+
+TASK, BEFORE = make_task(0), "an earlier run\n" * 20
+
+
+class RunLog:
+    """The log that a worker opens itself, and the record of where one run begins in it."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path, self.record = folder / "worker_0.log", folder / "run.logs.json"
+        self.finder = LogStartFinder(make_manifest(folder, TASK, logs=PathGroup("log", ".", "*.log")), NODE)
+
+    def write(self, text: str, at: float) -> None:
+        with self.path.open("a") as out:
+            out.write(text)
+        os.utime(self.path, (at, at))
+
+    def end(self) -> str:
+        return read_last_bytes(self.path, 1 << 16, read_log_starts(self.record).get(self.path)).decode()
+
+
+@pytest.fixture
+def log(tmp_path: Path) -> RunLog:
+    return RunLog(tmp_path)
+
+
+def test_a_run_begins_at_the_end_that_was_noted_before_it(log: RunLog) -> None:
+    log.write(BEFORE, at=90)
+    log.finder.note(TASK, 95)
+    log.write("this run\n", at=101)
+    log.finder.save(TASK, 100, log.record)
+    assert log.end() == "this run\n"
+
+
+def test_a_log_without_a_write_since_the_start_needs_no_note(log: RunLog) -> None:
+    log.write(BEFORE, at=90)
+    log.finder.save(TASK, 100, log.record)
+    log.write("this run\n", at=101)
+    assert log.end() == "this run\n"
+
+
+def test_the_whole_text_counts_if_the_run_had_begun_before_the_note(log: RunLog) -> None:
+    log.write(BEFORE + "this run\n", at=101)
+    log.finder.note(TASK, 102)
+    log.finder.save(TASK, 100, log.record)
+    assert (log.end(), log.record.exists()) == (BEFORE + "this run\n", False)
+
+
+def test_the_whole_text_counts_if_its_last_write_may_be_of_the_run(log: RunLog) -> None:
+    log.write(BEFORE + "this run\n", at=99.0)
+    log.finder.save(TASK, 99.9, log.record)
+    assert log.end() == BEFORE + "this run\n"
+
+
+def test_a_later_sidecar_keeps_the_record_of_an_earlier_one(log: RunLog) -> None:
+    log.write(BEFORE, at=90)
+    log.finder.save(TASK, 100, log.record)
+    log.write("this run\n", at=95)
+    log.finder.save(TASK, 100, log.record)
+    assert log.end() == "this run\n"
+
+
+@pytest.mark.parametrize("change", ["written anew", "with the same text", "shorter", "replaced"])
+def test_the_whole_text_of_a_new_log_counts(log: RunLog, change: str) -> None:
+    log.write(BEFORE, at=90)
+    log.finder.save(TASK, 100, log.record)
+    text = {"with the same text": BEFORE, "shorter": "new\n"}.get(change, "new\n" * 200)
+    if change == "replaced":
+        log.path.rename(log.path.with_suffix(".log.1"))
+        text = BEFORE + text
+    log.path.write_text(text)
+    assert log.end() == text
+
+
+def test_a_log_of_all_runs_that_the_job_file_names_has_starts_too(tmp_path: Path) -> None:
+    task = dataclasses.replace(TASK, logs=("{node}.out", "{node}{run}.err"))
+    for name in (f"{NODE}.out", f"{NODE}.err"):
+        (tmp_path / name).write_text("x\n")
+        os.utime(tmp_path / name, (90, 90))
+    LogStartFinder(make_manifest(tmp_path, task), NODE).save(task, 100, tmp_path / "run.logs.json")
+    assert list(read_log_starts(tmp_path / "run.logs.json")) == [tmp_path / f"{NODE}.out"]
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", '{"starts": 3}', '{"starts": {"x": {"offset": 1}}}'])
+def test_a_damaged_record_has_no_starts(log: RunLog, text: str) -> None:
+    log.record.write_text(text)
+    assert read_log_starts(log.record) == {}
