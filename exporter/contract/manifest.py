@@ -44,6 +44,7 @@ class Task:
     later: bool = False  # whether it starts only when others are ready, like a benchmark; not part of the launch
     service: bool = False  # whether it serves until the job ends, without a position of its own
     restarts: int = 0  # most restarts by the policy of its worker
+    visible_gpus: int = 0  # how many it sees, if more than its own: those of its worker, of which it selects by rank
 
 
 @dataclass(frozen=True)

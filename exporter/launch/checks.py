@@ -32,6 +32,7 @@ class WorkerLaunchFacts:
     worker: str
     rank: int
     gpus: tuple[int, ...] = ()  # from the plan, as positions on its node
+    visible_gpus: int = 0  # how many the plan lets it see, if more than these
     critical: bool = True
     service: bool = False  # whether it serves until the job ends, without a position in its log
     pid: int | None = None
@@ -185,7 +186,7 @@ def _wrong_gpus(worker: WorkerLaunchFacts, workers: Sequence[WorkerLaunchFacts])
         return "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"
     if worker.devices is None:
         return NOT_VISIBLE
-    seen, wanted = parse_visible_devices(worker.devices), len(worker.gpus)
+    seen, wanted = parse_visible_devices(worker.devices), worker.visible_gpus or len(worker.gpus)
     if len(seen) != wanted:
         return (
             f'CUDA_VISIBLE_DEVICES is "{worker.devices}", {_devices(len(seen))}; '
@@ -194,10 +195,12 @@ def _wrong_gpus(worker: WorkerLaunchFacts, workers: Sequence[WorkerLaunchFacts])
     for other in workers:
         if other.rank == worker.rank or other.devices is None or not other.up or not worker.up:
             continue
+        if other.worker == worker.worker and worker.visible_gpus:
+            continue  # both see all GPUs of their worker
         theirs = parse_visible_devices(other.devices)
         shared = sorted(set(seen) & set(theirs))
         # If the other has too many devices, only that one is at fault.
-        if shared and len(theirs) == len(other.gpus) and not set(worker.gpus) & set(other.gpus):
+        if shared and len(theirs) == (other.visible_gpus or len(other.gpus)) and not set(worker.gpus) & set(other.gpus):
             return f"it shares device {', '.join(shared)} with {other.worker}; the plan gives each its own"
     return None
 
@@ -207,7 +210,7 @@ def _devices(count: int) -> str:
 
 
 def _positions(worker: WorkerLaunchFacts) -> str:
-    return f" (GPU {', '.join(map(str, worker.gpus))})" if worker.gpus else ""
+    return f" (GPU {', '.join(map(str, worker.gpus))})" if worker.gpus and not worker.visible_gpus else ""
 
 
 def _unused_gpus(worker: WorkerLaunchFacts) -> str | None:

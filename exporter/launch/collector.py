@@ -163,6 +163,7 @@ class LaunchCollector:
             worker=task.worker,
             rank=task.rank,
             gpus=task.gpus,
+            visible_gpus=task.visible_gpus,
             critical=task.critical,
             service=task.service,
             pid=pid,

@@ -238,7 +238,7 @@ class _Assembler:
                 values = self._with_leader_ports(environment.values(), worker, task)
                 environment = dict(zip(environment, values, strict=True))
             yield TaskPlan(
-                replace(task, service=is_service),
+                replace(task, service=is_service, visible_gpus=len(seen) if len(seen) > len(task.gpus) else 0),
                 tuple(words),
                 environment,
                 options.critical,

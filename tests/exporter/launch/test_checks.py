@@ -195,6 +195,21 @@ def test_workers_may_share_gpus_if_the_plan_says_so() -> None:
     assert checks_of(*pair)["gpus"].passed is True
 
 
+def test_processes_that_select_by_rank_see_all_gpus_of_their_worker() -> None:
+    """As those of deepspeed and MPI do."""
+
+    def process(rank: int, devices: str = "0,1") -> WorkerLaunchFacts:
+        return worker(rank, worker=f"worker_w{rank // 2}", visible_gpus=2, devices=devices)
+
+    others = process(2, "2,3"), process(3, "2,3")
+    assert checks_of(process(0), process(1), *others)["gpus"].passed is True
+    assert checks_of(process(0, "0"), process(1), *others)["gpus"].lacking[0].found == (
+        'CUDA_VISIBLE_DEVICES is "0", 1 device; the plan gives it 2 devices'
+    )
+    (first, *_) = checks_of(process(0, "1,2"), process(1), *others)["gpus"].lacking
+    assert first.found == "it shares device 2 with worker_w1; the plan gives each its own"
+
+
 WORKERS = st.builds(
     WorkerLaunchFacts,
     worker=st.just("w"),

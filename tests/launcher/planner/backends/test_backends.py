@@ -443,9 +443,11 @@ def test_a_task_that_selects_its_gpu_by_rank_sees_all_gpus_of_the_worker(kind: s
         workers=[{"role": "agg", "command": "mine"}],
         backend={"type": kind},
     )
-    assert [(entry.task.gpus, entry.visible, entry.narrowed) for entry in plan_from(text).tasks] == [
+    plan = plan_from(text)
+    assert [(entry.task.gpus, entry.visible, entry.narrowed) for entry in plan.tasks] == [
         ((gpu,), visible, True) for gpu in range(4)
     ]
+    assert [task.visible_gpus for task in plan.manifest.tasks] == [len(visible)] * 4  # the launch check expects them
 
 
 def test_each_data_parallel_rank_of_vllm_may_be_a_task() -> None:
