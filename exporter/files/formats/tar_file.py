@@ -1,5 +1,7 @@
 """tar, as in NeMo's ``.nemo``: headers with checksums, walked from member to member up to the end mark."""
 
+import re
+
 from exporter.files.formats.source import CheckUndecided, FileDamaged, FileSource, ValidFile
 
 NAME = "tar"
@@ -10,8 +12,12 @@ RECORD_BYTES = 20 * BLOCK_BYTES  # tar and Python fill an archive with zeros up 
 MOST_END_BYTES = 64 << 10  # of the zeros behind the end mark that are read
 CHECKSUM = slice(148, 156)
 SIZE = slice(124, 136)
+_PAX_SIZE = re.compile(rb"(?:\A|\n)\d+ size=(\d+)\n")
 WITHOUT_DATA = b"123456"  # types of links, devices, directories and FIFOs
 SPARSE = b"S"
+OF_NEXT = b"x"  # what its header has no room for, such as a size above 8 GiB
+OF_OTHERS = b"gLK"  # of all members, or a long name of the next
+MOST_OF_NEXT_BYTES = 64 << 10  # read of it; paths are at most 4 KiB
 
 
 def _octal(field: bytes) -> int | None:
@@ -39,7 +45,7 @@ def claims(source: FileSource) -> bool:
 
 def inspect(source: FileSource) -> ValidFile:
     """Walk the headers. The contents of members have no checksums."""
-    place = 0
+    place, next_size = 0, None
     while place < source.size:
         header = source.read(place, BLOCK_BYTES)
         if not any(header):
@@ -49,7 +55,13 @@ def inspect(source: FileSource) -> ValidFile:
             raise FileDamaged("has other data where a member should begin")
         if header[156:157] == SPARSE:
             raise CheckUndecided("has a sparse member, which is not checked")
+        kind = header[156:157]
+        if kind not in OF_NEXT + OF_OTHERS:
+            size, next_size = size if next_size is None else next_size, None
         source.require(place + BLOCK_BYTES + size, "a member")
+        if kind == OF_NEXT:
+            found = _PAX_SIZE.search(source.read(place + BLOCK_BYTES, min(size, MOST_OF_NEXT_BYTES)))
+            next_size = next_size if found is None else int(found[1])
         place += BLOCK_BYTES + -(-size // BLOCK_BYTES) * BLOCK_BYTES
     if place > source.size:
         raise FileDamaged(f"ends {place - source.size} bytes before the end of a member")

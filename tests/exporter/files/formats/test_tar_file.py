@@ -3,10 +3,12 @@
 import io
 import random
 import tarfile
+from pathlib import Path
 
 import pytest
 
-from exporter.files.formats import FileCheck
+from exporter.files.formats import FileCheck, check_file
+from exporter.files.formats.source import FileSource
 from tests.exporter.files.formats.support import check_bytes, states, truncated
 
 MEMBERS = {"./model_config.yaml": 700, "./model_weights.ckpt": 30_000, "./" + 30 * "long name/" + "x": 5, "./empty": 0}
@@ -70,3 +72,24 @@ def test_members_of_more_than_8_gib_have_binary_sizes() -> None:
     member.size = 9 << 30
     found = check_bytes(member.tobuf(tarfile.GNU_FORMAT) + bytes(1024), "a.nemo")
     assert found.reason == f"ends {(9 << 30) - 1024} bytes before the end of a member"
+
+
+def test_a_size_may_be_in_the_header_before(tmp_path: Path) -> None:
+    """Python writes members of more than 8 GiB like that. The next member has its own size again."""
+    path, large = tmp_path / "a.nemo", 9 << 30
+
+    def check() -> FileCheck:
+        with path.open("rb") as opened:
+            return check_file(FileSource(opened.fileno(), path.name))
+
+    with path.open("wb") as out:
+        for name, size in (("large", large), ("small", 5)):
+            member = tarfile.TarInfo(name)
+            member.size = size
+            out.write(member.tobuf(tarfile.PAX_FORMAT))
+            out.seek(-(-size // 512) * 512, io.SEEK_CUR)
+        out.truncate((out.tell() // tarfile.RECORDSIZE + 2) * tarfile.RECORDSIZE)
+    assert check() == VALID
+    with path.open("r+b") as out:
+        out.truncate(large)
+    assert check().state == "invalid"
