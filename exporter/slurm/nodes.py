@@ -10,7 +10,7 @@ FORMAT = ",".join(f"{field}:|" for field in FIELDS)
 STATE_FLAGS = "*~#!%$@^-+"  # behind a state: not responding, powered down, planned and so on
 OUT_OF_SERVICE = ("down", "drained", "draining", "drain", "fail", "failing", "error", "unknown")
 _NO_REASON = ("", "none", "(null)")
-_COUNT = re.compile(r"gpu(?::(?P<type>[^:(,]+))?:(?P<count>\d+)")
+_COUNT = re.compile(r"gpu(?::(?:\(null\)|(?P<type>[^:(,]+)))?:(?P<count>\d+)")
 
 
 class NodeRow(NamedTuple):
@@ -73,7 +73,7 @@ def _parse_node(
 
 
 def _gpus(text: str) -> dict[str, int]:
-    """GPUs by type in ``gpu:h100:8(S:0-1),shard:16`` or ``gpu:4``."""
+    """GPUs by type in ``gpu:h100:8(S:0-1),shard:16``, ``gpu:4`` or ``gpu:(null):3(IDX:0-2)``."""
     counts: dict[str, int] = {}
     for part in re.split(r",(?![^(]*\))", text):
         if match := _COUNT.match(part):

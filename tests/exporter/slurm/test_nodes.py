@@ -29,6 +29,8 @@ def test_types_of_gpus_and_odd_reasons_are_read() -> None:
     (node,) = parse_nodes(f"{row}\n\nslurm_load_node: error\n")
     assert (node.gpus, node.gpus_used, node.cpus, node.memory_mib) == ({"h100": 8}, 3, None, None)
     assert (node.reason, node.is_out_of_service) == ("fan | of row 3", True)
+    (untyped,) = parse_nodes("n4|mixed|gpu|gpu:(null):8(S:0-1)|gpu:(null):3(IDX:0,2-3)|8/0/0/8|1000|none|\n")
+    assert (untyped.gpus, untyped.gpus_used) == ({"": 8}, 3)
     (silent,) = parse_nodes("n3|idle*|gpu|gpu:4|gpu:0|0/8/0/8|1000|none|\n")
     assert (silent.state, silent.is_out_of_service) == ("idle", True)
     (plain,) = parse_nodes("n2|idle|cpu|(null)|gpu:0|0/8/0/8|1000|none|\n")
