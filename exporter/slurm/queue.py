@@ -31,7 +31,8 @@ MOST_GARBLED = 0.01  # share of rows; with more the answer cannot be trusted to 
 _ROW = re.compile(rf"{JOB_ID}\|")
 _DEPENDENCY = re.compile(r":(\d+)")  # ids in `afterok:4459_*(unfulfilled),afterany:4460(unfulfilled)`
 _TASK_PATTERN = re.compile(r"%\d*a")
-_PATTERN = re.compile(r"%(?:\d*)([Aajux%])")
+_PATTERN = re.compile(r"%(\d*)([Aajux%])")
+_MOST_PADDING = 10  # digits to which Slurm fills a number up with zeros
 
 
 class GarbledAnswerError(ValueError):
@@ -170,7 +171,7 @@ def parse_row(text: str) -> QueueRow | None:
         "u": user,
         "%": "%",
     }
-    path = _PATTERN.sub(lambda found: values[found[1]], output)
+    path = _PATTERN.sub(lambda found: _padded(values[found[2]], found), output)
     is_of_tasks = job_id.endswith("]") and _TASK_PATTERN.search(output) is not None  # each has its own
     file = path if path.startswith("/") and path != "/dev/null" and not is_of_tasks else None
     return QueueRow(
@@ -188,3 +189,8 @@ def parse_row(text: str) -> QueueRow | None:
         dependency="" if dependency in _NOTHING else dependency,
         expected_start=parse_moment(start) if state == "PENDING" else None,
     )
+
+
+def _padded(value: str, pattern: re.Match[str]) -> str:
+    """A number as wide as its pattern says; Slurm ignores the width of texts."""
+    return value.zfill(min(int(pattern[1] or 0), _MOST_PADDING)) if pattern[2] in "AajJ" else value

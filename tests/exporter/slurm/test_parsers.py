@@ -76,9 +76,9 @@ def test_a_job_without_a_limit_has_none_also_after_its_start(text: str, limit_s:
 
 
 def test_a_name_may_have_lines_and_an_output_file_has_its_patterns_filled() -> None:
-    found = parse_queue("CLUSTER: other\n" + row(name="two\nlines") + row("4459_3", output="/logs/%x-%A_%a-%4j.%u"))
+    found = parse_queue("CLUSTER: other\n" + row(name="two\nlines") + row("4459_3", output="/logs/%x-%A_%12a-%4j.%4u"))
     assert [entry.name for entry in found] == ["two\nlines", "job"]
-    assert [entry.output for entry in found] == [None, "/logs/job-4459_3-7.ada"]
+    assert [entry.output for entry in found] == [None, "/logs/job-4459_0000000003-0007.ada"]
 
 
 @pytest.mark.parametrize(
