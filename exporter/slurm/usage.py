@@ -74,7 +74,8 @@ def sum_usage(rows: Iterable[UsageRow]) -> Usage:
         sum(row.elapsed_s * row.cpus for row in rows),
         [row.idle_s for row in rows if row.idle_s is not None],
     )
-    return Usage(len({row.job_id for row in rows}), len(rows), cpu_s, gpu_s, sum(idle_s) if idle_s else None)
+    jobs = {row.job_id.partition("+")[0] for row in rows}  # components of a heterogeneous job are one
+    return Usage(len(jobs), len(rows), cpu_s, gpu_s, sum(idle_s) if idle_s else None)
 
 
 def parse_running_use(text: str) -> RunningUse:

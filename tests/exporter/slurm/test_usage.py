@@ -29,6 +29,11 @@ def test_all_attempts_count_and_waiting_jobs_do_not() -> None:
     assert sum_usage(requeued)[:3] == (1, 2, 9.0)
 
 
+def test_components_of_a_heterogeneous_job_are_one_job() -> None:
+    rows = parse_usage("".join(f"9+{part}|ada|lab|gpu|COMPLETED|10|8|cpu=8,gres/gpu=4|job\n" for part in range(2)))
+    assert sum_usage(rows)[:3] == (1, 2, 160.0)
+
+
 def test_types_of_gpus_are_told_apart() -> None:
     text = "7|ada|lab|gpu|RUNNING|10|8|billing=8,cpu=8,gres/gpu:a100=1,gres/gpu:h100=2,gres/gpu=4,mem=1G|job\nno row\n"
     (row,) = parse_usage(text)
