@@ -120,7 +120,7 @@ def _ask_slurm(job_id: str, user: str, ended: "list[JobMetrics]", *, watch: bool
     running = [row for row in known if row.sight.started is not None and row.sight.state not in ENDS]
     if len(running) == 1:
         watched_s = WATCHED_USE_BESIDE_HUB_S if look.is_of_hub else WATCHED_USE_S
-        use = read_use_look(slurm, job_id, os.environ, watched_s=watched_s if watch else None)
+        use = read_use_look(slurm, running[0].job_id, os.environ, watched_s=watched_s if watch else None)
         show_age(use, "use ")
         return running_metrics(running[0], use.rows[0], use.as_of or time.time())
     if running:

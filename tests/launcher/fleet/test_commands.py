@@ -153,6 +153,9 @@ def test_metrics_of_other_jobs_are_those_of_slurm(slurm: FakeSlurm, gpujob: Gpuj
     out = gpujob("metrics", "7")[1]
     assert out.splitlines()[1].split()[3:] == ["256MiB/1.00GiB", "4", "allocated,", "use", "unknown"]
     assert "from sstat" in out
+    slurm.say("squeue", "out", JOB.format(log="/dev/null").replace("7|", "7_3|", 1))
+    gpujob("metrics", "7")
+    assert "7_3" in slurm.calls("sstat")[-1]["argv"]  # one task runs: its array has no steps
     slurm.say("squeue", "out", "")
     slurm.say("sacct", "out", "7|ada|FAILED|1:0|50|60|160|100|5|4|00:01:40|cpu=4,gres/gpu=2,mem=1000M||early\n")
     out = gpujob("metrics", "7")[1]
