@@ -54,6 +54,7 @@ class Job(NamedTuple):
     figures: Figures | None = None  # of an ended job, by accounting
     tasks: Mapping[str, int] = {}  # of an array or a pipeline in one line: how many are in each state
     pipeline: Pipeline | None = None
+    parts: Sequence["Job"] = ()  # of an array or heterogeneous job in one line
 
     @property
     def run_id(self) -> str:
@@ -98,14 +99,24 @@ class Job(NamedTuple):
 
     def price_per_hour(self, prices: Prices | None) -> float | None:
         """List price of an hour of its GPUs; None without a price."""
+        if self.parts:
+            prices_of_parts = [(job.price_per_hour(prices), len(task_ids(job.row.job_id))) for job in self.parts]
+            return _sum(None if price is None else price * tasks for price, tasks in prices_of_parts)
         return None if prices is None or self.backend == "local" else prices.of_gpus(gpu_counts(self.row.resources))
 
     def cost(self, prices: Prices | None, now: float) -> float | None:
         """List price of its GPUs so far; None without a price or before its start."""
+        if self.parts:
+            return _sum(job.cost(prices, now) for job in self.parts)
         elapsed_s = self.elapsed_s(now)
         if prices is None or elapsed_s is None or self.backend == "local":
             return None
         return prices.cost({name: count * elapsed_s for name, count in gpu_counts(self.row.resources).items()})
+
+
+def _sum(values: Iterable[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return sum(known) if known else None
 
 
 def _number(job_id: str) -> int:
@@ -208,7 +219,7 @@ def fold_runs(jobs: Iterable[Job]) -> list[Job]:
 def _pipeline(pipeline: Pipeline, jobs: Sequence[Job]) -> Job:
     found = _together(pipeline.run_id, jobs)
     row = found.row._replace(job_id=pipeline.run_id, name=pipeline.name, resources="", dependency="")
-    return found._replace(row=row)
+    return found._replace(row=row, parts=())
 
 
 def _together(name: str, jobs: Sequence[Job]) -> Job:
@@ -217,7 +228,7 @@ def _together(name: str, jobs: Sequence[Job]) -> Job:
     first = next((job for job in jobs if job.state == "PENDING"), jobs[0])  # it has the reason
     indexes = [int(index) for task, _ in tasks if (index := task.partition("_")[2]).isdecimal()]
     job_id = f"{name}_[{task_ranges(indexes)}]" if len(indexes) == len(tasks) else name
-    return first._replace(row=first.row._replace(job_id=job_id), run=None, figures=None, tasks=dict(counts))
+    return first._replace(row=first.row._replace(job_id=job_id), run=None, figures=None, tasks=dict(counts), parts=jobs)
 
 
 def render_jobs(
@@ -309,8 +320,14 @@ def _progress_text(run: RunProgress | None) -> str:
 
 
 def _gpu_text(job: Job) -> str:
-    """GPUs of the job, or of each task of an array."""
+    """GPUs of the job, of each task of an array, or of all parts of a job whose parts differ."""
     counts = gpu_counts(job.row.resources)
+    of_parts = [(gpu_counts(part.row.resources), len(task_ids(part.row.job_id))) for part in job.parts]
+    if any(each != counts for each, _ in of_parts):
+        total = Counter[str]()
+        for each, tasks in of_parts:
+            total.update({name: count * tasks for name, count in each.items()})
+        return " ".join(f"{name}:{count}" if name else str(count) for name, count in total.items()) or "-"
     text = " ".join(f"{name}:{count}" if name else str(count) for name, count in counts.items())
     return f"{text} x{sum(job.tasks.values())}" if text and job.tasks else text or "-"
 
