@@ -132,7 +132,7 @@ class JobClient:
         slurm_state, ended = None, state == "UNKNOWN"
         if ended and not (self.manifest.attached or self.is_local):
             slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
-        known = KnownEnds(slurm_state=slurm_state)
+        known = KnownEnds(slurm_state=slurm_state, is_past=True)
         report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace)
         has_ended = slurm_state in REASON_OF_STATE or self._has_watched_end(report)
         if state == "PENDING" or (ended and not has_ended):
