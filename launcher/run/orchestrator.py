@@ -356,7 +356,7 @@ def main(arguments: list[str]) -> None:
         facts, reservation = run_node_survey(plan, facts, steps, signals)
         steps.update_facts(facts)
         record = write_orchestrator_record(facts, local=local)
-    if checkpoint := find_checkpoint(plan, facts, lambda: signals.end_signal is not None):
+    if checkpoint := find_checkpoint(plan, facts, signals.is_ending):
         facts = dataclasses.replace(facts, checkpoint=checkpoint)
         steps.update_facts(facts)
     job_state, limit = JobState(facts, plan.kill_wait_s, signals, progress_fd), time_limit_end(plan, start)
