@@ -230,7 +230,7 @@ class Orchestrator:
     def _log_access_lines(self) -> None:
         if not self._has_logged_access:
             self._has_logged_access = True
-            for line in access_lines(self._plan, self._facts, local=self._facts.job_id.startswith("local-")):
+            for line in access_lines(self._plan, self._facts, local=self._facts.is_local):
                 log_line(line)
 
     def _update_phase(self) -> None:
