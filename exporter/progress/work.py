@@ -1,10 +1,17 @@
 """Work of a whole job, from the entries of its workers."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, TypeVar
 
 from exporter.contract.lazy_dataclass import dataclass
-from exporter.contract.status import ProgressFacts, TaskPosition
+from exporter.contract.status import EtaEstimate, ProgressFacts, TaskPosition, WorkerStatus
 from exporter.logs.search.findings import SUMMED_UNITS, UNITS
+from exporter.progress.eta.interval import slowest_eta
+
+if TYPE_CHECKING:
+    from exporter.contract.view import WorkerView
+
+W = TypeVar("W", bound=ProgressFacts)
 
 ITEMS = UNITS[0]
 # Patterns of progress bars; those of tqdm count items or batches and do not show which.
@@ -77,6 +84,27 @@ def job_rate(workers: Iterable[ProgressFacts], work: JobWork) -> float | None:
     if not rates or len(work.units) > 1:
         return None
     return min(rates) if work.is_in_step else sum(rates)
+
+
+def with_current_eta(worker: W, now: float) -> W:
+    """The worker with its ETA counted from ``now``, so that the moment of the end stays; none once it is overdue."""
+    if worker.eta is None or worker.eta_time is None:
+        return worker
+    age = max(0.0, now - worker.eta_time)
+    if age > worker.eta.high:
+        return worker.replace(eta=None, eta_time=None)
+    return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
+
+
+def job_eta(workers: "Sequence[WorkerView] | Sequence[WorkerStatus]") -> EtaEstimate | None:
+    """ETA of the job: that of its slowest worker.
+
+    None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:
+    often only the first worker writes a log.
+    """
+    progressing = any(worker.items is not None for worker in workers)
+    estimates = [worker.eta for worker in workers if not worker.exit and not (progressing and worker.items is None)]
+    return None if None in estimates else slowest_eta(estimates)
 
 
 def unit_word(unit: str | None) -> str:

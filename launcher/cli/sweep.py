@@ -196,19 +196,31 @@ def run_command_for_sweep(
 
 def _continue_in_background(sweep_dir: Path, sweep_id: str, *, as_json: bool) -> bool:
     """Go on as a process that outlives this command. Returns true there, and false here once its points run."""
+    from exporter.logs.log_files_reader import read_last_bytes
+    from launcher.report.state import EXIT_STATUS, LOG_TAIL_BYTES
     from launcher.sweep.directory import read_record
+    from launcher.watch.text import printable_line
 
+    output = sweep_dir / "log.out"
     if as_json:
         print_json({"schema": 1, "job_id": sweep_id, "sweep_dir": str(sweep_dir)})
     else:
         click.echo(f"sweep {sweep_id} runs in the background, {sweep_dir}\n{come_back_lines(sweep_id, sweep=True)}")
     sys.stdout.flush()
     if child := os.fork():
-        while read_record(sweep_dir).runner is None and os.waitpid(child, os.WNOHANG) == (0, 0):
+        while (record := read_record(sweep_dir)).runner is None:
+            ended, status = os.waitpid(child, os.WNOHANG)
+            if ended and not any(point.runs for point in record.points):
+                code, lines = os.waitstatus_to_exitcode(status), read_last_bytes(output, LOG_TAIL_BYTES).split(b"\n")
+                last = next((line.decode("utf-8", "replace") for line in reversed(lines) if line), f"see {output}")
+                click.echo(printable_line(f"gpujob: the sweep could not start (status {code}): {last}"), err=True)
+                sys.exit(EXIT_STATUS["UNKNOWN"])
+            if ended:
+                break
             time.sleep(START_POLL_S)
         return False
     os.setsid()
-    with open(os.devnull, "rb") as nothing, open(sweep_dir / "log.out", "ab") as log:
+    with open(os.devnull, "rb") as nothing, open(output, "ab") as log:
         for source, descriptor in ((nothing, 0), (log, 1), (log, 2)):
             os.dup2(source.fileno(), descriptor)
     return True

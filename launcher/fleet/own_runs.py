@@ -80,10 +80,9 @@ def _read_run(output: str, now: float) -> RunProgress | None:
     if run_dir is None:
         return None
     from exporter.gpus.analysis.node_status import account_gpus  # lazy: with the next ones a tenth of `ps`
-    from exporter.progress.work import job_work, unit_word  # lazy: as above
+    from exporter.progress.work import job_eta, job_work, unit_word, with_current_eta  # lazy: as above
     from launcher.rundir.job_records import OrchestratorRecord, read_report  # lazy: as above
     from launcher.rundir.statuses import merge_workers, read_statuses  # lazy: as above
-    from launcher.watch.merge import job_eta, with_current_eta  # lazy: as above
 
     orchestrator = OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
     report = read_report(run_dir)

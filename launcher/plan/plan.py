@@ -182,6 +182,11 @@ class RunFacts:
     ip_addresses: tuple[str, ...] = ()  # for people; the job uses ``addresses``
     checkpoint: str = ""  # path of the checkpoint to resume from; empty without one
 
+    @property
+    def is_local(self) -> bool:
+        """Whether the job runs without Slurm."""
+        return self.job_id.startswith("local-")
+
     def ip_address(self, node_index: int) -> str:
         """IP address of a node, or its host name if it is unknown."""
         return (self.addresses or self.ip_addresses or self.hosts)[node_index]

@@ -3,7 +3,6 @@
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -15,6 +14,7 @@ from launcher.registry.entries import LOCAL_PREFIX, JobEntry, read_own_entries, 
 from launcher.rundir.cluster_file import find_logs_dir
 from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
 from launcher.steps.slurm_steps import run_command
+from launcher.words import clock_text
 
 LEAST_PREFIX = 3  # characters of a part of an id: a shorter one soon fits another job
 MOST_CANDIDATES = 8  # shown in an error
@@ -170,19 +170,12 @@ def _fits(job: str, entry: JobEntry) -> bool:
 
 def _ambiguity(job: str, candidates: Sequence[JobEntry]) -> LauncherError:
     lines = [
-        f"  {entry.job_id}  {safe_label(entry.job_name)}  {_date_text(entry.submitted)}  {entry.run_dir}"
+        f"  {entry.job_id}  {safe_label(entry.job_name)}  {clock_text(entry.submitted)}  {entry.run_dir}"
         for entry in candidates[:MOST_CANDIDATES]
     ]
     more = len(candidates) - len(lines)
     lines += [f"  and {more} older ones"] if more > 0 else []
     return LauncherError("\n".join([f"{job!r} fits {len(candidates)} jobs; give an id or a directory:", *lines]))
-
-
-def _date_text(moment: float) -> str:
-    try:
-        return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-    except (OverflowError, ValueError):
-        return "-"
 
 
 def _newest_job(environ: Mapping[str, str], workdir: Path) -> FoundJob:

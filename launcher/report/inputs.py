@@ -23,6 +23,7 @@ class KnownEnds:
     slurm_state: str | None = None  # of a job whose orchestrator was lost without publishing a reason
     orchestrator: OrchestratorRecord | None = None  # instead of its file
     job_state: Mapping[str, object] | None = None  # instead of `state.json`
+    is_past: bool = False  # whether the job ended at some time before now, of which nobody has written a report
     elapsed_s: float | None = None  # since the start, by a clock that nobody sets
     incomplete: str | None = None  # why records, logs or output may be missing
 

@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
@@ -138,8 +138,9 @@ def build_report(
     if cause is not None:
         cause = with_earlier_failures(cause, restarted)
         cause = cause.replace(diagnosis=_diagnosis(run_dir, cause, orchestrator.attempt))
-    end = now if ended else None
-    duration = max(0.0, now - start) if start is not None else None
+    over_at = _last_sign_of_life(found, workers, now) if ended and known.is_past else now
+    end = over_at if ended else None
+    duration = max(0.0, over_at - start) if start is not None and over_at is not None else None
     duration = duration if known.elapsed_s is None else known.elapsed_s
     work = job_work(workers)
     rate = work.processed / duration if work.processed is not None and duration else None
@@ -173,6 +174,15 @@ def build_report(
         run_dir=str(run_dir),
         incomplete=known.incomplete,
     )
+
+
+def _last_sign_of_life(found: _RunDirContents, workers: Iterable[WorkerReport], now: float) -> float | None:
+    """When the job was last seen, which is its end if nobody saw that; None if it never was."""
+    signs: list[object] = [found.orchestrator.start, found.job_state.get("time")]
+    signs += [status.time for status in found.statuses.values()]
+    signs += [worker.exit.time for worker in workers if worker.exit is not None]
+    seen = [float(sign) for sign in signs if isinstance(sign, int | float) and sign]
+    return min(now, max(seen)) if seen else None
 
 
 def _read_all_runs(

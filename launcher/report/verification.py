@@ -201,7 +201,10 @@ def verify_again(run_dir: Path, report: Report, progress: ReportProgress | None 
     results = read_job_results(manifest, planned, report.workers) if has_benchmark(manifest) else ()
     counted = _FILES_COUNTED.match(before["outputs"].detail) if "outputs" in before else None
     statuses = read_statuses(run_dir, report.attempt)
-    job = EndedJob(manifest, report.attempt, report.start, statuses, report.workers, report.incomplete)
+    start = report.start
+    if start is not None and report.end is not None and report.duration_s is not None:
+        start = min(start, report.end - report.duration_s)  # the clock may have been set back during the job
+    job = EndedJob(manifest, report.attempt, start, statuses, report.workers, report.incomplete)
     earlier = _EarlierCheck(int(counted[1]) if counted else 0, files_only=not well or manifest.attached)
     found = _verify(job, ReportPace(progress=progress), planned, results, earlier)
     checks = [(check if well else _skipped_check(check, state)).result() for check in found]

@@ -243,6 +243,12 @@ class EndOfJob:
         if report is not None:
             failed_report = report.replace(requeued=False)
             attempt_optional("write the report", lambda: self._write_report(failed_report))
+        external_end = self._steps.query_end()
+        if external_end.ends_all or external_end.is_unanswered:
+            return  # a slow Slurm may requeue it after all
+        if report is not None:
+            attempt_optional("end runs of MLflow", lambda: _end_tracked_runs(self._plan, failed_report, WAIT_S))
+        attempt_optional("remove the secrets", lambda: remove_secrets(self._facts.run_dir))
 
     def _write_report(self, report: Report) -> None:
         save_report(self._facts.run_dir, report, self._job.report_fd)

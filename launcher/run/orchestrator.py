@@ -230,7 +230,7 @@ class Orchestrator:
     def _log_access_lines(self) -> None:
         if not self._has_logged_access:
             self._has_logged_access = True
-            for line in access_lines(self._plan, self._facts, local=self._facts.job_id.startswith("local-")):
+            for line in access_lines(self._plan, self._facts, local=self._facts.is_local):
                 log_line(line)
 
     def _update_phase(self) -> None:
@@ -356,7 +356,7 @@ def main(arguments: list[str]) -> None:
         facts, reservation = run_node_survey(plan, facts, steps, signals)
         steps.update_facts(facts)
         record = write_orchestrator_record(facts, local=local)
-    if checkpoint := find_checkpoint(plan, facts, lambda: signals.end_signal is not None):
+    if checkpoint := find_checkpoint(plan, facts, signals.is_ending):
         facts = dataclasses.replace(facts, checkpoint=checkpoint)
         steps.update_facts(facts)
     job_state, limit = JobState(facts, plan.kill_wait_s, signals, progress_fd), time_limit_end(plan, start)

@@ -73,6 +73,11 @@ class OrchestratorSignals:
         if self._signs is not None:
             os.eventfd_write(self._signs, 1)
 
+    def is_ending(self) -> bool:
+        """Whether a signal has ended the job, for work that asks this often: each time is a sign of life."""
+        self.show_life()
+        return self.end_signal is not None
+
     def continue_guard(self, after_s: float = STOPPED_S) -> bool:
         """Continue the guard if it has been stopped (SIGSTOP) for this time, and return whether it was.
 

@@ -7,6 +7,7 @@ without an orchestrator. The guard then replaces it, or ends this process if the
 This is a process of its own because the run directory may hang, which the guard must survive.
 """
 
+import contextlib
 import itertools
 import os
 import sys
@@ -91,9 +92,10 @@ def main(arguments: list[str]) -> int:
     job = SilentOrchestrator(load_plan(run_dir), run_dir, int(options["--pid"]))
     job.report(float(options["--silent"]))
     while os.getppid() == guard:
-        if (need := job.find_need()) is not None:
-            log_line(f"The job needs an orchestrator: {need}")
-            return 0
+        with contextlib.suppress(OSError):  # a file server may fail for a moment
+            if (need := job.find_need()) is not None:
+                log_line(f"The job needs an orchestrator: {need}")
+                return 0
         time.sleep(POLL_S)
     return 1
 

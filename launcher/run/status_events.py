@@ -5,8 +5,7 @@ from collections.abc import Callable, Mapping
 
 from exporter.contract.events import EventFilter, EventLog, event_title
 from exporter.contract.status import NodeStatus, WorkerStatus
-from exporter.progress.eta.interval import slowest_eta
-from exporter.progress.work import job_rate, job_work, unit_word
+from exporter.progress.work import job_eta, job_rate, job_work, unit_word, with_current_eta
 from launcher.words import duration_text
 
 # events that the orchestrator writes itself
@@ -62,7 +61,8 @@ class StatusEvents:
         if self._clock() < self._next_progress_at or not at_work:
             return
         self._next_progress_at = self._clock() + PROGRESS_S
-        rate, eta = job_rate(at_work, work), slowest_eta([worker.eta for worker in at_work if worker.eta])
+        rate, now = job_rate(at_work, work), time.time()
+        eta = job_eta([with_current_eta(worker, now) for worker in workers])
         texts = [f"{done} of {expected} {unit_word(work.unit)}" if expected else f"{done} {unit_word(work.unit)}"]
         texts += [f"{100 * done / expected:.1f}%"] if expected else []
         texts += [f"{rate:.1f}/s"] if rate else []

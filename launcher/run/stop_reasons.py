@@ -129,7 +129,8 @@ class StopReasons:
     def _may_be_requeued(self) -> bool:
         requeue = self._plan.slurm.requeue
         return (
-            requeue is not None
+            not self._facts.is_local  # in an allocation too, whose end it knows
+            and requeue is not None
             and requeue.time_limit
             and self._time_limit_end is not None
             and self._facts.attempt < requeue.max
@@ -150,7 +151,7 @@ class StopReasons:
         if number is None or self._has_handled_end_signal:
             return
         self._has_handled_end_signal = True
-        name, text = signal.Signals(number).name, signal_text(number, local=self._facts.job_id.startswith("local-"))
+        name, text = signal.Signals(number).name, signal_text(number, local=self._facts.is_local)
         text = stop_request_text(self._facts.run_dir, self._facts.attempt) or text
         job_state.events.write("signal", signal=name, cause=text)
         if job_state.stop is None or job_tasks.unconfirmed_since is not None or job_state.may_finish_work:

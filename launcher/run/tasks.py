@@ -379,8 +379,7 @@ class JobTasks:
 
     def _update_checkpoint(self) -> None:
         """Let restarted workers resume from what the job has saved meanwhile."""
-        signals = self._signals
-        found = find_checkpoint(self._plan, self._facts, lambda: signals.end_signal is not None, is_restart=True)
+        found = find_checkpoint(self._plan, self._facts, self._signals.is_ending, is_restart=True)
         if found != self._facts.checkpoint:
             self._facts = dataclasses.replace(self._facts, checkpoint=found)
             self._steps.update_facts(self._facts)

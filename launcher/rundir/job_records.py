@@ -4,7 +4,7 @@ import contextlib
 import os
 import socket
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from exporter.contract import run_files
@@ -82,12 +82,22 @@ def read_orchestrator(run_dir: Path) -> OrchestratorRecord | None:
     return OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
 
 
-def write_stop_request(run_dir: Path, user: str) -> None:
-    """Record for the report that this user stops the job. A full disk does not prevent a stop."""
+@contextlib.contextmanager
+def stop_request(run_dir: Path, user: str) -> Iterator[None]:
+    """Record for the report that this user stops the job, unless that fails within the context.
+
+    A full disk does not prevent a stop.
+    """
     orchestrator = read_orchestrator(run_dir) or OrchestratorRecord()
     request = StopRequest(attempt=orchestrator.attempt, user=user, host=socket.gethostname())
     with contextlib.suppress(OSError):
         run_files.write_json(run_dir / run_files.STOP_REQUEST_FILE, request.to_json())
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):
+            (run_dir / run_files.STOP_REQUEST_FILE).unlink()  # it would explain a later end
+        raise
 
 
 def stop_request_text(run_dir: Path, attempt: int) -> str | None:

@@ -10,7 +10,6 @@ from launcher.rundir.yaml_files import dump_yaml
 Tree = dict[str, object]
 
 SIDECAR_JOB = "gpujob-sidecar"
-RETENTION = "30d"
 MOST_DATA = "10GB"
 REFRESH = "5s"  # of target files: on a network file system Prometheus is not told of changes
 AGENT_FLAG_SINCE = (3, 0)  # before, it was a feature

@@ -17,6 +17,7 @@ from exporter.slurm.queue import QueueRow, Sight
 from exporter.slurm.states import RETURNING, array_of, task_ids
 from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.errors import LauncherError, SlurmError, os_errors
+from launcher.report.inputs import KnownEnds
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.report.workers import VALUES_SHOWN
@@ -237,7 +238,8 @@ def _point_outcome(
         state = "PENDING" if sight.state == "PENDING" else "RUNNING"
     else:
         state = "UNKNOWN" if began else MISSING
-    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN") if began else None
+    past = KnownEnds(is_past=True)
+    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN", known=past) if began else None
     return _point_state(point, state, job_id, run_dir, found)
 
 

@@ -81,7 +81,15 @@ class LocalSweep:
         try:
             while self._running or (waiting and self.received_signal is None):
                 while waiting and self._free_slots and self.received_signal is None:
-                    self._start(self._planned.points[waiting.pop()], sweep_id, len(indexes))
+                    point = self._planned.points[waiting[-1]]
+                    try:
+                        self._start(point, sweep_id, len(indexes))
+                    except (LauncherError, OSError) as error:  # such as a full disk, which may have room again later
+                        then = "it is tried again when another point ends" if self._running else "resume the sweep"
+                        self._report(f"{point.point.name} cannot be started; {then}: {error}")
+                        if self._running:
+                            break
+                    waiting.pop()
                 with contextlib.suppress(ChildProcessError):  # no child left: a signal came first
                     os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
                 self._reap(len(indexes))
@@ -123,14 +131,19 @@ class LocalSweep:
         self._report(f"{planned_point.point.name} started as {job_id}, {self._ended_count} of {count} ended")
 
     def _start_orchestrator(self, planned_point: PlannedPoint, job_id: str) -> None:
-        index = planned_point.point.index
-        staged = rundir.stage_run_dir(planned_point.plan, "", self._sweep_dir)
-        run_dir = self._sweep_dir / settle_point(planned_point, job_id, staged, self.record, self._sweep_dir, "")
-        self.record = with_runs(self.record, {index: run_dir.name})
-        write_record(self._sweep_dir, self.record)
-        slot = self._free_slots.pop(0)
-        words = () if slot is None else ("env", f"CUDA_VISIBLE_DEVICES={slot}")
-        self._running[index] = (LocalJob(run_dir, *words), slot)
+        index, before, slot = planned_point.point.index, self.record, self._free_slots[0]
+        run_dir = rundir.stage_run_dir(planned_point.plan, "", self._sweep_dir)
+        try:
+            run_dir = self._sweep_dir / settle_point(planned_point, job_id, run_dir, before, self._sweep_dir, "")
+            self.record = with_runs(before, {index: run_dir.name})
+            write_record(self._sweep_dir, self.record)
+            words = () if slot is None else ("env", f"CUDA_VISIBLE_DEVICES={slot}")
+            self._running[index] = (LocalJob(run_dir, *words), slot)
+        except (LauncherError, OSError):
+            self.record = before
+            rundir.discard_run_dir(run_dir)
+            raise
+        self._free_slots.pop(0)
 
     def _reap(self, count: int) -> None:
         for index, (job, slot) in list(self._running.items()):

@@ -18,7 +18,7 @@ from launcher.watch.text import (
     worker_state,
 )
 from launcher.watch.waiting import is_pending, job_only_serves, job_state, stop_text, wait_text
-from launcher.words import duration_text, names_text
+from launcher.words import clock_text, duration_text, names_text
 
 LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
 STALLED_SHOWN = 4  # stalled workers named in one line
@@ -138,8 +138,7 @@ class LineView:
         self._shown_gpu_problems = problems
 
     def _print_line(self, moment: float, text: str) -> None:
-        stamp = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-        print(f"{stamp} {printable_line(text)}", file=self._out, flush=True)
+        print(f"{clock_text(moment)} {printable_line(text)}", file=self._out, flush=True)
 
     def _summary(self, view: JobView) -> str:
         up = sum(worker.up for worker in view.workers)

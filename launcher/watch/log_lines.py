@@ -92,11 +92,9 @@ class JobLogs:
         hosts = record.hosts if record is not None else ()
         wanted: dict[Path, Task] = {}
         for task in self._tasks.values():
-            if task.node_index < len(hosts):
-                for name in task.logs:
-                    name = name.replace("{node}", hosts[task.node_index])
-                    wanted[self._manifest.run_dir / name.replace("{run}", "")] = task
-        found = list(_runs_of(wanted))
+            for name in task.logs:
+                wanted[self._manifest.run_dir / name.replace("{run}", "")] = task
+        found = list(_runs_of(wanted, hosts))
         ranks = partial(rank_in_file_name, ranks=self._manifest.ranks_of_roles())
         since = record.start if record is not None else None
         for rank, paths in find_extra_logs(self._manifest, ranks, since).items():
@@ -105,14 +103,20 @@ class JobLogs:
         return iter(sorted(found, key=lambda entry: (entry[1].task.rank, _run_number(entry[1].run), entry[0])))
 
 
-def _runs_of(wanted: Mapping[Path, Task]) -> Iterator[tuple[Path, _Source]]:
-    """Existing files of all runs, given the paths of the first runs."""
+def _runs_of(wanted: Mapping[Path, Task], hosts: Sequence[str]) -> Iterator[tuple[Path, _Source]]:
+    """Existing files of all runs, given the paths of the first runs, which may begin with ``{node}``.
+
+    The nodes of earlier attempts may be others than the present ``hosts``.
+    """
+    odd_hosts = [host for host in hosts if "_" in host]  # hardly any
     for folder in dict.fromkeys(path.parent for path in wanted):
         for name in _names_in(folder):
             match = _RUN.fullmatch(name)
             if match is None:
                 continue
-            task = wanted.get(folder / f"{match['head']}{match['end'] or ''}")
+            first = f"{match['head']}{match['end'] or ''}"
+            node = next((host for host in odd_hosts if first.startswith(f"{host}_")), first.partition("_")[0])
+            task = wanted.get(folder / first) or wanted.get(folder / f"{{node}}{first.removeprefix(node)}")
             if task is not None:
                 yield folder / name, _Source(task, match["run"])
 

@@ -3,16 +3,13 @@
 import json
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import TypeVar
 
 from exporter.contract import run_files
 from exporter.contract.events import Event, LoggedEvent
-from exporter.contract.status import EtaEstimate, FileSystem, NodeStatus, ProgressFacts, WorkerOutput, WorkerStatus
-from exporter.contract.view import LaunchView, OutputView, WorkerView
+from exporter.contract.status import FileSystem, NodeStatus, WorkerOutput
+from exporter.contract.view import LaunchView, OutputView
 from exporter.logs.log_files_reader import read_last_bytes
-from exporter.progress.eta.interval import slowest_eta
 
-W = TypeVar("W", bound=ProgressFacts)
 EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` that is searched
 JOB_EVENTS = ("milestone", "near completion", "progress")  # of the whole job, from the orchestrator
 
@@ -112,24 +109,3 @@ def launch(statuses: Mapping[str, NodeStatus]) -> LaunchView:
     )
     is_verified = bool(statuses) and all(status.launch.verified for status in statuses.values())
     return LaunchView(verified=is_verified, lacking=lacking)
-
-
-def with_current_eta(worker: W, now: float) -> W:
-    """The worker with its ETA counted from ``now``, so that the moment of the end stays; none once it is overdue."""
-    if worker.eta is None or worker.eta_time is None:
-        return worker
-    age = max(0.0, now - worker.eta_time)
-    if age > worker.eta.high:
-        return worker.replace(eta=None, eta_time=None)
-    return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
-
-
-def job_eta(workers: Sequence[WorkerView] | Sequence[WorkerStatus]) -> EtaEstimate | None:
-    """ETA of the job: that of its slowest worker.
-
-    None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:
-    often only the first worker writes a log.
-    """
-    progressing = any(worker.items is not None for worker in workers)
-    estimates = [worker.eta for worker in workers if not worker.exit and not (progressing and worker.items is None)]
-    return None if None in estimates else slowest_eta(estimates)

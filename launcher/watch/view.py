@@ -32,7 +32,7 @@ from exporter.contract.view import (
 from exporter.gpus.analysis.node_status import worker_devices
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
-from exporter.progress.work import job_rate, job_work
+from exporter.progress.work import job_eta, job_rate, job_work, with_current_eta
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.inputs import UNHURRIED, KnownEnds, ReportPace
 from launcher.report.report import build_report
@@ -132,7 +132,7 @@ class JobClient:
         slurm_state, ended = None, state == "UNKNOWN"
         if ended and not (self.manifest.attached or self.is_local):
             slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
-        known = KnownEnds(slurm_state=slurm_state)
+        known = KnownEnds(slurm_state=slurm_state, is_past=True)
         report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace)
         has_ended = slurm_state in REASON_OF_STATE or self._has_watched_end(report)
         if state == "PENDING" or (ended and not has_ended):
@@ -264,7 +264,7 @@ class JobClient:
         summary = report or self._summary(orchestrator.attempt, coming, now)
         gpus = {node: status.gpus for node, status in sorted(statuses.items()) if status.gpus is not None}
         workers = [
-            merge.with_current_eta(worker, now)
+            with_current_eta(worker, now)
             for worker in self._workers(
                 summary, statuses, gpus, is_running=state == "RUNNING", is_final=report is not None
             )
@@ -276,7 +276,7 @@ class JobClient:
             published = JobStateRecord.read_valid(self.run_dir / run_files.STATE_FILE) or published
         limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
         limit_end = job.end or (start + limit if start and limit else None)
-        eta = None if report else merge.job_eta(workers)
+        eta = None if report else job_eta(workers)
         return JobView(
             time=now,
             job_id=summary.job_id,

@@ -1,5 +1,6 @@
 """The command `gpujob pipeline`, and what other commands do with a pipeline."""
 
+import contextlib
 import os
 import shlex
 import time
@@ -136,16 +137,16 @@ def stop_pipeline(directory: Path) -> None:
     """Stop all jobs that wait or run, the last one first: none may start because one before it has ended."""
     from launcher.pipeline.directory import NEVER_STATE, read_part_states, read_record
     from launcher.report.state import UNFINISHED
-    from launcher.rundir.job_records import write_stop_request
+    from launcher.rundir.job_records import stop_request
     from launcher.rundir.rundir import user_name
     from launcher.steps.slurm_steps import cancel_job
 
     record = read_record(directory)
     left = [state for state in read_part_states(record) if state.state in (*UNFINISHED, NEVER_STATE)]
     for state in reversed(left):
-        if not state.arrays:
-            write_stop_request(Path(state.run_dir), user_name())
-        for job_id in state.arrays or (state.job_id,):
-            cancel_job(job_id, record.cluster)
+        request = contextlib.nullcontext() if state.arrays else stop_request(Path(state.run_dir), user_name())
+        with request:
+            for job_id in state.arrays or (state.job_id,):
+                cancel_job(job_id, record.cluster)
     names = ", ".join(state.name for state in left)
     click.echo(f"pipeline {record.name} is being stopped: {names}" if left else f"pipeline {record.name} has ended")

@@ -36,7 +36,7 @@ def _stop_job(run_dir: Path) -> None:
     from exporter.contract import run_files
     from launcher.report.state import UNFINISHED
     from launcher.rundir.job_ids import job_id_of
-    from launcher.rundir.job_records import read_orchestrator, write_stop_request
+    from launcher.rundir.job_records import read_orchestrator, stop_request
     from launcher.rundir.rundir import submitted_cluster, user_name
     from launcher.steps import slurm_steps
     from launcher.watch.view import JobClient
@@ -55,11 +55,11 @@ def _stop_job(run_dir: Path) -> None:
         return
     if orchestrator is None and client.is_local:
         fail(f"job {view.job_id} has no process yet: {run_dir / run_files.ORCHESTRATOR_FILE} is missing")
-    write_stop_request(run_dir, user_name())
-    if orchestrator is not None and orchestrator.local:
-        _terminate(orchestrator.pid, f"job {view.job_id}")
-    else:
-        slurm_steps.cancel_job(job_id_of(run_dir), submitted_cluster(run_dir))
+    with stop_request(run_dir, user_name()):
+        if orchestrator is not None and orchestrator.local:
+            _terminate(orchestrator.pid, f"job {view.job_id}")
+        else:
+            slurm_steps.cancel_job(job_id_of(run_dir), submitted_cluster(run_dir))
     click.echo(f"job {view.job_id} is being stopped")
 
 

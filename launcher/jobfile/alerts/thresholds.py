@@ -11,7 +11,6 @@ from launcher.jobfile.value_types import FileModel, check_entry
 
 RECEIVER_NAME = re.compile(r"[A-Za-z0-9][\w-]{0,63}", re.ASCII)  # it becomes a label and a name in Alertmanager
 _SIZE = re.compile(r"(\d{1,15}(?:\.\d{1,9})?) ?([kMGTP]?)(i?)B?", re.ASCII)
-_PERCENT = re.compile(r"(\d{1,3}(?:\.\d{1,9})?) ?%", re.ASCII)
 _POWERS = {"": 0, "k": 1, "M": 2, "G": 3, "T": 4, "P": 5}
 
 

@@ -1,5 +1,6 @@
 """Parts of gpujob that are killed or stopped: the job ends soon, leaves no process, and the report has the cause."""
 
+import errno
 import os
 import signal
 import subprocess
@@ -7,13 +8,17 @@ import sys
 import time
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
+
+import pytest
 
 from exporter.contract import run_files
 from exporter.machine.procfs import read_process_stat
 from launcher.guard import reported_status
+from launcher.run import silent_orchestrator
 from launcher.run.signals import OrchestratorSignals
 from tests.launcher.programs.guarded import Guarded
-from tests.support.launcher import poll, processes_with
+from tests.support.launcher import poll, processes_with, settled_run_dir
 
 STUBBORN = "sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'"
 LIMITS = {"WAIT_S": 0.1, "SILENT_S": 1.0, "LOST_S": 5.0, "ENDING_S": 3.0}
@@ -229,6 +234,15 @@ def test_a_word_of_silence_that_comes_after_the_end_of_it_is_corrected(tmp_path:
         assert job.wait() == 0
     (event,) = job.events("orchestrator responds")
     assert 30.5 <= event["silent_s"] < 40
+
+
+def test_the_observer_outlives_a_failure_of_the_file_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]})
+    answers = Mock(side_effect=[OSError(errno.ESTALE, "Stale file handle"), None, "its workers have ended"])
+    monkeypatch.setattr(silent_orchestrator.SilentOrchestrator, "find_need", answers)
+    monkeypatch.setattr(silent_orchestrator, "POLL_S", 0.0)
+    assert silent_orchestrator.main([str(run_dir), "--local", "--pid", str(os.getpid()), "--silent", "30"]) == 0
+    assert answers.call_count == 3
 
 
 def test_a_job_has_its_own_status_if_its_orchestrator_was_killed_after_the_report(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ from exporter.logs.log_files_reader import progress_path
 from exporter.logs.log_starts_reader import LogStartFinder
 from exporter.progress.work import job_work
 from launcher.report.exit_reasons import ExitReasonFinder, TaskRun
+from launcher.report.inputs import KnownEnds
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, log_for_missing_report
 from launcher.report.workers import read_runs, stalled_text
@@ -104,6 +105,32 @@ def test_a_job_with_completed_workers_is_completed(tmp_path: Path) -> None:
     assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)
     assert report["duration_s"] == 200.0
     assert [worker["exit"]["reason"] for worker in report["workers"]] == ["completed", "completed"]
+
+
+def test_a_job_without_a_report_has_ended_at_its_last_sign_of_life(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).write("state.json", {"phase": "launching"})
+    past: dict[str, Any] = {"known": KnownEnds(slurm_state="NODE_FAIL", is_past=True), "now": START + 1e6}
+
+    def figures() -> tuple[Any, ...]:
+        report = run_dir.report(**past)
+        return report["start"], report["end"], report["duration_s"]
+
+    assert figures() == (START, START, 0.0)
+    run_dir.write("state.json", {"phase": "running", "time": START + 10})
+    assert figures() == (START, START + 10, 10.0)
+    run_dir.ended(0, code=1)
+    assert figures() == (START, START + 100, 100.0)
+    run_dir.status({"rank": 1, "unit": "items", "items": 40, "items_processed": 40}, time=START + 400)
+    assert figures() == (START, START + 400, 400.0)
+    assert run_dir.report(**past)["throughput_items_per_second"] == 0.1
+    run_dir.status(time=START + 1e7)  # by a clock that is ahead
+    assert figures() == (START, START + 1e6, 1e6)
+    for name in ("orchestrator.json", "state.json", "status/cn01.json"):
+        (run_dir.path / name).unlink()
+    for path in (run_dir.path / "workers").iterdir():
+        path.unlink()
+    assert figures() == (None, None, None)
+    assert "\n- time: - to -, " in rendered(run_dir.report(**past))
 
 
 @pytest.mark.parametrize(

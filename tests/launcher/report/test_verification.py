@@ -13,7 +13,7 @@ import pytest
 from exporter.contract import run_files
 from exporter.contract.report import Report
 from exporter.machine.mounts import MountPoint
-from launcher.report.inputs import ReportPace
+from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import write_report
 from launcher.report.text import FLAWS_SHOWN
 from launcher.watch.view import JobClient
@@ -192,6 +192,16 @@ def test_a_job_with_removed_output_is_incomplete(damaged: bool, tmp_path: Path) 
     assert (report["state"], check_result(report, "outputs")) == ("INCOMPLETE", False)
     (check,) = [check for check in report["verification"]["checks"] if check["name"] == "outputs"]
     assert check["detail"].startswith("2 files are gone from ")
+
+
+def test_files_of_a_job_whose_clock_was_set_back_are_found_again(tmp_path: Path) -> None:
+    job, hour = Finished(tmp_path), 3600.0
+    for rank in range(2):
+        job.output(rank, at=50.0 - hour)
+    report = job.report(now=START + 200.0 - hour, known=KnownEnds(elapsed_s=200.0))
+    assert (report["start"], report["end"], report["state"]) == (START, START + 200.0 - hour, "COMPLETED")
+    again = job.verify_again(report)
+    assert (again["state"], again["verification"]["differs"]) == ("COMPLETED", [])
 
 
 def test_a_job_whose_only_output_file_was_removed_is_incomplete(tmp_path: Path) -> None:

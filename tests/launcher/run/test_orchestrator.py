@@ -11,7 +11,7 @@ import pytest
 
 from exporter.contract import run_files
 from exporter.contract.report import Report
-from launcher.plan.plan import RunFacts
+from launcher.plan.plan import Plan, RunFacts
 from launcher.report.report import build_report, write_report
 from launcher.run import end_of_job
 from launcher.run.before.nodes_survey import PortReservation
@@ -21,7 +21,8 @@ from launcher.run.orchestrator import Orchestrator, load_plan
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.tasks import JobTasks
 from launcher.rundir.job_records import report_path_elsewhere
-from launcher.steps.steps import Steps
+from launcher.rundir.secrets_file import SECRETS_FILE
+from launcher.steps.steps import ExternalEnd, Steps
 from tests.support.launcher import settled_run_dir
 
 
@@ -94,6 +95,29 @@ def test_the_report_knows_when_no_time_is_left(
     now = time.monotonic()
     monkeypatch.setattr("launcher.run.end_of_job.time.monotonic", lambda: now + 30.0)
     assert arguments["pace"].out_of_time() is is_over
+
+
+@pytest.mark.parametrize(
+    ("answer", "is_over"),
+    [(ExternalEnd(), True), (ExternalEnd(ends_all=True), False), (ExternalEnd(is_unanswered=True), False)],
+)
+def test_a_job_that_cannot_be_requeued_leaves_no_secrets_and_no_running_runs(
+    answer: ExternalEnd, is_over: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    end, ended, steps = end_of(tmp_path, OrchestratorSignals()), list[Any](), Mock(spec=Steps)
+    end._steps, secrets = steps, end._facts.run_dir / SECRETS_FILE
+    steps.requeue.return_value, steps.query_end.return_value = "Requeue is disabled for the job", answer
+    secrets.write_text("{}")
+
+    def end_runs(_plan: Plan, report: Report, *_: object) -> list[str]:
+        assert report.requeued or secrets.exists(), "the credentials of the tracker may be there"
+        ended.append(report.requeued)
+        return []
+
+    monkeypatch.setattr(end_of_job, "end_runs", end_runs)
+    end._job_state.begin_stop("time_limit", "the time limit is near", {"requeue": True})
+    end.finish(None, lambda: None, lambda: None)
+    assert (ended, secrets.exists()) == ([True, False] if is_over else [True], not is_over)
 
 
 def test_a_job_that_slurm_ends_has_a_report_before_the_final_values(tmp_path: Path) -> None:

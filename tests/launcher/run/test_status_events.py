@@ -1,6 +1,7 @@
 """Events of the sidecars, and milestones, as lines of events.jsonl."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,18 @@ def test_a_job_is_near_completion_once(copied: CopiedEvents) -> None:
         copied.events.copy_new_events({"n1": status(items=items)})
     found = [(line["level"], line["detail"]) for line in copied.lines() if line["event"] == "near completion"]
     assert found == [("info", "950 of 1000 items done")]
+
+
+def test_the_eta_is_that_of_watch(copied: CopiedEvents) -> None:
+    going: dict[str, Any] = {"rank": 0, "up": True, "items": 50, "items_expected": 100, "eta": [475, 400, 500]}
+    stalled = {"rank": 1, "up": True, "items": 10, "items_expected": 100, "stalled": True}
+    late = {**going, "eta_time": time.time() - 475}
+    shown = []
+    for workers in ([going], [going, stalled], [late]):
+        copied.now += PROGRESS_S
+        copied.events.copy_new_events({"n1": NodeStatus.from_json({"workers": workers})})
+        shown.append(next(line["detail"] for line in reversed(copied.lines()) if line["event"] == "progress"))
+    assert shown == ["50 of 100 items, 50.0%, ETA 7m 55s", "60 of 200 items, 30.0%", "50 of 100 items, 50.0%, ETA 0s"]
 
 
 def test_progress_is_reported_at_intervals_while_workers_run(copied: CopiedEvents) -> None:

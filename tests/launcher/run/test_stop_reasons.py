@@ -1,5 +1,6 @@
 """The stop of a job after a signal to its batch step."""
 
+import dataclasses
 import json
 import signal
 import time
@@ -10,7 +11,7 @@ from unittest.mock import ANY, Mock
 import pytest
 
 from exporter.contract import run_files
-from launcher.plan.plan import RunFacts
+from launcher.plan.plan import RequeueRule, RunFacts
 from launcher.run.job_state import QUERY_MARGIN_S, JobRun, JobState, StopOrigin
 from launcher.run.orchestrator import load_plan
 from launcher.run.signals import OrchestratorSignals
@@ -40,6 +41,17 @@ class SignalledJob:
     def count_signal_events(self) -> int:
         """Number of events about signals."""
         return [json.loads(line)["event"] for line in self.events.read_text().splitlines()].count("signal")
+
+
+@pytest.mark.parametrize(("job_id", "is_stopped"), [("4459", True), ("local-1f2e", False)])
+def test_only_a_job_in_a_queue_is_stopped_for_a_requeue(job_id: str, is_stopped: bool, tmp_path: Path) -> None:
+    reasons = SignalledJob(tmp_path).stop_reasons
+    slurm = reasons._plan.slurm._replace(requeue=RequeueRule(preempted=False, time_limit=True, max=3))
+    reasons._plan = dataclasses.replace(reasons._plan, slurm=slurm)
+    reasons._facts = dataclasses.replace(reasons._facts, job_id=job_id)
+    reasons._time_limit_end, reasons._job_tasks = time.time() + 10.0, Mock(busy=True)
+    reasons._stop_if_requeue_due()
+    assert (reasons._job_state.stop is not None) == is_stopped
 
 
 def test_workers_are_terminated_if_slurm_is_not_ending_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -373,3 +373,13 @@ def test_stopping_a_job_cancels_it(slurm: FakeSlurm, folder: Path) -> None:
     done = gpujob("stop", "4459", cwd=folder, env=slurm.environment())
     assert (done.returncode, done.stdout) == (0, "job 4459 is being stopped\n")
     assert slurm.calls("scancel")[0]["argv"] == ["4459"]
+    assert len(list(folder.glob("logs/4459_*/stop_request.json"))) == 1
+
+
+def test_a_stop_that_failed_does_not_explain_a_later_end(slurm: FakeSlurm, folder: Path) -> None:
+    submit(slurm, folder)
+    slurm.say("squeue", "out", "PENDING\n")
+    slurm.say("scancel", "status", 1)
+    slurm.say("scancel", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
+    assert gpujob("stop", "4459", cwd=folder, env=slurm.environment()).returncode == 2
+    assert not list(folder.glob("logs/4459_*/stop_request.json"))

@@ -96,6 +96,7 @@ def test_point_states_come_from_reports_and_the_queue(tmp_path: Path, slurm: Fak
     run_dir(home, names[3], has_started=False)
     run_dir(home, names[4], has_started=False)
     run_dir(home, names[5])
+    run_files.write_json(home / names[5] / run_files.STATE_FILE, {"time": 61.0})
     slurm.say("squeue", "out", "4459_2|RUNNING\n4459_3|PENDING\n")
     record = record_of(*((name,) for name in names), ())
     states = [read_point_states(home, record) for _ in range(50)][-1]  # fifty watchers
@@ -104,6 +105,7 @@ def test_point_states_come_from_reports_and_the_queue(tmp_path: Path, slurm: Fak
     ]
     cause = "worker_w0 (rank 0) on cn01: app_error: exit status 3; log: two\nlines"
     assert (states[0].items, states[1].cause) == (1e6, cause)
+    assert states[5].duration_s == 60.0, "its last sign of life, however late one looks"
     (call,) = slurm.calls()
     assert call["argv"][:6] == ["--local", "-h", "-a", "-t", "all", "-u"]  # as all commands ask
     assert points_to_resume(states) == (1, 4, 5, 6)

@@ -15,12 +15,14 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
+from launcher.cli.sweep import _continue_in_background
 from launcher.errors import LauncherError
 from launcher.jobfile.jobfile import ClusterSpec
+from launcher.rundir import rundir
 from launcher.rundir.job_records import ProcessRecord
 from launcher.steps.steps import ENDING_SIGNALS
 from launcher.sweep import run as sweep_run
-from launcher.sweep.directory import write_record
+from launcher.sweep.directory import points_to_resume, read_point_states, read_record, write_record
 from launcher.sweep.plan import PlannedSweep, plan_sweep
 from launcher.sweep.run import LocalSweep, begin_sweep, gpu_slots
 from tests.support.launcher import LocalJob, gpujob, invocation_in, poll, read_json
@@ -241,6 +243,69 @@ def test_ctrl_c_after_the_end_of_all_points_is_no_error(signalled: Signalled, mo
     monkeypatch.setattr(os, "waitid", waitid_after_end)
     assert signalled.run() == [0, 0]
     assert signalled.runs() == [1, 1, 0]
+
+
+def test_a_point_that_cannot_be_started_does_not_cost_the_running_ones(
+    signalled: Signalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk is full when the second point is due, and has room again when the first one has ended."""
+    signalled.command, stage, lines = ["sleep", "0.3"], rundir.stage_run_dir, list[str]()
+
+    def stage_run_dir(*args: Any) -> Path:
+        if len(signalled.started) == 1 and signalled.started[0].poll() is None:
+            raise LauncherError("No space left on device")
+        return stage(*args)
+
+    monkeypatch.setattr(rundir, "stage_run_dir", stage_run_dir)
+    monkeypatch.setattr(signalled.local, "_report", lines.append)
+    assert signalled.run() == [0, 0, 0]
+    assert signalled.runs() == [1, 1, 1]
+    failed = [line for line in lines if "cannot be started" in line]
+    assert failed == ["j_x2 cannot be started; it is tried again when another point ends: No space left on device"]
+
+
+@pytest.mark.parametrize("name", ["settle_point", "write_record", "LocalJob"])
+def test_a_point_that_could_not_be_started_is_missing(
+    name: str, signalled: Signalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signalled.command, original, lines = ["true"], getattr(sweep_run, name), list[str]()
+
+    def fails_for_the_first(*args: Any) -> Any:
+        if not signalled.started and (name != "write_record" or any(point.runs for point in args[1].points)):
+            signalled.started.append(subprocess.Popen("true"))
+            raise OSError(28, "No space left on device")
+        return original(*args)
+
+    monkeypatch.setattr(sweep_run, name, fails_for_the_first)
+    monkeypatch.setattr(signalled.local, "_report", lines.append)
+    signalled.local.run([0, 1])
+    assert signalled.runs() == [0, 1, 0]
+    assert lines[0] == "j_x1 cannot be started; resume the sweep: [Errno 28] No space left on device"
+    home = signalled.local._sweep_dir
+    assert len([path for path in home.iterdir() if path.is_dir()]) == 1, "nothing of the first is left"
+    states = read_point_states(home, read_record(home))
+    assert [state.state for state in states][::2] == ["MISSING", "MISSING"]
+    assert points_to_resume(states)[0] == 0
+
+
+def test_a_sweep_that_cannot_start_in_the_background_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    home, record = begin_sweep(planned(2, 0, tmp_path), b"")
+    fork = os.fork
+
+    def fork_and_fail() -> int:
+        if child := fork():
+            return child
+        (home / "log.out").write_text("3 of 3 points\ngpujob: no space left on device\n")
+        os._exit(2)
+
+    monkeypatch.setattr(os, "fork", fork_and_fail)
+    with pytest.raises(SystemExit) as ended:
+        _continue_in_background(home, str(record.submission["job_id"]), as_json=False)
+    assert ended.value.code == 9
+    shown = capsys.readouterr().err
+    assert shown == "gpujob: the sweep could not start (status 2): gpujob: no space left on device\n"
 
 
 def test_a_second_ctrl_c_reaches_the_points(signalled: Signalled) -> None:

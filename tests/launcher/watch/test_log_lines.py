@@ -54,6 +54,17 @@ def test_runs_are_in_order_and_told_apart(run_dir: Path) -> None:
     assert {line.worker for line in reader(run_dir).read()} == {"worker_w0", "worker_w1"}
 
 
+def test_attempts_on_other_nodes_are_found(run_dir: Path) -> None:
+    (run_dir / "orchestrator.json").write_text(json.dumps(orchestrator_record(hosts=["gn_7"], attempt=2)))
+    for name in ("gn1_worker_w0", "gn-3.example.org_worker_w0_a1", "gn_7_worker_w0_a2", "gn1_my_worker_w0"):
+        (run_dir / f"{name}.out").write_text(f"{name}\n")
+    assert texts(reader(run_dir)) == [
+        ("worker_w0", "gn1_worker_w0"),
+        ("worker_w0_a1", "gn-3.example.org_worker_w0_a1"),
+        ("worker_w0_a2", "gn_7_worker_w0_a2"),
+    ]
+
+
 def test_new_lines_follow_rotation_and_restarts(run_dir: Path) -> None:
     log = run_dir / "gn1_worker_w0.out"
     log.write_text("one\ntwo\nhalf")

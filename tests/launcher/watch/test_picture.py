@@ -561,8 +561,7 @@ class Lines:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.now = 1000.0
-        clock = SimpleNamespace(monotonic=lambda: self.now, strftime=time.strftime, localtime=time.localtime)
-        monkeypatch.setattr(plain_lines, "time", clock)
+        monkeypatch.setattr(plain_lines, "time", SimpleNamespace(monotonic=lambda: self.now))
         self._out = io.StringIO()
         self._log = LineView(self._out)
 
@@ -618,6 +617,9 @@ def test_the_end_of_a_worker_has_its_own_line(lines: Lines) -> None:
     ended["workers"][1] = worker_entry(1, **dead("app_error", 3))
     assert lines.show(ended) == ["2025-11-22 04:13:11 worker_w1 on cn00 ended: app_error (exit status 3)"]
     assert lines.show(ended) == []
+    ended["workers"][0] = worker_entry(0, **dead("app_error", 3))
+    ended["workers"][0]["exit"]["time"] = 1e20  # no time of this world
+    assert lines.show(ended) == ["- worker_w0 on cn00 ended: app_error (exit status 3)"]
 
 
 def test_a_restart_has_a_line_with_its_reason_even_if_the_end_was_not_seen(lines: Lines) -> None:

@@ -642,6 +642,16 @@ def test_a_job_that_was_cancelled_in_the_queue_is_cancelled(queued: tuple[Path, 
     assert (view.state, view.unknown_reason, view.report and view.report.exit_status) == ("CANCELLED", None, 5)
 
 
+def test_a_lost_job_takes_no_longer_with_every_look(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    run_files.write_json(run_dir / "state.json", {"phase": "running", "time": 1950.0})
+    slurm.say("squeue", "out", "\n")
+    slurm.say("scontrol", "job", "JobState=NODE_FAIL Reason=None\n")
+    report, view = JobClient(run_dir).report(), JobClient(run_dir).read_view()
+    assert (report.state, report.start, report.end, report.duration_s) == ("NODE_FAIL", 1000.0, 2000.0, 1000.0)
+    assert view.end == 2000.0, "its last status"
+
+
 def test_a_newly_started_job_is_not_requeued(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     (run_dir / "orchestrator.json").unlink()

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +57,26 @@ def test_a_job_that_resumes_reads_the_placeholder(tmp_path: Path) -> None:
     (log,) = run_dir.glob("*_worker_w0.out")
     assert f"from {tmp_path.resolve()}/checkpoint_100.pt" in log.read_text()
     assert DAMAGED + "is empty" in (run_dir / "log.out").read_text()
+
+
+SEARCH = """
+import os, sys
+from launcher.run import orchestrator
+
+def search(plan, facts, is_ending):
+    print(is_ending(), is_ending(), os.eventfd_read(signs))
+    sys.exit(0)
+
+signs = os.eventfd(0, os.EFD_NONBLOCK)
+orchestrator.find_checkpoint = search
+orchestrator.main([sys.argv[1], "--local", "--signs", str(signs)])
+"""
+
+
+def test_a_long_search_is_no_silence(tmp_path: Path) -> None:
+    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]})
+    done = subprocess.run([sys.executable, "-c", SEARCH, run_dir], capture_output=True, text=True, check=False)
+    assert (done.stdout, done.returncode) == ("False False 2\n", 0), done.stderr
 
 
 def test_a_restarted_worker_gets_what_the_job_has_saved_meanwhile(tmp_path: Path) -> None:
