@@ -28,6 +28,7 @@ JOBS_KEPT_S = 400 * 86400.0
 CHANGES_KEPT_S = 90 * 86400.0
 PRUNED_EACH_S = 86400.0
 MOST_UNSAVED = 100_000  # changes that wait for a disk that is full; the oldest make room
+MOST_UNSAVED_JOBS = 20_000  # the same of jobs that have ended, and of removed ones: each try writes all of them
 MOST_IDS = 500  # in one query; SQLite allows 999 values
 _DAMAGED = (sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB)
 _TEXTS, _NUMBERS = ("account", "partition", "name", "currency"), ("gpu_s", "idle_s", "gpu_j", "node_j", "cost")
@@ -122,7 +123,7 @@ class Store:
         self._lock = threading.Lock()
         self._pruned_at = 0.0
         self._jobs: dict[tuple[str, float], tuple[Job, bool, float]] = {}  # unsaved, as are the following
-        self._removed: dict[tuple[str, float], Job] = {}
+        self._removed: dict[tuple[str, float], None] = {}
         self._changes: deque[ToldChange] = deque(maxlen=MOST_UNSAVED)
         self._counters: dict[CounterKey, float] = {}
         self._meta: dict[str, str] = {}
@@ -181,7 +182,7 @@ class Store:
         with self._lock:
             for job in batch.removed:
                 self._jobs.pop(name_of(job), None)
-                self._removed[name_of(job)] = job
+                self._removed[name_of(job)] = None
             for job in batch.jobs:
                 self._removed.pop(name_of(job), None)
                 seen = end_of(job.tracked) if batch.is_history else batch.now
@@ -196,6 +197,7 @@ class Store:
                 self._write(self._file, batch.now)
             except sqlite3.Error as error:
                 self._note(f"{self.path} cannot be written: {_reason(error)}; the hub continues in memory")
+                self._limit_unsaved()
                 if _code(error) in _DAMAGED:
                     self._begin_anew(error)
             else:
@@ -231,6 +233,14 @@ class Store:
     def _forget_unsaved(self) -> None:
         for waiting in (self._jobs, self._removed, self._changes, self._counters, self._meta):
             waiting.clear()
+
+    def _limit_unsaved(self) -> None:
+        """Forget the oldest jobs that need not outlive this process."""
+        settled = [name for name, (_, is_kept, _) in self._jobs.items() if not is_kept]
+        for name in settled[: max(0, len(settled) - MOST_UNSAVED_JOBS)]:
+            del self._jobs[name]
+        for name in list(self._removed)[: max(0, len(self._removed) - MOST_UNSAVED_JOBS)]:
+            del self._removed[name]
 
     def _begin_anew(self, error: Exception) -> None:
         """Replace a file that was damaged while it was open. What is unsaved goes into the new one."""

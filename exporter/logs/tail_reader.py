@@ -415,6 +415,9 @@ class LogTail:
             os.close(fd)
             return False
         self._switch_to(fd, os.path.realpath(self.path))
+        if self._next_fd >= 0:  # this file, while it was empty
+            os.close(self._next_fd)
+            self._next_fd = -1
         return True
 
     def _switch_to_next(self, old: os.stat_result, found: os.stat_result | None) -> tuple[os.stat_result, bool] | None:

@@ -230,6 +230,7 @@ class ProcessTree:
         self._claims: dict[int, list[int]] = {}
         self._switches: tuple[int, int] | None = None
         self._pss: tuple[int | None, float] = (None, 0.0)  # last value, and when (monotonic) it may be read again
+        self._costly_rss_pages = 0  # resident memory at which the sum of PSS was abandoned; 0 if it was not
         self._reads = 0
 
     @property
@@ -463,11 +464,12 @@ class ProcessTree:
 
     def _read_pss(self, processes: Iterable[_OpenProcess]) -> int | None:
         """Sum the PSS of these processes, or return the last value: the kernel walks all pages, so large workers must
-        rest.
+        rest. After an abandoned sum it is None until their memory has halved.
         """
         pss_bytes, due = self._pss
-        if time.monotonic() < due:
+        if time.monotonic() < due or self._rss_pages * 2 > self._costly_rss_pages > 0:
             return pss_bytes
+        self._costly_rss_pages = 0
         start = time.thread_time()
         pss_bytes = None
         for watched in processes:
@@ -476,6 +478,7 @@ class ProcessTree:
                 pss_bytes = (pss_bytes or 0) + size
             if time.thread_time() - start > MOST_PSS_S:
                 pss_bytes = None  # a partial sum is useless, and ends of workers are watched on this thread too
+                self._costly_rss_pages = self._rss_pages
                 break
         self._pss = pss_bytes, time.monotonic() + PSS_REST_FACTOR * (time.thread_time() - start)
         return pss_bytes

@@ -36,7 +36,8 @@ ITEMS = Family("worker_items", "Position of the worker: items done according to 
 ITEMS_EXPECTED = Family("worker_items_expected", "Total number of items of the worker.", labels=WORKER_LABELS)
 ITEMS_PROCESSED = Family(
     "worker_items_processed_total",
-    "Items done since the job started; never falls, work of an earlier job does not count.",
+    "Items done since the job started, without work of an earlier job; falls only when a progress file counts in "
+    "another unit than the log before it.",
     labels=WORKER_LABELS,
     kind="counter",
 )
@@ -71,7 +72,8 @@ UNMATCHED = Family(
 )
 STALLED = Family(
     "worker_stalled",
-    "Whether a worker with work left has been silent for the stall timeout.",
+    "Whether a worker with work left has been silent for the stall timeout, and for longer than its rhythm and its "
+    "pauses explain.",
     labels=WORKER_LABELS,
 )
 LOG_VALUE = Family("worker_log_value", "Last value of a named pattern in the log.", labels=(*WORKER_LABELS, "name"))

@@ -32,6 +32,7 @@ NOTICE_S = 0.75  # time for the orchestrator's stop notice to appear after a sig
 BURST_S = 0.5  # signals closer together count as one: Slurm sends several at a time limit
 WATCH_S = 0.25  # between two polls of the job's phase
 POINT_S = 1.0  # between two looks whether the timeline needs a point
+LAST_POINT_WAIT_S = 1.0  # for the last point while the timeline is being packed
 SHARE_S = 0.2  # most age of a page that is sent again; values that are overdue appear this much later
 
 log = logging.getLogger("gpujob.service")
@@ -236,7 +237,7 @@ class HttpService:
         while self._sidecar.phase != "finished":
             await asyncio.sleep(WATCH_S)
         await self._read_all(self._sidecar.slots, FINAL_READ_S)
-        self._sidecar.keep_timeline()
+        self._sidecar.keep_timeline(LAST_POINT_WAIT_S)
         await self._read_all([self._sidecar.publisher], LAST_WRITE_S)  # the timeline with the last phase
         final_at = self._clock.monotonic()
         while not self._scrapes.is_satisfied(final_at, self._clock.monotonic()):
@@ -291,7 +292,7 @@ class HttpService:
         await self._read_all(self._sidecar.slots, timeout_s)
         await self._read_all([self._sidecar.diagnostics], timeout_s)
         self._sidecar.final = True
-        self._sidecar.keep_timeline()
+        self._sidecar.keep_timeline(LAST_POINT_WAIT_S)
         await self._read_all([self._sidecar.publisher], write_s)
 
     async def _read_all(self, slots: Sequence[CollectorSlot], timeout_s: float) -> bool:

@@ -204,14 +204,17 @@ class Sidecar:
         self._render()
         return self._samples.take()
 
-    def keep_timeline(self) -> None:
-        """Add a point to the timeline if its step is over, a worker has started or ended, or the job has."""
+    def keep_timeline(self, wait_s: float = 0.0) -> None:
+        """Add a point to the timeline if its step is over, a worker has started or ended, or the job has.
+
+        While the timeline is being packed, wait up to ``wait_s``; the next call tries again.
+        """
         snapshots = [slot.snapshot for slot in self.slots]
         workers = [facts for each in snapshots if isinstance(each, WorkersSnapshot) for facts in each.workers]
         runs = (self.phase, self.final, [(facts.up, facts.restart, facts.exits) for facts in workers])
         is_moment = runs != self._runs
-        if self.timeline.is_taken_up and (is_moment or self.timeline.is_due()):
-            self.timeline.record(self._take_samples, is_moment=is_moment)
+        is_needed = is_moment or self.timeline.is_due()
+        if is_needed and self.timeline.record(self._take_samples, is_moment=is_moment, wait_s=wait_s):
             self._runs = runs
 
     def status(self) -> NodeStatus:

@@ -71,10 +71,14 @@ class History:
         """Whether the step of the last point is over."""
         return not self.times or now // self.step_s > self.times[-1] // self.step_s
 
+    def can_add(self, now: float) -> bool:
+        """Whether this time is after the last point; it is not while the clock is set back."""
+        return not self.times or now > self.times[-1]
+
     def add(self, now: float, values: Mapping[str, float], *, is_moment: bool = False) -> None:
         """Add a point with the finite values of all series. A series that is not there is absent from then on."""
-        if self.times and now <= self.times[-1]:
-            return  # the clock was set back
+        if not self.can_add(now):
+            return
         self.times.append(now)
         if is_moment:
             self.moments.append(now)

@@ -50,11 +50,17 @@ class NodeTimeline:
         is_rested = self._clock.monotonic() >= self._rests_until
         return self.is_taken_up and is_rested and self._history.is_due(self._clock.time())
 
-    def record(self, render: Callable[[], Mapping[Family, Sequence[str]]], *, is_moment: bool) -> None:
-        """Add a point with the samples of a page. Without the history of the earlier sidecar, do nothing yet."""
-        began = time.thread_time()
-        if not self.is_taken_up or not self._lock.acquire(timeout=1.0):
-            return
+    def record(
+        self, render: Callable[[], Mapping[Family, Sequence[str]]], *, is_moment: bool, wait_s: float = 0.0
+    ) -> bool:
+        """Add a point with the samples of a page; return whether it was added.
+
+        It is not without the history of the earlier sidecar, while the clock is set back, or if the timeline is being
+        packed for longer than ``wait_s``.
+        """
+        began, now = time.thread_time(), self._clock.time()
+        if not self.is_taken_up or not self._history.can_add(now) or not self._lock.acquire(timeout=wait_s):
+            return False
         try:
             values = {self._up: 1.0}
             for family, lines in render().items():
@@ -63,12 +69,13 @@ class NodeTimeline:
                         series, _, value = line.rpartition(" ")
                         values[series] = float(value)
             known = {series: value for series, value in values.items() if abs(value) < MOST_VALUE}  # not NaN
-            self._history.add(self._clock.time(), known, is_moment=is_moment)
+            self._history.add(now, known, is_moment=is_moment)
             self._has_moment |= is_moment
         finally:
             self._lock.release()
         self._costs.append(time.thread_time() - began)
         self._rests_until = self._clock.monotonic() + POINT_COST * min(self._costs)
+        return True
 
     def pack(self) -> bytes:
         """The timeline as gzipped JSON."""

@@ -35,7 +35,8 @@ CPU = Family(
 RSS = Family("worker_memory_rss_bytes", "Resident memory of the worker and its descendants.", labels=WORKER_LABELS)
 PSS = Family(
     "worker_memory_pss_bytes",
-    "Memory of the worker and its descendants with shared pages divided among those who share them; twice a minute.",
+    "Memory of the worker and its descendants with shared pages divided among those who share them; twice a minute, "
+    "less often for large workers, absent above some 15 GiB.",
     labels=WORKER_LABELS,
 )
 IO_READ = Family(

@@ -33,7 +33,8 @@ LOW = Family(
 )
 FULL = Family(
     "filesystem_full_timestamp_seconds",
-    "When the file system runs out of bytes or files at the current rate; absent while it is not filling up.",
+    "When the file system runs out of bytes or files, or this user's quota is used up, at the current rate; absent "
+    "while none of them is filling up.",
     labels=("group",),
 )
 QUOTA_AVAILABLE = Family(

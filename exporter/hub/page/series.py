@@ -321,7 +321,8 @@ def render_self(facts: SelfFacts, out: Samples) -> None:
     out.add(HUB_STORE, facts.store_bytes)
     out.add(HUB_STORE_WORKS, facts.store_works)
     for mount, responds in facts.mounts.items():
-        out.add(HUB_MOUNTS, responds, mount=mount)
+        name = mount.encode("utf-8", "backslashreplace").decode()  # a folder may have any bytes as its name
+        out.add(HUB_MOUNTS, responds, mount=name)
     for (handler, code), number in facts.requests.items():
         out.add(HUB_REQUESTS, number, handler=handler, code=code)
     for handler, seconds in facts.request_s.items():

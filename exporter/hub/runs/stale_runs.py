@@ -27,8 +27,9 @@ class StaleRuns:
 
     def update(self, runs: Iterable[Run], jobs: Mapping[str, Job], now: float) -> list[Run]:
         """Compare with the jobs of the queue. Return runs of which accounting may know the end."""
-        found, ends, unknown = dict[str, float](), dict[str, float](), list[Run]()
+        found, ends, unknown, present = dict[str, float](), dict[str, float](), list[Run](), set[str]()
         for run in runs:
+            present.add(run.run_dir)
             job = jobs.get(run.job_id) if run.is_monitored else None
             if job is not None and is_of_run(job, run):
                 self._ended.pop(run.run_dir, None)
@@ -45,6 +46,8 @@ class StaleRuns:
                 past = self._ended.get(run.run_dir)
                 ends[run.run_dir] = end_of(jobs[run.job_id].tracked) if past is None else past
         self.before, self.ends = found, ends
+        self._ended = {run_dir: end for run_dir, end in self._ended.items() if run_dir in present}
+        self._asked = {run_dir: at for run_dir, at in self._asked.items() if run_dir in present}
         return [run for run in unknown if now - self._asked.get(run.run_dir, -math.inf) >= ASKED_EACH_S][:MOST_ASKED]
 
     def _of_past(self, run: Run, now: float) -> float | None:

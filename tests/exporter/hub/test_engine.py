@@ -16,7 +16,7 @@ from exporter.hub.engine import Engine, Settings
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome
 from exporter.hub.look import AFTER_END_S, MOST_IN_QUESTION, WATCHED_NODES_S
 from exporter.hub.runs.reports import Run
-from exporter.hub.runs.stale_runs import GONE_AFTER_S
+from exporter.hub.runs.stale_runs import GONE_AFTER_S, StaleRuns
 from exporter.hub.site_reader import Site
 from exporter.hub.store import Store
 from exporter.slurm.accounting import Step
@@ -529,6 +529,17 @@ def test_nodes_are_read_more_often_while_somebody_watches_them(hub: Hub) -> None
         found.append((hub.engine.want_nodes(), hub.engine.wake.is_set()))
         hub.engine.step()
     assert found == [(False, False), (False, False), (True, True), (False, True)]
+
+
+def test_runs_that_have_left_the_registry_take_no_memory() -> None:
+    stale = StaleRuns(lambda _: ())
+    for number in range(5):
+        run = Run(str(number), "ada", f"/runs/{number}", 0.0, is_monitored=True)
+        asked = stale.update([run], {}, 1e6)
+        assert asked == [run]
+        stale.take(asked, (), 1e6)
+        assert stale.update([run], {}, 1e6) == [], "it was asked"
+    assert (len(stale._ended), len(stale._asked)) == (1, 1)
 
 
 def test_targets_are_stale_once_slurm_says_that_their_job_or_attempt_has_ended(hub: Hub) -> None:

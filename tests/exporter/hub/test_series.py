@@ -1,5 +1,6 @@
 """Series of the hub: all of what is known, and nothing of what is not."""
 
+import os
 from typing import Any
 
 import pytest
@@ -171,6 +172,17 @@ def test_sums_have_every_task_and_every_end_from_the_start() -> None:
     assert samples['gpujob_jobs{user="ada",partition="high",state="PENDING"}'] == "5"
     ends = {name: value for name, value in samples.items() if name.startswith("gpujob_jobs_ended_total")}
     assert (len(ends), set(ends.values())) == (len(ENDS), {"0"})
+
+
+def test_a_mount_whose_name_is_not_utf_8_is_on_the_page() -> None:
+    out = Samples({})
+    render_self(SelfFacts({}, {}, 60.0, 4096, True, {}, {}, {os.fsdecode(b"/data/\xe9"): True, "/données": False}), out)
+    lines = out.page().encode("utf-8").decode().splitlines()
+    found = [line for line in lines if line.startswith("gpujob_hub_mount_responding{")]
+    assert found == [
+        'gpujob_hub_mount_responding{mount="/data/\\\\udce9"} 1',
+        'gpujob_hub_mount_responding{mount="/données"} 0',
+    ]
 
 
 def test_series_of_a_job_go_30_minutes_after_its_end_and_the_youngest_have_them() -> None:

@@ -128,6 +128,37 @@ def test_a_full_disk_costs_nothing_that_memory_can_hold(tmp_path: Path) -> None:
     again.close()
 
 
+def test_a_full_disk_keeps_what_is_needed_and_the_newest_of_what_has_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("exporter.hub.store.MOST_UNSAVED_JOBS", 100)
+    store = Store(tmp_path / "hub.sqlite")
+    store.save(batch(1, job("7")))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (store.size_bytes() or 0, limits[1]))
+    needed = [job(f"1_{task}", "n" * 1000) for task in range(150)]
+    try:
+        store.save(batch(2, *needed))
+        for number in range(3, 6):
+            ended = [job(f"{number}_{task}", "n" * 1000) for task in range(60)]
+            removed = [job(f"{number}{task}") for task in range(60)]
+            store.save(Batch(10.0, ended, removed=removed))
+            assert "cannot be written" in (store.problem or "")
+            most = min(100, 60 * (number - 2))
+            assert (len(store._jobs), len(store._removed)) == (150 + most, most)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    store.save(batch(6))
+    assert store.problem is None
+    assert {each.key for each in store.jobs_since(0.0, None, None, 1000)} == {
+        "7",
+        *(each.key for each in needed),
+        *(f"4_{task}" for task in range(20, 60)),
+        *(f"5_{task}" for task in range(60)),
+    }
+    store.close()
+
+
 def test_a_file_that_somebody_else_has_open_is_left_alone(tmp_path: Path) -> None:
     path = tmp_path / "hub.sqlite"
     Store(path).close()

@@ -686,6 +686,18 @@ def test_a_log_replaced_by_a_longer_copy_is_read_from_the_old_offset(path: Path)
     assert tail.generation == 0
 
 
+def test_a_copy_that_was_empty_at_first_is_read_once_when_it_is_rotated(path: Path) -> None:
+    tail = tail_after(path, numbered(1, 20))
+    path.unlink()
+    path.touch()
+    assert read(tail) == []
+    append(path, numbered(1, 22))
+    assert b"".join(read(tail)) == numbered(21, 22)
+    path.rename(path.with_name(f"{path.name}.1"))
+    append(path, numbered(23, 24))
+    assert b"".join(read(tail)) == numbered(23, 24)
+
+
 def test_a_short_equal_text_is_not_taken_for_a_copy(path: Path) -> None:
     text = b"x" * (COPY_MARK_BYTES - 2) + b"\n"
     tail = tail_after(path, text)

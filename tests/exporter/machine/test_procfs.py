@@ -753,6 +753,33 @@ def test_an_expensive_memory_read_is_followed_by_a_pause(start: Start, monkeypat
     assert results == [5, 5, 5, 6]
 
 
+def test_a_sum_that_took_too_long_is_tried_again_once_the_memory_has_halved(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    process, clock, walks = start("sleep", "60"), [1000.0], list[float]()
+
+    def walk(folder: str) -> int:
+        walks.append(clock[0])
+        clock[0] += 0.5 if len(walks) == 1 else 0.1
+        return 5
+
+    monkeypatch.setattr(process_tree, "_read_pss_bytes", walk)
+    monkeypatch.setattr(time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(time, "thread_time", lambda: clock[0])
+    tree = ProcessTree(process.pid)
+    read(tree)
+    for _ in range(5):
+        assert tree.read_details().pss_bytes is None
+        clock[0] += 1e5
+    assert len(walks) == 1
+    tree._costly_rss_pages *= 2
+    assert tree.read_details().pss_bytes == 5
+    clock[0] += 1e5
+    tree.read_details()
+    assert len(walks) == 3
+    tree.close()
+
+
 @pytest.mark.parametrize("end", ["exit 0", "exit 3", "kill -9 $$", "kill -15 $$"])
 def test_a_zombie_has_its_exit_status(start: Start, end: str) -> None:
     process = start("sh", "-c", f"read line; {end}")

@@ -23,7 +23,7 @@ from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Samples
 from exporter.collecting.published import JobProgress, Published
 from exporter.collecting.saved_state import STATE_DIR, save_state
-from exporter.contract import run_files
+from exporter.contract import run_files, timeline_file
 from exporter.contract.manifest import OPEN
 from exporter.gpus.records import GpuReading, JobGpus
 from exporter.sidecar import service
@@ -769,3 +769,28 @@ def test_a_service_without_a_supervisor_does_not_end_for_a_driver(tmp_path: Path
         await served.keeps_running()
 
     scenario(make_supervised_sidecar(tmp_path, clock, publisher(REPLACED), supervised=False), play)
+
+
+def test_a_moment_that_could_not_be_recorded_is_one_at_the_next_look(tmp_path: Path) -> None:
+    clock = FakeClock()
+    sidecar = make_sidecar(make_context(make_manifest(tmp_path), clock))
+    sidecar.timeline.take_up()
+    sidecar.keep_timeline()
+    sidecar.final = True
+    clock.advance(1)
+    begun = time.monotonic()
+    with sidecar.timeline._lock:
+        sidecar.keep_timeline()
+    assert time.monotonic() - begun < 0.5, "the event loop does not wait"
+    clock.advance(1)
+    sidecar.keep_timeline()
+    clock.advance(1)
+    sidecar.keep_timeline()
+    with timeline_file.open_timeline(write_timeline(sidecar, tmp_path)) as (head, _):
+        assert list(head.moments) == [clock.now - 3, clock.now - 1]
+
+
+def write_timeline(sidecar: Sidecar, folder: Path) -> Path:
+    path = folder / "timeline.json.gz"
+    path.write_bytes(sidecar.timeline.pack())
+    return path

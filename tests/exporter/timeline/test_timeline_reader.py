@@ -146,6 +146,29 @@ def test_a_full_disk_costs_one_message_and_the_earlier_file_stays(
     assert stored(tmp_path)["series"][1]["values"] == [1]
 
 
+def test_a_point_that_cannot_be_added_now_is_not_rendered_and_can_be_added_later(tmp_path: Path) -> None:
+    clock = FakeClock()
+    timeline = make_timeline(tmp_path, clock)
+    page = Samples({"node": NODE})
+
+    def add() -> bool:
+        return timeline.record(page.take, is_moment=True)
+
+    def refuse() -> bool:
+        return timeline.record(lambda: pytest.fail("it costs a page"), is_moment=True)
+
+    assert add()
+    clock.advance(-60)
+    assert not refuse(), "the clock is set back"
+    clock.advance(61)
+    with timeline._lock:
+        assert not refuse(), "the timeline is being packed"
+    assert add()
+    timeline.write(final=True)
+    found = stored(tmp_path)
+    assert found["moments"] == found["times"] == [clock.now - 1, clock.now]
+
+
 def test_costly_points_are_farther_apart(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     clock = FakeClock()
     timeline = make_timeline(tmp_path, clock)
