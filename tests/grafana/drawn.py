@@ -49,6 +49,7 @@ COMMON: dict[str, Values] = {
     "repeatDirection": ANY,  # says nothing without `repeat`
     **dict.fromkeys(("targets.datasource.type", "targets.datasource.uid", "targets.expr", "targets.refId"), ANY),
     **dict.fromkeys(("targets.legendFormat", "targets.instant", "targets.range"), ANY),
+    "targets.interval": {"1m"},  # the page asks no query more often than the slowest scrape, here that of the hub
     "targets.format": {"time_series", "table"},
 }
 FIELD: dict[str, Values] = {
