@@ -346,6 +346,40 @@ def test_the_readme_lists_every_alert_with_its_severity() -> None:
     assert RUNBOOK_BASE in text
 
 
+def boards_of(alert: dict[str, Any]) -> list[str]:
+    """The links to a board that an alert can have: one for each branch of its template."""
+    url = alert["annotations"]["dashboard_url"]
+    choice = re.fullmatch(r"(.*?){{ if .*? }}(.*?){{ else }}(.*?){{ end }}", url)
+    return [url] if choice is None else [choice[1] + choice[2], choice[1] + choice[3]]
+
+
+def test_the_commands_of_the_readme_change_every_link_of_the_rules(tmp_path: Path) -> None:
+    text = (ALERTMANAGER / "README.md").read_text(encoding="utf-8")
+    commands = re.findall(r"^\$ (sed .*)$", text, re.MULTILINE)
+    assert len(commands) == 2  # for the runbooks, and for the boards
+    shutil.copytree(RULES, tmp_path / "rules")
+    for command in commands:
+        subprocess.run(["bash", "-c", command], cwd=tmp_path, check=True)
+    copied = [load(path) for path in sorted((tmp_path / "rules").glob("*.yml"))]
+    changed = {
+        rule["alert"]: rule
+        for document in copied
+        for group in document["groups"]
+        for rule in group["rules"]
+        if "alert" in rule
+    }
+    assert changed.keys() == alerts().keys()
+    served = re.compile(r"{{ \$externalURL }}/user/\?board=(gpujob-[a-z]+)&?")
+    for name, alert in alerts().items():
+        assert changed[name]["annotations"]["runbook_url"] == f"https://wiki.example.org/gpujob/{name}.md"
+        links = boards_of(changed[name])
+        assert links == [served.sub(r"https://grafana.example.org/d/\1?", link) for link in boards_of(alert)]
+        for link in links:
+            board = re.match(r"https://grafana\.example\.org/d/(gpujob-[a-z]+)\?", link)
+            assert board is not None
+            assert (ROOT / f"grafana/dashboards/{board[1]}.json").exists()
+
+
 @pytest.mark.parametrize("name", alerts().keys() - {HEARTBEAT})
 def test_an_alert_is_tested_firing_silent_and_after_its_series_end(name: str) -> None:
     expectations = [assertion for assertion in assertions() if assertion.alert == name]

@@ -81,7 +81,8 @@ If anybody else can write one of them, gpujob stops before it does anything. `/t
 Write access of a group counts too, unless it is the owner's own group with the owner's name and no other members.
 The same rules hold for `setup.script` and for the job file of a sweep that is resumed.
 A job file must belong to one of these owners too, who alone may be able to write it; its directory does not count.
-The file of `GPUJOB_CONFIG` may belong to anyone who alone can write it and its directory, or root.
+The file that `GPUJOB_CONFIG` names may belong to any user, but only that user and root may be able to write it.
+Its directory must belong to that user, to you or to root, and likewise be writable by nobody else.
 
 Files are not merged. An unknown key is an error.
 [Administration](../admin.md) says how to give all users the same file.
@@ -169,7 +170,9 @@ ARGUMENTS = {
     "[JOB.YAML | -- COMMAND...]": "job file (`-` is standard input), or the command of the workers, word by word",
     "JOB": "id or name of a job",
     "[OPTIONS]...": "options of `gpujob-exporter receive-alerts`",
-    "[JOB]": "id, beginning of a local id, name or directory of a job or sweep; by default the newest",
+    "[JOB]": "id, beginning of a local id, name or directory of a job; by default the newest. "
+    "`watch`, `report` and `stop` take a sweep or pipeline too",
+    "[JOB-ID]": "id or name of a job; by default the alerts of all your jobs, and those of no job",
     "[JOB]...": "ids, tasks of arrays, names or directories; by default all your jobs in Slurm's queue",
     "[PID... | CONFIG.YAML]": "process ids of the workers, or a `monitor_config.yaml`",
     "[WORKER]": "name, role or rank of a worker",
@@ -177,6 +180,7 @@ ARGUMENTS = {
     "[FILE] [-- COMMAND...]": "file to write, by default `job.yaml`, and the command of its worker",
     "[KEY]": "path of a key, or its last part",
     "LOG...": "log files",
+    "PIPELINE.YAML": "file that names the job files, and which of them waits for which",
     "PATH...": "files, checkpoints, and folders of either",
     "SHELL": "`bash`, `zsh` or `fish`",
     "STACK_DIR": "folder of the stack, with `gate.json`",

@@ -52,7 +52,7 @@ def manager(url: str | None) -> "Source":
 
 
 @click.command("list", epilog="example: gpujob alerts 4459 --follow")
-@click.argument("job", metavar="[JOB]", required=False)
+@click.argument("job", metavar="[JOB-ID]", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Print a line when an alert begins or ends, until Ctrl-C.")
 @click.option("--log", "log_file", metavar="FILE", help="With --follow: also append to FILE, and JSON to FILE.jsonl.")
 @click.option("--all-users", is_flag=True, help="Alerts of all users' jobs.")

@@ -21,11 +21,11 @@ QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queu
 
 
 @click.command(epilog="example: gpujob pipeline r8.yaml --dry-run")
-@click.argument("file", metavar="FILE")
+@click.argument("file", metavar="PIPELINE.YAML")
 @click.option("--dry-run", is_flag=True, help="Check all files and print the plan; submit nothing.")
 @JSON
 def pipeline(file: str, dry_run: bool, as_json: bool) -> None:
-    """Submit several jobs and sweeps to Slurm that wait for each other. FILE names their job files.
+    """Submit several jobs and sweeps to Slurm that wait for each other. PIPELINE.YAML names their job files.
 
     All files are checked first. The jobs are submitted on hold and released when all are in the queue; after an error
     none is left there.
