@@ -33,10 +33,11 @@ def test_the_command_of_a_unit_has_these_options(unit: Path) -> None:
 
 
 def test_prometheus_may_read_the_targets_where_the_unit_writes_them() -> None:
-    """Systemd closes the state directory of a dynamic account to others, but not its runtime directory."""
+    """Systemd closes the directories of a dynamic account to others, except a runtime directory that ends with it."""
     unit = (ROOT / "docker" / "systemd" / "gpujob-targets.service").read_text("utf-8")
     found = re.search(r"^RuntimeDirectory=(\S+)(?s:.*) --output (\S+)", unit, re.MULTILINE)
     assert found is not None
+    assert "Preserve=" not in re.sub(r"(?m)^#.*", "", unit)
     assert Path(found[2]).parent == Path("/run", found[1])
     page = (ROOT / "docs" / "how-to" / "connect-prometheus.md").read_text("utf-8")
     assert f'files: ["{Path(found[2]).parent}/*.json"]' in page
