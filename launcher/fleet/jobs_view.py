@@ -100,7 +100,8 @@ class Job(NamedTuple):
     def price_per_hour(self, prices: Prices | None) -> float | None:
         """List price of an hour of its GPUs; None without a price."""
         if self.parts:
-            prices_of_parts = [(job.price_per_hour(prices), len(task_ids(job.row.job_id))) for job in self.parts]
+            live = [job for job in self.parts if not job.has_ended] or self.parts
+            prices_of_parts = [(job.price_per_hour(prices), len(task_ids(job.row.job_id))) for job in live]
             return _sum(None if price is None else price * tasks for price, tasks in prices_of_parts)
         return None if prices is None or self.backend == "local" else prices.of_gpus(gpu_counts(self.row.resources))
 

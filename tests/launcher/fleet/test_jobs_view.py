@@ -115,6 +115,9 @@ def test_price_cost_and_gpus_of_one_line_are_those_of_all_its_parts() -> None:
     assert job.price_per_hour(PRICES) == pytest.approx(5 * 2.4)
     assert job.cost(PRICES, NOW) == pytest.approx(2 * 2.4)
     assert " h100:1 x5 " in render_jobs([job], NOW, verbose=False)[1]
+    over = Job(waiting._replace(job_id="8_5", sight=Sight("COMPLETED", 1.0, NOW - 7200.0, NOW - 3600.0)))
+    (rest,) = fold_runs([*tasks, over])
+    assert (rest.price_per_hour(PRICES), rest.cost(PRICES, NOW)) == pytest.approx((5 * 2.4, 3 * 2.4))
     sizes = {"9+0": 16, "9+1": 4}
     rows = (QueueRow(name, running, "het", None, "gpu", f"gres/gpu:h100={count}") for name, count in sizes.items())
     (het,) = fold_runs(map(Job, rows))
