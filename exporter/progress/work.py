@@ -112,6 +112,11 @@ def unit_word(unit: str | None) -> str:
     return unit or ITEMS
 
 
+def rate_digits(rate: float) -> str:
+    """``12.3``, and with three digits what is slower than one a second: ``0.0303``."""
+    return f"{rate:.1f}" if rate >= 1 else f"{rate:.3g}"
+
+
 def _sum(values: Iterable[float | None]) -> float | None:
     known = [value for value in values if value is not None]
     return sum(known) if known else None

@@ -129,7 +129,7 @@ def needs_a_look() -> list[Panel]:
                 column("progress", unit="percentunit", decimals=0),
                 column("ETA", unit=CLOCK),
                 column("margin", unit="s", decimals=0),
-                column("rate", unit=ITEMS_PER_SECOND, decimals=1),
+                column("rate", unit=ITEMS_PER_SECOND),
                 column("slowdown", decimals=2),
                 column("GPU use", unit="percentunit", decimals=0),
                 column("checkpoint", unit="s", decimals=0),

@@ -104,7 +104,6 @@ def overview() -> list[Panel]:
             [q.RATE_NOW, q.RATE_AVERAGE],
             width=5,
             unit=ITEMS_PER_SECOND,
-            decimals=1,
         ),
         tile(
             "Data age",
@@ -141,7 +140,7 @@ def overview() -> list[Panel]:
                 column("node", link=board.to_board("gpujob-node", node="node")),
                 column("up", words={1: ("up", "green"), 0: ("ended", "text")}),
                 column("done", unit="percentunit", decimals=0),
-                column("rate", unit=ITEMS_PER_SECOND, decimals=1),
+                column("rate", unit=ITEMS_PER_SECOND),
                 column("quiet", unit="s", decimals=0),
                 column("ended", unit="dateTimeAsIso"),
             ],

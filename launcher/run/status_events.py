@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping
 
 from exporter.contract.events import EventFilter, EventLog, event_title
 from exporter.contract.status import NodeStatus, WorkerStatus
-from exporter.progress.work import job_eta, job_rate, job_work, unit_word, with_current_eta
+from exporter.progress.work import job_eta, job_rate, job_work, rate_digits, unit_word, with_current_eta
 from launcher.words import duration_text
 
 # events that the orchestrator writes itself
@@ -65,6 +65,6 @@ class StatusEvents:
         eta = job_eta([with_current_eta(worker, now) for worker in workers])
         texts = [f"{done} of {expected} {unit_word(work.unit)}" if expected else f"{done} {unit_word(work.unit)}"]
         texts += [f"{100 * done / expected:.1f}%"] if expected else []
-        texts += [f"{rate:.1f}/s"] if rate else []
+        texts += [f"{rate_digits(rate)}/s"] if rate else []
         texts += [f"ETA {duration_text(eta.seconds)}"] if eta else []
         record("progress", "progress", ", ".join(texts))

@@ -3,6 +3,8 @@
 import time
 from typing import TYPE_CHECKING
 
+from exporter.progress.work import rate_digits
+
 if TYPE_CHECKING:
     from exporter.contract.report import EndCause
     from exporter.contract.view import JobView, WorkerView
@@ -58,7 +60,7 @@ def throughput_text(worker: "WorkerView") -> str:
     if not worker.up:
         return "-"
     if worker.rate:
-        return f"{worker.rate:.1f}"
+        return rate_digits(worker.rate)
     from launcher.plan.plan import PREFILL  # lazy: a view of jobs needs no plan
 
     made, read = worker.output_tokens_per_second, worker.input_tokens_per_second

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from exporter.contract.status import WorkerStatus
 from exporter.logs.search.findings import UNITS
-from exporter.progress.work import JobWork, job_rate, job_work, unit_word
+from exporter.progress.work import JobWork, job_rate, job_work, rate_digits, unit_word
 
 
 def worker(unit: str | None, done: int | None, expected: int | None = None, **over: Any) -> WorkerStatus:
@@ -99,3 +99,7 @@ def test_the_progress_of_a_job_is_at_most_the_sum_of_its_workers(workers: list[W
     assert work.done is None or min(known) <= work.done <= sum(known)
     assert (work.done is None) == (len(work.units) != 1)
     assert work.has_all_positions == (len(known) == len(workers))
+
+
+def test_slow_rates_have_digits() -> None:
+    assert [rate_digits(rate) for rate in (1234.56, 1.0, 0.5, 1 / 33)] == ["1234.6", "1.0", "0.5", "0.0303"]
