@@ -5,7 +5,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.records import JsonObject
@@ -16,6 +15,7 @@ from exporter.progress.work import job_work
 from launcher.plan.plan import BENCHMARK
 from launcher.report.inputs import ReportPace
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES, verification_result
+from launcher.rundir.job_records import read_first_start
 from launcher.rundir.statuses import read_statuses
 from launcher.verify.benchmark import (
     PlannedBenchmark,
@@ -169,12 +169,8 @@ def read_job_results(
 
 def _first_start(job: EndedJob) -> float:
     """Start of the job's first attempt: files since then belong to the job."""
-    moments: list[object] = [job.start]
-    for task in job.manifest.tasks[:1] if job.attempt else ():
-        stem = run_files.record_name(task.worker, task.rank, 0, 0)
-        record = run_files.read_json(job.manifest.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json") or {}
-        moments.append(record.get("start"))
-    return min((float(moment) for moment in moments if isinstance(moment, int | float)), default=0.0)
+    moments = (job.start, read_first_start(job.manifest) if job.attempt else None)
+    return min((moment for moment in moments if moment is not None), default=0.0)
 
 
 def result_logs(job: EndedJob) -> list[Path]:

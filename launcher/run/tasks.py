@@ -59,7 +59,7 @@ class JobTasks:
         self.abandoned: dict[str, str] = {}  # workers that the job continues without: name -> role
         # when a worker was signalled, if the job is stopped for it and the reason is not yet confirmed
         self.unconfirmed_since: float | None = None
-        self._plan, self._facts, self._steps = job.plan, job.facts, job.steps
+        self._job, self._plan, self._facts, self._steps = job, job.plan, job.facts, job.steps
         self._job_state, self._signals = job.state, job.signals
         self._records = RunRecords(job.facts)
         self.slurm_end_query = SlurmEndQuery(job, self.first_signalled_at)
@@ -379,7 +379,8 @@ class JobTasks:
 
     def _update_checkpoint(self) -> None:
         """Let restarted workers resume from what the job has saved meanwhile."""
-        found = find_checkpoint(self._plan, self._facts, self._signals.is_ending, is_restart=True)
+        began = time.time() - self._job.elapsed_s
+        found = find_checkpoint(self._plan, self._facts, self._signals.is_ending, is_restart=True, began=began)
         if found != self._facts.checkpoint:
             self._facts = dataclasses.replace(self._facts, checkpoint=found)
             self._steps.update_facts(self._facts)

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from exporter.contract import run_files
+from exporter.contract.manifest import Manifest
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.records import JsonObject, Record
 from exporter.contract.report import Report
@@ -80,6 +81,16 @@ class AbandonedWorkers(Record):
 def read_orchestrator(run_dir: Path) -> OrchestratorRecord | None:
     """The record of the job's last orchestrator; None before it has one."""
     return OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
+
+
+def read_first_start(manifest: Manifest) -> float | None:
+    """When the first worker started in the first attempt; None if that is unknown."""
+    for task in manifest.tasks[:1]:
+        stem = run_files.record_name(task.worker, task.rank, 0, 0)
+        record = run_files.read_json(manifest.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json") or {}
+        start = record.get("start")
+        return float(start) if isinstance(start, int | float) else None
+    return None
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from exporter.machine.file_host import FileWatchHost
 from launcher.plan.placeholders import VARIABLES
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.run.job_log import log_line
+from launcher.rundir.job_records import read_first_start
 from launcher.verify.files import LastCheckpoint, VerifiedCheckpoint
 from launcher.verify.timed_reads import run_file_work
 
@@ -28,18 +29,32 @@ def may_resume(planned: TaskPlan) -> bool:
     return not planned.service or any(map(_CHECKPOINT.search, (*planned.argv, *planned.env.values())))
 
 
-def find_checkpoint(plan: Plan, facts: RunFacts, is_ending: Callable[[], bool], *, is_restart: bool = False) -> str:
+def find_checkpoint(
+    plan: Plan,
+    facts: RunFacts,
+    is_ending: Callable[[], bool],
+    *,
+    is_restart: bool = False,
+    began: float | None = None,
+) -> str:
     """Return the path of the newest whole checkpoint, otherwise of the newest undamaged one; empty without any.
 
-    Only for an attempt that may resume, or before the ``is_restart`` of a worker. ``log.out`` names it, and damaged or
-    doubtful ones that are newer. If they cannot be read in time, a restart gets that of the ``facts`` again.
+    Only for an attempt that may resume, or before the ``is_restart`` of a worker. Unless the job file says that the job
+    resumes, only checkpoints of the job itself count; ``began`` is when this attempt began by the present clock.
+
+    ``log.out`` names it, and damaged or doubtful ones that are newer. If they cannot be read in time, a restart gets
+    that of the ``facts`` again.
     """
     group = plan.group(KIND)
     if group is None or group.pattern is None or not (facts.attempt or plan.manifest.resumes or is_restart):
         return ""
     directory = plan.manifest.directory(group)
     end = time.monotonic() + (RESTART_MOST_S if is_restart else MOST_S)
-    search = partial(LastCheckpoint, str(directory), group.pattern, 0.0, wants_whole=True)
+    since = 0.0
+    if not plan.manifest.resumes:
+        start = read_first_start(plan.manifest) or 0.0 if facts.attempt else facts.start
+        since = start if began is None else min(start, began)
+    search = partial(LastCheckpoint, str(directory), group.pattern, since, wants_whole=True)
     host = FileWatchHost(SystemClock())
     try:
         result = run_file_work({KIND: search}, host, lambda: is_ending() or time.monotonic() >= end)[KIND]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from exporter.contract import run_files
 from launcher.plan.placeholders import task_environment
 from launcher.plan.plan import RunFacts
 from launcher.run.before.resume import find_checkpoint, may_resume
@@ -90,7 +91,7 @@ def test_a_restarted_worker_gets_what_the_job_has_saved_meanwhile(tmp_path: Path
                 "command": [
                     "sh",
                     "-c",
-                    "echo from {checkpoint}; test -e saved || exit 0; mv saved/* new; rmdir saved; exit 3",
+                    "echo from {checkpoint}; cp saved/* new || exit 0; rm -r saved; exit 3",
                 ],
                 "restart": {"max": 1, "backoff": 0},
             }
@@ -105,6 +106,33 @@ def test_a_restarted_worker_gets_what_the_job_has_saved_meanwhile(tmp_path: Path
     good = tmp_path.resolve() / "new/checkpoint_100.pt"
     assert [log.read_text().splitlines()[0] for log in logs] == ["from ", f"from {good}"], done.stdout
     assert DAMAGED + "is empty" in (run_dir / "log.out").read_text()
+
+
+@pytest.mark.parametrize(
+    ("attempt", "start", "over", "is_found"),
+    [
+        (0, -1.0, {}, True),
+        (0, 1.0, {}, False),  # an earlier job has left it
+        (0, 1.0, {"resume": True}, True),
+        (1, -1.0, {}, True),
+        (1, 1.0, {}, False),
+        (1, None, {}, True),  # nothing is known of the first attempt
+    ],
+)
+def test_only_a_job_that_resumes_continues_from_a_checkpoint_of_another_one(
+    attempt: int, start: float | None, over: dict[str, object], is_found: bool, tmp_path: Path
+) -> None:
+    """The job begins ``start`` seconds after the checkpoint was saved."""
+    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"role": "w", "command": "x"}], **over})
+    write_two(run_dir, "one_file")
+    saved = (run_dir / "checkpoint_200.pt").stat().st_mtime
+    if attempt and start is not None:
+        stem = run_files.record_name("w_w0", 0, 0, 0)
+        run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", {"start": saved + start})
+    facts = RunFacts("1", run_dir, ("cn01",), attempt, saved + (1000.0 if attempt else start or 0.0))
+    assert bool(find_checkpoint(load_plan(run_dir), facts, lambda: False, is_restart=True)) == is_found
+    if not attempt:  # the clock was set back since then
+        assert find_checkpoint(load_plan(run_dir), facts, lambda: False, is_restart=True, began=saved - 1.0)
 
 
 @pytest.mark.parametrize(
