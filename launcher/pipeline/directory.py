@@ -14,12 +14,11 @@ from exporter.slurm.states import NEVER, array_of, task_ids
 from launcher.errors import LauncherError, os_errors
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.rundir.rundir import PIPELINE_FILE, user_name
-from launcher.steps.slurm_queue import is_queued_again, read_unfinished
+from launcher.steps.slurm_queue import is_over, is_queued_again, read_unfinished
 from launcher.sweep.directory import (
     SweepRecord,
     cause_text,
     has_reports,
-    is_over,
     read_last_report,
     read_point_states,
     sights_of_tasks,

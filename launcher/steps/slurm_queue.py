@@ -6,12 +6,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from exporter.contract import run_files
+from exporter.contract.report import Report
 from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, Sight, part_rows
 from exporter.slurm.sources.look_file_reader import QueueLook
 from exporter.slurm.sources.rest_reader import slurm_reader
 from exporter.slurm.sources.shared_look_reader import LEAST_S, LOOK_S, read_queue_look
-from exporter.slurm.states import ENDS
+from exporter.slurm.states import ENDS, RETURNING
+from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.rundir import user_name
 
@@ -34,6 +36,13 @@ def is_queued_again(at: QueueState | Sight | None, attempt: int, *, requeued: bo
     While the next attempt starts it is running for Slurm, which has counted the restart, but has written nothing yet.
     """
     return at is not None and bool(at.state) and (requeued or at.state == "PENDING" or at.restarts > attempt)
+
+
+def is_over(report: Report | None) -> bool:
+    """Whether a job has ended for good. If not, Slurm's queue says whether it runs again."""
+    if report is None or report.requeued or report.state in RETURNING:
+        return False
+    return report.stopped is None or not report.stopped.cause.startswith(REQUEUED[1])
 
 
 def read_unfinished(user: str, cluster: str | None, since: float) -> tuple[QueueRow, ...]:

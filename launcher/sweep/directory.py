@@ -14,8 +14,7 @@ from exporter.contract.records import JsonObject, JsonValue, Record, RecordError
 from exporter.contract.report import Report
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow, Sight
-from exporter.slurm.states import RETURNING, array_of, task_ids
-from exporter.workers.slurm_end_notice import REQUEUED
+from exporter.slurm.states import array_of, task_ids
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.inputs import KnownEnds
 from launcher.report.report import build_report
@@ -24,7 +23,7 @@ from launcher.report.workers import VALUES_SHOWN
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE, user_name
-from launcher.steps.slurm_queue import is_queued_again, read_unfinished
+from launcher.steps.slurm_queue import is_over, is_queued_again, read_unfinished
 from launcher.watch.view import JobClient
 from launcher.words import duration_text
 
@@ -137,13 +136,6 @@ def read_point_states(
 def has_reports(sweep_dir: Path, record: SweepRecord) -> bool:
     """Whether every point has ended by its report, so that Slurm's queue says nothing more."""
     return all(is_over(read_last_report(sweep_dir / point.runs[-1]) if point.runs else None) for point in record.points)
-
-
-def is_over(report: Report | None) -> bool:
-    """Whether a job has ended for good. If not, Slurm's queue says whether it runs again."""
-    if report is None or report.requeued or report.state in RETURNING:
-        return False
-    return report.stopped is None or not report.stopped.cause.startswith(REQUEUED[1])
 
 
 def read_last_end(sweep_dir: Path, record: SweepRecord) -> float | None:

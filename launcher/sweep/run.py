@@ -58,7 +58,7 @@ class LocalSweep:
     def __init__(self, planned: PlannedSweep, sweep_dir: Path, record: SweepRecord, report: ReportLine) -> None:
         self._planned = planned
         self._sweep_dir = sweep_dir
-        self._report = report
+        self._report_line = report
         ticks = read_start_ticks(os.getpid())
         runner = ProcessRecord(pid=os.getpid(), start_ticks=ticks, host=socket.gethostname())
         self.record = record.replace(runner=runner)
@@ -88,6 +88,7 @@ class LocalSweep:
                         then = "it is tried again when another point ends" if self._running else "resume the sweep"
                         self._report(f"{point.point.name} cannot be started; {then}: {error}")
                         if self._running:
+                            waiting.insert(0, waiting.pop())  # others may be able to start
                             break
                     waiting.pop()
                 with contextlib.suppress(ChildProcessError):  # no child left: a signal came first
@@ -99,6 +100,10 @@ class LocalSweep:
                 job.process.wait()
             self.record = self.record.replace(runner=None)
             write_record(self._sweep_dir, self.record)
+
+    def _report(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # a full disk or a closed pipe does not cost the running points
+            self._report_line(line)
 
     def _has_runs(self) -> bool:
         return any(point.runs for point in self.record.points)

@@ -60,6 +60,7 @@ class JobLogs:
         self._tails: dict[Path, tuple[_Source, LogTail]] = {}
         self._errors = SearchEngine(lexicon_of_job(manifest).errors) if errors else None
         self._is_first_read = True
+        self._earlier_nodes: dict[tuple[int, int], str | None] = {}  # by rank and attempt
 
     def read(self, *, ended: bool = False) -> Iterator[LogLine]:
         """New lines, also of files that are new. If the job has ``ended``, also the last ones without a line end."""
@@ -87,14 +88,13 @@ class JobLogs:
                 yield LogLine(source.task.worker, source.task.rank, source.run, plain_line(raw, None))
 
     def _find_files(self) -> Iterator[tuple[Path, _Source]]:
-        """Files of all runs, by rank and run. Raises RecordError."""
+        """New files of all runs, by rank and run. Raises RecordError."""
         record = OrchestratorRecord.read(self._manifest.run_dir / run_files.ORCHESTRATOR_FILE)
-        hosts = record.hosts if record is not None else ()
-        wanted: dict[Path, Task] = {}
-        for task in self._tasks.values():
+        tasks: dict[Path, list[Task]] = {}  # also those that are not read: the nodes of a worker share the name
+        for task in self._manifest.tasks:
             for name in task.logs:
-                wanted[self._manifest.run_dir / name.replace("{run}", "")] = task
-        found = list(_runs_of(wanted, hosts))
+                tasks.setdefault(self._manifest.run_dir / name.replace("{run}", ""), []).append(task)
+        found = list(self._runs_of(tasks, record or OrchestratorRecord()))
         ranks = partial(rank_in_file_name, ranks=self._manifest.ranks_of_roles())
         since = record.start if record is not None else None
         for rank, paths in find_extra_logs(self._manifest, ranks, since).items():
@@ -102,23 +102,47 @@ class JobLogs:
                 found += [(path, _Source(self._tasks[rank], "")) for path in paths]
         return iter(sorted(found, key=lambda entry: (entry[1].task.rank, _run_number(entry[1].run), entry[0])))
 
+    def _runs_of(
+        self, tasks: Mapping[Path, Sequence[Task]], record: OrchestratorRecord
+    ) -> Iterator[tuple[Path, _Source]]:
+        """New files of all runs, given the paths of the first runs, which may begin with ``{node}``.
 
-def _runs_of(wanted: Mapping[Path, Task], hosts: Sequence[str]) -> Iterator[tuple[Path, _Source]]:
-    """Existing files of all runs, given the paths of the first runs, which may begin with ``{node}``.
+        The nodes of earlier attempts may be others than the present ones.
+        """
+        odd_hosts = [host for host in record.hosts if "_" in host]  # hardly any
+        for folder in dict.fromkeys(path.parent for path in tasks):
+            for name in _names_in(folder):
+                match = _RUN.fullmatch(name)
+                if match is None or folder / name in self._tails:
+                    continue
+                first = f"{match['head']}{match['end'] or ''}"
+                node = next((host for host in odd_hosts if first.startswith(f"{host}_")), first.partition("_")[0])
+                if shared := tasks.get(folder / first):
+                    task = next((task for task in reversed(shared) if task.rank in self._tasks), None)
+                elif of_nodes := tasks.get(folder / f"{{node}}{first.removeprefix(node)}"):
+                    task = self._task_on(node, of_nodes, _run_number(match["run"])[0], record)
+                else:
+                    continue
+                if task is not None and task.rank in self._tasks:
+                    yield folder / name, _Source(task, match["run"])
 
-    The nodes of earlier attempts may be others than the present ``hosts``.
-    """
-    odd_hosts = [host for host in hosts if "_" in host]  # hardly any
-    for folder in dict.fromkeys(path.parent for path in wanted):
-        for name in _names_in(folder):
-            match = _RUN.fullmatch(name)
-            if match is None:
-                continue
-            first = f"{match['head']}{match['end'] or ''}"
-            node = next((host for host in odd_hosts if first.startswith(f"{host}_")), first.partition("_")[0])
-            task = wanted.get(folder / first) or wanted.get(folder / f"{{node}}{first.removeprefix(node)}")
-            if task is not None:
-                yield folder / name, _Source(task, match["run"])
+    def _task_on(self, node: str, tasks: Sequence[Task], attempt: int, record: OrchestratorRecord) -> Task:
+        """The one of these tasks, each on its own node, that ran on this node; the first one if that is unknown."""
+        if len(tasks) == 1:
+            return tasks[0]
+        present = {record.hosts[task.node_index]: task for task in tasks if task.node_index < len(record.hosts)}
+        earlier: dict[str | None, Task] = {}
+        if attempt != record.attempt:
+            earlier = {self._earlier_node(task, attempt): task for task in tasks}
+        return earlier.get(node) or present.get(node) or tasks[0]
+
+    def _earlier_node(self, task: Task, attempt: int) -> str | None:
+        """Node of a task in an attempt that is over, by the record of its start; None if there is none."""
+        if (task.rank, attempt) not in self._earlier_nodes:
+            name = f"{run_files.record_name(task.worker, task.rank, attempt, 0)}.start.json"
+            node = (run_files.read_json(self._manifest.run_dir / run_files.WORKERS_DIR / name) or {}).get("node")
+            self._earlier_nodes[task.rank, attempt] = node if isinstance(node, str) else None
+        return self._earlier_nodes[task.rank, attempt]
 
 
 def _names_in(folder: Path) -> Iterable[str]:

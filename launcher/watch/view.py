@@ -42,7 +42,7 @@ from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord, read
 from launcher.rundir.rundir import submitted_cluster
 from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
-from launcher.steps.slurm_queue import SlurmQueue, is_queued_again
+from launcher.steps.slurm_queue import SlurmQueue, is_over, is_queued_again
 from launcher.steps.slurm_steps import read_final_state
 from launcher.watch import merge
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
@@ -117,7 +117,7 @@ class JobClient:
         ``verify`` checks the files again and reports to ``progress``.
         """
         orchestrator, found = self._read_records()
-        if orchestrator is not None and self._is_requeued(orchestrator, found):
+        if orchestrator is not None and not is_over(found) and self._is_requeued(orchestrator, found):
             return self._queued_report(orchestrator.attempt, found)
         if found is not None:
             return self._verify_again(found, progress) if verify else found

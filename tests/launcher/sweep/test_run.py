@@ -264,6 +264,49 @@ def test_a_point_that_cannot_be_started_does_not_cost_the_running_ones(
     assert failed == ["j_x2 cannot be started; it is tried again when another point ends: No space left on device"]
 
 
+def test_lines_that_cannot_be_written_cost_no_point(signalled: Signalled, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With `-d` they are written to the disk that is full."""
+    signalled.command, stage, lines = ["sleep", "0.3"], rundir.stage_run_dir, list[str]()
+
+    def stage_run_dir(*args: Any) -> Path:
+        if len(signalled.started) == 1 and signalled.started[0].poll() is None:
+            raise LauncherError("No space left on device")
+        return stage(*args)
+
+    def report(line: str) -> None:
+        lines.append(line)
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(rundir, "stage_run_dir", stage_run_dir)
+    local = signalled.local
+    signalled.local = LocalSweep(local._planned, local._sweep_dir, local.record, report)
+    assert signalled.run() == [0, 0, 0]
+    assert signalled.runs() == [1, 1, 1]
+    assert [line.split(",")[0].partition(" as ")[0] for line in lines if "start" in line] == [
+        "j_x1 started",
+        "j_x2 cannot be started; it is tried again when another point ends: No space left on device",
+        "j_x3 started",
+        "j_x2 started",
+    ]
+
+
+def test_a_point_that_can_never_start_keeps_no_other_one_waiting(
+    signalled: Signalled, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signalled.command, settle, lines = ["sleep", "0.3"], sweep_run.settle_point, list[str]()
+
+    def settle_point(planned_point: Any, *args: Any) -> Any:
+        if planned_point.point.index == 1:
+            raise LauncherError("its plan is wrong")
+        return settle(planned_point, *args)
+
+    monkeypatch.setattr(sweep_run, "settle_point", settle_point)
+    monkeypatch.setattr(signalled.local, "_report", lines.append)
+    assert signalled.run() == [0, 0]
+    assert signalled.runs() == [1, 0, 1]
+    assert lines[-1] == "j_x2 cannot be started; resume the sweep: its plan is wrong"
+
+
 @pytest.mark.parametrize("name", ["settle_point", "write_record", "LocalJob"])
 def test_a_point_that_could_not_be_started_is_missing(
     name: str, signalled: Signalled, monkeypatch: pytest.MonkeyPatch

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
 from launcher.errors import LauncherError
 from launcher.watch.log_lines import JobLogs, LogLine, select_tasks
@@ -63,6 +64,23 @@ def test_attempts_on_other_nodes_are_found(run_dir: Path) -> None:
         ("worker_w0_a1", "gn-3.example.org_worker_w0_a1"),
         ("worker_w0_a2", "gn_7_worker_w0_a2"),
     ]
+
+
+def test_each_node_of_a_worker_has_its_own_rank(tmp_path: Path) -> None:
+    """One process per node, and the second attempt runs on one node of the first and on a new one."""
+    spec = {"backend": {"type": "torchrun"}, "resources": {"nodes": 2, "gpus_per_node": 1}}
+    run_dir = settled_run_dir(tmp_path, {**spec, "workers": [{"command": "train.py", "gpus": 2}]})
+    record = orchestrator_record(hosts=["gn2", "gn3"], attempt=1, local=False)
+    (run_dir / "orchestrator.json").write_text(json.dumps(record))
+    for rank, node in enumerate(("gn1", "gn2")):
+        run_files.write_json(run_dir / f"workers/worker_w0_rank{rank}_a0_r0.start.json", {"node": node})
+    for name in ("gn1_worker_w0", "gn2_worker_w0", "gn2_worker_w0_r1", "gn2_worker_w0_a1", "gn3_worker_w0_a1"):
+        (run_dir / f"{name}.out").write_text(f"{name}\n")
+    first = [("", "gn1_worker_w0"), ("_a1", "gn2_worker_w0_a1")]
+    second = [("", "gn2_worker_w0"), ("_r1", "gn2_worker_w0_r1"), ("_a1", "gn3_worker_w0_a1")]
+    lines = [LogLine("worker_w0", rank, run, text) for rank, runs in enumerate((first, second)) for run, text in runs]
+    assert list(reader(run_dir).read()) == lines
+    assert [list(reader(run_dir, rank).read()) for rank in "01"] == [lines[:2], lines[2:]]
 
 
 def test_new_lines_follow_rotation_and_restarts(run_dir: Path) -> None:

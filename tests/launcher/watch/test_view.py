@@ -18,6 +18,7 @@ from exporter.contract.events import EventLog
 from exporter.contract.manifest import read_manifest
 from exporter.contract.view import JobView, WorkerView
 from exporter.logs.log_files_reader import log_paths
+from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.report.report import build_report
 from launcher.report.text import render_report
 from launcher.watch.ending import render_ending
@@ -601,13 +602,39 @@ def test_the_queue_decides_whether_another_attempt_follows(
     slurm.say("squeue", "out", f"{answer}\n")
     view = read_view(run_dir)
     assert (view["state"], view["report"] is None) == (state, state == "PENDING")
+
+
+@pytest.mark.parametrize(
+    ("answer", "facts", "is_pending"),
+    [
+        ("PENDING|Resources", {"state": "PREEMPTED"}, True),
+        ("RUNNING*1|None", {"state": "NODE_FAIL"}, True),
+        ("REQUEUE_HOLD|JobHeldAdmin", {"stopped": {"reason": "cancelled", "cause": REQUEUED[1], "time": 1.0}}, True),
+        ("COMPLETING|None", {"requeued": True}, True),
+        ("RUNNING|None", {"state": "PREEMPTED"}, False),
+        ("", {"requeued": True}, False),
+    ],
+)
+def test_the_queue_decides_whether_a_report_is_the_last_one(
+    queued: tuple[Path, FakeSlurm], answer: str, facts: dict[str, Any], is_pending: bool
+) -> None:
+    run_dir, slurm = queued
+    state = write_report(run_dir, **facts)["state"]
+    slurm.say("squeue", "out", f"{answer}\n")
     report = JobClient(run_dir).report()
-    assert (report.state, report.exit_status, report.attempt) == (
-        (state, 3, 0) if state == "TIMEOUT" else (state, 10, 1)
-    )
-    if state == "PENDING":
-        assert report.why == ("requeued, after attempt 1 ended as TIMEOUT",)
+    assert (report.state, report.attempt) == (("PENDING", 1) if is_pending else (state, 0))
+    if is_pending:
+        assert (report.exit_status, report.why) == (10, (f"requeued, after attempt 1 ended as {state}",))
         assert (report.items, report.cause, report.stopped) == (None, None, None)
+
+
+def test_slurm_is_not_asked_for_the_report_of_a_job_that_has_ended_for_good(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    write_report(run_dir)
+    slurm.say("squeue", "out", "PENDING|Resources\n")  # another job has this number now
+    report = JobClient(run_dir).report()
+    assert (report.state, report.exit_status, report.attempt) == ("TIMEOUT", 3, 0)
+    assert not slurm.calls("squeue")
 
 
 def test_a_requeued_job_without_a_report_is_pending(queued: tuple[Path, FakeSlurm]) -> None:
