@@ -5,6 +5,7 @@ import os
 import re
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 
 from exporter.contract import run_files
@@ -52,18 +53,14 @@ def extra_log_finder(
     if group is None or group.pattern is None:
         return None
     if len(manifest.tasks) == 1:
-        rank_of = _or_only(rank_of, manifest.tasks[0].rank)
+        rank_of = partial(_rank_or_only, rank_of=rank_of, only=manifest.tasks[0].rank)
     return LogFinder(manifest.directory(group), group.pattern, rank_of, since)
 
 
-def _or_only(rank_of: Callable[[str], int | None], only: int) -> Callable[[str], int | None]:
-    """The same, with the rank of the only worker for names without a number."""
-
-    def rank(name: str) -> int | None:
-        found = rank_of(name)
-        return only if found is None else found
-
-    return rank
+def _rank_or_only(name: str, rank_of: Callable[[str], int | None], only: int) -> int | None:
+    """The rank in a name, or that of the only worker for a name without a number."""
+    found = rank_of(name)
+    return only if found is None else found
 
 
 def find_extra_logs(

@@ -6,20 +6,20 @@ is missing there, and then the whole text counts.
 """
 
 import os
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
+from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
-from exporter.contract.manifest import Manifest, Task
+from exporter.contract.manifest import Task
 from exporter.contract.records import NOTHING, Record
 from exporter.contract.worker_names import rank_in_file_name
-from exporter.logs.log_files_reader import extra_log_finder
+from exporter.logs.log_files_reader import LogFinder, extra_log_finder
+from exporter.machine.file_host import WatchHanging
 
 MARK_BYTES = 128  # text before the place that shows that the file was not written anew
-MTIME_GRAIN_S = 2.0  # a write may get a time this much earlier: some file systems store whole seconds
-LISTED_S = 1.0  # reuse of a list of files: the workers of a node start together
+CLOCK_SKEW_S = 300.0  # the clock of a file server may be this far behind: Kerberos allows no more
 
 
 class LogStart(Record):
@@ -51,39 +51,62 @@ def read_log_starts(record: str | os.PathLike[str]) -> Mapping[Path, Callable[[i
     return {} if found is None else {Path(path): start.find_in for path, start in found.starts.items()}
 
 
+LogEnds = dict[int, list[tuple[str, float, LogStart]]]  # by rank: path, time of the last write and end of each log
+
+
+class LogEndsWatch:
+    """Reads the ends of logs that are not of one run alone."""
+
+    def __init__(self, own: Mapping[int, Iterable[Path]], finder: LogFinder | None) -> None:
+        """``own``: logs that the job file names, by the rank of each worker of this node."""
+        self._own, self._finder = own, finder
+
+    def poll(self, now: float, /) -> LogEnds:
+        """Read all ends at once."""
+        found = self._finder.find() if self._finder is not None else {}
+        ends: LogEnds = {rank: [] for rank in self._own}
+        for rank, own in self._own.items():
+            for path in (*own, *found.get(rank, ())):
+                try:
+                    with run_files.open_regular(path) as source:
+                        facts = os.fstat(source.fileno())
+                        size = min(MARK_BYTES, facts.st_size)
+                        mark = os.pread(source.fileno(), size, facts.st_size - size)
+                except OSError:
+                    continue
+                if len(mark) == size > 0:
+                    start = LogStart(offset=facts.st_size, inode=facts.st_ino, mark=mark.hex())
+                    ends[rank].append((str(path), facts.st_mtime, start))
+        return ends
+
+
 class LogStartFinder:
     """Finds where runs of this node's workers begin in their logs."""
 
-    def __init__(self, manifest: Manifest, node: str) -> None:
-        self._run_dir, self._node = manifest.run_dir, node
-        self._finder = extra_log_finder(manifest, partial(rank_in_file_name, ranks=manifest.ranks_of_roles()))
-        self._listed: tuple[float, Mapping[int, list[Path]]] = (float("-inf"), {})
-        self._noted: dict[int, tuple[float, dict[str, LogStart]]] = {}  # by rank: when, and the ends of its logs
+    def __init__(self, context: CollectorContext) -> None:
+        manifest, node = context.manifest, context.identity.node
+        finder = extra_log_finder(manifest, partial(rank_in_file_name, ranks=manifest.ranks_of_roles()))
+        own = {
+            task.rank: [manifest.run_dir / name.replace("{node}", node) for name in task.logs if "{run}" not in name]
+            for task in context.tasks
+        }
+        self._clock, self._files = context.clock, context.files
+        has_logs = finder is not None or any(own.values())
+        self._watches = [self._files.watch("log-ends", partial(LogEndsWatch, own, finder))] if has_logs else []
+        self._noted_at, self._ends = 0.0, LogEnds()
 
-    def note(self, task: Task, now: float) -> None:
-        """Note the ends of a worker's logs while no run of it writes them, for its next run."""
-        self._noted[task.rank] = now, {path: end for path, _, end in self._ends(task)}
+    def note(self) -> bool:
+        """Note the ends of all logs, for runs that are found later; False while their file system hangs."""
+        for answer in self._files.poll(self._watches, self._clock.time()):
+            if isinstance(answer, WatchHanging):
+                return False
+            if not isinstance(answer, Exception):
+                self._noted_at, self._ends = self._clock.time(), answer
+        return True
 
     def save(self, task: Task, began: float, record: Path) -> None:
-        """Write the record of a run, unless there is one or no log was there before."""
-        noted_at, noted = self._noted.get(task.rank, (float("inf"), {}))
-        starts = dict(noted) if noted_at <= began else {}
-        starts |= {path: end for path, written, end in self._ends(task) if written < began - MTIME_GRAIN_S}
-        if starts and not record.exists():
+        """Write the record of a run, which was found after the last note, unless none of its logs was there before."""
+        written_before = float("inf") if self._noted_at <= began else began - CLOCK_SKEW_S
+        starts = {path: end for path, written, end in self._ends.get(task.rank, ()) if written < written_before}
+        if starts:
             run_files.write_json_if_absent(record, RunLogStarts(starts=starts).to_json())
-
-    def _ends(self, task: Task) -> Iterator[tuple[str, float, LogStart]]:
-        """Path, time of the last write and end of each log that is not of one run alone."""
-        if self._finder is not None and time.monotonic() - self._listed[0] > LISTED_S:
-            self._listed = time.monotonic(), self._finder.find()
-        own = (self._run_dir / name.replace("{node}", self._node) for name in task.logs if "{run}" not in name)
-        for path in (*own, *self._listed[1].get(task.rank, ())):
-            try:
-                with run_files.open_regular(path) as source:
-                    facts = os.fstat(source.fileno())
-                    size = min(MARK_BYTES, facts.st_size)
-                    mark = os.pread(source.fileno(), size, facts.st_size - size)
-            except OSError:
-                continue
-            if len(mark) == size > 0:
-                yield str(path), facts.st_mtime, LogStart(offset=facts.st_size, inode=facts.st_ino, mark=mark.hex())

@@ -114,20 +114,17 @@ class WorkersCollector:
         self._events: deque[Event] = deque(maxlen=50)
         self._change_check = FolderChangeCheck(context.manifest.run_dir / run_files.WORKERS_DIR)
         node = NodeFacts(context, published, gpus, gpu_use)
-        self._log_starts = LogStartFinder(context.manifest, context.identity.node)
-        self._has_noted_logs = False
+        self._log_starts = LogStartFinder(context)
+        self._must_note_logs = True
         self._workers = [WorkerRuns(context, task, node, self._log_starts, self._add_event) for task in context.tasks]
 
     def read(self) -> WorkersSnapshot:
         self._context.exits.dispatch()  # in case no other thread does it
         now, state = self._context.clock.time(), self._read_state()
         stop = parse_job_stop(state)
-        if not self._has_noted_logs:
-            for task in self._context.tasks:
-                self._log_starts.note(task, now)
-            self._has_noted_logs = True
         fresh = self._change_check.may_have_changed(now)
-        self._judge([end for worker in self._workers for end in worker.poll(stop, now, fresh=fresh)], now)
+        ends = [end for worker in self._workers for end in worker.poll(stop, now, fresh=fresh)]
+        self._judge(ends, now)
         found = tuple(worker.facts() for worker in self._workers)
         at_work = state.get("phase") == "running"
         self._published.publish(
@@ -137,6 +134,9 @@ class WorkersCollector:
                 starts={facts.task.rank: facts.start for facts in found if facts.start is not None},
             )
         )
+        # Not before the first poll: text of the runs that it finds must not pass for that of earlier ones.
+        if self._must_note_logs or ends:
+            self._must_note_logs = not self._log_starts.note()
         return WorkersSnapshot(found, tuple(self._events))
 
     def _judge(self, ends: Iterable[RunEnd], now: float) -> None:

@@ -401,7 +401,6 @@ class WorkerRuns:
         result = find_exit_reason(evidence)
         run.ended = WorkerExit(run.restart, evidence.code, evidence.signal, end.time, result.reason, result.evidence)
         self._exits = self._exits.plus(run.ended)
-        self._log_starts.note(self.task, self._context.clock.time())
         level = "info" if result.reason == "completed" else "critical"
         self._log_event(end.time, level, "worker ended", self.task, f"{result.reason}: {'; '.join(result.evidence)}")
         return True

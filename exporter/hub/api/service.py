@@ -11,6 +11,7 @@ import time
 import zlib
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 from exporter import __version__
@@ -34,6 +35,7 @@ POLL_S = 30.0  # longest wait for a change
 MOST_POLLS = 256  # requests that wait for changes at the same time
 NODES_WAIT_S = 1.0  # for sinfo, before the nodes are answered as they were
 NODES_POLL_S = 0.02
+USER_WAIT_S = 1.0  # for the name of a user: clients wait 2 s for an answer
 END_S = 1.0  # for open requests at the end
 NEEDS = {"/": Needs.NOTHING, "/-/healthy": Needs.NOTHING, "/-/ready": Needs.NOTHING}  # others need credentials
 
@@ -70,7 +72,9 @@ class HubService:
         self._request_s: dict[str, float] = {}
         self._changed = asyncio.Event()
         self._born = f"{time.time_ns():x}"  # an earlier process has had the same numbers
-        self._user_names: dict[int, str] = {}  # by uid: those that have asked
+        # A directory service that hangs takes this thread alone: pages and answers need those of the event loop.
+        self._user_thread = ThreadPoolExecutor(1, "users")
+        self._users: dict[int, asyncio.Future[pwd.struct_passwd]] = {}  # by uid: those that have asked
         self._polls = 0
         self._queue_text = answers.QueueText()
         self._ends = False
@@ -80,19 +84,25 @@ class HubService:
         return self._whole_cluster or uid in (0, self._own_uid)
 
     async def _viewer_of(self, uid: int) -> Viewer | None:
-        """What a user of this machine may see: what squeue would show; None if it is nothing."""
+        """What a user of this machine may see: what squeue would show; None if it is nothing.
+
+        Raises HTTPServiceUnavailable while its name is not known.
+        """
         if uid in (0, self._own_uid):
             return EVERYTHING
         facts = self._engine.facts
         if facts is not None and not facts.hides_jobs:
             return EVERYTHING
-        if uid not in self._user_names:
-            try:
-                # on a thread: it may ask a directory service
-                self._user_names[uid] = (await asyncio.to_thread(pwd.getpwuid, uid)).pw_name
-            except KeyError:
-                return None
-        return Viewer(self._user_names[uid])
+        if uid not in self._users:
+            self._users[uid] = asyncio.get_running_loop().run_in_executor(self._user_thread, pwd.getpwuid, uid)
+        try:
+            user = await asyncio.wait_for(asyncio.shield(self._users[uid]), USER_WAIT_S)
+        except KeyError:
+            self._users.pop(uid, None)  # an account may be made later
+            return None
+        except TimeoutError:
+            raise web.HTTPServiceUnavailable(text="503: the name of this user is not known yet\n") from None
+        return Viewer(user.pw_name)
 
     def application(self, access: Access | None) -> web.Application:
         """The application for TCP with its access rules, or without any for the socket."""

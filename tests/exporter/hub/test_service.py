@@ -9,8 +9,10 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+from aiohttp import web
 from aiohttp.test_utils import make_mocked_request
 
+from exporter.hub.api import service as hub_service
 from exporter.hub.api.service import HubService
 from exporter.hub.registry_reader import RegistryReader
 from exporter.slurm.commands_reader import ClusterFacts
@@ -70,3 +72,34 @@ def test_the_loop_does_not_wait_for_the_name_of_a_user_and_asks_once(
 
     assert asyncio.run(ask()) == ["eve", "eve"]
     assert asked == [OTHER_UID]
+
+
+def test_a_hanging_directory_service_stops_neither_scrapes_nor_the_answers_to_known_users(
+    service: HubService, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    may_answer = threading.Event()
+
+    def find(uid: int) -> SimpleNamespace:
+        if uid != OTHER_UID:
+            may_answer.wait(10)
+        return SimpleNamespace(pw_name=f"user{uid}")
+
+    monkeypatch.setattr(pwd, "getpwuid", find)
+    monkeypatch.setattr(hub_service, "USER_WAIT_S", 0.05)
+
+    async def ask() -> tuple[str | None, int]:
+        await service._viewer_of(OTHER_UID)
+        uids = [uid for uid in range(5000, 5004) for _ in range(20)]
+        try:
+            answers = await asyncio.wait_for(
+                asyncio.gather(*map(service._viewer_of, uids), return_exceptions=True), timeout=5
+            )
+            assert all(isinstance(answer, web.HTTPServiceUnavailable) for answer in answers)
+            known = await service._viewer_of(OTHER_UID)
+            page = await asyncio.wait_for(service._metrics(make_mocked_request("GET", "/metrics")), timeout=5)
+        finally:
+            may_answer.set()
+        assert known is not None
+        return known.user, page.status
+
+    assert asyncio.run(ask()) == (f"user{OTHER_UID}", 200)

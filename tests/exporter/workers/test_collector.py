@@ -7,8 +7,10 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +23,7 @@ from exporter.contract.manifest import PathGroup, Task
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.status import WorkerEnd, WorkerStatus
 from exporter.gpus.records import JobGpus
+from exporter.logs.log_files_reader import LogFinder
 from exporter.machine.kernel_log import KernelEvent, KernelLog, KernelXid, OomVictim
 from exporter.machine.process_tree import ProcessTree
 from exporter.workers.collector import (
@@ -247,6 +250,44 @@ def test_the_errors_of_earlier_runs_in_a_log_of_all_runs_explain_nothing(wrapper
         wrappers.start(TASK, "sh", "-c", f"sleep 0.1; {command}", restart=restart).wait()
         ends.append(collected.facts().exits.last[-1].reason)
     assert ends == ["killed_unknown", "cuda_oom", "killed_unknown", "cuda_oom"]
+
+
+def test_a_later_sidecar_takes_no_text_of_the_run_for_that_of_an_earlier_one(wrappers: Wrappers) -> None:
+    """The clock was set back since the run began."""
+    collected, log = CollectedWorker(wrappers.run_dir, TASK), wrappers.run_dir / "worker_0.log"
+    manifest = make_manifest(wrappers.run_dir, TASK, logs=PathGroup("log", ".", "*.log"))
+    collected.clock.advance(-3600)
+    os.mkfifo(wrappers.run_dir / "go")
+    collected.collector = make_collector(make_context(manifest, collected.clock, end=None))
+    failed = f"echo 'torch.OutOfMemoryError: CUDA out of memory.' > {log}; touch {wrappers.run_dir}/failed"
+    process = wrappers.start(
+        TASK, "sh", "-c", f"{failed}; read _ < {wrappers.run_dir}/go; echo 'the end' >> {log}; exit 1"
+    )
+    until((wrappers.run_dir / "failed").exists, "the error")
+    wrappers.record(TASK, "start")
+    os.utime(log, (collected.clock.now, collected.clock.now))
+    assert collected.facts().up
+    (wrappers.run_dir / "go").write_text("now\n")
+    process.wait()
+    assert collected.facts().exits.last[-1].reason == "cuda_oom"
+
+
+def test_a_hanging_log_directory_hides_no_worker(wrappers: Wrappers, monkeypatch: pytest.MonkeyPatch) -> None:
+    manifest = make_manifest(wrappers.run_dir, TASK, logs=PathGroup("log", ".", "*.log"))
+    collected, answers = CollectedWorker(wrappers.run_dir, TASK), threading.Event()
+    context = make_context(manifest, collected.clock, end=None)
+    collected.collector = make_collector(context)
+    monkeypatch.setattr(LogFinder, "find", lambda _: answers.wait(60) and {})
+    try:
+        with ThreadPoolExecutor(1) as thread:
+            try:
+                assert not thread.submit(collected.facts).result(20).up
+                wrappers.start(TASK, "true").wait()
+                assert last_end(thread.submit(collected.facts).result(20))[2] == "completed"
+            finally:
+                answers.set()
+    finally:
+        context.files.close()
 
 
 def test_a_missing_command_has_the_reason_launch_failed(wrappers: Wrappers, collected: CollectedWorker) -> None:

@@ -68,6 +68,7 @@ from exporter.workers.diagnosis_text import MOST_TEXT_BYTES, render_diagnosis
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
 from tests.support.exporter import (
     NODE,
+    FakeClock,
     Wrappers,
     make_context,
     make_manifest,
@@ -767,7 +768,9 @@ def test_the_logs_of_a_diagnosis_begin_with_its_run(tmp_path: Path) -> None:
     log.write_bytes(b"an earlier run\n")
     os.utime(log, (90, 90))
     (tmp_path / "workers").mkdir()
-    LogStartFinder(manifest, NODE).save(task, 100, tmp_path / "workers" / "worker_w0_rank0_a0_r2.logs.json")
+    finder = LogStartFinder(make_context(manifest, FakeClock(95)))
+    finder.note()
+    finder.save(task, 100, tmp_path / "workers" / "worker_w0_rank0_a0_r2.logs.json")
     with log.open("ab") as out:
         out.write(b"this run\n")
     (end,) = read_run_files(manifest, task, NODE, 0, 2, [log]).logs

@@ -22,6 +22,7 @@ from launcher.verify.verify import FinishedJob, VerificationCheck, verify_result
 from launcher.words import clock_text, duration_text, names_text
 from tests.launcher.conftest import Golden
 from tests.support.builders import KILLED, START, TERM_SENT, RunDir, as_json, rendered, restartable
+from tests.support.exporter import FakeClock, make_context
 from tests.support.launcher import read_json, settled_run_dir
 
 
@@ -278,7 +279,9 @@ def test_the_errors_of_an_earlier_run_in_the_same_log_are_not_the_cause(tmp_path
     os.utime(log, (START - 9, START - 9))
     (task,) = (task for task in manifest.tasks if task.rank == 1)
     record = run_dir.path / "workers/worker_w1_rank1_a0_r0.logs.json"
-    LogStartFinder(manifest, "cn01").save(task, START + 1, record)
+    finder = LogStartFinder(make_context(manifest, FakeClock(START), node_index=task.node_index))
+    finder.note()
+    finder.save(task, START + 1, record)
     with log.open("a") as out:
         out.write("starting\n")
     assert run_dir.report()["cause"]["reason"] == "killed_unknown"
