@@ -130,7 +130,9 @@ def _usable(notify: "NotifySpec") -> "NotifySpec":
 def _keep(notify: "NotifySpec", names: list[str]) -> "NotifySpec":
     keys = ("page", "notify", "operators")
     lists = {key: [name for name in chosen if name in names] for key in keys if (chosen := getattr(notify, key))}
-    return notify.model_copy(update={"channels": {name: notify.channels[name] for name in names}, **lists})
+    # one Alertmanager calls the heartbeat: while a second one does, nobody hears of the end of the site's
+    own = {"channels": {name: notify.channels[name] for name in names}, "heartbeat": None}
+    return notify.model_copy(update={**own, **lists})
 
 
 def _with_log(notify: "NotifySpec", folder: Path, record: StackRecord) -> "NotifySpec":
