@@ -120,11 +120,18 @@ def _hub_socket() -> str | None:
 
 def _usable(notify: "NotifySpec") -> "NotifySpec":
     """The channels whose secrets this user can read: those of a site may be its administrators' alone."""
-    own = {name: type(notify)(channels={name: channel}) for name, channel in notify.channels.items()}
-    closed = {name for name, part in own.items() if not all(os.access(file, os.R_OK) for file in secret_files(part))}
-    for name in sorted(closed):
-        warn(f"notify.channels.{name}: you cannot read its secret, so your stack does not use it")
-    return _keep(notify, [name for name in notify.channels if name not in closed])
+    spec = type(notify)
+    own = {
+        f"channels.{name}": spec(channels={name: channel}, smtp=None if channel.email is None else notify.smtp)
+        for name, channel in notify.channels.items()
+    }
+    if notify.owner_domain is not None:
+        own["owner_domain"] = spec(smtp=notify.smtp)
+    closed = {key for key, part in own.items() if not all(os.access(file, os.R_OK) for file in secret_files(part))}
+    for key in sorted(closed):
+        warn(f"notify.{key}: you cannot read its secret, so your stack does not use it")
+    kept = _keep(notify, [name for name in notify.channels if f"channels.{name}" not in closed])
+    return kept.model_copy(update={"owner_domain": None}) if "owner_domain" in closed else kept
 
 
 def _keep(notify: "NotifySpec", names: list[str]) -> "NotifySpec":

@@ -201,6 +201,19 @@ def test_the_heartbeat_of_the_site_is_left_to_its_own_alertmanager(user: User) -
     assert beat["url"] == f"http://127.0.0.1:{user.record.ports['receiver']}/gpujob"
 
 
+def test_no_mail_goes_through_a_server_whose_password_is_closed(user: User) -> None:
+    password = user.home / "password"
+    password.write_text("secret\n")
+    password.chmod(0o000)
+    server = {"smarthost": "smtp.example.org:587", "from": "a@example.org", "password_file": str(password)}
+    channels = {"admins": {"email": {"to": "admins@example.org"}}}
+    user.write_cluster_file({"notify": {"smtp": server, "owner_domain": "example.org", "channels": channels}})
+    said = user.run("stack", "up")
+    for key in ("channels.admins", "owner_domain"):
+        assert f"notify.{key}: you cannot read its secret, so your stack does not use it" in said
+    assert "example.org" not in (user.folder / "alertmanager.yml").read_text()
+
+
 def test_a_program_that_hangs_makes_the_status_unsound(user: User) -> None:
     user.run("stack", "up")
     receiver = user.record.programs["receiver"]
