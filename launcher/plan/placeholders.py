@@ -30,14 +30,14 @@ VARIABLES = {
 DEFAULT_VARIABLES = {"PYTHONUNBUFFERED": "1"}
 
 _PLACEHOLDER = re.compile(r"\{\{(?P<literal>[A-Za-z_][A-Za-z0-9_]*)\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
-# placeholders of a node's address and of a port, by number
-NUMBERED = re.compile(r"(?P<kind>host|port)_(?P<number>0|[1-9][0-9]{0,5})")
+# placeholders of a node's address, of its IP address, and of a port, by number
+NUMBERED = re.compile(r"(?P<kind>host|ip|port)_(?P<number>0|[1-9][0-9]{0,5})")
 _SAFE = re.compile(r"[A-Za-z0-9._:%-]+")  # hosts, addresses and ports: text without meaning to a shell
 _cached_job_values: tuple[Plan, RunFacts, Mapping[str, str]] | None = None  # cache of `job_placeholder_values`
 
 
 class PlaceholderValues(dict[str, str]):
-    """Values of placeholders. The numbered ones, ``host_N`` and ``port_N``, are made on demand."""
+    """Values of placeholders. The numbered ones, as ``host_N`` and ``port_N``, are made on demand."""
 
     def __init__(self, values: Mapping[str, str], facts: RunFacts) -> None:
         super().__init__(values)
@@ -52,7 +52,7 @@ class PlaceholderValues(dict[str, str]):
             return str(number + self._facts.port_offset)
         if number >= len(self._facts.hosts):
             raise KeyError(name)
-        return self._facts.address(number)
+        return self._facts.ip_address(number) if match["kind"] == "ip" else self._facts.address(number)
 
     def hosts_and_ports(self) -> "PlaceholderValues":
         """Only the hosts and ports, which are safe to insert into a shell's text."""

@@ -1,5 +1,7 @@
 """vLLM: one process on each node of a worker, or on each GPU with pure data parallelism; the first serves. Pure.
 
+Where it binds a socket of ZeroMQ it gets an IP address, since libzmq before 4.3.5 binds to no host name.
+
 Options: https://docs.vllm.ai/en/latest/cli/serve/ and, for several nodes,
 https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/ and .../parallelism_scaling/
 """
@@ -94,7 +96,7 @@ class VllmBackend(EngineBackend):
             words += ["--master-addr", worker.host, "--master-port", worker.port("dist_init")]
             return words + headless
         each = data // len(worker.tasks)
-        words = ["--data-parallel-size-local", str(each), "--data-parallel-address", worker.host]
+        words = ["--data-parallel-size-local", str(each), "--data-parallel-address", f"{{ip_{worker.node}}}"]
         words += ["--data-parallel-rpc-port", worker.port("dp_rpc")]
         return words + (["--data-parallel-start-rank", str(each * task.local_rank), *headless] if headless else [])
 
@@ -103,7 +105,7 @@ class VllmBackend(EngineBackend):
         if worker.role.name in DISAGGREGATED:
             data = self.sizes(context, worker.role).data
             first_rank = data // len(worker.tasks) * task.local_rank if data > 1 else 0
-            found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{host_{task.node_index}}}"
+            found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{ip_{task.node_index}}}"
             # each data parallel rank adds its number to this port
             found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_by_rank[task.rank]['nixl'] - first_rank}}}"
         return {**found, **super().environment(context, worker, task)}
