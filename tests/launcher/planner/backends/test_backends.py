@@ -331,6 +331,40 @@ def test_accelerate_gets_the_number_of_processes_and_a_configuration() -> None:
     assert plan.templates["accelerate_config_train.yaml"] == "distributed_type: FSDP\n"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "backend", "launcher"),
+    [
+        (8, {"args": {"use_deepspeed": True}}, ["--deepspeed_multinode_launcher=standard"]),
+        (8, {"config": {"distributed_type": "DEEPSPEED"}}, ["--deepspeed_multinode_launcher=standard"]),
+        (
+            8,
+            {"args": {"use-deepspeed": True, "deepspeed-multinode-launcher": "openmpi"}},
+            ["--deepspeed_multinode_launcher"],
+        ),
+        (
+            8,
+            {
+                "config": {
+                    "distributed_type": "DEEPSPEED",
+                    "deepspeed_config": {"deepspeed_multinode_launcher": "standard"},
+                }
+            },
+            [],
+        ),
+        (8, {"config": {"distributed_type": "FSDP"}}, []),
+        (4, {"args": {"use_deepspeed": True}}, []),  # one node
+    ],
+)
+def test_accelerate_starts_deepspeed_without_ssh(gpus: int, backend: dict[str, Any], launcher: list[str]) -> None:
+    text = job(
+        resources={"gpus_per_node": 4},
+        workers=[{"role": "train", "gpus": gpus, "command": "python train.py"}],
+        backend={"type": "accelerate", **backend},
+    )
+    argv = argv_of(plan_from(text), "train_w0")
+    assert [word for word in argv if word.startswith("--deepspeed")] == launcher
+
+
 def test_deepspeed_has_one_task_per_gpu_with_torch_variables() -> None:
     text = job(
         resources={"gpus_per_node": 4},
