@@ -16,7 +16,7 @@ from launcher.planner.backends.base import (
     config_path,
     option_argv,
 )
-from launcher.planner.backends.engine import SIZE_OPTION_NAMES, EngineBackend, other_arguments
+from launcher.planner.backends.engine import SIZE_OPTION_NAMES, EngineBackend, nodes_of_worker, other_arguments
 from launcher.planner.roles import Role
 
 _SIZE_OPTIONS = {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size", "data": "data-parallel-size"}
@@ -36,8 +36,8 @@ class VllmBackend(EngineBackend):
     def size_problems(self, context: BackendContext, role: Role) -> list[str]:
         if found := super().size_problems(context, role):
             return found
-        parts, per_node = self.sizes(context, role), context.spec.resources.gpus_per_node
-        place, nodes = context.args_key(role.name, *SIZE_OPTION_NAMES), max(1, -(-role.gpus // max(1, per_node)))
+        parts, nodes = self.sizes(context, role), nodes_of_worker(context, role)
+        place = context.args_key(role.name, *SIZE_OPTION_NAMES)
         if parts.data > 1 and parts.data % nodes:
             spread = f"{nodes} nodes of each {role.name} worker"
             fix = f"use a multiple of {nodes}, or 1"
