@@ -14,6 +14,7 @@ from pathlib import Path
 import yaml
 
 from exporter.contract.lazy_dataclass import dataclass
+from exporter.files.formats.record_count import TOP_BYTES, read_csv_layout
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
@@ -201,13 +202,22 @@ def _record_problem(line: str, which: str) -> str | None:
 
 
 def table_problem(text: str, tail: str | None, is_complete: bool) -> str | None:
-    """Problem with the first rows of a table, such as unequal numbers of fields."""
-    lines = _complete_lines(text, is_complete)
-    if not lines:
-        return None
-    delimiter = max(",;\t|", key=lines[0].count)
+    """Problem with the first rows of a table, such as unequal numbers of fields.
+
+    Where tabs separate the fields, quotes may be ordinary characters.
+    """
+    data = text.encode()
+    layout = read_csv_layout(data[:TOP_BYTES])
+    lines, delimiter = _complete_lines(data[layout.begin :].decode(), is_complete), layout.delimiter.decode()
+    problem = _rows_problem(csv.reader(lines, delimiter=delimiter))
+    if delimiter != "\t" or problem is None:
+        return problem
+    return problem if _rows_problem(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)) else None
+
+
+def _rows_problem(reader: Iterator[list[str]]) -> str | None:
     try:
-        rows = [row for row, _ in zip(csv.reader(lines, delimiter=delimiter), range(MOST_ROWS), strict=False)]
+        rows = [row for row, _ in zip(reader, range(MOST_ROWS), strict=False)]
     except csv.Error as error:
         return f"it is not a table: {error}"
     for number, row in enumerate(rows, 1):
