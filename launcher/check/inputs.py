@@ -17,8 +17,8 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.files.formats.record_count import TOP_BYTES, read_csv_layout
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
-from launcher.plan.placeholders import fill_placeholders, placeholder_values
-from launcher.plan.plan import Plan
+from launcher.plan.placeholders import fill_placeholders, fill_template, placeholder_values
+from launcher.plan.plan import WORKERS, Plan, TaskPlan
 from launcher.words import names_text
 
 MOST_FILES = 200  # files of one entry whose contents are checked
@@ -37,7 +37,7 @@ class InputEntry:
 
     place: str
     pattern: str
-    per_worker: bool
+    per_worker: bool  # whether it has a placeholder of a process, such as ``{rank}``
     paths: tuple[Path, ...]
     missing: tuple[str, ...]  # paths or globs that match nothing
 
@@ -45,12 +45,18 @@ class InputEntry:
 def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[InputEntry]:
     facts, found = plan.facts_before_run(), []
     for number, pattern in enumerate(patterns):
-        filled = [fill_placeholders(pattern, placeholder_values(plan, planned, facts)) for planned in plan.tasks]
+        filled = [fill_placeholders(pattern, placeholder_values(plan, planned, facts)) for planned in _workers(plan)]
+        per_worker = filled[0] != fill_template(plan, pattern, facts)
         matched = {name: _match_paths(str(Path(plan.workdir, os.path.expanduser(name)))) for name in filled}
         paths = dict.fromkeys(path for here in matched.values() for path in here)
         missing = tuple(name for name, here in matched.items() if not here)
-        found.append(InputEntry(f"inputs[{number}]", pattern, filled[0] != pattern, tuple(paths), missing))
+        found.append(InputEntry(f"inputs[{number}]", pattern, per_worker, tuple(paths), missing))
     return found
+
+
+def _workers(plan: Plan) -> list[TaskPlan]:
+    """Processes that read the inputs: front ends and benchmarks do not."""
+    return [planned for planned in plan.tasks if planned.stage == WORKERS]
 
 
 def _match_paths(name: str) -> list[Path]:
@@ -65,12 +71,13 @@ def check_inputs(plan: Plan, patterns: Sequence[str], *, check_contents: bool) -
     if not patterns:
         message = "the job file names none; for example `inputs: [data/part_{rank}.jsonl]`"
         yield finding.not_checked("inputs", "inputs", message)
+    workers = len(_workers(plan))
     for entry in find_inputs(plan, patterns):
-        found = [*_presence(entry), *_split(entry, len(plan.tasks)), *_content(entry, check_contents=check_contents)]
+        found = [*_presence(entry), *_split(entry, workers), *_content(entry, check_contents=check_contents)]
         yield from found
         if not found:
             size = sum(_size(path) for path in entry.paths)
-            each = f", one for each of {len(plan.tasks)} workers" if entry.per_worker else ""
+            each = f", one for each of {workers} workers" if entry.per_worker else ""
             word = "file" if len(entry.paths) == 1 else "files"
             message = f"{entry.pattern}: {len(entry.paths)} {word}{each}, {size} bytes"
             yield finding.ok("inputs", entry.place, message)
