@@ -53,7 +53,7 @@ def config(
     from launcher.jobfile.jobfile import load_cluster
 
     folder = Path(output).absolute()
-    notify, secrets = load_cluster(os.environ, Path.cwd()).notify, dict[str, str]()
+    notify, secrets = with_absolute_files(load_cluster(os.environ, Path.cwd()).notify), dict[str, str]()
     notify = _with_options(notify, secrets, folder, config, alert_email, alert_slack)
     site = {} if base is None else read_yaml(Path(base))
     has_mail_server = notify.smtp is not None or _has_mail_server(site)
@@ -124,6 +124,19 @@ def shipped_folder() -> Path:
     if found is None:
         raise LauncherError(f"{places[-1]} is missing; install gpujob again")
     return found
+
+
+def with_absolute_files(notify: "NotifySpec") -> "NotifySpec":
+    """The section with absolute paths of its files: Alertmanager expands no ``~``, and runs elsewhere."""
+    return type(notify).model_validate(_absolute_files(notify.model_dump(by_alias=True, exclude_unset=True)))
+
+
+def _absolute_files(part: object, key: str = "") -> object:
+    from launcher.rundir.cluster_file import resolve_directory
+
+    if isinstance(part, dict):
+        return {name: _absolute_files(value, name) for name, value in part.items()}
+    return resolve_directory(part, Path.cwd()) if isinstance(part, str) and key.endswith("_file") else part
 
 
 def secret_files(notify: "NotifySpec") -> list[str]:
@@ -210,7 +223,7 @@ def read_yaml(path: Path) -> dict[str, object]:
 
 def read_secret(file: str) -> str:
     """The URL in a file that nobody else can read."""
-    path = Path(file).expanduser()
+    path = Path(file)
     try:
         _check_mode(path)
         text = path.read_text("utf-8").strip()

@@ -5,7 +5,14 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.alerts.config import BOARD_TEMPLATE, alertmanager_files, read_yaml, secret_files, shipped_folder
+from launcher.cli.alerts.config import (
+    BOARD_TEMPLATE,
+    alertmanager_files,
+    read_yaml,
+    secret_files,
+    shipped_folder,
+    with_absolute_files,
+)
 from launcher.cli.job_source import warn
 from launcher.errors import LauncherError
 from launcher.registry.own_stack import StackRecord
@@ -60,7 +67,7 @@ def start_own_stack(
     )
 
     def alerting(record: StackRecord) -> dict[str, str]:
-        own = _with_log(_usable(cluster.notify), folder, record)
+        own = _with_log(_usable(with_absolute_files(cluster.notify)), folder, record)
         major, minor, *_ = programs["alertmanager"].version
         files = alertmanager_files(own, folder, (major, minor), {}, {})
         return files if own.board_url is not None else {**files, BOARD_TEMPLATE: SERVED_BOARDS}

@@ -80,6 +80,19 @@ def test_every_channel_and_route_is_as_the_golden_page_shows(site: Path, golden:
         assert oct(path.stat().st_mode)[-3:] == ("700" if path.is_dir() else "600"), path
 
 
+@pytest.mark.parametrize("folder", ["~", "."])
+def test_files_of_secrets_have_absolute_paths(site: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """Alertmanager expands no ``~``, and takes other paths as relative to its configuration."""
+    monkeypatch.setenv("HOME", str(site))
+    assert config().exit_code == 0
+    absolute = made(site)
+    (site / "gpujob.yaml").write_text(SITE.replace("DIR", folder), encoding="utf-8")
+    assert config().exit_code == 0
+    assert made(site) == absolute
+    (site / "key").chmod(0o644)
+    assert str(config().exception) == f"{site}/key: others can read this secret; run chmod 600 on it"
+
+
 BOARD = "https://prometheus.example.org/user/?board=gpujob-job&var-job_id=a%26b"
 ALERT = {
     "startsAt": "2026-11-20T13:00:07Z",
