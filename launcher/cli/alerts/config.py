@@ -200,10 +200,10 @@ def _has_mail_server(site: Mapping[str, object]) -> bool:
 
 
 def _alerts_of(path: str) -> Mapping[str, object]:
-    from launcher.jobfile.monitor_config import load_monitor_config
+    from launcher.jobfile.monitor_config import load_monitor_config, without_nulls
 
     load_monitor_config(path, {})  # one error with every problem, none of them with a secret
-    found = read_yaml(Path(path)).get("alerts")
+    found = without_nulls(read_yaml(Path(path))).get("alerts")
     return found if isinstance(found, dict) else {}
 
 

@@ -196,6 +196,16 @@ def test_alerts_of_a_monitor_config_become_channels_and_their_secret_a_file(
     assert (mail["to"], mail["smarthost"]) == ("ada@example.org", "smtp.example.org:587")
 
 
+def test_a_key_of_a_monitor_config_that_is_null_has_its_default(site: Path) -> None:
+    (site / "gpujob.yaml").write_text("partition: gpu\n", encoding="utf-8")
+    seed = SEED.replace("enabled: true", "enabled: null").replace("smtp_port: 587", "smtp_port: null")
+    (site / "seed.yaml").write_text(seed, encoding="utf-8")
+    assert config("--config", "seed.yaml").exit_code == 0
+    page = next(each for each in made(site)["receivers"] if each["name"] == "gpujob-page")
+    assert page["email_configs"][0]["smarthost"] == "smtp.example.org:587"
+    assert len(page["slack_configs"]) == 1
+
+
 def test_discord_has_a_file_for_its_url_from_alertmanager_0_28_on(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(site))  # without amtool, which is of another version
     assert config("--alertmanager", "0.28").exit_code == 0
