@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from exporter.logs.log_files_reader import progress_path
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 
+MOST_WORD_BYTES = 120_000  # of a variable or a word of a command: Linux takes 128 KiB (execve(2), MAX_ARG_STRLEN)
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 VARIABLES = {
     "rank": "GPUJOB_RANK",
@@ -180,6 +181,12 @@ def placeholder_values(plan: Plan, planned: TaskPlan, facts: RunFacts) -> Placeh
     return PlaceholderValues(values, facts)
 
 
+def nodes_variable(hosts: Sequence[str]) -> dict[str, str]:
+    """The variable with all host names, without which each node goes by ``SLURM_NODEID``; empty if it is too long."""
+    text = ",".join(hosts)
+    return {"GPUJOB_NODES": text} if len(text) <= MOST_WORD_BYTES else {}
+
+
 def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
     """Variables that one task gets in addition to the user's environment."""
     values = placeholder_values(plan, planned, facts)
@@ -189,7 +196,7 @@ def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: in
         **DEFAULT_VARIABLES,
         "GPUJOB_JOB_NAME": plan.job_name,
         "GPUJOB_NODE": node,
-        "GPUJOB_NODES": ",".join(hosts),
+        **nodes_variable(hosts),
         "GPUJOB_RESTART": str(restart),
         "GPUJOB_PROGRESS_FILE": str(progress),
         **{name: fill_placeholders(value, values) for name, value in planned.env.items()},
