@@ -40,6 +40,7 @@ from exporter.machine.procfs import read_environment
 from launcher.attach.manifest import NOTHING_FOUND, FoundJob, absolute, make_manifest, with_found
 from launcher.errors import LauncherError
 from launcher.jobfile.monitor_config import MonitorConfig, load_monitor_config
+from launcher.plan.placeholders import nodes_variable
 from launcher.plan.plan import safe_file_word
 from launcher.registry.entries import register_job
 from launcher.report.report import REPORT_TEXT_FILE, archive
@@ -135,7 +136,8 @@ class Preparation:
             **record.slurm,
             "GPUJOB_JOB_ID": str(record.job_id),
             "GPUJOB_NODE": self._place.name,
-            "GPUJOB_NODES": ",".join(self._place.hosts),
+            "GPUJOB_NODE_INDEX": str(self._place.index),
+            **nodes_variable(self._place.hosts),
             "GPUJOB_ATTEMPT": str(record.attempt),
             "GPUJOB_START_TIME": repr(record.start),
         }

@@ -14,10 +14,11 @@ from pathlib import Path
 import yaml
 
 from exporter.contract.lazy_dataclass import dataclass
+from exporter.files.formats.record_count import TOP_BYTES, read_csv_layout
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
-from launcher.plan.placeholders import fill_placeholders, placeholder_values
-from launcher.plan.plan import Plan
+from launcher.plan.placeholders import fill_placeholders, fill_template, placeholder_values
+from launcher.plan.plan import WORKERS, Plan, TaskPlan
 from launcher.words import names_text
 
 MOST_FILES = 200  # files of one entry whose contents are checked
@@ -36,7 +37,7 @@ class InputEntry:
 
     place: str
     pattern: str
-    per_worker: bool
+    per_worker: bool  # whether it has a placeholder of a process, such as ``{rank}``
     paths: tuple[Path, ...]
     missing: tuple[str, ...]  # paths or globs that match nothing
 
@@ -44,12 +45,18 @@ class InputEntry:
 def find_inputs(plan: Plan, patterns: Sequence[str]) -> list[InputEntry]:
     facts, found = plan.facts_before_run(), []
     for number, pattern in enumerate(patterns):
-        filled = [fill_placeholders(pattern, placeholder_values(plan, planned, facts)) for planned in plan.tasks]
+        filled = [fill_placeholders(pattern, placeholder_values(plan, planned, facts)) for planned in _workers(plan)]
+        per_worker = filled[0] != fill_template(plan, pattern, facts)
         matched = {name: _match_paths(str(Path(plan.workdir, os.path.expanduser(name)))) for name in filled}
         paths = dict.fromkeys(path for here in matched.values() for path in here)
         missing = tuple(name for name, here in matched.items() if not here)
-        found.append(InputEntry(f"inputs[{number}]", pattern, filled[0] != pattern, tuple(paths), missing))
+        found.append(InputEntry(f"inputs[{number}]", pattern, per_worker, tuple(paths), missing))
     return found
+
+
+def _workers(plan: Plan) -> list[TaskPlan]:
+    """Processes that read the inputs: front ends and benchmarks do not."""
+    return [planned for planned in plan.tasks if planned.stage == WORKERS]
 
 
 def _match_paths(name: str) -> list[Path]:
@@ -64,12 +71,13 @@ def check_inputs(plan: Plan, patterns: Sequence[str], *, check_contents: bool) -
     if not patterns:
         message = "the job file names none; for example `inputs: [data/part_{rank}.jsonl]`"
         yield finding.not_checked("inputs", "inputs", message)
+    workers = len(_workers(plan))
     for entry in find_inputs(plan, patterns):
-        found = [*_presence(entry), *_split(entry, len(plan.tasks)), *_content(entry, check_contents=check_contents)]
+        found = [*_presence(entry), *_split(entry, workers), *_content(entry, check_contents=check_contents)]
         yield from found
         if not found:
             size = sum(_size(path) for path in entry.paths)
-            each = f", one for each of {len(plan.tasks)} workers" if entry.per_worker else ""
+            each = f", one for each of {workers} workers" if entry.per_worker else ""
             word = "file" if len(entry.paths) == 1 else "files"
             message = f"{entry.pattern}: {len(entry.paths)} {word}{each}, {size} bytes"
             yield finding.ok("inputs", entry.place, message)
@@ -201,13 +209,22 @@ def _record_problem(line: str, which: str) -> str | None:
 
 
 def table_problem(text: str, tail: str | None, is_complete: bool) -> str | None:
-    """Problem with the first rows of a table, such as unequal numbers of fields."""
-    lines = _complete_lines(text, is_complete)
-    if not lines:
-        return None
-    delimiter = max(",;\t|", key=lines[0].count)
+    """Problem with the first rows of a table, such as unequal numbers of fields.
+
+    Where tabs separate the fields, quotes may be ordinary characters.
+    """
+    data = text.encode()
+    layout = read_csv_layout(data[:TOP_BYTES])
+    lines, delimiter = _complete_lines(data[layout.begin :].decode(), is_complete), layout.delimiter.decode()
+    problem = _rows_problem(csv.reader(lines, delimiter=delimiter))
+    if delimiter != "\t" or problem is None:
+        return problem
+    return problem if _rows_problem(csv.reader(lines, delimiter=delimiter, quoting=csv.QUOTE_NONE)) else None
+
+
+def _rows_problem(reader: Iterator[list[str]]) -> str | None:
     try:
-        rows = [row for row, _ in zip(csv.reader(lines, delimiter=delimiter), range(MOST_ROWS), strict=False)]
+        rows = [row for row, _ in zip(reader, range(MOST_ROWS), strict=False)]
     except csv.Error as error:
         return f"it is not a table: {error}"
     for number, row in enumerate(rows, 1):

@@ -18,7 +18,7 @@ LIKENESS = 0.7  # difflib ratio from which a word counts as a misspelled placeho
 HIDDEN_PORTS = ("public", "internal")  # ports of the table whose placeholder is `http_port`
 
 _WORD = re.compile(r"(?<![{$])\{([A-Za-z_][A-Za-z0-9_]*)\}(?!\})")
-_HOST_OR_PORT = re.compile(r"(?:host|port)_[0-9]+|[a-z][a-z0-9_]*_port")
+_HOST_OR_PORT = re.compile(r"(?:host|ip|port)_[0-9]+|[a-z][a-z0-9_]*_port")
 
 
 @dataclass(frozen=True)
@@ -54,8 +54,9 @@ def _unfilled_reason(name: str, text: FilledText, nodes: int) -> str | None:
     """Why a word has no value, with suggestions; None if it has one or is no placeholder."""
     if text.values.get(name) is not None or _is_numbered(name, nodes):
         return None
-    if name.startswith("host_") and _HOST_OR_PORT.fullmatch(name):
-        hosts = "{host_0}" if nodes == 1 else f"{{host_0}} to {{host_{nodes - 1}}}"
+    if name.startswith(("host_", "ip_")) and _HOST_OR_PORT.fullmatch(name):
+        kind = name.partition("_")[0]
+        hosts = f"{{{kind}_0}}" if nodes == 1 else f"{{{kind}_0}} to {{{kind}_{nodes - 1}}}"
         return f"{{{name}}} is not a node of the job, which has {hosts}"
     if _HOST_OR_PORT.fullmatch(name):
         near = difflib.get_close_matches(name, text.values, 1, 0.9)

@@ -194,19 +194,21 @@ def _read_job(
     if file is None:
         if values.get(f"{WORKERS_PLACE}count") == 0:
             raise LauncherError("--workers: 0 must be greater than or equal to 1")
-        body = job_of_command(words or (), {**values, **settings})
+        given = {**values, **settings}
+        body = job_of_command(words or (), given, _gpus_of_a_node() if f"{WORKERS_PLACE}gpus" in given else None)
         names = {**_PLACES, f"{WORKERS_PLACE}command": "COMMAND"}
-        if GPUS_PER_NODE not in values:
+        resources = body.get("resources")
+        if GPUS_PER_NODE not in values and isinstance(resources, dict) and "gpus_per_node" in resources:
             names[GPUS_PER_NODE] = "--gpus"
         return JobText(COMMAND_LINE, dump_yaml(body), Path.cwd(), {**names, **options})
     job = _read_file(file)
     source = job.source
     if not values and not settings:
         return job
-    given, problems = read_mapping(job.text, source)
+    found, problems = read_mapping(job.text, source)
     if problems:
         raise ConfigError(source, problems)
-    changed: dict[str, JsonValue] = given or {}
+    changed: dict[str, JsonValue] = found or {}
     entries = changed.get("workers")
     if (
         isinstance(entries, list)
@@ -220,15 +222,30 @@ def _read_job(
     return JobText(source, dump_yaml(changed), job.job_dir, {**{place: _PLACES[place] for place in values}, **options})
 
 
-def job_of_command(words: Sequence[str], values: "Mapping[str, JsonValue]") -> "dict[str, JsonValue]":
-    """The job file that a command and values by place mean. The job asks for the GPUs that its workers need."""
+def _gpus_of_a_node() -> int | None:
+    """GPUs of a node in the cluster file; its problems are reported with the plan."""
+    from launcher.jobfile.jobfile import load_cluster
+
+    with suppress(LauncherError):
+        return load_cluster(os.environ, Path.cwd()).gpus_per_node
+    return None
+
+
+def job_of_command(
+    words: Sequence[str], values: "Mapping[str, JsonValue]", gpus_of_a_node: int | None = None
+) -> "dict[str, JsonValue]":
+    """The job file that a command and values by place mean. The job asks for the GPUs that its workers need.
+
+    More than ``gpus_of_a_node``, those of the cluster file, are not on one node: the plan then counts the nodes.
+    """
     body: dict[str, JsonValue] = {"name": program_name(words), "workers": [{"command": list(words)}]}
     gpus, count, nodes = (
         values.get(place, 1) for place in (f"{WORKERS_PLACE}gpus", f"{WORKERS_PLACE}count", "resources.nodes")
     )
     if f"{WORKERS_PLACE}gpus" in values and isinstance(gpus, int) and isinstance(count, int) and isinstance(nodes, int):
         on_a_node = gpus * -(-count // nodes) if count >= nodes > 0 else -(-gpus * count // max(nodes, 1))
-        values = {GPUS_PER_NODE: max(on_a_node, 0), **values}
+        if "resources.nodes" in values or not gpus_of_a_node or on_a_node <= gpus_of_a_node:
+            values = {GPUS_PER_NODE: max(on_a_node, 0), **values}
     if values.get(f"{WORKERS_PLACE}shell") is True and len(words) == 1:
         values = {f"{WORKERS_PLACE}command": words[0], **values}
     _assign(body, values)

@@ -156,7 +156,7 @@ def load_monitor_config(path: str | None, flags: Mapping[str, object]) -> Monito
         body, twice = read_mapping(text, path)
         if body is None:
             raise ConfigError(path, ["is empty; examples/monitor/monitor_config.yaml has every key"])
-    merged = _without_nulls(body or {})
+    merged = without_nulls(body or {})
     for name, value in flags.items():
         section, _, key = PLACES[name].rpartition(".")
         _set(merged, section.split("."), key, value)
@@ -183,10 +183,10 @@ def flag_name(setting: str) -> str:
     return "--" + setting.replace("_", "-")
 
 
-def _without_nulls(body: Mapping[str, object]) -> JsonMapping:
+def without_nulls(body: Mapping[str, object]) -> JsonMapping:
     """The same without keys that are null, which are as good as missing. Null counts only in ``verify``."""
     return {
-        key: _without_nulls(value) if isinstance(value, dict) and key != "verify" else value
+        key: without_nulls(value) if isinstance(value, dict) and key != "verify" else value
         for key, value in body.items()
         if value is not None
     }

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from exporter.logs.log_files_reader import progress_path
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 
+MOST_WORD_BYTES = 120_000  # of a variable or a word of a command: Linux takes 128 KiB (execve(2), MAX_ARG_STRLEN)
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
 VARIABLES = {
     "rank": "GPUJOB_RANK",
@@ -30,14 +31,14 @@ VARIABLES = {
 DEFAULT_VARIABLES = {"PYTHONUNBUFFERED": "1"}
 
 _PLACEHOLDER = re.compile(r"\{\{(?P<literal>[A-Za-z_][A-Za-z0-9_]*)\}\}|\{(?P<name>[A-Za-z_][A-Za-z0-9_]*)\}")
-# placeholders of a node's address and of a port, by number
-NUMBERED = re.compile(r"(?P<kind>host|port)_(?P<number>0|[1-9][0-9]{0,5})")
+# placeholders of a node's address, of its IP address, and of a port, by number
+NUMBERED = re.compile(r"(?P<kind>host|ip|port)_(?P<number>0|[1-9][0-9]{0,5})")
 _SAFE = re.compile(r"[A-Za-z0-9._:%-]+")  # hosts, addresses and ports: text without meaning to a shell
 _cached_job_values: tuple[Plan, RunFacts, Mapping[str, str]] | None = None  # cache of `job_placeholder_values`
 
 
 class PlaceholderValues(dict[str, str]):
-    """Values of placeholders. The numbered ones, ``host_N`` and ``port_N``, are made on demand."""
+    """Values of placeholders. The numbered ones, as ``host_N`` and ``port_N``, are made on demand."""
 
     def __init__(self, values: Mapping[str, str], facts: RunFacts) -> None:
         super().__init__(values)
@@ -52,7 +53,7 @@ class PlaceholderValues(dict[str, str]):
             return str(number + self._facts.port_offset)
         if number >= len(self._facts.hosts):
             raise KeyError(name)
-        return self._facts.address(number)
+        return self._facts.ip_address(number) if match["kind"] == "ip" else self._facts.address(number)
 
     def hosts_and_ports(self) -> "PlaceholderValues":
         """Only the hosts and ports, which are safe to insert into a shell's text."""
@@ -180,6 +181,12 @@ def placeholder_values(plan: Plan, planned: TaskPlan, facts: RunFacts) -> Placeh
     return PlaceholderValues(values, facts)
 
 
+def nodes_variable(hosts: Sequence[str]) -> dict[str, str]:
+    """The variable with all host names, without which each node goes by ``SLURM_NODEID``; empty if it is too long."""
+    text = ",".join(hosts)
+    return {"GPUJOB_NODES": text} if len(text) <= MOST_WORD_BYTES else {}
+
+
 def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
     """Variables that one task gets in addition to the user's environment."""
     values = placeholder_values(plan, planned, facts)
@@ -189,7 +196,7 @@ def task_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: in
         **DEFAULT_VARIABLES,
         "GPUJOB_JOB_NAME": plan.job_name,
         "GPUJOB_NODE": node,
-        "GPUJOB_NODES": ",".join(hosts),
+        **nodes_variable(hosts),
         "GPUJOB_RESTART": str(restart),
         "GPUJOB_PROGRESS_FILE": str(progress),
         **{name: fill_placeholders(value, values) for name, value in planned.env.items()},

@@ -179,7 +179,7 @@ class RunFacts:
     start: float = 0.0
     addresses: tuple[str, ...] = ()  # addresses at which nodes reach each other; empty if their host names serve
     port_offset: int = 0  # added to every port of the plan, because another job may share the node
-    ip_addresses: tuple[str, ...] = ()  # for people; the job uses ``addresses``
+    ip_addresses: tuple[str, ...] = ()  # for people and for what takes no host name; else the job uses ``addresses``
     checkpoint: str = ""  # path of the checkpoint to resume from; empty without one
 
     @property

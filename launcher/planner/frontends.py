@@ -14,6 +14,7 @@ from launcher.planner.backends.base import (
     BackendContext,
     BackendWorker,
     option_argv,
+    reserved_option_problems,
 )
 
 
@@ -35,10 +36,14 @@ class Frontend:
     infra: tuple[Service, ...] = ()  # needed before it and the workers start
     has_own_process = True  # False: a worker serves clients itself
     metrics: str | None = None  # location of its own metrics, as in ``TaskPlan.metrics``
+    reserved_options: tuple[str, ...] = ()  # options of its own program that the launcher sets from the plan
 
     def problems(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         """Parts of the job that do not suit this front end, each with place, value and fix."""
-        return []
+        spec = context.spec.frontend
+        if spec is None or spec.command is not None:
+            return []
+        return reserved_option_problems("frontend", spec.args, self.reserved_options)
 
     def argv(self, workers: Sequence[BackendWorker]) -> list[str]:
         """Command of one process without the job file's options. It listens on ``{http_port}``."""
@@ -85,6 +90,7 @@ class DynamoFrontend(Frontend):
     backends = (*ENGINES, "command")
     infra = (ETCD, NATS)
     metrics = "http_port/metrics"
+    reserved_options = ("http-port",)
 
     def argv(self, workers: Sequence[BackendWorker]) -> list[str]:
         return ["python3", "-m", "dynamo.frontend", "--http-port", "{http_port}"]
@@ -101,10 +107,11 @@ class SglangRouterFrontend(Frontend):
     backends = ("sglang", "command")
     ports = ("system",)
     metrics = "system_port/metrics"
+    reserved_options = ("host", "port", "prometheus-port", "worker-urls", "prefill", "decode", "pd-disaggregation")
 
     def problems(self, context: BackendContext, workers: Sequence[BackendWorker]) -> list[str]:
         silent = dict.fromkeys(worker.role.name for worker in workers if "http" not in worker.ports)
-        return [
+        return super().problems(context, workers) + [
             f"{context.role_key(role, 'command')}: the router sends requests to the {role} workers over HTTP; "
             "let the command listen on {http_port}"
             for role in silent

@@ -8,7 +8,9 @@ from typing import NamedTuple
 
 from exporter.contract.identity import safe_label
 from exporter.contract.python_flags import ISOLATED
+from launcher.plan.placeholders import MOST_WORD_BYTES
 from launcher.plan.plan import Plan, SetupPart
+from launcher.steps.hostlist import fold_hostlist
 
 DROPPED_PREFIXES = (
     "GPUJOB_",
@@ -245,7 +247,7 @@ def srun_argv(plan: Plan, step: SrunStep) -> list[str]:
             f"--nodes={len(part)}",
             f"--ntasks={len(part) * step.tasks_per_node}",
             f"--ntasks-per-node={step.tasks_per_node}",
-            f"--nodelist={','.join(part)}",
+            f"--nodelist={_nodelist(part)}",
             "--mem=0",
             "--cpu-bind=none",
             f"--mpi={step.mpi}",
@@ -262,6 +264,12 @@ def srun_argv(plan: Plan, step: SrunStep) -> list[str]:
             *step.command,
         ]
     return argv
+
+
+def _nodelist(hosts: Sequence[str]) -> str:
+    """The names as they are, or folded if one word of a command could not hold them."""
+    text = ",".join(hosts)
+    return text if len(text) <= MOST_WORD_BYTES else fold_hostlist(hosts)
 
 
 def _hosts_by_component(plan: Plan, hosts: Sequence[str], first_node: int) -> list[tuple[int | None, Sequence[str]]]:

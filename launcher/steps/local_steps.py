@@ -14,6 +14,7 @@ from typing import IO
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.report import Report
 from exporter.machine.procfs import is_zombie, read_children, read_environment
+from launcher.plan.placeholders import nodes_variable
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator, read_report
 from launcher.steps.steps import (
@@ -70,7 +71,7 @@ class LocalSteps:
                 "GPUJOB_RUN_DIR": str(self._facts.run_dir),
                 "GPUJOB_NODE": host,
                 "GPUJOB_NODE_INDEX": str(index),
-                "GPUJOB_NODES": ",".join(self._facts.hosts),
+                **nodes_variable(self._facts.hosts),
                 "GPUJOB_START_TIME": repr(self._facts.start),
                 "GPUJOB_ATTEMPT": str(self._facts.attempt),
                 "GPUJOB_FIRST_GPU": str(self._first_gpu(index)),

@@ -25,6 +25,7 @@ from exporter.workers.slurm_end_notice import (
     parse_slurm_end_notice,
 )
 from launcher.errors import SlurmError
+from launcher.plan.placeholders import nodes_variable
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.steps.batch_script import (
     component_ids,
@@ -245,7 +246,7 @@ class SlurmSteps:
         environment = {
             **self._environment,
             "GPUJOB_JOB_ID": self._facts.job_id,
-            "GPUJOB_NODES": ",".join(self._facts.hosts),
+            **nodes_variable(self._facts.hosts),
             "GPUJOB_ATTEMPT": str(self._facts.attempt),
             "GPUJOB_START_TIME": repr(self._facts.start),
         }

@@ -12,7 +12,7 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.python_flags import ISOLATED
 from exporter.logs.log_files_reader import run_suffix
 from launcher.plan.container import container_worker_argv, container_wrapper_argv
-from launcher.plan.placeholders import DEFAULT_VARIABLES, task_argv, task_environment
+from launcher.plan.placeholders import DEFAULT_VARIABLES, nodes_variable, task_argv, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.rundir.secrets_file import read_secrets
 
@@ -226,7 +226,7 @@ def survey_environment(facts: RunFacts, offsets: Sequence[int], round_number: in
     """Variables for ``launcher.run.before.node_facts``."""
     return {
         "GPUJOB_ATTEMPT": str(facts.attempt),
-        "GPUJOB_NODES": ",".join(facts.hosts),
+        **nodes_variable(facts.hosts),
         "GPUJOB_PORT_OFFSETS": ",".join(map(str, offsets)),
         "GPUJOB_SURVEY_ROUND": str(round_number),
     }

@@ -53,7 +53,7 @@ def config(
     from launcher.jobfile.jobfile import load_cluster
 
     folder = Path(output).absolute()
-    notify, secrets = load_cluster(os.environ, Path.cwd()).notify, dict[str, str]()
+    notify, secrets = with_absolute_files(load_cluster(os.environ, Path.cwd()).notify), dict[str, str]()
     notify = _with_options(notify, secrets, folder, config, alert_email, alert_slack)
     site = {} if base is None else read_yaml(Path(base))
     has_mail_server = notify.smtp is not None or _has_mail_server(site)
@@ -126,6 +126,19 @@ def shipped_folder() -> Path:
     return found
 
 
+def with_absolute_files(notify: "NotifySpec") -> "NotifySpec":
+    """The section with absolute paths of its files: Alertmanager expands no ``~``, and runs elsewhere."""
+    return type(notify).model_validate(_absolute_files(notify.model_dump(by_alias=True, exclude_unset=True)))
+
+
+def _absolute_files(part: object, key: str = "") -> object:
+    from launcher.rundir.cluster_file import resolve_directory
+
+    if isinstance(part, dict):
+        return {name: _absolute_files(value, name) for name, value in part.items()}
+    return resolve_directory(part, Path.cwd()) if isinstance(part, str) and key.endswith("_file") else part
+
+
 def secret_files(notify: "NotifySpec") -> list[str]:
     """Files of the channels and of the heartbeat with one secret each, on this machine or on that of Alertmanager."""
     kinds: list[object] = [each for channel in notify.channels.values() for _, each in channel if each is not None]
@@ -187,10 +200,10 @@ def _has_mail_server(site: Mapping[str, object]) -> bool:
 
 
 def _alerts_of(path: str) -> Mapping[str, object]:
-    from launcher.jobfile.monitor_config import load_monitor_config
+    from launcher.jobfile.monitor_config import load_monitor_config, without_nulls
 
     load_monitor_config(path, {})  # one error with every problem, none of them with a secret
-    found = read_yaml(Path(path)).get("alerts")
+    found = without_nulls(read_yaml(Path(path))).get("alerts")
     return found if isinstance(found, dict) else {}
 
 
@@ -210,7 +223,7 @@ def read_yaml(path: Path) -> dict[str, object]:
 
 def read_secret(file: str) -> str:
     """The URL in a file that nobody else can read."""
-    path = Path(file).expanduser()
+    path = Path(file)
     try:
         _check_mode(path)
         text = path.read_text("utf-8").strip()

@@ -5,7 +5,14 @@ import socket
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from launcher.cli.alerts.config import BOARD_TEMPLATE, alertmanager_files, read_yaml, secret_files, shipped_folder
+from launcher.cli.alerts.config import (
+    BOARD_TEMPLATE,
+    alertmanager_files,
+    read_yaml,
+    secret_files,
+    shipped_folder,
+    with_absolute_files,
+)
 from launcher.cli.job_source import warn
 from launcher.errors import LauncherError
 from launcher.registry.own_stack import StackRecord
@@ -60,7 +67,7 @@ def start_own_stack(
     )
 
     def alerting(record: StackRecord) -> dict[str, str]:
-        own = _with_log(_usable(cluster.notify), folder, record)
+        own = _with_log(_usable(with_absolute_files(cluster.notify)), folder, record)
         major, minor, *_ = programs["alertmanager"].version
         files = alertmanager_files(own, folder, (major, minor), {}, {})
         return files if own.board_url is not None else {**files, BOARD_TEMPLATE: SERVED_BOARDS}
@@ -120,17 +127,26 @@ def _hub_socket() -> str | None:
 
 def _usable(notify: "NotifySpec") -> "NotifySpec":
     """The channels whose secrets this user can read: those of a site may be its administrators' alone."""
-    own = {name: type(notify)(channels={name: channel}) for name, channel in notify.channels.items()}
-    closed = {name for name, part in own.items() if not all(os.access(file, os.R_OK) for file in secret_files(part))}
-    for name in sorted(closed):
-        warn(f"notify.channels.{name}: you cannot read its secret, so your stack does not use it")
-    return _keep(notify, [name for name in notify.channels if name not in closed])
+    spec = type(notify)
+    own = {
+        f"channels.{name}": spec(channels={name: channel}, smtp=None if channel.email is None else notify.smtp)
+        for name, channel in notify.channels.items()
+    }
+    if notify.owner_domain is not None:
+        own["owner_domain"] = spec(smtp=notify.smtp)
+    closed = {key for key, part in own.items() if not all(os.access(file, os.R_OK) for file in secret_files(part))}
+    for key in sorted(closed):
+        warn(f"notify.{key}: you cannot read its secret, so your stack does not use it")
+    kept = _keep(notify, [name for name in notify.channels if f"channels.{name}" not in closed])
+    return kept.model_copy(update={"owner_domain": None}) if "owner_domain" in closed else kept
 
 
 def _keep(notify: "NotifySpec", names: list[str]) -> "NotifySpec":
     keys = ("page", "notify", "operators")
     lists = {key: [name for name in chosen if name in names] for key in keys if (chosen := getattr(notify, key))}
-    return notify.model_copy(update={"channels": {name: notify.channels[name] for name in names}, **lists})
+    # one Alertmanager calls the heartbeat: while a second one does, nobody hears of the end of the site's
+    own = {"channels": {name: notify.channels[name] for name in names}, "heartbeat": None}
+    return notify.model_copy(update={**own, **lists})
 
 
 def _with_log(notify: "NotifySpec", folder: Path, record: StackRecord) -> "NotifySpec":

@@ -238,9 +238,16 @@ def option_argv(args: Arguments) -> list[str]:
 def conflicting_option_problems(context: BackendContext, role: str, reserved: Iterable[str]) -> list[str]:
     """Report options of the job file that the launcher sets from the plan."""
     return [
-        f"{place}.args.{name}: the launcher sets it from the plan; leave it out"
+        problem
         for place, options in context.role_options(role)
-        for name in options.args
+        for problem in reserved_option_problems(place, options.args, reserved)
+    ]
+
+
+def reserved_option_problems(place: str, args: Iterable[str], reserved: Iterable[str]) -> list[str]:
+    return [
+        f"{place}.args.{name}: the launcher sets it from the plan; leave it out"
+        for name in args
         if name.replace("_", "-") in reserved
     ]
 

@@ -99,6 +99,11 @@ def other_arguments(context: BackendContext, role: str) -> Arguments:
     return {name: value for name, value in context.arguments(role).items() if name not in SIZE_OPTION_NAMES}
 
 
+def nodes_of_worker(context: BackendContext, role: Role) -> int:
+    """Number of nodes of each worker of a role."""
+    return max(1, -(-role.gpus // max(1, context.spec.resources.gpus_per_node)))
+
+
 def divide_gpus(context: BackendContext, role: Role, *, shares_gpus: bool) -> tuple[ParallelSizes, list[str]]:
     """Divide a worker's GPUs; also returns the problems found.
 

@@ -4,7 +4,7 @@ The processes of a worker meet through the variables of torch.distributed, or th
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from exporter.contract.manifest import Task
 from launcher.jobfile.backend_kinds import ENGINES
@@ -21,6 +21,7 @@ from launcher.planner.backends.base import (
 )
 from launcher.planner.roles import Role
 
+_DEEPSPEED_LAUNCHER = "deepspeed_multinode_launcher"
 _PYTHON = re.compile(r"(?:.*/)?python(?:\d+(?:\.\d+)*)?")
 
 
@@ -107,17 +108,29 @@ class AccelerateBackend(LaunchedBackend):
     def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         args = context.arguments(worker.role.name, "_")
         total = args.pop("num_processes", None) or max(worker.role.gpus, 1)
-        configured = bool(context.config(worker.role.name))
+        config = context.config(worker.role.name)
         words = ["accelerate", "launch"]
-        if configured:
+        if config:
             words += ["--config_file", config_path(self.name, worker.role.name)]
         words += [f"--num_machines={len(worker.nodes)}", f"--machine_rank={task.local_rank}"]
         words += [f"--main_process_ip={worker.host}", f"--main_process_port={worker.port('dist_init')}"]
         words.append(f"--num_processes={total}")
-        if worker.role.gpus > 1 and not configured and not any(name.startswith("use_") for name in args):
+        if worker.role.gpus > 1 and not config and not any(name.startswith("use_") for name in args):
             words.append("--multi_gpu")
+        if len(worker.nodes) > 1 and _lacks_deepspeed_launcher(args, config):
+            words.append(f"--{_DEEPSPEED_LAUNCHER}=standard")
         program = program_argv(command_argv(worker.role.options), module="--module", no_python="--no_python")
         return [*words, *option_argv(args), *program]
+
+
+def _lacks_deepspeed_launcher(args: Mapping[str, object], config: Mapping[str, object]) -> bool:
+    """Whether accelerate would start DeepSpeed by its default, pdsh, which starts the whole job over ssh.
+
+    Only the launcher "standard" starts the processes of its own node alone.
+    """
+    nested = config.get("deepspeed_config")
+    is_named = any(_DEEPSPEED_LAUNCHER in part for part in (args, config, nested) if isinstance(part, Mapping))
+    return not is_named and (bool(args.get("use_deepspeed")) or config.get("distributed_type") == "DEEPSPEED")
 
 
 def program_argv(command: Sequence[str], *, module: str, no_python: str) -> list[str]:

@@ -13,7 +13,7 @@ from launcher.planner.backends.base import (
     config_path,
     option_argv,
 )
-from launcher.planner.backends.engine import EngineBackend, other_arguments
+from launcher.planner.backends.engine import SIZE_OPTION_NAMES, EngineBackend, nodes_of_worker, other_arguments
 from launcher.planner.roles import Role
 
 _SIZE_OPTIONS = {"tensor": "tp-size", "pipeline": "pp-size", "data": "dp-size", "expert": "ep-size"}
@@ -28,6 +28,16 @@ class SglangBackend(EngineBackend):
         *("model-path", "model", "served-model-name", "host", "port", "nnodes", "node-rank", "dist-init-addr"),
         *("nccl-port", "disaggregation-mode", "disaggregation-bootstrap-port", "config"),
     )
+
+    def size_problems(self, context: BackendContext, role: Role) -> list[str]:
+        if found := super().size_problems(context, role):
+            return found
+        data, nodes = self.sizes(context, role).data, nodes_of_worker(context, role)
+        if data == 1 or nodes == 1 or self.shares_gpus(context, role):
+            return []
+        place = context.args_key(role.name, *SIZE_OPTION_NAMES)
+        wrong = f"data parallel {data} over the {nodes} nodes of each {role.name} worker needs DP attention in SGLang"
+        return [f"{place}: {wrong}; set enable-dp-attention: true, or use more and smaller workers"]
 
     def shares_gpus(self, context: BackendContext, role: Role) -> bool:
         """Whether data parallel attention is on: it runs on the GPUs of tensor parallelism."""

@@ -1,5 +1,7 @@
 """vLLM: one process on each node of a worker, or on each GPU with pure data parallelism; the first serves. Pure.
 
+Where it binds a socket of ZeroMQ it gets an IP address, since libzmq before 4.3.5 binds to no host name.
+
 Options: https://docs.vllm.ai/en/latest/cli/serve/ and, for several nodes,
 https://docs.vllm.ai/en/latest/serving/data_parallel_deployment/ and .../parallelism_scaling/
 """
@@ -14,7 +16,7 @@ from launcher.planner.backends.base import (
     config_path,
     option_argv,
 )
-from launcher.planner.backends.engine import SIZE_OPTION_NAMES, EngineBackend, other_arguments
+from launcher.planner.backends.engine import SIZE_OPTION_NAMES, EngineBackend, nodes_of_worker, other_arguments
 from launcher.planner.roles import Role
 
 _SIZE_OPTIONS = {"tensor": "tensor-parallel-size", "pipeline": "pipeline-parallel-size", "data": "data-parallel-size"}
@@ -34,8 +36,8 @@ class VllmBackend(EngineBackend):
     def size_problems(self, context: BackendContext, role: Role) -> list[str]:
         if found := super().size_problems(context, role):
             return found
-        parts, per_node = self.sizes(context, role), context.spec.resources.gpus_per_node
-        place, nodes = context.args_key(role.name, *SIZE_OPTION_NAMES), max(1, -(-role.gpus // max(1, per_node)))
+        parts, nodes = self.sizes(context, role), nodes_of_worker(context, role)
+        place = context.args_key(role.name, *SIZE_OPTION_NAMES)
         if parts.data > 1 and parts.data % nodes:
             spread = f"{nodes} nodes of each {role.name} worker"
             fix = f"use a multiple of {nodes}, or 1"
@@ -94,7 +96,7 @@ class VllmBackend(EngineBackend):
             words += ["--master-addr", worker.host, "--master-port", worker.port("dist_init")]
             return words + headless
         each = data // len(worker.tasks)
-        words = ["--data-parallel-size-local", str(each), "--data-parallel-address", worker.host]
+        words = ["--data-parallel-size-local", str(each), "--data-parallel-address", f"{{ip_{worker.node}}}"]
         words += ["--data-parallel-rpc-port", worker.port("dp_rpc")]
         return words + (["--data-parallel-start-rank", str(each * task.local_rank), *headless] if headless else [])
 
@@ -103,7 +105,7 @@ class VllmBackend(EngineBackend):
         if worker.role.name in DISAGGREGATED:
             data = self.sizes(context, worker.role).data
             first_rank = data // len(worker.tasks) * task.local_rank if data > 1 else 0
-            found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{host_{task.node_index}}}"
+            found["VLLM_NIXL_SIDE_CHANNEL_HOST"] = f"{{ip_{task.node_index}}}"
             # each data parallel rank adds its number to this port
             found["VLLM_NIXL_SIDE_CHANNEL_PORT"] = f"{{port_{worker.ports_by_rank[task.rank]['nixl'] - first_rank}}}"
         return {**found, **super().environment(context, worker, task)}

@@ -94,10 +94,14 @@ def reserve_ports(ports: Collection[int], offsets: Iterable[int]) -> tuple[int |
     return None, []
 
 
-def node_ports(request: SurveyRequest, node: str, nodes: str) -> tuple[int, ...]:
-    """Planned ports of a node. ``nodes`` are all host names, separated by commas; surplus nodes have none."""
-    places = dict(zip(nodes.split(","), request.nodes, strict=False))
-    return request.ports[places[node]] if node in places else ()
+def node_ports(request: SurveyRequest, node: str, nodes: str, index: str = "") -> tuple[int, ...]:
+    """Planned ports of a node. ``nodes`` are all host names, separated by commas; surplus nodes have none.
+
+    If the names are too many for a variable, the ``index`` of the node counts.
+    """
+    names = nodes.split(",")
+    place = int(index) if not nodes and index.isdecimal() else names.index(node) if node in names else None
+    return () if place is None or place >= len(request.nodes) else request.ports[request.nodes[place]]
 
 
 def interface_address(name: str) -> str:
@@ -169,7 +173,7 @@ def survey_node(run_dir: Path, node: str, attempt: int, round_number: int) -> tu
             address = interface_address(asked.network_interface)
         except NodeError as error:
             address, problem = None, f"{node}: network_interface: {error}"
-    ports = node_ports(asked, node, os.environ.get("GPUJOB_NODES", ""))
+    ports = node_ports(asked, node, os.environ.get("GPUJOB_NODES", ""), os.environ.get("SLURM_NODEID", ""))
     offsets = [int(offset) for offset in os.environ.get("GPUJOB_PORT_OFFSETS", "").split(",") if offset]
     offset, locks = reserve_ports(ports, offsets) if ports else (None, [])
     own = set() if offset is None else {port + offset for port in ports}

@@ -80,6 +80,19 @@ def test_every_channel_and_route_is_as_the_golden_page_shows(site: Path, golden:
         assert oct(path.stat().st_mode)[-3:] == ("700" if path.is_dir() else "600"), path
 
 
+@pytest.mark.parametrize("folder", ["~", "."])
+def test_files_of_secrets_have_absolute_paths(site: Path, monkeypatch: pytest.MonkeyPatch, folder: str) -> None:
+    """Alertmanager expands no ``~``, and takes other paths as relative to its configuration."""
+    monkeypatch.setenv("HOME", str(site))
+    assert config().exit_code == 0
+    absolute = made(site)
+    (site / "gpujob.yaml").write_text(SITE.replace("DIR", folder), encoding="utf-8")
+    assert config().exit_code == 0
+    assert made(site) == absolute
+    (site / "key").chmod(0o644)
+    assert str(config().exception) == f"{site}/key: others can read this secret; run chmod 600 on it"
+
+
 BOARD = "https://prometheus.example.org/user/?board=gpujob-job&var-job_id=a%26b"
 ALERT = {
     "startsAt": "2026-11-20T13:00:07Z",
@@ -181,6 +194,16 @@ def test_alerts_of_a_monitor_config_become_channels_and_their_secret_a_file(
     assert "from-the-file" not in result.output + (site / "alerting" / "alertmanager.yml").read_text(encoding="utf-8")
     (mail,) = next(each for each in made(site)["receivers"] if each["name"] == "gpujob-page")["email_configs"]
     assert (mail["to"], mail["smarthost"]) == ("ada@example.org", "smtp.example.org:587")
+
+
+def test_a_key_of_a_monitor_config_that_is_null_has_its_default(site: Path) -> None:
+    (site / "gpujob.yaml").write_text("partition: gpu\n", encoding="utf-8")
+    seed = SEED.replace("enabled: true", "enabled: null").replace("smtp_port: 587", "smtp_port: null")
+    (site / "seed.yaml").write_text(seed, encoding="utf-8")
+    assert config("--config", "seed.yaml").exit_code == 0
+    page = next(each for each in made(site)["receivers"] if each["name"] == "gpujob-page")
+    assert page["email_configs"][0]["smarthost"] == "smtp.example.org:587"
+    assert len(page["slack_configs"]) == 1
 
 
 def test_discord_has_a_file_for_its_url_from_alertmanager_0_28_on(site: Path, monkeypatch: pytest.MonkeyPatch) -> None:

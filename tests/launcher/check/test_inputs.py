@@ -63,6 +63,33 @@ def test_each_worker_needs_its_own_input_file(tmp_path: Path, check_patterns: Ch
     assert (shared.code, shared.status) == ("split", "warning")
 
 
+def test_a_placeholder_of_the_whole_job_names_one_file_for_all_workers(
+    tmp_path: Path, check_patterns: CheckPatterns
+) -> None:
+    for number in range(4):
+        (tmp_path / f"part_{number}.txt").write_text("x")
+    one, several = check_patterns("{job_dir}/part_0.txt", "{job_dir}/part_*.txt")
+    assert (one.status, one.message) == ("ok", "{job_dir}/part_0.txt: 1 file, 1 bytes")
+    assert (several.status, several.message) == ("ok", "{job_dir}/part_*.txt: 4 files, 4 bytes")
+
+
+def test_a_front_end_and_a_benchmark_read_no_inputs(tmp_path: Path) -> None:
+    (tmp_path / "part_0.txt").write_text("x")
+    served = planned_job(
+        tmp_path,
+        local=False,
+        resources={"gpus_per_node": 8, "agg_workers": 1},
+        backend={"type": "sglang"},
+        workers=[],
+        model={"path": "hf:a/b"},
+        frontend={"type": "custom", "command": "front --port {http_port}"},
+        benchmark={"type": "custom", "command": "bench"},
+    )
+    assert len(served.plan.tasks) == 3
+    (item,) = check_inputs(served.plan, ["part_{rank}.txt"], check_contents=False)
+    assert (item.status, item.message) == ("ok", "part_{rank}.txt: 1 file, one for each of 1 workers, 1 bytes")
+
+
 def test_empty_and_unreadable_files_are_errors(
     tmp_path: Path, check_patterns: CheckPatterns, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -101,7 +128,13 @@ LINES = b'{"a": 1}\n{"a": 2}\n'
         ("a.csv", b"a;b\n1,5;2\n", None),
         ("a.csv", b"one\ntwo\n", None),
         ("a.csv", b"a,b\n1,2\n1,2,3\n", "row 3 has 3 fields and the first has 2; fix the row, or its quotes"),
+        ("a.csv", b"# made by x\n\na,b\n1,2\n", None),
+        ("a.csv", b"# made by x\na,b\n1,2,3\n", "row 2 has 3 fields and the first has 2; fix the row, or its quotes"),
+        ("a.csv", b'"a;b;c",d\n1,2\n', None),
         ("a.tsv", b"a\tb\n1\t2\n", None),
+        ("a.tsv", b'id\ttext\tn\n1\t"Hello he said\t5\n', None),
+        ("a.tsv", b'id\ttext\n1\t"Hello\the said"\n', None),
+        ("a.tsv", b"a\tb\n1\n", "row 2 has 1 fields and the first has 2; fix the row, or its quotes"),
         ("a.yaml", b"a: 1\n---\nb: [1]\n", None),
         ("a.yml", b"a: [1\n", "it is not YAML in line 2: "),
         ("a.bin", b"\x00\xff", None),

@@ -438,6 +438,7 @@ SERVED: dict[str, Any] = {
     ("over", "place", "text"),
     [
         (worker("echo {host_1}"), "workers (worker).command", "not a node of the job, which has {host_0}"),
+        (worker("echo {ip_1}"), "workers (worker).command", "not a node of the job, which has {ip_0}"),
         (worker("a {public_port}"), "workers (worker).command", "not a port of this process; it can use {etcd_port}"),
         (worker("a {http_portt}"), "workers (worker).command", 'did you mean "{http_port}"?'),
         (worker("a", env={"B": "{x_port}"}), "workers (worker).env.B", "it can use "),
@@ -478,9 +479,8 @@ def test_an_unknown_placeholder_is_an_error_everywhere(
 
 
 def test_known_placeholders_and_other_braces_are_accepted(tmp_path: Path) -> None:
-    text = (
-        "{host_0} {port_6100} {head} {http_port} {nixl_port} {{rnk}} {{host_9}} ${rnk} '{print $1}' '{\"a\": 1}' {lr}"
-    )
+    text = "{host_0} {ip_0} {port_6100} {head} {http_port} {nixl_port} {{rnk}} {{host_9}} "
+    text += "${rnk} '{print $1}' '{\"a\": 1}' {lr}"
     config = {"x": "{host_0} {port_1} {run_dir}", "y": {"{z}": 1}}
     spec = {**SERVED, "workers": [{"role": "agg", "command": f"serve {text}"}]}
     spec["backend"] = {"type": "sglang", "config": config}

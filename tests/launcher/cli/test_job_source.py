@@ -86,6 +86,31 @@ def test_the_job_asks_for_the_gpus_that_its_workers_need(given: dict[str, Any], 
 
 
 @pytest.mark.parametrize(
+    ("options", "nodes", "gpus"),
+    [
+        (("--gpus", "1", "--workers", "16"), 2, 8),
+        (("--gpus", "8", "--workers", "2"), 2, 8),
+        (("--gpus", "16"), 2, 8),
+        (("--gpus", "1", "--workers", "4"), 1, 4),
+        (("--gpus", "1", "--workers", "16", "--nodes", "4"), 4, 4),
+        (("--gpus", "1", "--workers", "16", "--gpus-per-node", "16"), 1, 16),
+    ],
+)
+def test_no_node_has_more_gpus_than_the_cluster_file_says(
+    folder: Path, options: tuple[str, ...], nodes: int, gpus: int
+) -> None:
+    (folder / "gpujob.yaml").write_text("gpus_per_node: 8\n")
+    plan = plan_json(folder, *options, "--", "true")
+    assert (plan["sbatch_nodes"], plan["gpus_per_node"]) == (nodes, gpus)
+
+
+def test_a_size_that_fits_no_nodes_of_the_cluster_file_is_an_error_of_the_option(folder: Path) -> None:
+    (folder / "gpujob.yaml").write_text("gpus_per_node: 8\n")
+    done = gpujob("plan", "--gpus", "12", "--", "true", cwd=folder)
+    assert "--gpus: 12 is neither at most --gpus-per-node = 8 nor a multiple of it; use 8 or 16" in done.stderr
+
+
+@pytest.mark.parametrize(
     ("command", "name"),
     [
         (["python", "-u", "src/train.py", "--lr", "1"], "train"),

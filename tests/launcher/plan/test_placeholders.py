@@ -45,6 +45,7 @@ def test_cached_values_are_not_used_for_other_jobs_or_attempts() -> None:
         ("{host_0}:{port_6100}", "10.0.0.1:6117"),
         ("{host_2}", "10.0.0.3"),
         ("{host_3}", "{host_3}"),  # the job has three nodes
+        ("{ip_2} {ip_3}", "10.0.0.3 {ip_3}"),
         ("{host_01} {host_} {port_x} {port_-1}", "{host_01} {host_} {port_x} {port_-1}"),
         ("{head} {leader} {worker_size} {worker_nodes}", "10.0.0.1 10.0.0.1 2 2"),
         ("{http_port}", "6117"),
@@ -59,6 +60,9 @@ def test_hosts_and_ports(word: str, filled: str) -> None:
 
 def test_host_names_are_used_without_addresses() -> None:
     plan = plan_with("x {host_1} {leader}")
+    known = dataclasses.replace(facts_of(plan), ip_addresses=("10.0.0.1", "10.0.0.2", "10.0.0.3"))
+    values = placeholder_values(plan, plan.tasks[0], known)
+    assert fill_placeholders("{host_1} {ip_1}", values) == f"{known.hosts[1]} 10.0.0.2"
     assert task_argv(plan, plan.tasks[1], facts_of(plan)) == ["x", "cn01", "cn00"]
 
 

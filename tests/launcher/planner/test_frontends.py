@@ -108,6 +108,11 @@ def test_infrastructure_has_readiness_rules_without_model_rules() -> None:
     assert [rule.subject for rule in plan.readiness.rules] == ["etcd", "nats"]
 
 
+def test_a_users_command_in_place_of_the_router_takes_any_arguments() -> None:
+    frontend = {"type": "sglang-router", "command": "front", "args": {"port": "{http_port}"}}
+    assert argv_of(plan_from(served(frontend)), "frontend_0") == ["front", "--port", "8000"]
+
+
 def test_a_custom_front_end_gets_the_urls_of_the_workers() -> None:
     frontend = {"type": "custom", "command": "front --port {http_port} --side {nixl_port}", "args": {"x": 1}}
     plan = plan_from(served({**frontend, "config": {"a": 1}, "env": {"B": "2"}}, "vllm"))

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+import yaml
 
 from exporter.contract.python_flags import ISOLATED
 from launcher.errors import LauncherError
@@ -187,6 +188,30 @@ def test_a_killed_worker_reaches_the_log_of_alerts(user: User) -> None:
     assert status["firing"] >= 1
     # a minute later, if Prometheus evaluated the rule before it knew of Alertmanager
     wait_for(lambda: json.loads(user.run("stack", "status", "--json"))["heartbeat"], 90, "the heartbeat", interval=2)
+
+
+def test_the_heartbeat_of_the_site_is_left_to_its_own_alertmanager(user: User) -> None:
+    url = user.home / "url"
+    url.write_text("https://hooks.example.org/heartbeat\n")
+    url.chmod(0o000)
+    user.write_cluster_file({"notify": {"heartbeat": {"url_file": str(url)}}})
+    assert "alerts   " in user.run("stack", "up")
+    receivers = yaml.safe_load((user.folder / "alertmanager.yml").read_text())["receivers"]
+    (beat,) = next(each for each in receivers if each["name"] == "gpujob-heartbeat")["webhook_configs"]
+    assert beat["url"] == f"http://127.0.0.1:{user.record.ports['receiver']}/gpujob"
+
+
+def test_no_mail_goes_through_a_server_whose_password_is_closed(user: User) -> None:
+    password = user.home / "password"
+    password.write_text("secret\n")
+    password.chmod(0o000)
+    server = {"smarthost": "smtp.example.org:587", "from": "a@example.org", "password_file": str(password)}
+    channels = {"admins": {"email": {"to": "admins@example.org"}}}
+    user.write_cluster_file({"notify": {"smtp": server, "owner_domain": "example.org", "channels": channels}})
+    said = user.run("stack", "up")
+    for key in ("channels.admins", "owner_domain"):
+        assert f"notify.{key}: you cannot read its secret, so your stack does not use it" in said
+    assert "example.org" not in (user.folder / "alertmanager.yml").read_text()
 
 
 def test_a_program_that_hangs_makes_the_status_unsound(user: User) -> None:

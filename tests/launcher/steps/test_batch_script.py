@@ -1,5 +1,6 @@
 """The batch script and the srun commands of its steps."""
 
+import dataclasses
 import json
 import os
 import subprocess
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from launcher.plan.placeholders import task_environment
 from launcher.plan.plan import Plan
 from launcher.steps.batch_script import (
     SrunStep,
@@ -23,8 +25,9 @@ from launcher.steps.batch_script import (
     srun_argv,
     without_outer_components,
 )
+from launcher.steps.steps import survey_environment
 from tests.launcher.conftest import Golden
-from tests.support.launcher import clean_environment, job_spec, plan_of
+from tests.support.launcher import clean_environment, facts_of, job_spec, plan_of
 
 FAKE_PYTHON = f"""\
 #!{os.path.realpath(sys.executable)}
@@ -228,6 +231,18 @@ def test_a_step_on_all_nodes_has_one_task_on_each(golden: Golden) -> None:
     log = Path("/home/ana/100%/4459 'x'/sidecars.log")
     argv = srun_argv(CASES["hostile"], SrunStep("sidecar", ["cn01", "cn02"], log, log, ["/py"]))
     golden("launcher/srun-sidecar.txt", lines_of(argv))
+
+
+def test_the_nodes_of_the_largest_machines_fit_into_words_and_variables() -> None:
+    """Linux takes 128 KiB of each, and srun does not start with more."""
+    hosts = [f"frontier{number:05}" for number in range(1, 9403)]
+    argv = srun_argv(plan_of(), SrunStep("sidecar", hosts, Path("/x.log"), Path("/x.log"), ["a"]))
+    assert "--nodelist=frontier[00001-09402]" in argv
+    plan = plan_of()
+    facts = dataclasses.replace(facts_of(plan), hosts=tuple(hosts))
+    for environment in (task_environment(plan, plan.tasks[0], facts, 0), survey_environment(facts, (0,), 0)):
+        subprocess.run(["true"], env={**os.environ, **environment}, check=True, timeout=60)
+    assert "GPUJOB_NODES" in survey_environment(dataclasses.replace(facts, hosts=tuple(hosts[:8000])), (0,), 0)
 
 
 def test_a_step_of_several_tasks_has_their_number_and_mpi_type() -> None:

@@ -1,5 +1,6 @@
 """Backends: commands of the tasks of a worker, and combinations that do not fit."""
 
+import dataclasses
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -14,10 +15,12 @@ from exporter.contract.manifest import Task
 from launcher.jobfile.backend_kinds import BACKEND_KINDS
 from launcher.jobfile.jobfile import parse_job
 from launcher.jobfile.serving import Arguments
+from launcher.plan.placeholders import task_argv, task_environment
 from launcher.plan.plan import dump_plan, parse_plan
 from launcher.planner.backends import BACKENDS
 from launcher.planner.backends.base import BackendWorker, merge_configs, option_argv, torch_environment
 from launcher.planner.backends.engine import divisors_text
+from launcher.run.before.nodes_survey import needs_survey
 from tests.launcher.conftest import Golden
 from tests.launcher.planner.backends.serving_jobs import (
     argv_of,
@@ -328,6 +331,40 @@ def test_accelerate_gets_the_number_of_processes_and_a_configuration() -> None:
     assert plan.templates["accelerate_config_train.yaml"] == "distributed_type: FSDP\n"
 
 
+@pytest.mark.parametrize(
+    ("gpus", "backend", "launcher"),
+    [
+        (8, {"args": {"use_deepspeed": True}}, ["--deepspeed_multinode_launcher=standard"]),
+        (8, {"config": {"distributed_type": "DEEPSPEED"}}, ["--deepspeed_multinode_launcher=standard"]),
+        (
+            8,
+            {"args": {"use-deepspeed": True, "deepspeed-multinode-launcher": "openmpi"}},
+            ["--deepspeed_multinode_launcher"],
+        ),
+        (
+            8,
+            {
+                "config": {
+                    "distributed_type": "DEEPSPEED",
+                    "deepspeed_config": {"deepspeed_multinode_launcher": "standard"},
+                }
+            },
+            [],
+        ),
+        (8, {"config": {"distributed_type": "FSDP"}}, []),
+        (4, {"args": {"use_deepspeed": True}}, []),  # one node
+    ],
+)
+def test_accelerate_starts_deepspeed_without_ssh(gpus: int, backend: dict[str, Any], launcher: list[str]) -> None:
+    text = job(
+        resources={"gpus_per_node": 4},
+        workers=[{"role": "train", "gpus": gpus, "command": "python train.py"}],
+        backend={"type": "accelerate", **backend},
+    )
+    argv = argv_of(plan_from(text), "train_w0")
+    assert [word for word in argv if word.startswith("--deepspeed")] == launcher
+
+
 def test_deepspeed_has_one_task_per_gpu_with_torch_variables() -> None:
     text = job(
         resources={"gpus_per_node": 4},
@@ -472,6 +509,27 @@ def test_each_data_parallel_rank_of_vllm_may_be_a_task() -> None:
         assert int(variables["VLLM_NIXL_SIDE_CHANNEL_PORT"]) + rank == workers[rank].ports["nixl"]
     used = [port for entry in workers if entry.task.node_index == 1 for port in entry.ports.values()]
     assert len(used) == len(set(used))
+
+
+def test_vllm_gets_ip_addresses_where_it_listens_with_zeromq() -> None:
+    """libzmq before 4.3.5 binds to no host name."""
+    plan = plan_from(
+        job(
+            resources=PD,
+            model=MODEL,
+            backend={"type": "vllm", "decode": {"args": {"data-parallel-size": 16}}},
+            frontend={"type": "dynamo"},
+        )
+    )
+    addresses = tuple(f"10.0.0.{node}" for node in range(plan.nodes))
+    facts = dataclasses.replace(facts_of(plan), ip_addresses=addresses)
+    decode = [entry for entry in plan.tasks if entry.task.role == "decode"]
+    first = addresses[decode[0].task.node_index]
+    for entry in decode:
+        assert option(task_argv(plan, entry, facts), "--data-parallel-address") == first
+        host = task_environment(plan, entry, facts, 0)["VLLM_NIXL_SIDE_CHANNEL_HOST"]
+        assert host == addresses[entry.task.node_index]
+    assert needs_survey(plan)
 
 
 def test_a_helper_next_to_an_engine_gets_no_engine_options() -> None:

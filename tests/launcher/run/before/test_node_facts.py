@@ -223,6 +223,7 @@ def test_a_node_does_not_read_the_plan(tmp_path: Path) -> None:
 def test_a_node_outside_the_plan_has_no_ports() -> None:
     survey = SurveyRequest(network_interface=None, ports=((6100,), ()), nodes=(0, 1, 0))
     assert [node_ports(survey, node, "a,b,c,d") for node in "abcde"] == [(6100,), (), (6100,), (), ()]
+    assert [node_ports(survey, "a", "", str(index)) for index in range(4)] == [(6100,), (), (6100,), ()]
 
 
 class PortSearch:
