@@ -38,6 +38,10 @@ class SlurmError(LauncherError):
     """A Slurm command is missing, refused or did not answer."""
 
 
+class SlurmTimeoutError(SlurmError):
+    """A Slurm command did not answer, though Slurm may have done what it says."""
+
+
 def did_you_mean(name: str, known: Iterable[str], likeness: float = 0.5) -> str:
     """``; did you mean "vllm"?``, with the known name most like this one; empty if none is like it."""
     import difflib  # lazy: 2 ms, and only mistakes need it

@@ -273,30 +273,31 @@ def resume_points(
     that file's text; by default it is the sweep's own.
     """
     from launcher.report.state import UNFINISHED
-    from launcher.rundir.rundir import SWEEP_FILE
     from launcher.sweep.directory import (
         arrays_in_queue,
+        is_reporting_elsewhere,
         points_to_resume,
         read_point_states,
         read_record,
         require_queue,
     )
     from launcher.sweep.submit import keep_job_file, resume_sweep
+    from launcher.watch.view import CONCLUDING_S
 
     record = read_record(sweep_dir)
     if local is not None and local != record.local:
         where, command = ("on this machine", "run") if record.local else ("on Slurm", "submit")
         raise LauncherError(f"{sweep_dir} is a sweep {where}; resume it with `gpujob {command} --resume`")
-    if record.runner is not None and record.runner.is_elsewhere():  # its points would run twice
-        raise LauncherError(
-            f"{sweep_dir} was started on {record.runner.host}, and this machine cannot see whether it still runs; "
-            f"resume it there, or set `runner` to null in {SWEEP_FILE} if that machine is gone"
-        )
     planned = new[0] if new is not None else None
     if planned is not None:
         _require_same_points(planned, record)
     queue = {} if record.local else require_queue(sweep_dir, record)
     states = read_point_states(sweep_dir, record, queue)
+    if record.runner is not None and is_reporting_elsewhere(sweep_dir, record, states):  # its points would run twice
+        raise LauncherError(
+            f"{sweep_dir} was started on {record.runner.host}, and this machine cannot see whether it still runs; "
+            f"resume it there, or here once its points have not reported for {CONCLUDING_S:.0f} s"
+        )
     if record.local and any(state.state in UNFINISHED for state in states):
         raise LauncherError(f"{sweep_dir}: its points still run; wait for them, or stop them first")
     indexes = list(points_to_resume(states))

@@ -14,6 +14,7 @@ from exporter.contract.records import JsonObject, Record
 from exporter.contract.report import Report
 from exporter.contract.user_state import user_state_folder
 from exporter.machine.procfs import CLOCK_TICKS
+from launcher.errors import SlurmTimeoutError
 from launcher.rundir.job_ids import job_id_of
 
 
@@ -97,17 +98,24 @@ def read_first_start(manifest: Manifest) -> float | None:
 def stop_request(run_dir: Path, user: str) -> Iterator[None]:
     """Record for the report that this user stops the job, unless that fails within the context.
 
-    A full disk does not prevent a stop.
+    A full disk does not prevent a stop, and a stop that is repeated and fails leaves the record of the one before.
     """
+    path = run_dir / run_files.STOP_REQUEST_FILE
+    earlier = run_files.read_json(path)
     orchestrator = read_orchestrator(run_dir) or OrchestratorRecord()
     request = StopRequest(attempt=orchestrator.attempt, user=user, host=socket.gethostname())
     with contextlib.suppress(OSError):
-        run_files.write_json(run_dir / run_files.STOP_REQUEST_FILE, request.to_json())
+        run_files.write_json(path, request.to_json())
     try:
         yield
-    except BaseException:
+    except (SlurmTimeoutError, KeyboardInterrupt):
+        raise  # the stop may be on its way
+    except BaseException:  # the request would explain a later end
         with contextlib.suppress(OSError):
-            (run_dir / run_files.STOP_REQUEST_FILE).unlink()  # it would explain a later end
+            if earlier is None:
+                path.unlink()
+            else:
+                run_files.write_json(path, earlier)
         raise
 
 

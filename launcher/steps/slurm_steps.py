@@ -24,7 +24,7 @@ from exporter.workers.slurm_end_notice import (
     parse_preemption_end,
     parse_slurm_end_notice,
 )
-from launcher.errors import SlurmError
+from launcher.errors import SlurmError, SlurmTimeoutError
 from launcher.plan.placeholders import nodes_variable
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.steps.batch_script import (
@@ -82,7 +82,7 @@ def _run(argv: Sequence[str], environment: Mapping[str, str], timeout_s: float) 
             check=False,
         )
     except subprocess.TimeoutExpired as error:
-        raise SlurmError(f"{argv[0]} did not answer in {timeout_s:g} s") from error
+        raise SlurmTimeoutError(f"{argv[0]} did not answer in {timeout_s:g} s") from error
 
 
 def _error_text(text: str) -> str:

@@ -24,7 +24,7 @@ from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE, user_name
 from launcher.steps.slurm_queue import is_over, is_queued_again, read_unfinished
-from launcher.watch.view import JobClient
+from launcher.watch.view import CONCLUDING_S, STARTING_S, JobClient
 from launcher.words import duration_text
 
 JOB_FILE = "job.yaml"  # copy of the job file
@@ -130,7 +130,26 @@ def read_point_states(
         over = record.local or all(map(is_over, reports.values()))
         ends = [report.end or 0.0 for report in reports.values() if report is not None and not is_over(report)]
         queue = {} if over else read_shared_queue(record, max(ends, default=0.0))
-    return tuple(_point_outcome(sweep_dir, record, point, reports[point.index], queue) for point in record.points)
+    states = {
+        point.index: _point_outcome(sweep_dir, record, point, reports[point.index], queue)
+        for point in record.points
+        if point.runs
+    }
+    is_here = record.local and record.runner is not None and record.runner.is_running_here()
+    waits = len(states) < len(record.points) and (is_here or is_reporting_elsewhere(sweep_dir, record, states.values()))
+    first = "PENDING" if waits else MISSING
+    return tuple(states.get(point.index) or _point_state(point, first, None, None, None) for point in record.points)
+
+
+def is_reporting_elsewhere(sweep_dir: Path, record: SweepRecord, states: Iterable[PointState]) -> bool:
+    """Whether the sweep was started on another machine, and a point runs there, or has lately begun or ended."""
+    if not record.local or record.runner is None or not record.runner.is_elsewhere():
+        return False
+    now, began = time.time(), (sweep_dir / SWEEP_FILE).stat().st_mtime  # written when the runner or a point starts
+    if now - began < STARTING_S or any(state.state in UNFINISHED for state in states):
+        return True
+    ended = read_last_end(sweep_dir, record)  # the next point starts when its verification is over
+    return ended is not None and now - ended < CONCLUDING_S
 
 
 def has_reports(sweep_dir: Path, record: SweepRecord) -> bool:
@@ -212,10 +231,6 @@ def _point_outcome(
     report: Report | None,
     queue: Mapping[str, Sight] | None,
 ) -> PointState:
-    if not point.runs:
-        runner = record.runner if record.local else None
-        waits = runner is not None and (runner.is_running_here() or runner.is_elsewhere())
-        return _point_state(point, "PENDING" if waits else MISSING, None, None, None)
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
     sight = (queue or {}).get(job_id)

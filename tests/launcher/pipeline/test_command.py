@@ -166,6 +166,7 @@ def test_a_job_that_can_never_start_is_told_with_its_cure_and_counts_as_ended(pi
     assert [call["argv"] for call in pipeline.slurm.calls("scancel")] == [["3"], ["2"]]
     requests = [Path(job["run_dir"], run_files.STOP_REQUEST_FILE) for job in jobs]
     assert [path.exists() for path in requests] == [False, True, True]
+    requests[2].unlink()
     pipeline.slurm.say("scancel", "status", 1)
     assert pipeline.command("stop", "r8").returncode == 2
     assert [path.exists() for path in requests] == [False, True, False], "the last one cannot be stopped"

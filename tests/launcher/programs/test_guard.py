@@ -15,9 +15,11 @@ import pytest
 from exporter.contract import run_files
 from exporter.machine.procfs import read_process_stat
 from launcher.guard import reported_status
+from launcher.plan.plan import PLAN_FILE
 from launcher.run import silent_orchestrator
 from launcher.run.signals import OrchestratorSignals
 from tests.launcher.programs.guarded import Guarded
+from tests.support.builders import orchestrator_record
 from tests.support.launcher import poll, processes_with, settled_run_dir
 
 STUBBORN = "sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'"
@@ -243,6 +245,35 @@ def test_the_observer_outlives_a_failure_of_the_file_server(tmp_path: Path, monk
     monkeypatch.setattr(silent_orchestrator, "POLL_S", 0.0)
     assert silent_orchestrator.main([str(run_dir), "--local", "--pid", str(os.getpid()), "--silent", "30"]) == 0
     assert answers.call_count == 3
+
+
+def test_a_file_that_cannot_be_read_for_a_moment_is_no_need(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first worker has completed, and the second one runs."""
+    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true", "count": 2}]})
+    run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, orchestrator_record())
+    workers, read_text = run_dir / run_files.WORKERS_DIR, run_files.read_json_text
+    ended = workers / "worker_w0_rank0_a0_r0.exit.json"
+    run_files.write_json(ended, {"code": 0, "end": 1.0})
+    run_files.write_json(workers / "worker_w1_rank1_a0_r0.start.json", {"start": 1.0})
+    paths = (run_dir / PLAN_FILE, run_dir / run_files.ORCHESTRATOR_FILE, ended)
+    fails = {os.fspath(path) for path in paths}
+
+    def read_json_text(path: str | os.PathLike[str]) -> str:
+        if os.fspath(path) in fails:
+            fails.remove(os.fspath(path))
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return read_text(path)
+
+    def complete_second(_: float) -> None:
+        if not fails:
+            run_files.write_json(workers / "worker_w1_rank1_a0_r0.exit.json", {"code": 0, "end": 1.0})
+
+    monkeypatch.setattr(run_files, "read_json_text", read_json_text)
+    monkeypatch.setattr(time, "sleep", complete_second)
+    needs: list[str] = []
+    monkeypatch.setattr(silent_orchestrator, "log_line", needs.append)
+    assert silent_orchestrator.main([str(run_dir), "--local", "--pid", str(os.getpid()), "--silent", "30"]) == 0
+    assert (needs[1:], fails) == (["The job needs an orchestrator: its workers have ended"], set())
 
 
 def test_a_job_has_its_own_status_if_its_orchestrator_was_killed_after_the_report(tmp_path: Path) -> None:

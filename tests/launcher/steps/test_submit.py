@@ -14,8 +14,9 @@ from click.testing import CliRunner
 
 from exporter.slurm.commands_reader import clean_environment as slurm_environment
 from launcher.cli.main import commands
-from launcher.errors import SlurmError
+from launcher.errors import SlurmError, SlurmTimeoutError
 from launcher.planner import planned_job
+from launcher.rundir.job_records import stop_request, stop_request_text
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import sbatch_arguments
 from launcher.steps.slurm_steps import read_kill_wait_s, run_command, submit_held
@@ -383,3 +384,22 @@ def test_a_stop_that_failed_does_not_explain_a_later_end(slurm: FakeSlurm, folde
     slurm.say("scancel", "err", "slurm_load_jobs error: Unable to contact slurm controller\n")
     assert gpujob("stop", "4459", cwd=folder, env=slurm.environment()).returncode == 2
     assert not list(folder.glob("logs/4459_*/stop_request.json"))
+
+
+def test_a_repeated_stop_that_fails_keeps_the_request_of_the_first(slurm: FakeSlurm, folder: Path) -> None:
+    submit(slurm, folder)
+    slurm.say("squeue", "out", "PENDING\n")
+    assert gpujob("stop", "4459", cwd=folder, env=slurm.environment()).returncode == 0
+    (request,) = folder.glob("logs/4459_*/stop_request.json")
+    first = {**read_json(request), "user": "eva"}
+    request.write_text(json.dumps(first))
+    slurm.say("scancel", "status", 1)
+    assert gpujob("stop", "4459", cwd=folder, env=slurm.environment()).returncode == 2
+    assert read_json(request) == first
+
+
+@pytest.mark.parametrize("error", [SlurmTimeoutError("scancel did not answer in 30 s"), KeyboardInterrupt()])
+def test_a_stop_that_may_be_on_its_way_keeps_its_request(tmp_path: Path, error: BaseException) -> None:
+    with pytest.raises(type(error)), stop_request(tmp_path, "ana"):
+        raise error
+    assert stop_request_text(tmp_path, 0) is not None

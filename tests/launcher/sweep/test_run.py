@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,16 +16,22 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
+from exporter.contract import run_files
+from exporter.contract.status import JobStatus, NodeStatus
 from launcher.cli.sweep import _continue_in_background
 from launcher.errors import LauncherError
 from launcher.jobfile.jobfile import ClusterSpec
+from launcher.report.report import build_report
 from launcher.rundir import rundir
 from launcher.rundir.job_records import ProcessRecord
+from launcher.rundir.rundir import SWEEP_FILE
 from launcher.steps.steps import ENDING_SIGNALS
 from launcher.sweep import run as sweep_run
-from launcher.sweep.directory import points_to_resume, read_point_states, read_record, write_record
+from launcher.sweep.directory import points_to_resume, read_point_states, read_record, with_runs, write_record
 from launcher.sweep.plan import PlannedSweep, plan_sweep
 from launcher.sweep.run import LocalSweep, begin_sweep, gpu_slots
+from launcher.sweep.submit import settle_point
+from tests.support.builders import orchestrator_record
 from tests.support.launcher import LocalJob, gpujob, invocation_in, poll, read_json
 
 PROGRAM = """\
@@ -143,6 +150,50 @@ def test_a_sweep_of_another_machine_is_neither_resumed_nor_stopped(tmp_path: Pat
     stopped = gpujob("stop", home, cwd=tmp_path)
     assert (stopped.returncode, stopped.stdout) == (2, "")
     assert stopped.stderr.endswith(" was started on login1; stop it there\n")
+
+
+def test_a_sweep_of_another_machine_runs_while_a_point_reports(tmp_path: Path) -> None:
+    sweep = planned(2, 0, tmp_path)
+    home, record = begin_sweep(sweep, b"")
+    staged = rundir.stage_run_dir(sweep.points[0].plan, "", home)
+    point = home / settle_point(sweep.points[0], "local-1_0", staged, record, home, "")
+    run_files.write_json(point / run_files.ORCHESTRATOR_FILE, orchestrator_record(host="login1"))
+    runner = ProcessRecord(pid=os.getpid(), host="login1")
+    write_record(home, with_runs(record.replace(runner=runner), {0: point.name}))
+    os.utime(home / SWEEP_FILE, (1000.0, 1000.0))
+
+    def report(ago_s: float) -> None:
+        status = NodeStatus(time=time.time() - ago_s, final=False, job=JobStatus())
+        run_files.write_json(point / run_files.STATUS_DIR / "here.json", status.to_json())
+
+    def states() -> list[str]:
+        return [state.state for state in read_point_states(home, read_record(home))]
+
+    report(0.0)
+    assert states() == ["RUNNING", "PENDING", "PENDING"]
+    assert "was started on login1" in gpujob("sweep", home, "--resume", cwd=tmp_path).stderr
+    report(60.0)
+    assert states() == ["UNKNOWN", "MISSING", "MISSING"], "its machine is gone"
+    os.utime(home / SWEEP_FILE)
+    assert states() == ["UNKNOWN", "PENDING", "PENDING"], "the next point has just been started"
+    os.utime(home / SWEEP_FILE, (1000.0, 1000.0))
+    ended = build_report(point, now=time.time(), ended=True)
+    run_files.write_json(point / run_files.REPORT_FILE, ended.to_json())
+    assert states()[1:] == ["PENDING", "PENDING"], "the next point is to be started"
+    run_files.write_json(point / run_files.REPORT_FILE, ended.replace(end=2000.0).to_json())
+    assert states()[1:] == ["MISSING", "MISSING"]
+
+
+def test_a_sweep_of_a_machine_that_is_gone_can_be_resumed(tmp_path: Path) -> None:
+    body = {**JOB, "workers": [{"command": "true {lr}"}], "sweep": {"grid": {"lr": [0.1]}}}
+    sweep = plan_sweep(body, "job.yaml", ClusterSpec(), invocation_in(tmp_path, local=True))
+    home, record = begin_sweep(sweep, yaml.safe_dump(body).encode())
+    write_record(home, record.replace(runner=ProcessRecord(pid=os.getpid(), host="login1")))
+    os.utime(home / SWEEP_FILE, (1000.0, 1000.0))
+    shown = gpujob("sweep", home, cwd=tmp_path)
+    assert (shown.returncode, shown.stdout.splitlines()[-1]) == (9, "1 points: 1 MISSING")
+    resumed = gpujob("sweep", home, "--resume", cwd=tmp_path)
+    assert (resumed.returncode, resumed.stdout.splitlines()[-1]) == (0, "1 points: 1 COMPLETED"), resumed.stderr
 
 
 def test_parallel_points_have_their_own_gpus() -> None:
@@ -293,14 +344,14 @@ def test_lines_that_cannot_be_written_cost_no_point(signalled: Signalled, monkey
 def test_a_point_that_can_never_start_keeps_no_other_one_waiting(
     signalled: Signalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    signalled.command, settle, lines = ["sleep", "0.3"], sweep_run.settle_point, list[str]()
+    signalled.command, lines = ["sleep", "0.3"], list[str]()
 
-    def settle_point(planned_point: Any, *args: Any) -> Any:
+    def settle_others(planned_point: Any, *args: Any) -> Any:
         if planned_point.point.index == 1:
             raise LauncherError("its plan is wrong")
-        return settle(planned_point, *args)
+        return settle_point(planned_point, *args)
 
-    monkeypatch.setattr(sweep_run, "settle_point", settle_point)
+    monkeypatch.setattr(sweep_run, "settle_point", settle_others)
     monkeypatch.setattr(signalled.local, "_report", lines.append)
     assert signalled.run() == [0, 0]
     assert signalled.runs() == [1, 0, 1]
