@@ -37,6 +37,7 @@ def test_prometheus_may_read_the_targets_where_the_unit_writes_them() -> None:
     unit = (ROOT / "docker" / "systemd" / "gpujob-targets.service").read_text("utf-8")
     found = re.search(r"^RuntimeDirectory=(\S+)(?s:.*) --output (\S+)", unit, re.MULTILINE)
     assert found is not None
+    assert "\nStartLimitIntervalSec=0\n" in unit
     assert "Preserve=" not in re.sub(r"(?m)^#.*", "", unit)
     assert Path(found[2]).parent == Path("/run", found[1])
     page = (ROOT / "docs" / "how-to" / "connect-prometheus.md").read_text("utf-8")
