@@ -121,13 +121,21 @@ def interface_address(name: str) -> str:
     raise NodeError(f'the network interface "{name}" has no IPv4 address; use one of {", ".join(names)}')
 
 
-def first_address() -> str | None:
-    """Return the first IPv4 address of this machine besides loopback, as `hostname -I` does; None without one."""
+def own_address() -> str | None:
+    """Return the IPv4 address of this machine that its name leads to, otherwise its first one; None without one.
+
+    Loopback and link-local addresses, such as that of a board controller, do not count.
+    """
+    own = list[str]()
     for _, name in socket.if_nameindex():
         with contextlib.suppress(NodeError):
-            if not (address := interface_address(name)).startswith("127."):
-                return address
-    return None
+            if not (address := interface_address(name)).startswith(("127.", "169.254.")):
+                own.append(address)
+    if len(own) > 1:
+        with contextlib.suppress(OSError):
+            named = [str(place[0]) for *_, place in socket.getaddrinfo(socket.gethostname(), None, socket.AF_INET)]
+            return next((address for address in named if address in own), own[0])
+    return own[0] if own else None
 
 
 def released_file(run_dir: Path, attempt: int, round_number: int) -> Path:
@@ -167,7 +175,7 @@ def survey_node(run_dir: Path, node: str, attempt: int, round_number: int) -> tu
     if body is None:
         sys.exit(f"gpujob: {run_dir / SURVEY_FILE} cannot be read on {node}: is it on a shared file system?")
     asked = SurveyRequest.from_json(body)
-    address, problem = first_address(), None
+    address, problem = own_address(), None
     if asked.network_interface is not None:
         try:
             address = interface_address(asked.network_interface)

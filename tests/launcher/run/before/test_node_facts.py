@@ -29,6 +29,7 @@ from launcher.run.before.node_facts import (
     interface_address,
     is_free,
     node_ports,
+    own_address,
     released_file,
 )
 from launcher.rundir.files import plan_files
@@ -339,3 +340,21 @@ def test_port_probes_leave_no_socket_open() -> None:
     before = len(os.listdir("/proc/self/fd"))
     busy_ports(range(30000, 30010))
     assert len(os.listdir("/proc/self/fd")) == before
+
+
+@pytest.mark.parametrize(
+    ("addresses", "named", "own"),
+    [
+        (["127.0.0.1", "169.254.3.1", "10.1.0.7"], [], "10.1.0.7"),
+        (["10.1.0.7", "192.0.2.9"], ["192.0.2.9"], "192.0.2.9"),
+        (["10.1.0.7", "192.0.2.9"], ["127.0.1.1"], "10.1.0.7"),  # as Debian names itself
+        (["127.0.0.1"], [], None),
+    ],
+)
+def test_the_own_address_is_that_of_the_machines_name(
+    addresses: list[str], named: list[str], own: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(socket, "if_nameindex", lambda: [(at, address) for at, address in enumerate(addresses)])
+    monkeypatch.setattr(node_facts, "interface_address", lambda name: name)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *_: [(0, 0, 0, "", (address, 0)) for address in named])
+    assert own_address() == own
