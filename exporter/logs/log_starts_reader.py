@@ -16,7 +16,6 @@ from exporter.contract.manifest import Task
 from exporter.contract.records import NOTHING, Record
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.logs.log_files_reader import LogFinder, extra_log_finder
-from exporter.machine.file_host import WatchHanging
 
 MARK_BYTES = 128  # text before the place that shows that the file was not written anew
 CLOCK_SKEW_S = 300.0  # the clock of a file server may be this far behind: Kerberos allows no more
@@ -96,12 +95,11 @@ class LogStartFinder:
         self._noted_at, self._ends = 0.0, LogEnds()
 
     def note(self) -> bool:
-        """Note the ends of all logs, for runs that are found later; False while their file system hangs."""
+        """Note the ends of all logs, for runs that are found later; False while they cannot be read."""
         for answer in self._files.poll(self._watches, self._clock.time()):
-            if isinstance(answer, WatchHanging):
+            if isinstance(answer, Exception):
                 return False
-            if not isinstance(answer, Exception):
-                self._noted_at, self._ends = self._clock.time(), answer
+            self._noted_at, self._ends = self._clock.time(), answer
         return True
 
     def save(self, task: Task, began: float, record: Path) -> None:

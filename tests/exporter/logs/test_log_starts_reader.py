@@ -149,3 +149,14 @@ def test_a_helper_process_can_note_ends(log: RunLog) -> None:
 def test_a_damaged_record_has_no_starts(log: RunLog, text: str) -> None:
     log.record.write_text(text)
     assert read_log_starts(log.record) == {}
+
+
+def test_ends_that_could_not_be_read_are_noted_later(log: RunLog, monkeypatch: pytest.MonkeyPatch) -> None:
+    log.write(BEFORE, at=990)
+    with monkeypatch.context() as patched:
+        patched.setattr(LogFinder, "find", lambda _: Path("/nonexistent").stat())
+        assert not log.finder.note()
+    log.note(995)
+    log.write("this run\n", at=1001)
+    log.save()
+    assert log.end() == "this run\n"
