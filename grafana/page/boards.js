@@ -5,17 +5,19 @@ const SECONDS = { s: 1, m: 60, h: 3600, d: 86400, w: 604800, M: 2592000, y: 3153
 const RANGES = { "5m": "5 minutes", "15m": "15 minutes", "1h": "hour", "3h": "3 hours", "6h": "6 hours", "12h": "12 hours", "24h": "24 hours", "2d": "2 days", "7d": "7 days", "30d": "30 days" };
 const MOST_QUERIES = 6, MOST_POINTS = 400; // at once; of a series, more than pixels of most panels
 const API = document.querySelector("meta[name=prometheus]").content.replace(/\/$/, "") || (/^https?:/.test(location.protocol) ? location.origin + location.pathname.replace(/\/user\/.*$/, "") : "");
-const S = { values: new Map(), options: new Map(), open: new Map(), marked: new Map(), marks: [], shown: [], every: 15, scrape: 15 };
+const S = { values: new Map(), options: new Map(), open: new Map(), marked: new Map(), marks: [], shown: [], every: 15, scrape: 15, patience: 60 };
 const board = () => BOARDS[S.board];
 const variables = () => board().templating.list.filter((v) => v.type !== "datasource");
 
 // Prometheus
-let running = 0;
+let running = 0, heard = Date.now(); // when a query last began or ended
+const silent = () => new Error(`Prometheus does not answer at ${API}`);
 const waiting = [];
 async function ask(path, parameters, get = false) {
   const { signal } = S.abort; // of its own round
   if (running >= MOST_QUERIES) await new Promise((go) => waiting.push(go)); // its slot is handed over
   else running++;
+  heard = Date.now();
   try {
     if (!API) throw new Error("This copy of the page knows no Prometheus: write it with --prometheus URL");
     const body = new URLSearchParams(Object.entries(parameters));
@@ -26,8 +28,9 @@ async function ask(path, parameters, get = false) {
     if (found.status !== "success") throw new Error(found.error);
     return found.data;
   } catch (error) {
-    throw error instanceof TypeError ? new Error(`Prometheus does not answer at ${API}`) : error;
+    throw error instanceof TypeError ? silent() : error;
   } finally {
+    heard = Date.now();
     const next = waiting.shift();
     if (next) next(); else running--;
   }
@@ -315,7 +318,7 @@ async function done(work) {
   await Promise.all(work);
   if (round !== S.round) return;
   const errors = document.querySelectorAll(".box > .error").length;
-  $("status").textContent = `${S.shown.length} panels${errors ? `, ${errors} failed` : ""} in ${((performance.now() - began) / 1000).toFixed(2)} s, ${date(Date.now() / 1000, true)}; ${S.time.step} s between points`;
+  $("status").textContent = `${S.shown.length} panels${errors ? `, ${errors} failed` : ""}${S.unmarked ? ", marks failed" : ""} in ${((performance.now() - began) / 1000).toFixed(2)} s, ${date(Date.now() / 1000, true)}; ${S.time.step} s between points`;
   document.body.dataset.drawn = String(Number(document.body.dataset.drawn ?? 0) + 1);
   document.body.dataset.errors = String(errors);
 }
@@ -341,8 +344,8 @@ async function render() {
   if (chosen) [...document.querySelectorAll("#bar select, #bar button, #bar input, #bar summary")].find((node) => (node.getAttribute("aria-label") ?? node.parentNode.firstChild.textContent) === chosen)?.focus();
   if (S.board_shown !== S.board || key !== S.key) layout();
   [S.board_shown, S.key] = [S.board, key];
-  find_marks().catch(() => { S.marks = []; });
-  await done(S.shown.map(draw));
+  const marked = find_marks().then(() => { S.unmarked = false; }, () => { if (round === S.round) { S.unmarked = true; S.marks = []; mark(); } });
+  await done([marked, ...S.shown.map(draw)]);
 }
 async function start() {
   read_address();
@@ -351,9 +354,10 @@ async function start() {
   addEventListener("popstate", () => { read_address(); render(); });
   let width = innerWidth, timer;
   addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(() => { if (width !== innerWidth) { width = innerWidth; S.shown.forEach((entry) => entry.all && paint(entry)); } }, 150); });
-  let last = Date.now();
   setInterval(() => { // since the last answer: where all answers of a round take longer, a new one would drop them for good
-    if (running) last = Date.now(); else if (S.every && S.to.startsWith("now") && !document.hidden && Date.now() - last >= S.every * 1000) { last = Date.now(); render(); }
+    const waited = (Date.now() - heard) / 1000;
+    if (running) { if (waited >= S.patience) S.abort.abort(silent()); } // a half-open connection never answers; this ends the round, so that the next can begin
+    else if (S.every && S.to.startsWith("now") && !document.hidden && waited >= S.every) render();
   }, 1000);
   try { // the interval of the scrapes, for the windows of rates
     const { yaml } = await ask("status/config", {}, true), all = [...yaml.matchAll(/job_name: "?gpujob[^]*?scrape_interval: (\d+)([smh])/g)].map(([, n, unit]) => n * SECONDS[unit]);

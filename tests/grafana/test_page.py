@@ -54,6 +54,7 @@ SLOW_ANSWERS = (
     "(fetch => { window.fetch = async (...all) => "
     "{ await new Promise(go => setTimeout(go, 500)); return fetch(...all); } })(window.fetch)"
 )
+ERRORS = "[...document.querySelectorAll('.error')].map(e => e.textContent)"
 FIRST_PLOT = "document.querySelector('.timeseries .area')"
 
 
@@ -143,6 +144,34 @@ def test_all_panels_are_drawn_when_a_round_takes_longer_than_the_refresh(stack: 
         for _ in range(2):
             rounds = int(await page.run("document.body.dataset.drawn"))
             await page.wait(f"document.body.dataset.drawn > {rounds}")
+
+    browse(work)
+
+
+@pytest.mark.parametrize("held", ["*/api/v1/*", "*/api/v1/query*"], ids=["all", "those after the variables"])
+def test_queries_without_an_answer_become_errors_and_are_asked_again(stack: Stack, held: str) -> None:
+    async def work(page: Page) -> None:
+        await page.open(address(stack))
+        await page.run("S.every = S.patience = 1")
+        await page.call("Fetch.enable", patterns=[{"urlPattern": held}])  # a half-open connection gives none either
+        await page.wait("document.querySelectorAll('.error').length")
+        assert set(await page.run(ERRORS)) == {f"Prometheus does not answer at {stack.url()}"}
+        await page.call("Fetch.disable")
+        await page.wait("document.querySelectorAll('.line').length && !document.querySelector('.error')")
+
+    browse(work)
+
+
+def test_marks_that_are_not_known_are_not_drawn(stack: Stack) -> None:
+    async def work(page: Page) -> None:
+        await page.open(address(stack))
+        await page.wait("document.querySelectorAll('.mark line').length")
+        await page.run("board().annotations.list.forEach(mark => { if (mark.expr) mark.expr = 'sum('; })")
+        await page.run("render()")
+        await page.wait("document.getElementById('status').textContent.includes('marks failed')")
+        assert await page.run("document.querySelectorAll('.mark').length") == 0
+        assert await page.run(ERRORS) == []
+        page.log.clear()  # the browser itself logs the status 400
 
     browse(work)
 
