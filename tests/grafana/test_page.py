@@ -195,6 +195,18 @@ def test_hostile_names_are_text_and_no_foreign_script_runs(stack: Stack) -> None
     browse(work)
 
 
+def test_small_values_keep_their_digits(stack: Stack) -> None:
+    async def work(page: Page) -> None:
+        await page.open(address(stack))
+        values = "[3e-5, -1e-5, 9.4e-4, 0.001, 0.03, 0].map(v => format(v))"
+        assert await page.run(values) == ["3.0e-5", "-1.0e-5", "9.4e-4", "0.0010", "0.03", "0"]
+        axis = await page.run("steps_between(0, 3e-5, 3, 'short').map(v => format(v))")
+        assert axis == ["0", "1.0e-5", "2.0e-5", "3.0e-5"]
+        assert await page.run("format(3e-5, 'short', 2)") == "0.00"  # a panel that asks for two decimals
+
+    browse(work)
+
+
 def test_a_drag_zooms_and_the_variables_and_the_history_work(stack: Stack) -> None:
     async def work(page: Page) -> None:
         await open_all(page, address(stack))
