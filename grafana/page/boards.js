@@ -191,8 +191,7 @@ async function draw(entry) {
     const all = (await Promise.all(panel.targets.map((t) => series_of(t, time)))).flat();
     if (round === S.round) {
       Object.assign(entry, { all, time });
-      const focused = document.activeElement;
-      if (focused === box || !box.contains(focused)) paint(entry); // else the reader is at a link or button of it
+      if (!box.querySelector("a:active, button:active")) paint(entry); // what is pressed must stay for the click
     }
   } catch (error) {
     if (error.name === "AbortError" || round !== S.round) return;
@@ -204,15 +203,17 @@ async function draw(entry) {
   node.classList.remove("busy");
 }
 function paint(entry) {
-  const { panel, box, time, all } = entry, rows = panel.type === "table" ? rows_of(panel, all) : all.map((one) => ({ ...one }));
+  const { panel, box, time, all } = entry, old = document.activeElement, like = (node) => node.textContent + node.href, key = old !== box && box.contains(old) && like(old);
+  const twins = () => (key ? [...box.querySelectorAll("a, button")].filter((node) => like(node) === key) : []), place = twins().indexOf(old), rows = panel.type === "table" ? rows_of(panel, all) : all.map((one) => ({ ...one }));
   const has = all.some((one) => one.value !== undefined || known(one.values).length);
-  if (!has && !["stat", "gauge"].includes(panel.type)) {
+  if (has || ["stat", "gauge"].includes(panel.type)) {
+    DRAW[panel.type](panel, rows, box, time, () => paint(entry));
+    PLOTS.get(box)?.mark(visible_marks());
+  } else {
     PLOTS.delete(box);
     box.replaceChildren(el("p", { class: "none" }, panel.fieldConfig.defaults.noValue || "no data"));
-    return;
   }
-  DRAW[panel.type](panel, rows, box, time, () => paint(entry));
-  PLOTS.get(box)?.mark(visible_marks());
+  if (place >= 0) (twins()[place] ?? twins().at(-1) ?? box).focus({ preventScroll: true }); // the reader was at a link or button of it
 }
 function panel_node(panel, top) {
   const { x, y, w, h } = panel.gridPos, id = `panel-${panel.id}`, box = el("div", { class: "box", tabindex: 0, role: "group", "aria-labelledby": id });

@@ -257,6 +257,22 @@ def test_rows_close_and_the_cross_hair_follows_the_keys(stack: Stack) -> None:
     browse(work)
 
 
+def test_a_panel_with_the_focus_is_painted_again(stack: Stack) -> None:
+    async def work(page: Page) -> None:
+        await page.open(address(stack))
+        for part in ("th:nth-child(2) button", ".legend button:last-child"):
+            await page.run(f"(window.old = document.querySelector('{part}')).focus()")
+            await page.run("render()")
+            await page.wait("!document.contains(old)")
+            assert await page.run(f"document.activeElement === document.querySelector('{part}')")
+            assert await page.run("document.activeElement.textContent === old.textContent")
+        await page.run("document.querySelector('th:not([aria-sort]) button').focus()")
+        await page.run("document.activeElement.click()")
+        assert await page.run("document.activeElement.parentNode.ariaSort") == "descending"
+
+    browse(work)
+
+
 @pytest.mark.parametrize("width", [390, 2560])
 def test_no_width_scrolls_sideways(stack: Stack, width: int) -> None:
     async def work(page: Page) -> None:
