@@ -270,6 +270,7 @@ function cross(t, box, place) {
   hair = { t, box };
   for (const self of PLOTS.values()) self.cross(t);
   const self = PLOTS.get(box), tip = $("tip");
+  tip.setAttribute("aria-live", place ? "off" : "polite"); // read aloud to those who move it by keys
   tip.hidden = t == null || !self;
   if (tip.hidden) return;
   const rows = self.rows(t, place && place[1] - self.area.getBoundingClientRect().top), near = visible_marks().filter((m) => Math.abs(self.place(m.at) - self.place(t)) < 6);
@@ -313,6 +314,7 @@ function watch_pointer() {
 }
 
 // Rounds: all is asked again; an older round's answers are dropped
+function say(text) { if ($("said").textContent !== text) $("said").textContent = text; } // a screen reader reads each change aloud
 async function done(work) {
   const began = performance.now(), { round } = S;
   S.errors = 0;
@@ -320,6 +322,7 @@ async function done(work) {
   if (round !== S.round) return;
   const errors = document.querySelectorAll(".box > .error").length;
   $("status").textContent = `${S.shown.length} panels${errors ? `, ${errors} failed` : ""}${S.unmarked ? ", marks failed" : ""} in ${((performance.now() - began) / 1000).toFixed(2)} s, ${date(Date.now() / 1000, true)}; ${S.time.step} s between points`;
+  say(errors ? `Failed panels: ${errors}` : "");
   document.body.dataset.drawn = String(Number(document.body.dataset.drawn ?? 0) + 1);
   document.body.dataset.errors = String(errors);
 }
@@ -332,7 +335,7 @@ async function render() {
   try {
     await choose_values(S.dropped);
   } catch (error) {
-    if (error.name !== "AbortError") $("board").replaceChildren(el("p", { class: "error" }, error.message));
+    if (error.name !== "AbortError") { $("board").replaceChildren(el("p", { class: "error" }, error.message)); say(error.message); }
     document.body.dataset.errors = "1";
     S.board_shown = null;
     return;
@@ -341,7 +344,9 @@ async function render() {
   S.dropped = null;
   const key = JSON.stringify([S.board, [...S.values]]);
   document.title = [board().title, ...variables().filter((v) => /name|job|node/.test(v.name) && !is_all(v)).map((v) => written(v, "text"))].join(" · ");
-  if (!document.querySelector("#bar details[open]") || key !== S.key) controls();
+  const lists = JSON.stringify([...S.options]), shows = key + S.from + S.to; // a list may be open while it has the focus
+  const held = document.querySelector("#bar details[open]") || (lists === S.lists && document.activeElement?.matches("#bar select"));
+  if (shows !== S.shows || !held) { controls(); [S.lists, S.shows] = [lists, shows]; }
   if (chosen) [...document.querySelectorAll("#bar select, #bar button, #bar input, #bar summary")].find((node) => (node.getAttribute("aria-label") ?? node.parentNode.firstChild.textContent) === chosen)?.focus();
   if (S.board_shown !== S.board || key !== S.key) layout();
   [S.board_shown, S.key] = [S.board, key];

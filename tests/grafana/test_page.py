@@ -55,6 +55,12 @@ SLOW_ANSWERS = (
     "{ await new Promise(go => setTimeout(go, 500)); return fetch(...all); } })(window.fetch)"
 )
 ERRORS = "[...document.querySelectorAll('.error')].map(e => e.textContent)"
+WATCH_SAID = """window.said = [];  // every change of what a screen reader reads aloud
+  const watch = new MutationObserver(all => said.push(...all.map(one => one.target.id)));
+  for (const node of document.querySelectorAll('[role=status], [aria-live=polite]')) {
+    watch.observe(node, {childList: true, subtree: true});
+  }
+"""
 FIRST_PLOT = "document.querySelector('.timeseries .area')"
 
 
@@ -251,6 +257,7 @@ def test_rows_close_and_the_cross_hair_follows_the_keys(stack: Stack) -> None:
         shown = await page.run("document.querySelector('#tip time').textContent")
         await page.key("ArrowLeft")
         assert await page.run("document.querySelector('#tip time').textContent") < shown
+        assert await page.run("document.getElementById('tip').ariaLive") == "polite"
         await page.key("Escape")
         assert await page.run("document.getElementById('tip').hidden")
 
@@ -269,6 +276,24 @@ def test_a_panel_with_the_focus_is_painted_again(stack: Stack) -> None:
         await page.run("document.querySelector('th:not([aria-sort]) button').focus()")
         await page.run("document.activeElement.click()")
         assert await page.run("document.activeElement.parentNode.ariaSort") == "descending"
+
+    browse(work)
+
+
+def test_a_refresh_is_not_read_aloud_and_leaves_an_open_list(stack: Stack) -> None:
+    async def work(page: Page) -> None:
+        await page.open(address(stack))
+        await page.run(WATCH_SAID)
+        await page.run("(window.list = document.querySelectorAll('.choices select')[1]).focus()")
+        await page.run("render()")
+        assert await page.run("document.contains(list) && document.activeElement === list")
+        x, y = await page.run(f"(r => [r.x + r.width * 0.9, r.y + 20])({FIRST_PLOT}.getBoundingClientRect())")
+        await page.mouse("mouseMoved", x, y)
+        assert await page.run("!document.getElementById('tip').hidden")
+        assert await page.run("said") == []
+        await page.run("(old => { values_of = async v => [...await old(v), 'new'] })(values_of)")
+        await page.run("render()")
+        assert await page.run("document.activeElement !== list && document.activeElement.innerText.includes('new')")
 
     browse(work)
 
@@ -309,6 +334,7 @@ def test_a_failed_query_shows_in_its_panel_alone(stack: Stack, tmp_path: Path) -
     async def work(page: Page) -> None:
         await open_all(page, (tmp_path / "index.html").as_uri() + "?board=gpujob-job&var-cluster=here&from=now-1m")
         (error,) = await page.run("[...document.querySelectorAll('.panel:has(.error)')].map(p => p.innerText)")
+        assert await page.run("document.querySelector('[role=status]').textContent") == "Failed panels: 1"
         assert error.startswith("Rate")
         assert "parse error" in error
         page.log.clear()  # the browser itself logs the status 400
