@@ -5,17 +5,19 @@ const SECONDS = { s: 1, m: 60, h: 3600, d: 86400, w: 604800, M: 2592000, y: 3153
 const RANGES = { "5m": "5 minutes", "15m": "15 minutes", "1h": "hour", "3h": "3 hours", "6h": "6 hours", "12h": "12 hours", "24h": "24 hours", "2d": "2 days", "7d": "7 days", "30d": "30 days" };
 const MOST_QUERIES = 6, MOST_POINTS = 400; // at once; of a series, more than pixels of most panels
 const API = document.querySelector("meta[name=prometheus]").content.replace(/\/$/, "") || (/^https?:/.test(location.protocol) ? location.origin + location.pathname.replace(/\/user\/.*$/, "") : "");
-const S = { values: new Map(), options: new Map(), open: new Map(), marked: new Map(), marks: [], shown: [], every: 15, scrape: 15 };
+const S = { values: new Map(), options: new Map(), open: new Map(), marked: new Map(), marks: [], shown: [], every: 15, scrape: 15, patience: 60 };
 const board = () => BOARDS[S.board];
 const variables = () => board().templating.list.filter((v) => v.type !== "datasource");
 
 // Prometheus
-let running = 0;
+let running = 0, heard = Date.now(); // when a query last began or ended
+const silent = () => new Error(`Prometheus does not answer at ${API}`);
 const waiting = [];
 async function ask(path, parameters, get = false) {
   const { signal } = S.abort; // of its own round
   if (running >= MOST_QUERIES) await new Promise((go) => waiting.push(go)); // its slot is handed over
   else running++;
+  heard = Date.now();
   try {
     if (!API) throw new Error("This copy of the page knows no Prometheus: write it with --prometheus URL");
     const body = new URLSearchParams(Object.entries(parameters));
@@ -26,8 +28,9 @@ async function ask(path, parameters, get = false) {
     if (found.status !== "success") throw new Error(found.error);
     return found.data;
   } catch (error) {
-    throw error instanceof TypeError ? new Error(`Prometheus does not answer at ${API}`) : error;
+    throw error instanceof TypeError ? silent() : error;
   } finally {
+    heard = Date.now();
     const next = waiting.shift();
     if (next) next(); else running--;
   }
@@ -188,8 +191,7 @@ async function draw(entry) {
     const all = (await Promise.all(panel.targets.map((t) => series_of(t, time)))).flat();
     if (round === S.round) {
       Object.assign(entry, { all, time });
-      const focused = document.activeElement;
-      if (focused === box || !box.contains(focused)) paint(entry); // else the reader is at a link or button of it
+      if (!box.querySelector("a:active, button:active")) paint(entry); // what is pressed must stay for the click
     }
   } catch (error) {
     if (error.name === "AbortError" || round !== S.round) return;
@@ -201,15 +203,17 @@ async function draw(entry) {
   node.classList.remove("busy");
 }
 function paint(entry) {
-  const { panel, box, time, all } = entry, rows = panel.type === "table" ? rows_of(panel, all) : all.map((one) => ({ ...one }));
+  const { panel, box, time, all } = entry, old = document.activeElement, like = (node) => node.textContent + node.href, key = old !== box && box.contains(old) && like(old);
+  const twins = () => (key ? [...box.querySelectorAll("a, button")].filter((node) => like(node) === key) : []), place = twins().indexOf(old), rows = panel.type === "table" ? rows_of(panel, all) : all.map((one) => ({ ...one }));
   const has = all.some((one) => one.value !== undefined || known(one.values).length);
-  if (!has && !["stat", "gauge"].includes(panel.type)) {
+  if (has || ["stat", "gauge"].includes(panel.type)) {
+    DRAW[panel.type](panel, rows, box, time, () => paint(entry));
+    PLOTS.get(box)?.mark(visible_marks());
+  } else {
     PLOTS.delete(box);
     box.replaceChildren(el("p", { class: "none" }, panel.fieldConfig.defaults.noValue || "no data"));
-    return;
   }
-  DRAW[panel.type](panel, rows, box, time, () => paint(entry));
-  PLOTS.get(box)?.mark(visible_marks());
+  if (place >= 0) (twins()[place] ?? twins().at(-1) ?? box).focus({ preventScroll: true }); // the reader was at a link or button of it
 }
 function panel_node(panel, top) {
   const { x, y, w, h } = panel.gridPos, id = `panel-${panel.id}`, box = el("div", { class: "box", tabindex: 0, role: "group", "aria-labelledby": id });
@@ -266,6 +270,7 @@ function cross(t, box, place) {
   hair = { t, box };
   for (const self of PLOTS.values()) self.cross(t);
   const self = PLOTS.get(box), tip = $("tip");
+  tip.setAttribute("aria-live", place ? "off" : "polite"); // read aloud to those who move it by keys
   tip.hidden = t == null || !self;
   if (tip.hidden) return;
   const rows = self.rows(t, place && place[1] - self.area.getBoundingClientRect().top), near = visible_marks().filter((m) => Math.abs(self.place(m.at) - self.place(t)) < 6);
@@ -309,13 +314,15 @@ function watch_pointer() {
 }
 
 // Rounds: all is asked again; an older round's answers are dropped
+function say(text) { if ($("said").textContent !== text) $("said").textContent = text; } // a screen reader reads each change aloud
 async function done(work) {
   const began = performance.now(), { round } = S;
   S.errors = 0;
   await Promise.all(work);
   if (round !== S.round) return;
   const errors = document.querySelectorAll(".box > .error").length;
-  $("status").textContent = `${S.shown.length} panels${errors ? `, ${errors} failed` : ""} in ${((performance.now() - began) / 1000).toFixed(2)} s, ${date(Date.now() / 1000, true)}; ${S.time.step} s between points`;
+  $("status").textContent = `${S.shown.length} panels${errors ? `, ${errors} failed` : ""}${S.unmarked ? ", marks failed" : ""} in ${((performance.now() - began) / 1000).toFixed(2)} s, ${date(Date.now() / 1000, true)}; ${S.time.step} s between points`;
+  say(errors ? `Failed panels: ${errors}` : "");
   document.body.dataset.drawn = String(Number(document.body.dataset.drawn ?? 0) + 1);
   document.body.dataset.errors = String(errors);
 }
@@ -328,7 +335,7 @@ async function render() {
   try {
     await choose_values(S.dropped);
   } catch (error) {
-    if (error.name !== "AbortError") $("board").replaceChildren(el("p", { class: "error" }, error.message));
+    if (error.name !== "AbortError") { $("board").replaceChildren(el("p", { class: "error" }, error.message)); say(error.message); }
     document.body.dataset.errors = "1";
     S.board_shown = null;
     return;
@@ -337,12 +344,14 @@ async function render() {
   S.dropped = null;
   const key = JSON.stringify([S.board, [...S.values]]);
   document.title = [board().title, ...variables().filter((v) => /name|job|node/.test(v.name) && !is_all(v)).map((v) => written(v, "text"))].join(" · ");
-  if (!document.querySelector("#bar details[open]") || key !== S.key) controls();
+  const lists = JSON.stringify([...S.options]), shows = key + S.from + S.to; // a list may be open while it has the focus
+  const held = document.querySelector("#bar details[open]") || (lists === S.lists && document.activeElement?.matches("#bar select"));
+  if (shows !== S.shows || !held) { controls(); [S.lists, S.shows] = [lists, shows]; }
   if (chosen) [...document.querySelectorAll("#bar select, #bar button, #bar input, #bar summary")].find((node) => (node.getAttribute("aria-label") ?? node.parentNode.firstChild.textContent) === chosen)?.focus();
   if (S.board_shown !== S.board || key !== S.key) layout();
   [S.board_shown, S.key] = [S.board, key];
-  find_marks().catch(() => { S.marks = []; });
-  await done(S.shown.map(draw));
+  const marked = find_marks().then(() => { S.unmarked = false; }, () => { if (round === S.round) { S.unmarked = true; S.marks = []; mark(); } });
+  await done([marked, ...S.shown.map(draw)]);
 }
 async function start() {
   read_address();
@@ -351,9 +360,10 @@ async function start() {
   addEventListener("popstate", () => { read_address(); render(); });
   let width = innerWidth, timer;
   addEventListener("resize", () => { clearTimeout(timer); timer = setTimeout(() => { if (width !== innerWidth) { width = innerWidth; S.shown.forEach((entry) => entry.all && paint(entry)); } }, 150); });
-  let last = Date.now();
   setInterval(() => { // since the last answer: where all answers of a round take longer, a new one would drop them for good
-    if (running) last = Date.now(); else if (S.every && S.to.startsWith("now") && !document.hidden && Date.now() - last >= S.every * 1000) { last = Date.now(); render(); }
+    const waited = (Date.now() - heard) / 1000;
+    if (running) { if (waited >= S.patience) S.abort.abort(silent()); } // a half-open connection never answers; this ends the round, so that the next can begin
+    else if (S.every && S.to.startsWith("now") && !document.hidden && waited >= S.every) render();
   }, 1000);
   try { // the interval of the scrapes, for the windows of rates
     const { yaml } = await ask("status/config", {}, true), all = [...yaml.matchAll(/job_name: "?gpujob[^]*?scrape_interval: (\d+)([smh])/g)].map(([, n, unit]) => n * SECONDS[unit]);

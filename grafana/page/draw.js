@@ -31,7 +31,7 @@ const UNITS = {
 };
 const DURATIONS = ["s", "dtdhms"];
 const two = (n) => String(n).padStart(2, "0");
-const fixed = (n, decimals) => n.toFixed(Math.min(decimals ?? (n >= 100 || n % 1 === 0 ? 0 : n >= 10 ? 1 : n >= 0.01 ? 2 : 4), 9));
+const fixed = (n, decimals) => decimals == null && n > 0 && n < 0.001 ? n.toExponential(1) : n.toFixed(Math.min(decimals ?? (n >= 100 || n % 1 === 0 ? 0 : n >= 10 ? 1 : n >= 0.01 ? 2 : 4), 9));
 
 function duration(seconds, decimals) {
   if (seconds < 0) return "-" + duration(-seconds, decimals);
