@@ -45,7 +45,8 @@ _MACROS = {
     # begins the name of a bar that does not count the work
     "@other_bar@": (
         r"[Vv]al(?:id|[^a-z])|[Ee]val|[Tt]est|[Ss]anity|[Ww]arm-?up|"
-        r"[Ll]oading|[Dd]ownload|[Ff]etching|[Cc]apturing|[Cc]ompiling"
+        r"[Ll]oading|[Dd]ownload|[Ff]etching|[Cc]apturing|[Cc]ompiling|[Aa]dding requests|[Rr]endering|"
+        r"[Bb]uilding contexts|[Bb]ootstrapping|[Cc]reating .{1,20}from Arrow|[Ss]aving the dataset"
     ),
 }
 _KINDS = {

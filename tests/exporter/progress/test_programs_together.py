@@ -46,6 +46,7 @@ def bars(counts: list[int], total: int, name: str = "", after: str = "") -> list
     return [bar(count, total, name, after) for count in counts]
 
 
+HF = "{'loss': 0.5, 'grad_norm': 1.25, 'learning_rate': 4e-05, 'epoch': 0.3}"
 VLLM = ["INFO 07-10 12:30:00 [core.py:69] Initializing a V1 LLM engine (v0.9.2) with config: model='m'"] * 3
 SPEED = ", est. speed input: 9.10 toks/s, output: 8.20 toks/s"  # behind the bar of vLLM's offline inference
 SGLANG = ["[2026-03-01 05:26:00 TP0] Load weight begin. avail mem=180.10 GB"]
@@ -92,6 +93,31 @@ TABLE: dict[str, tuple[list[str], int | None, tuple[str, float | None, float | N
         [*LIGHTNING, *(bar(done, 8, f"Epoch {epoch}", ", v_num=0") for epoch in (0, 1) for done in (4, 8))],
         None,
         ("lightning", 16, None, 16),
+    ),
+    "prompts that are added before they are processed": (
+        [*VLLM, bar(1000, 1000, "Adding requests"), *bars([0, 500, 1000], 1000, "Processed prompts", SPEED)],
+        None,
+        ("vllm", 1000, 1000, 1000),
+    ),
+    "a data set that is prepared before the training": (
+        [
+            *bars([0, 50000], 50000, "Tokenizing train dataset"),
+            *bars([0, 400], 400, "Map (num_proc=8)"),
+            *bars([0, 5], 1000),
+            HF,
+            bar(10, 1000),
+        ],
+        None,
+        ("hf-trainer", 10, 1000, 10),
+    ),
+    "the contexts and the deviations of an evaluation": (
+        [
+            bar(10042, 10042, "Building contexts"),
+            *bars([0, 9000, 10000], 10000, "Running loglikelihood requests"),
+            *bars([50, 100], 100, "bootstrapping for stddev"),
+        ],
+        None,
+        ("tqdm", 10000, 10000, 10000),
     ),
     "the share of a worker that writes no total": (
         ["Processed 3 items", "3it [00:10, 1.0it/s]"],
