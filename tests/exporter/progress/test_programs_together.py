@@ -119,6 +119,15 @@ TABLE: dict[str, tuple[list[str], int | None, tuple[str, float | None, float | N
         None,
         ("tqdm", 10000, 10000, 10000),
     ),
+    "an evaluation after the training": (
+        [
+            *bars([0, 50, 100], 100),
+            "{'train_runtime': 123.4, 'train_samples_per_second': 89.2, 'train_loss': 0.42, 'epoch': 4.0}",
+            *bars([0, 250, 500], 500),
+        ],
+        None,
+        ("hf-trainer", 100, 100, 100),
+    ),
     "the share of a worker that writes no total": (
         ["Processed 3 items", "3it [00:10, 1.0it/s]"],
         20,
