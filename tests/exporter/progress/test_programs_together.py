@@ -128,6 +128,18 @@ TABLE: dict[str, tuple[list[str], int | None, tuple[str, float | None, float | N
         None,
         ("hf-trainer", 100, 100, 100),
     ),
+    "an iterable data set in Lightning": (
+        [
+            *LIGHTNING,
+            *(
+                f"Epoch {epoch}: |          | {done}/? [00:02<00:00,  4.50it/s, v_num=0]"
+                for epoch in (0, 1)
+                for done in (5, 10)
+            ),
+        ],
+        None,
+        ("lightning", 20, None, 20),
+    ),
     "the share of a worker that writes no total": (
         ["Processed 3 items", "3it [00:10, 1.0it/s]"],
         20,
