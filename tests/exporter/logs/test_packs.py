@@ -195,11 +195,10 @@ def test_the_table_of_values_lists_exactly_those_of_the_packs() -> None:
     assert sorted(listed) == sorted(given)
 
 
-BAR = {"tqdm", "hf-trainer", "sa-bench", "aiperf", "deepspeed", "lightning", "nemo"}
+BAR = {"tqdm", "hf-trainer", "sa-bench", "aiperf", "deepspeed", "lightning", "nemo", "vllm", "trtllm"}
 SHARED = {
     **dict.fromkeys(("tqdm", "hf-trainer", "sa-bench", "aiperf", "srtctl"), BAR),
-    "lightning": {"nemo"},
-    "nemo": {"lightning"},
+    **dict.fromkeys(("vllm", "sglang", "trtllm", "deepspeed", "lightgbm", "lightning", "nemo"), BAR),
     "generic": {"keras", "lightning", "megatron", "nemo", "tqdm"},
 }  # packs in whose samples a pack finds positions: those of a library of both, or the plainest words
 
