@@ -42,9 +42,9 @@ MOST_RECORDS = 10_000  # records searched for the nearest pack
 _MACROS = {
     "@count@": r"\d{1,18}",
     "@number@": r"[-+]?(?:(?:\d{1,18}(?:\.\d{0,18})?|\.\d{1,18})(?:[eE][-+]?\d{1,3})?|[nN]a[nN]|inf)",
-    # begins the name of a bar that does not count the work
+    # begins the name of a bar that does not count the work, and not that of a metric or a file in it
     "@other_bar@": (
-        r"[Vv]al(?:id|[^a-z])|[Ee]val|[Tt]est|[Ss]anity|[Ww]arm-?up|"
+        r"[Vv]al(?:id|[^a-z_=.])|[Ee]val(?![_=.])|[Tt]est(?![_=.])|[Ss]anity|[Ww]arm-?up|"
         r"[Ll]oading|[Dd]ownload|[Ff]etching|[Cc]apturing|[Cc]ompiling|[Aa]dding requests|[Rr]endering|"
         r"[Bb]uilding contexts|[Bb]ootstrapping|[Cc]reating .{1,20}from Arrow|[Ss]aving the dataset"
     ),

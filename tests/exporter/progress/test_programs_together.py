@@ -140,6 +140,15 @@ TABLE: dict[str, tuple[list[str], int | None, tuple[str, float | None, float | N
         None,
         ("lightning", 20, None, 20),
     ),
+    "a training whose bar has the loss of the validation": (
+        [
+            *bars([0, 10], 100, "epoch 3 | loss 0.31 | val_loss 0.35"),
+            *bars([0, 5, 10], 10, "Val"),
+            bar(20, 100, "epoch 3 | loss 0.30 | val_loss 0.33"),
+        ],
+        None,
+        ("tqdm", 20, 100, 20),
+    ),
     "the share of a worker that writes no total": (
         ["Processed 3 items", "3it [00:10, 1.0it/s]"],
         20,
