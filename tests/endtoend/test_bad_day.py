@@ -43,11 +43,12 @@ SECONDS = {"s": 1, "m": 60, "h": 3600}
 _DURATION = re.compile(r"(?<=[\[ ])(\d+)([smh])(?=[\]: \n)]|$)", re.MULTILINE)
 # seconds in expressions, but those of collectors and of the hub's own looks
 _AGE = re.compile(r"(?<=[<>-] )(600|1800|3600)\b")
+ONCE = range(100, 101)  # items after which a line is printed
 LOGS = """
 import sys, time
 for done in range(1, 4001):
     print(f"Processed {{done}}/4000 items", flush=True)
-    if done == 100:
+    if done in {at!r}:
         print({lines!r}, flush=True)
     time.sleep(0.05)
 """
@@ -127,8 +128,9 @@ class BadDay:
         spec = embed_job(f"--at 60 {faults}" if faults else "", items=20000, rate=15, count=1)
         return self.job(fault, {**spec, "monitoring": {"stall_timeout": stall_s}}, **more)
 
-    def prints(self, fault: str, lines: str) -> LocalJob:
-        command = f"python3 -c {shlex.quote(LOGS.format(lines=lines))}"
+    def prints(self, fault: str, lines: str, at: range = ONCE) -> LocalJob:
+        """A job with these lines in its log after some of its items."""
+        command = f"python3 -c {shlex.quote(LOGS.format(lines=lines, at=at))}"
         return self.job(fault, {"workers": [{"command": command}], "progress": {"total_items": 4000}})
 
     def firing(self, fault: str) -> set[str]:
@@ -177,9 +179,9 @@ def goes_on(faults: str, **more: Any) -> Scenario:
     return play
 
 
-def prints(lines: str) -> Scenario:
+def prints(lines: str, at: range = ONCE) -> Scenario:
     def play(day: BadDay, fault: str) -> None:
-        with day.prints(fault, lines) as job:
+        with day.prints(fault, lines, at) as job:
             day.until_sent(fault)
             job.process.send_signal(signal.SIGINT)
             job.wait()
@@ -309,7 +311,7 @@ SCENARIOS |= {
     "no-output": goes_on("--no-output", stall_s=6),
     "bad-checkpoint": bad_checkpoint,
     "log-errors": prints(CONNECTION),
-    "nan": prints("loss is NaN, step skipped"),
+    "nan": prints("loss is NaN, step skipped", range(100, 4000, 50)),
     "no-space": no_space,
     "lost-gpu": lost_gpu,
     "no-sidecar": to_sidecar(signal.SIGKILL),
