@@ -763,11 +763,11 @@ def test_a_sum_that_took_too_long_is_tried_again_once_the_memory_has_halved(
         clock[0] += 0.5 if len(walks) == 1 else 0.1
         return 5
 
+    tree = ProcessTree(process.pid)
+    until(lambda: read(tree).rss_bytes, "its memory")  # it has none for a moment at its start
     monkeypatch.setattr(process_tree, "_read_pss_bytes", walk)
     monkeypatch.setattr(time, "monotonic", lambda: clock[0])
     monkeypatch.setattr(time, "thread_time", lambda: clock[0])
-    tree = ProcessTree(process.pid)
-    read(tree)
     for _ in range(5):
         assert tree.read_details().pss_bytes is None
         clock[0] += 1e5
