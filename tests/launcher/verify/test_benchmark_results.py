@@ -408,7 +408,7 @@ def test_the_items_of_the_job_are_the_requests_of_all_runs(tmp_path: Path) -> No
     report = job.report()
     keys = ("unit", "items", "items_expected", "items_processed", "throughput_items_per_second")
     assert [report[key] for key in keys] == ["requests", 46, 48, 46, pytest.approx(46 / 200)]
-    assert "\n- requests: 46 of 48, 0.2 requests/s over the whole job\n" in rendered(report)
+    assert "\n- requests: 46 of 48, 0.23 requests/s over the whole job\n" in rendered(report)
     assert "\n| 8 | 30 of 32 | 2 (6.25%) | 6.81 |" in rendered(report)
 
 
