@@ -12,7 +12,7 @@ RECORD_BYTES = 20 * BLOCK_BYTES  # tar and Python fill an archive with zeros up 
 MOST_END_BYTES = 64 << 10  # of the zeros behind the end mark that are read
 CHECKSUM = slice(148, 156)
 SIZE = slice(124, 136)
-_PAX_SIZE = re.compile(rb"(?:\A|\n)\d+ size=(\d+)\n")
+_PAX_SIZE = re.compile(rb"(?:\A|\n)\d+ size=(\d{1,20})\n")
 WITHOUT_DATA = b"123456"  # types of links, devices, directories and FIFOs
 SPARSE = b"S"
 OF_NEXT = b"x"  # what its header has no room for, such as a size above 8 GiB

@@ -230,7 +230,7 @@ def render_job(job: Job, out: Samples) -> None:
 
 
 def _exit_code(job: Job) -> int | None:
-    """By accounting, or until it answers, if it ever does, by the report of the run."""
+    """That of accounting; until accounting has one, that of the report."""
     code = (job.tracked.figures.exit_code or "" if job.tracked.figures else "").partition(":")[0]
     reported = None if job.outcome is None else job.outcome.exit_status
     return int(code) if code.isdecimal() else reported

@@ -93,3 +93,11 @@ def test_a_size_may_be_in_the_header_before(tmp_path: Path) -> None:
     assert check() == VALID
     os.truncate(path, large)
     assert check().state == "invalid"
+
+
+def test_a_size_of_thousands_of_digits_is_none() -> None:
+    data = b"6010 size=" + b"9" * 6000 + b"\n"
+    member = tarfile.TarInfo("pax")
+    member.type, member.size = tarfile.XHDTYPE, len(data)
+    content = member.tobuf(tarfile.USTAR_FORMAT) + data.ljust(6144, b"\0") + WHOLE
+    assert check_bytes(content, "a.nemo").state == "valid"
