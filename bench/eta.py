@@ -1,4 +1,4 @@
-"""How far off the seconds left are: ours beside what progress bars say, on the same runs.
+"""Error of the ETA on the same runs: ours compared with progress bars.
 
 The runs are the made-up ones of `bench.eta_traces`.
 """
@@ -15,7 +15,7 @@ from exporter.progress.eta.estimator import EtaEstimator as OneWorker
 from exporter.progress.eta.interval import median_seconds_per_item, slowest_eta
 
 SEED = 1
-LOOKS = 150  # even moments of a run at which the estimators are asked
+LOOKS = 150  # evenly spaced times at which each estimator is queried
 MOST_ERROR = 10.0
 
 
@@ -123,7 +123,7 @@ ESTIMATORS: dict[str, Callable[[], Ours | Pooled]] = {
 
 
 class Result:
-    """What was seen of one estimator on all runs."""
+    """Errors of one estimator over all runs."""
 
     def __init__(self) -> None:
         self.errors: list[float] = []
@@ -160,7 +160,7 @@ def share(value: float | None) -> float | None:
 
 
 def fraction(found: Sequence[bool]) -> float | None:
-    """Part of them that is true, None of none."""
+    """Share of true values; None without values."""
     return sum(found) / len(found) if found else None
 
 

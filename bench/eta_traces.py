@@ -1,4 +1,4 @@
-"""Runs of jobs that never were, as their logs would tell them: what an estimator of the time left has to cope with.
+"""Synthetic runs of jobs, as log lines: difficult cases for an ETA estimator.
 
 Deterministic by seed. Each family is a way in which progress differs from a straight line.
 """
@@ -49,12 +49,12 @@ class Work:
         return self.length / self.items
 
     def item(self, factor: float = 1.0) -> float:
-        """Does one item; the moment at which it is done."""
+        """Do one item; return when it is done."""
         self.t += factor * self.pace * self.r.lognormvariate(-(self.noise**2) / 2, self.noise)
         return self.t
 
     def line(self, done: float, worker: int = 0, total: float | None = None, late: float = 0.0) -> Line:
-        """The line that tells of it."""
+        """The log line about it."""
         return Line(self.t, worker, done, self.items if total is None else total, self.t + late)
 
     def lines(self, factor: Callable[[float], float], first: int = 0) -> Iterator[Line]:
@@ -65,7 +65,7 @@ class Work:
 
 
 def trace(family: str, lines: list[Line], **known: float | tuple[tuple[float, float], ...] | bool) -> Trace:
-    """A run that went to its end."""
+    """A run that completed."""
     end = max(line.arrival for line in lines)
     return Trace(family, family, lines, end, end, -math.inf)._replace(**known)  # type: ignore[arg-type]
 
@@ -123,7 +123,7 @@ def speed_up(work: Work) -> Trace:
 
 
 def step(work: Work) -> Trace:
-    """The work turns slow for good."""
+    """The work becomes slower and stays so."""
     place, factor = work.r.uniform(0.3, 0.65), work.r.uniform(1.4, 2.2)
     lines = list(work.lines(lambda share: factor if share > place else 1.0))
     at = lines[int(place * len(lines))].t
@@ -153,7 +153,7 @@ def stall(work: Work) -> Trace:
 
 
 def hang(work: Work) -> Trace:
-    """Nothing any more."""
+    """No line after some time."""
     lines = list(work.lines(lambda share: 1.0))[: int(work.items * work.r.uniform(0.2, 0.9))]
     at = lines[-1].t
     return trace("hang", lines, stalls=((at, math.inf),))._replace(end=None, watched=at + max(3600.0, 0.3 * at))

@@ -118,7 +118,7 @@ async def _by_watch(pids: list[int]) -> tuple[list[float], int]:
 
 
 def _by_polling(pids: list[int]) -> list[float]:
-    """Delays in milliseconds when somebody looks once a second."""
+    """Delays in milliseconds with one poll a second."""
     starts, delays = {pid: read_start_ticks(pid) for pid in pids}, []
     killed: dict[int, float] = {}
 

@@ -1,9 +1,9 @@
 """What eight GPUs cost a sidecar, beside one that has none, over a stand-in for NVIDIA's library.
 
 32 workers of nine processes each on eight GPUs with all that an H200 tells, every collector at one second, one scrape a
-second. Both sidecars run at the same time over the same processes; the library's own time, which it counts itself, is
-taken off: a real driver's is another one. Told apart: what it costs to serve the series of GPUs once a second, and by
-how much the other threads differ, which have more to write, and share the caches.
+second. Both sidecars run at the same time over the same processes. The library measures
+its own time, which is subtracted, since a real driver's differs. Two results: the cost of serving the series of GPUs
+once a second, and the difference of the other threads, which have more to write and share the caches.
 """
 
 import subprocess

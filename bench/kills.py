@@ -1,9 +1,8 @@
-"""No death goes unnoticed: a thousand workers under real wrappers end in random ways beside a real sidecar.
+"""Every end is reported: a thousand workers under real wrappers end in random ways next to a real sidecar.
 
 Fifty tasks of twenty runs each, all runs of one number at a time. How each has ended is what the wrapper's parent was
-told, and for those whose wrapper was killed too, what was done to them; the sidecar's status has to say the same. It
-may say that it does not know how one has ended that was killed with its wrapper before the sidecar had seen it: then
-nobody was left who could know.
+told, and for those whose wrapper was killed too, what was done to them; the sidecar's status has to say the same. An
+end may be unknown only if worker and wrapper were killed before the sidecar saw them.
 """
 
 import json
@@ -52,7 +51,7 @@ class _Run:
 
 
 def measure() -> Figures:
-    """How many deaths the sidecar has missed, and how many it has told wrongly."""
+    """Numbers of ends that the sidecar missed, and reported wrongly."""
     chosen = random.Random(time.time_ns())
     with tempfile.TemporaryDirectory() as folder:
         run_dir = Path(folder)

@@ -62,7 +62,7 @@ def measure() -> Figures:
 
 
 def _command(words: list[str]) -> dict[str, dict[str, float]]:
-    """Wall and CPU time of ``gpujob`` with these words; what it prints is thrown away."""
+    """Wall and CPU time of ``gpujob`` with these words; its output is discarded."""
     walls, spent = [], []
     for _ in range(ROUNDS):
         start = time.perf_counter()

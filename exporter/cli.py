@@ -137,14 +137,18 @@ def _add_hub(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") ->
     add("--scope", choices=("user", "cluster"), default="user", help="whose jobs: your own or all (default: user)")
     add("--partition", action="append", metavar="NAME", help="follow jobs of this partition only; may be repeated")
     add("--cluster", metavar="NAME", help="cluster of Slurm (default: that of this machine)")
-    add("--source", choices=("auto", "commands", "rest"), help="who has the queue; rest is slurmrestd (default: auto)")
-    add("--interval", type=_interval, metavar="S", help="seconds between two questions for the queue (default: 60)")
+    add(
+        "--source",
+        choices=("auto", "commands", "rest"),
+        help="where to read the queue: Slurm's commands, or slurmrestd (rest) (default: auto)",
+    )
+    add("--interval", type=_interval, metavar="S", help="seconds between two reads of the queue (default: 60)")
     add(
         "--jobs-at-most",
         type=int,
         default=10_000,
         metavar="N",
-        help="jobs with series of their own; of more, the youngest have them (default: 10000)",
+        help="most jobs with their own series; beyond that, only the newest (default: 10000)",
     )
     add(
         "--registry-dir",
@@ -191,7 +195,11 @@ def _add_receiver(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
         metavar="S",
         help="seconds without the alert GpuJobWatchdog after which alerting counts as broken (default: 180)",
     )
-    add("--on-silence", metavar="COMMAND", help="then run this program; the text is its standard input")
+    add(
+        "--on-silence",
+        metavar="COMMAND",
+        help="program to run when the heartbeat stops; it gets the text on standard input",
+    )
     add("--state-dir", metavar="DIR", help="folder of the log and the token (default: ~/.local/state/gpujob/alerts)")
     add(
         "--web.listen-address",

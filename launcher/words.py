@@ -16,7 +16,7 @@ def clock_text(moment: object) -> str:
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
     except (OverflowError, ValueError):
-        return "-"  # no time of this world
+        return "-"  # out of range
 
 
 # what ends a table cell, and what begins code, a tag, an autolink, or the destination of a link or image

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Embeds passages of real text on the CPU: a model of a worker that is easy to launch, watch and resume.
+"""An example workload: embeds passages of text on the CPU. Easy to launch, watch and resume.
 
 One process is one shard. Item ``id`` is passage ``id % passages`` of the corpus, and shard k of n has the items with
 ``id % n == k``. The vector of a passage counts its character 3-, 4- and 5-grams, added with a sign into a few slots
@@ -92,7 +92,7 @@ class Corpus:
             raise ValueError(f"no text in {', '.join(repr(str(path)) for path in paths) or 'this installation'}")
 
     def passage(self, item: int) -> tuple[str, str]:
-        """Text and source of an item. After the last passage the first one follows."""
+        """Text and source of an item; passages repeat after the last one."""
         number = item % self.passages
         index = bisect_right(self._first, number) - 1
         path, offset = self.files[index], (number - self._first[index]) * self.passage_bytes
@@ -139,7 +139,7 @@ def at_least(least: float, kind: Callable[[str], float] = int) -> Callable[[str]
 
 
 def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> argparse.Namespace:
-    """Options of a command line. What it leaves out comes from the environment that a launcher sets."""
+    """Parse the command line; defaults come from the launcher's variables."""
     parser = argparse.ArgumentParser(
         prog="embed.py",
         description="Embeds passages of real text on the CPU: a model of a worker to launch and watch.",
@@ -186,7 +186,7 @@ def parse_options(arguments: Sequence[str], environ: Mapping[str, str]) -> argpa
 
 
 def write_atomically(path: Path, text: str) -> None:
-    """Write a file whose name never leads to a part of it, whatever is killed or loses power."""
+    """Write a file atomically: after a kill or a power cut it is the old or the new one, never a part."""
     temporary = path.with_name(f".{path.name}.tmp")
     with open(temporary, "w") as file:
         file.write(text)
@@ -222,7 +222,7 @@ class Worker:
         """Do the work. A signal ends it early, with a checkpoint."""
         options = self.options
         for number in (signal.SIGTERM, signal.SIGINT):
-            # A parent that ignores it means its children too, as a shell does with SIGINT and `&`.
+            # Signals that the parent ignores stay ignored, as in a shell's background jobs.
             if signal.getsignal(number) != signal.SIG_IGN:
                 signal.signal(number, self._ask_to_stop)
         logging.info(
@@ -247,7 +247,7 @@ class Worker:
         self._save()
         self._log_progress()
         if self.stop is not None and self.done < self.share:
-            # To die by the same signal is how a parent sees that the work was stopped.
+            # End by the same signal, so that the parent sees that the work was stopped.
             signal.signal(self.stop, signal.SIG_DFL)
             os.kill(os.getpid(), self.stop)
             sys.exit(128 + self.stop)  # the first process of a container outlives its own signals
@@ -348,7 +348,7 @@ class Worker:
             self._log_progress()
 
     def _log_progress(self) -> None:
-        """The position, not the work of this process: after a resume it continues."""
+        """Log the position, which continues after a resume."""
         now = time.monotonic()
         while len(self._logged) > 1 and now - self._logged[1][0] >= RATE_SECONDS:
             self._logged.popleft()

@@ -5,14 +5,14 @@
              [--req-rate inf] [--requests-each 12] [--patience 30]
 
 These are the options that gpujob gives to a benchmark of type sa-bench, and results and log have its form. Answers are
-streamed, so that the time to the first token and the time between tokens are measured and not reckoned. It asks any
+streamed, so that the time to the first token and the time between tokens are measured, not calculated. It asks any
 server with the ``/v1/completions`` of OpenAI, the toy as well as SGLang and vLLM. Standard library alone.
 
-A prompt is ``--isl`` random words, which a real tokenizer makes about as many tokens of. A request that nobody takes
+A prompt is ``--isl`` random words, about as many tokens for a real tokenizer. A request that nobody takes
 (503, connection refused) is sent again for ``--patience`` seconds; one that fails is counted as not completed. With
 none completed at some concurrency the exit status is 1.
 
-Where gpujob says an output directory, each completed request is a line of ``requests.jsonl`` there.
+If gpujob sets an output directory, each completed request is a line of ``requests.jsonl`` there.
 """
 
 import argparse
@@ -45,7 +45,7 @@ class RequestFailed(Exception):
 
 
 class NotTaken(Exception):
-    """Nobody has begun with a request, as while a worker is started again."""
+    """No server accepted the request, for example while a worker restarts."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +70,7 @@ class Completed:
 
 
 def request(options: argparse.Namespace) -> Completed:
-    """One completion. What nobody takes is asked for again, and that time is the request's. Raises RequestFailed."""
+    """Request one completion. Retries while no server accepts it; that time counts. Raises RequestFailed."""
     begin = time.perf_counter()
     while True:
         try:
@@ -130,15 +130,15 @@ def taken(lines: Iterator[bytes], begin: float) -> Completed:
 
 
 def show_bar(done: int, count: int, seconds: float) -> None:
-    """How far one run is, as tqdm shows it."""
+    """Print a progress bar like tqdm's."""
     bar = f"{100 * done // count:3d}%|{'#' * (10 * done // count):10}| {done}/{count}"
     print(f"\r{bar} [00:{int(seconds):02d}<00:00, {done / seconds:.2f}it/s]", end="", file=sys.stderr, flush=True)
 
 
 class Journal:
-    """What is told while the benchmark runs; nothing without gpujob around it, which names the files.
+    """Reports progress to gpujob while the benchmark runs; does nothing without gpujob.
 
-    Its position goes to the progress file: gpujob reckons the end from it, which no bar of a single run tells.
+    Its position goes to the progress file: gpujob estimates the end from it, since a bar shows one run only.
     """
 
     def __init__(self, total: int) -> None:
@@ -165,7 +165,7 @@ class Journal:
 
 
 def run(options: argparse.Namespace, concurrency: int, count: int, journal: Journal | None = None) -> dict[str, object]:
-    """The result of ``count`` requests of which so many are on their way at a time, by the names of the file."""
+    """Send ``count`` requests, ``concurrency`` at a time; return the result with the keys of the result file."""
     print(f"Traffic request rate: {options.req_rate}\nMaximum request concurrency: {concurrency}", flush=True)
     begin, completed, failures = time.perf_counter(), list[Completed](), list[str]()
     turns = threading.Lock()

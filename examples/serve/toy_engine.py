@@ -1,14 +1,14 @@
 #!/usr/bin/env python3
-"""A toy in the place of a serving engine: no model, no GPU, but the endpoints, the log lines and the pace of one.
+"""A stand-in for a serving engine: its endpoints, log lines and timing, without model or GPU.
 
     toy_engine.py --port 6100 [--disaggregation-mode prefill|decode] [--load-seconds 4]
                   [--prefill-rate 2000] [--step-ms 15] [--step-ms-each 1]
 
-A prefill worker takes one prompt at a time, a word for a token. A decode worker has all its requests in one batch, of
+A prefill worker takes one prompt at a time, one word per token. A decode worker has all its requests in one batch, of
 which each step gives every request one token, and takes longer the more there are. So the latencies that a benchmark
 measures are real ones, of a queue and of a batch, and the text is nothing but ``word word word``.
 
-It speaks as SGLang does where somebody listens: ``/health`` (503 while it loads), ``/v1/models``, ``/metrics``,
+It imitates SGLang's interfaces: ``/health`` (503 while it loads), ``/v1/models``, ``/metrics``,
 ``/v1/completions`` with and without ``stream``, and the lines of its log. Standard library alone.
 """
 
@@ -42,7 +42,7 @@ class Request:
 
 
 class Engine:
-    """What a worker does, and what it has done."""
+    """One worker: its queue of prompts, its batch and its counters."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.mode: str = options.disaggregation_mode
@@ -104,7 +104,7 @@ class Engine:
                 if not self.batch:
                     self.rate = 0.0
                     self._changed.wait_for(lambda: self.batch)
-                    begin, steps, made = 0.0, 0, 0  # the time without requests is no time of theirs
+                    begin, steps, made = 0.0, 0, 0  # time without requests does not count
             begin = begin or time.monotonic()
             running = self._step()
             steps, made = steps + 1, made + running
@@ -217,7 +217,7 @@ def usage(prompt: int, made: int) -> dict[str, int]:
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    parser = argparse.ArgumentParser(allow_abbrev=False, description="A toy in the place of a serving engine.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="A stand-in for a serving engine.")
     parser.add_argument("--port", type=int, required=True)
     parser.add_argument("--disaggregation-mode", default="null", choices=("null", "prefill", "decode"))
     parser.add_argument("--load-seconds", type=float, default=4.0, help="until it is ready")

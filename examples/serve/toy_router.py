@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""A toy in the place of SGLang's router: hands each request to a prefill worker, then to a decode worker.
+"""A stand-in for SGLang's router: hands each request to a prefill worker, then to a decode worker.
 
     toy_router.py --port 8000
 
-Where the workers listen stand in GPUJOB_PREFILL_URLS and GPUJOB_DECODE_URLS, or in GPUJOB_WORKER_URLS where each
-does both: any program of yours finds them there. ``/workers`` counts those that are well, as the readiness of
-SGLang's router is asked. No model is moved between the workers; the second one just starts to answer.
+The addresses of the workers are in GPUJOB_PREFILL_URLS and GPUJOB_DECODE_URLS, or in GPUJOB_WORKER_URLS if each worker
+does both. ``/workers`` counts the healthy ones, as the readiness of SGLang's router is asked. No model is moved between
+the workers; the second one just starts to answer.
 """
 
 import argparse
@@ -133,7 +133,7 @@ def handler(router: Router) -> type[BaseHTTPRequestHandler]:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, lambda *_: os._exit(0))
-    parser = argparse.ArgumentParser(allow_abbrev=False, description="A toy in the place of SGLang's router.")
+    parser = argparse.ArgumentParser(allow_abbrev=False, description="A stand-in for SGLang's router.")
     parser.add_argument("--port", type=int, required=True)
     options = parser.parse_args()
     workers = {role: [url for url in os.environ.get(name, "").split(",") if url] for role, name in ROLES.items()}

@@ -1,1 +1,1 @@
-"""Receiver of alerts: their log on this machine, and a word when the heartbeat of the alerting stops."""
+"""Receiver of alerts: logs them on this machine, and reports when the heartbeat of alerting stops."""

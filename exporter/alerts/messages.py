@@ -54,7 +54,7 @@ class Alert(NamedTuple):
 
     @property
     def key(self) -> tuple[tuple[str, str], ...]:
-        """What tells it from others."""
+        """Identity: equal for messages about the same alert."""
         return tuple(sorted(self.labels.items()))
 
 
@@ -85,7 +85,7 @@ def printable(text: str) -> str:
 
 
 def parse_time(text: str) -> float | None:
-    """Seconds of a time as Go writes it; None for no time (the year 1), and for one that has no place in UTC."""
+    """Epoch seconds of a Go timestamp; None for Go's zero time (year 1) or a time out of range."""
     try:
         moment = datetime.fromisoformat(text)
         return moment.astimezone(UTC).timestamp() if moment.year > 1 and moment.tzinfo is not None else None
@@ -104,7 +104,7 @@ def worst_first(alerts: Iterable[Alert]) -> list[Alert]:
 
 
 def iso(moment: float | None) -> str | None:
-    """A moment in UTC as logs and JSON have it."""
+    """Format a time in UTC for logs and JSON."""
     return None if moment is None else datetime.fromtimestamp(moment, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 

@@ -48,9 +48,13 @@ NEEDS = {
 }  # others need credentials
 
 LAST_HEARTBEAT = Family("alerts_heartbeat_timestamp_seconds", "When the alert that always fires last arrived.")
-HEARTBEAT_OK = Family("alerts_heartbeat_ok", "Whether that alert arrives; 0 means that alerts do not reach anybody.")
-RECEIVED = Family("alerts_received_total", "Alerts that began or ended, as Alertmanager said.", ("status",), "counter")
-REFUSED = Family("alerts_messages_refused_total", "Messages that were none of Alertmanager.", (), "counter")
+HEARTBEAT_OK = Family("alerts_heartbeat_ok", "Whether the heartbeat arrives; 0 means that no alert is delivered.")
+RECEIVED = Family(
+    "alerts_received_total", "Alerts that Alertmanager reported as firing or resolved.", ("status",), "counter"
+)
+REFUSED = Family(
+    "alerts_messages_refused_total", "Requests that did not contain a message of Alertmanager.", (), "counter"
+)
 LOG_FAILURES = Family("alerts_log_failures_total", "Lines of the log that could not be written.", (), "counter")
 FIRING_NOW = Family("alerts_firing", "Alerts that fire.", ("severity",))
 FAMILIES = (LAST_HEARTBEAT, HEARTBEAT_OK, RECEIVED, REFUSED, LOG_FAILURES, FIRING_NOW)
@@ -71,7 +75,7 @@ class Options(NamedTuple):
 
 
 class Receiver:
-    """What has arrived, and the pages about it."""
+    """State of received alerts, and the pages that show it."""
 
     def __init__(self, alert_log: AlertLog, options: Options, clock: Callable[[], float] = time.time) -> None:
         self._log, self._options, self._clock = alert_log, options, clock
@@ -82,7 +86,7 @@ class Receiver:
         self._hooks = set[asyncio.Task[None]]()
 
     def application(self, access: Access) -> web.Application:
-        """Its pages."""
+        """The web application: routes and access rules."""
         application = limits.make_application(
             [
                 web.post(PATH, self._take),
@@ -259,7 +263,9 @@ def _check_command(command: str) -> None:
     except ValueError as error:
         raise ExporterError(f"--on-silence: {command!r}: {error}; close the quote") from error
     if not words or shutil.which(words[0]) is None:
-        raise ExporterError(f"--on-silence: {command!r} is no program that can be run; write its path and arguments")
+        raise ExporterError(
+            f"--on-silence: {command!r} is not a program that can be run; write its path and its arguments"
+        )
 
 
 def _load_web_config(path: str) -> "WebConfigFile":

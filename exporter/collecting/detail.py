@@ -38,7 +38,7 @@ FULL_FAMILIES = frozenset(
         *("worker_output_records", "collector_duration_seconds"),
     )
 )
-# Mostly 0 for good: below full detail, a series begins when its value is first other than 0, and then it stays
+# Usually always 0. Below full detail, such a series begins with its first other value, and then stays
 LATE_FAMILIES = frozenset(
     (
         *("phase", "worker_state", "worker_restarts_total", "worker_exits_total", "worker_stalled"),

@@ -15,7 +15,7 @@ from exporter.contract.lazy_dataclass import dataclass
 T = TypeVar("T")
 T_co = TypeVar("T_co", covariant=True)
 
-RECENT_S = 60.0  # least time for which a value says something about the present: a busy file system can delay a read
+RECENT_S = 60.0  # shortest time for which a value counts as current: a busy file system can delay a read
 
 
 class Published(Generic[T_co]):

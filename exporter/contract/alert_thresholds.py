@@ -9,7 +9,7 @@ OFF = "off"  # instead of a value: the alert never fires
 
 
 class Threshold(NamedTuple):
-    """What a value of one threshold means. The sign of the alert: it fires above the value, or below it."""
+    """Meaning of one threshold; ``fires_above`` says on which side the alert fires."""
 
     alerts: tuple[str, ...]
     unit: str
@@ -22,7 +22,7 @@ class Threshold(NamedTuple):
 
     @property
     def never(self) -> float:
-        """The value that nothing passes."""
+        """Value at which the alert never fires."""
         return math.inf if self.fires_above else -math.inf
 
 

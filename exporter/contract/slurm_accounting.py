@@ -10,7 +10,7 @@ from exporter.contract.records import Record
 class GpuTime(NamedTuple):
     """How long the job had GPUs of one type."""
 
-    gpu_type: str | None  # None if Slurm does not tell it
+    gpu_type: str | None  # None if Slurm does not report it
     gpu_seconds: float  # time x GPUs, over all attempts
 
 

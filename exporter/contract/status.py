@@ -190,7 +190,7 @@ class GpuXid(Record):
 
 
 class ForeignProcess(Record):
-    """A process of somebody else on a GPU of the job."""
+    """A process of another job or user on a GPU of the job."""
 
     pid: int
     memory_bytes: int | None = None

@@ -19,8 +19,8 @@ SITE_PREFIX = "gpujob-"  # of the files in the site's target directory
 MOST_BYTES = 4 * 1024 * 1024  # of a target file: a job of 10,000 nodes
 MOST_TARGETS = 10_000  # of one user, so that nobody uses up the `target_limit` of all
 _ADDRESS = re.compile(r"(\[[0-9a-fA-F:.]{2,45}\]|[A-Za-z0-9._-]{1,253}):[0-9]{1,5}")
-_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,63}")  # those with two underscores are orders to Prometheus
-_PATH_LABEL = "__metrics_path__"  # the one order that our own files have
+_LABEL = re.compile(r"(?!__)[a-zA-Z_][a-zA-Z0-9_]{0,63}")  # with two leading underscores: instructions to Prometheus
+_PATH_LABEL = "__metrics_path__"  # the only such label in our own files
 _VALUE_LENGTH = 256
 
 
@@ -64,7 +64,7 @@ def remove_site_targets(directory: str | os.PathLike[str], groups: Sequence[Targ
 
 
 def parse_targets(text: str, *, with_path: bool = False) -> list[TargetGroup]:
-    """The groups of a target file, of their labels those that only name. Raises ValueError.
+    """Parse a target file, without labels that are instructions to Prometheus. Raises ValueError.
 
     ``with_path`` also keeps the path of the metrics, in the files of somebody who is trusted.
     """
@@ -82,6 +82,6 @@ def parse_targets(text: str, *, with_path: bool = False) -> list[TargetGroup]:
         "".join(labels.values()).encode()  # half a character (a surrogate) is in no file that we write
         for address in group.targets:
             if not _ADDRESS.fullmatch(address):
-                raise RecordError(f"{address[:80]!r} is no host and port")
+                raise RecordError(f"{address[:80]!r} is not host:port")
         found.append(TargetGroup(group.targets, labels))
     return found

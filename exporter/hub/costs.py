@@ -1,4 +1,4 @@
-"""What a job took: time, GPU seconds, list price, energy and idle time, each only where it is known."""
+"""What a job used: time, GPU seconds, list price, energy and idle time, each only where it is known."""
 
 from collections.abc import Iterable, Mapping
 
@@ -63,7 +63,10 @@ def plus(amount: float | None, more: float | None) -> float | None:
 
 
 def energies(job: Job) -> Mapping[str, float]:
-    """Energy of the last attempt of an ended job, by its source. They measure different things, so nobody adds them."""
+    """Energy of the last attempt of an ended job, by its source.
+
+    They measure different things, so they are never added.
+    """
     figures, found = job.tracked.figures, dict[str, float]()
     if job.outcome is not None and job.outcome.energy_j is not None:
         found[BOARDS] = job.outcome.energy_j
@@ -73,7 +76,10 @@ def energies(job: Job) -> Mapping[str, float]:
 
 
 def idle_s(job: Job, of_running: Mapping[str, float] = NOTHING) -> float | None:
-    """GPU seconds of the last attempt in which sidecars saw an idle GPU. Those up to now are by run directory."""
+    """GPU seconds of the last attempt in which sidecars saw an idle GPU.
+
+    ``of_running``: idle GPU seconds of running jobs, by run directory.
+    """
     return of_running.get(job.tracked.run_dir or "") if job.outcome is None else job.outcome.idle_s
 
 

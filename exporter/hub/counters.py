@@ -12,7 +12,7 @@ from exporter.slurm.tracking import UNKNOWN, Change
 ENDED, STARTED, WAIT_S, GPU_S, COST = "ended", "started", "wait_s", "gpu_s", "cost"
 IDLE_S, ENERGY_J = "idle_s", "energy_j"
 GPU_S_OF_RUNS, COST_OF_RUNS = "gpu_s_of_runs", "cost_of_runs"  # of runs that are over
-_WHOLE = {GPU_S_OF_RUNS: GPU_S, COST_OF_RUNS: COST}  # what they make with the runs that go on
+_WHOLE = {GPU_S_OF_RUNS: GPU_S, COST_OF_RUNS: COST}  # public counter of each, which adds the running ones
 
 
 class CounterKey(NamedTuple):
@@ -36,7 +36,7 @@ def count(
     since: float,
     now: float,
 ) -> dict[CounterKey, float]:
-    """The counters after these changes, of which those up to ``since`` are not counted.
+    """The counters after these changes; changes up to ``since`` do not count.
 
     ``before`` are the jobs as they were, ``jobs`` as they are now, and ``new`` the keys of those that differ.
     """

@@ -57,7 +57,7 @@ RECENT_CHANGES = 10_000  # in memory; older ones are read from the file
 MOST_MISSED_S = 86400.0  # how far back such a question goes
 BUDGETS_EACH_S = 300.0  # between two comparisons of all users with their budgets
 DAY_S = 86400.0
-MOST_OFFSET_S = 2.0  # between two clocks, that nobody has to know of
+MOST_OFFSET_S = 2.0  # largest clock difference that is not reported
 EARLIER_S = 60.0  # how long before the first submission accounting is searched, for clocks that differ
 LEAST_WAIT_S = 0.05
 MOST_WAIT_S = 5.0  # so that a clock that was set is noticed
@@ -77,7 +77,7 @@ class Settings(NamedTuple):
 
 
 class View(NamedTuple):
-    """What is known at one moment, for all pages. It is replaced, never changed."""
+    """Immutable snapshot for all pages; replaced as a whole."""
 
     jobs: Mapping[str, Job]
     as_of: float | None  # when the queue was last read
@@ -128,7 +128,7 @@ class Engine:
         self._runs_taken: Iterable[Run] = ()
         self._stale = StaleRuns(store.jobs_by_id)
         self._missed_at, self._missed_since = 0.0, float(saved.meta.get("missed_since", 0.0))
-        self._due_at = 0.0  # when accounting is next to be asked about a job
+        self._due_at = 0.0  # time of the next query to accounting
         self._lost_asked: dict[str, float] = {}  # when accounting last answered about a job that left the queue
         self._failing: dict[str, str] = {}  # problem by command
         self.commands = {command: CommandUse() for command in (*self._pace, "scontrol")}
@@ -248,7 +248,7 @@ class Engine:
         self._publish(is_ready=True)
 
     def _cover(self, now: float) -> None:
-        """Note from when on no end is missing in the index: Slurm may have forgotten jobs between two answers."""
+        """Record since when the index has every end: Slurm may forget jobs between two answers."""
         listed_s = None if self.facts is None else self.facts.ended_listed_s
         gap_s, since = now - self._covers_until, self.covers_since
         if since > now or (gap_s > max(self.interval_s * 2, listed_s or 0.0) and not self._fill_gap(now)):
@@ -383,7 +383,7 @@ class Engine:
         return unknown_rows(rows, self._store.jobs_by_id(row.job_id for row in rows))
 
     def want_nodes(self) -> bool:
-        """Have the nodes read soon if somebody watches them. Returns whether they will be."""
+        """Schedule a read of the nodes for a client that watches them; return whether one is scheduled."""
         last = self.commands["sinfo"].last_success
         if "sinfo" in self._failing or (last is not None and self._clock.time() - last < WATCHED_NODES_S):
             return False

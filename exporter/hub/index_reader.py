@@ -51,10 +51,10 @@ class Rebuilt(NamedTuple):
 
 
 class History(NamedTuple):
-    """Jobs of the past, of which nobody asks accounting."""
+    """Past jobs that are known without a query to accounting."""
 
     source: str  # the address of a hub, or a file
-    jobs: tuple[HubJob, ...]  # that ended after the time which was asked for, or had not ended
+    jobs: tuple[HubJob, ...]  # that ended after the requested time, or had not ended
     covers_since: float  # jobs that ended from then on
     covers_until: float  # to then are all there
     is_of_hub: bool = False  # which knows what runs now

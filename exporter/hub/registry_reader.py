@@ -130,7 +130,7 @@ class RegistryReader:
         self._idle_mounts, self._idle_lock = MountReader(mounts or mount_table().current), threading.Lock()
         self._known_problems, self._target_dir = frozenset[str](), target_dir
         self.live: Callable[[], Collection[str]] = tuple  # run directories of jobs that have not ended
-        # of jobs that have: the run directory, and before when its targets were written if they are of no use
+        # of ended jobs: targets written before this time are stale, by run directory
         self.stale: Callable[[], Mapping[str, float]] = dict
         self.ends: Callable[[], Mapping[str, float]] = dict  # of those of ``stale`` whose job has ended
         self.tasks: Callable[[], Mapping[str, Collection[str]]] = dict  # that Slurm lists alone, by their array

@@ -68,10 +68,10 @@ def read_site(path: Path | None) -> Site:
         known = body if isinstance(body, dict) else {}
         prices, budgets, cluster = known.get("prices"), known.get("budgets"), known.get("cluster")
         if cluster is not None and not isinstance(cluster, str):
-            raise ValueError(f"cluster: {cluster!r} is no name; write as in cluster: hal")
+            raise ValueError(f"cluster: {cluster!r} is not a name; write it as in cluster: hal")
         target_dir = known.get("target_dir")
         if target_dir is not None and not isinstance(target_dir, str):
-            raise ValueError(f"target_dir: {target_dir!r} is no directory; write as in {TARGET_DIR_EXAMPLE}")
+            raise ValueError(f"target_dir: {target_dir!r} is not a directory; write it as in {TARGET_DIR_EXAMPLE}")
         return Site(
             None if prices is None else parse_prices(prices),
             {} if budgets is None else parse_budgets(budgets),

@@ -56,7 +56,7 @@ log = logging.getLogger("gpujob.hub")
 
 
 class ToldChange(NamedTuple):
-    """A change with its number, as it was told."""
+    """A published change with its number."""
 
     number: int
     time: float  # of the change
@@ -65,7 +65,7 @@ class ToldChange(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """What one answer of Slurm changed. All of it is saved, or nothing."""
+    """Changes from one answer of Slurm, saved in one transaction."""
 
     now: float
     jobs: Sequence[Job] = ()
@@ -110,7 +110,7 @@ class Saved(NamedTuple):
 
 
 def name_of(job: Job) -> tuple[str, float]:
-    """What names a job for ever."""
+    """Identity of a job: its id and its first submission time."""
     return job.key, job.first_submitted or 0.0
 
 
@@ -243,7 +243,7 @@ class Store:
             del self._removed[name]
 
     def _begin_anew(self, error: Exception) -> None:
-        """Replace a file that was damaged while it was open. What is unsaved goes into the new one."""
+        """Replace a file that was damaged while open; unsaved rows go into the new one."""
         if self._file is not None:
             self._file.close()
         try:

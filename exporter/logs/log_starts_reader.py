@@ -1,8 +1,8 @@
 """Where the text of each run begins in logs that all runs of a worker write, even those of earlier jobs.
 
 Python's logging appends to its file by default. The last error of an earlier run explains nothing about the present
-one. ``workers/....logs.json`` has these places, for the sidecar and the report. A place that nobody could note in time
-is missing there, and then the whole text counts.
+one. ``workers/....logs.json`` has these places, for the sidecar and the report. A start that could not be recorded in
+time is missing; then the whole text counts.
 """
 
 import os

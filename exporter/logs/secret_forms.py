@@ -1,4 +1,4 @@
-"""Forms of secrets that a pattern recognizes: keys of services, and options of programs. Data.
+"""Patterns of secrets, as data: keys of services and options of programs.
 
 `docs/reference/redaction.md` lists the rows, and tests redact every example.
 """

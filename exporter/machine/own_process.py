@@ -9,7 +9,7 @@ from pathlib import Path
 MOST_CHARACTERS = 15  # the kernel's limit (PR_SET_NAME)
 STACK_BYTES = 1024 * 1024  # JSON and literals nested beyond the interpreter's limits need less than half of it
 LARGE_BYTES = 64 * 1024
-SETTLE_S = 60.0  # from the start until all is there that a process reads once
+SETTLE_S = 60.0  # from the start until everything read once is loaded
 COLLECT_S = 15.0  # between two collections of garbage
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # mallopt(3)
 
@@ -39,8 +39,8 @@ class GarbageCollection:
     """Full collections at a fixed interval, of about a millisecond each, so that memory does not grow over hours.
 
     Python keeps freed tuples for reuse, up to 2,000 of each length, and gives them back only with a full collection,
-    which it makes when its objects have grown by a quarter. Until then other small objects need new memory, and what
-    lives long among them keeps it. What exists after ``SETTLE_S`` is not searched again.
+    which it makes when its objects have grown by a quarter. Until then other small objects need new memory, which
+    long-lived objects then keep resident. What exists after ``SETTLE_S`` is not searched again.
     """
 
     def __init__(self) -> None:

@@ -35,8 +35,8 @@ DESCRIBED_S = 60.0  # a description of such a log lasts for this time: to compar
 EARLY_PIECES, UNSURE_BYTES, UNSURE_S = 8, 64 << 10, 60.0
 POLL_BYTES = 256 << 20  # read from one file at most in one poll
 LATE_S = 600.0  # a new line with an older time is from another clock or time zone
-FOREIGN_S = 86400.0  # a stamp older than this, when its line is first read, is no time of a line whose run is unknown
-STANDING_S, STANDING_READS = 2.0, 2  # reads, this far apart, with the newest stamp of the one before: it is no clock
+FOREIGN_S = 86400.0  # a stamp older than this, when its line is first read, does not date a line whose run is unknown
+STANDING_S, STANDING_READS = 2.0, 2  # reads, this far apart, with the newest stamp of the one before: it is not a clock
 # Clocks change for summer time by this, or twice this; other differences are late lines.
 SHIFT_S, SHIFT_SLACK_S = 1800.0, 60.0
 # Values of an LLM server that show when its last batch is draining.
@@ -418,7 +418,8 @@ class WorkerLogs:
     def _learn_clock(self, source: _LogSource, found: LogFindings, now: float) -> None:
         """Find the offset for times without a zone: clocks of logs are local or UTC.
 
-        Stamps that stand still, or are from before the run, are no clock, such as the time of the data or of the start.
+        Stamps that do not change, or are from before the run, are no clock, such as the time of the data or of the
+        start.
         """
         records: list[LogPosition | ActivityMark | LogValue] = [*found.positions, *found.marks]
         records += [value for of_ranks in found.values.values() for value in of_ranks.values()]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 
 class Extra(NamedTuple):
-    """Two commands at once, and later one after each ``each_s``."""
+    """A rate limit: a burst of two commands, then one each ``each_s``."""
 
     each_s: float
     used_until: float = -math.inf

@@ -55,7 +55,7 @@ class SlurmUnansweredError(ExporterError):
 
 
 def finds_no_cluster(problem: str) -> bool:
-    """Whether this is what a command of Slurm prints that finds no configuration."""
+    """Whether this is Slurm's message about a missing configuration."""
     return _SEARCH_FAILED.search(problem) is not None
 
 

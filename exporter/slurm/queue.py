@@ -40,7 +40,7 @@ class GarbledAnswerError(ValueError):
 
 
 class Sight(NamedTuple):
-    """What Slurm knows of a job at one moment."""
+    """State of a job in one answer of Slurm."""
 
     state: str
     submitted: float | None = None  # of this attempt, epoch seconds
@@ -75,7 +75,7 @@ def parse_queue(text: str) -> tuple[QueueRow, ...]:
 
 
 class QueueParser:
-    """Parses one answer after another. A line that is the same as before gives the same object."""
+    """Parses successive answers; an unchanged line yields the same object."""
 
     def __init__(self) -> None:
         self._known: Mapping[str, QueueRow] = {}
@@ -112,7 +112,7 @@ class QueueParser:
 
 
 def with_never(rows: Iterable[QueueRow]) -> tuple[QueueRow, ...]:
-    """The rows, with the reason ``NEVER`` also for those that wait for one that has it.
+    """Copy the reason ``NEVER`` to all rows that wait for a row with it.
 
     Slurm itself gives it only to the first one behind the job whose end decided.
     """

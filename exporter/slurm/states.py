@@ -43,7 +43,7 @@ def _indexes(text: str) -> Iterator[int]:
     for part in text.split(","):
         found = _RANGE.fullmatch(part)
         if found is None:
-            raise ValueError(f"{text[:60]!r} is no list of array indexes")
+            raise ValueError(f"{text[:60]!r} is not a list of array indexes")
         first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
         indexes = range(first, last + 1, step or 1)
         total += len(indexes)

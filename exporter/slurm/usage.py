@@ -25,7 +25,7 @@ class UsageRow(NamedTuple):
     cpus: int
     gpus: dict[str, int]  # by type; a type that Slurm does not tell is empty
     name: str
-    idle_s: float | None = None  # GPU seconds in which a sidecar saw an idle GPU; None if nobody looked
+    idle_s: float | None = None  # GPU seconds in which a sidecar saw an idle GPU; None if no sidecar ran
 
     @property
     def gpu_seconds(self) -> float:

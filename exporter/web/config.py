@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from exporter.contract.errors import ExporterError
 
 VERSIONS = ("TLS10", "TLS11", "TLS12", "TLS13")
-NO_CERTIFICATE = ("NoClientCert", "RequestClientCert")  # the second asks and ignores the answer
+NO_CERTIFICATE = ("NoClientCert", "RequestClientCert")  # the second requests a certificate and ignores it
 REQUIRED_CERTIFICATE = ("RequireAnyClientCert", "RequireAndVerifyClientCert")
 CLIENT_AUTH_TYPES = (*NO_CERTIFICATE, "VerifyClientCertIfGiven", *REQUIRED_CERTIFICATE)
 HEADERS = {  # headers that may be set, with their possible values

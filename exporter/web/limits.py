@@ -59,7 +59,7 @@ def name_peer(host: str | None) -> str:
 
 
 def choose_crowd(peers: Sequence[str], newcomer: str) -> str | None:
-    """Peer that gives up a connection for a new one of ``newcomer``; None while all limits have room.
+    """Peer whose oldest connection must close for a new one; None within all limits.
 
     One at its own limit gives up one of its own. If all other nodes together are at theirs, the one with the most
     connections does, and so a flood from one address does not affect others.

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
 
-KNOWN_S = 600.0  # how long a password that was right is known without another calculation of its hash
+KNOWN_S = 600.0  # how long a correct password is cached, since hashing takes long
 MOST_KNOWN = 100  # right passwords that are known
 
 
@@ -35,7 +35,7 @@ class PasswordChecks:
         return True
 
     def _digest(self, *texts: str) -> bytes:
-        """A digest from which nobody learns a password, and that is another one for every split of the same text."""
+        """Keyed digest of user, hash and password; moving characters between the three changes it."""
         found = hashlib.blake2b(key=self._key)
         for text in texts:
             found.update(hashlib.blake2b(text.encode("utf-8", "surrogateescape"), key=self._key).digest())

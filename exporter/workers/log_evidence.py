@@ -43,7 +43,7 @@ def log_evidence(texts: Sequence[tuple[str, bytes]], lexicon: Lexicon) -> LogEvi
 
 
 def _last_progress_offset(positions: Iterable[LogPosition]) -> int | None:
-    """Offset of the last record with a new position: a progress bar is drawn again when it is torn down."""
+    """Offset of the last record with a new position: a progress bar is redrawn when the program closes it."""
     place, known = None, dict[tuple[str, int | None], tuple[int, int | None]]()
     for position in positions:
         key, value = (position.pattern, position.rank), (position.done, position.epoch)

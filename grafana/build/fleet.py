@@ -84,7 +84,7 @@ def overview() -> list[Panel]:
         ),
         tile(
             "Waiting and failed",
-            "Jobs that wait, counted in each partition that they ask for, and jobs that failed in the time range. "
+            "Waiting jobs, counted in each partition that they request, and jobs that failed in the time range. "
             "Needs the hub.",
             [
                 now("sum(" + _all("gpujob_jobs", ', state="PENDING"') + ")", "waiting"),
@@ -243,8 +243,7 @@ def queue() -> list[Panel]:
     return [
         lines(
             "Waiting jobs by reason",
-            "Jobs that wait, counted in each partition that they ask for, by the reason that Slurm tells. "
-            "Needs the hub.",
+            "Waiting jobs by pending reason, counted in each partition that they request. Needs the hub.",
             [over_time(f"sum by (reason) (gpujob_jobs_pending{{{waiting}}})", "{{reason}}")],
             width=12,
             decimals=0,

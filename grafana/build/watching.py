@@ -31,7 +31,7 @@ def alerts() -> list[Panel]:
         ),
         tile(
             "Alert that always fires",
-            "1 while Prometheus evaluates the rules. Where it does not arrive, alerts reach nobody: GpuJobWatchdog.",
+            "1 while Prometheus evaluates the rules. If it does not arrive, no alert is delivered: GpuJobWatchdog.",
             [now('count(ALERTS{alertname="GpuJobWatchdog", alertstate="firing"})')],
             width=6,
             words={1: ("fires", "green")},

@@ -9,7 +9,7 @@ from exporter.contract.records import NOTHING, JsonValue, Record
 from launcher.words import duration_text
 
 SILENT = ("GpuJobWatchdog",)  # the heartbeat is no alert for people
-OURS = "GpuJob"  # what the names of our alerts begin with
+OURS = "GpuJob"  # prefix of our alert names
 
 
 class Found(NamedTuple):

@@ -21,7 +21,7 @@ def muted_alerts(silences: Sequence[Silence], job_id: str, now: float) -> tuple[
 
 
 class SilencesReader:
-    """Reads the silences on a thread of its own. Without an answer nothing is known to be muted."""
+    """Reads the silences on a thread of its own. Without an answer, no alert counts as muted."""
 
     def __init__(self, read: Callable[[], list[Silence]], wait_s: float) -> None:
         """``wait_s`` is for the first answer."""

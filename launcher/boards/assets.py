@@ -34,7 +34,9 @@ def boards_script(boards: Mapping[str, object]) -> str:
 def page_for(text: str, prometheus: str) -> str:
     """The page that asks the Prometheus at this address instead of the one that serves it, and may ask no other."""
     if not ADDRESS.fullmatch(prometheus):
-        raise LauncherError(f"{prometheus!r} is no address of Prometheus; write for example http://127.0.0.1:9090")
+        raise LauncherError(
+            f"{prometheus!r} is not the address of a Prometheus; write for example http://127.0.0.1:9090"
+        )
     prometheus = prometheus.rstrip("/")
     origin = "/".join(prometheus.split("/")[:3])
     text = text.replace("connect-src 'self'", f"connect-src {html.escape(origin)}")

@@ -297,5 +297,5 @@ def check_notify(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     if name is None or not notify.channels or name in (*OWN_NAMES, *notify.channels):
         return
     known = (*OWN_NAMES, *notify.channels)
-    message = f'"{name}" is no channel of the cluster file{did_you_mean(name, known)} (known: {", ".join(known)})'
+    message = f'"{name}" is not a channel of the cluster file{did_you_mean(name, known)} (known: {", ".join(known)})'
     yield finding.error("no-channel", "alerts.notify", message)

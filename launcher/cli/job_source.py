@@ -236,7 +236,7 @@ def job_of_command(
 ) -> "dict[str, JsonValue]":
     """The job file that a command and values by place mean. The job asks for the GPUs that its workers need.
 
-    More than ``gpus_of_a_node``, those of the cluster file, are not on one node: the plan then counts the nodes.
+    If they exceed ``gpus_of_a_node``, the plan chooses the number of nodes.
     """
     body: dict[str, JsonValue] = {"name": program_name(words), "workers": [{"command": list(words)}]}
     gpus, count, nodes = (
@@ -281,7 +281,7 @@ def _assign(body: "dict[str, JsonValue]", values: "JsonObject") -> None:
 
 
 def _read_file(file: str) -> "JobText":
-    """Read a job file. Raises LauncherError for what is no job file."""
+    """Read a job file. Raises LauncherError if it is not a job file."""
     from launcher.planner.planned_job import read_job_text
 
     this = click.get_current_context().info_name

@@ -77,7 +77,7 @@ HUB = click.option(
     metavar="ADDRESS",
     expose_value=False,
     callback=_choose_hub,
-    help="Hub to ask for Slurm's queue; by default your own on this machine. `none` asks Slurm itself.",
+    help="Hub to ask for Slurm's queue; by default your own on this machine. `none` queries Slurm directly.",
 )
 
 
@@ -98,7 +98,7 @@ SOURCE = click.option(
 
 
 def fail(message: str) -> NoReturn:
-    """End with an error, in which names from files of others cannot command the terminal."""
+    """End with an error; control characters in untrusted names are escaped."""
     from launcher.watch.text import printable_line
 
     click.echo("\n".join(map(printable_line, f"gpujob: {message}".split("\n"))), err=True)

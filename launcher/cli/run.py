@@ -38,7 +38,7 @@ START_POLL_S = 0.05  # between two looks whether a job in the background has sta
 @click.option("--json", "as_json", is_flag=True, help="No view; the report as one JSON object at the end.")
 @click.option("--quiet", is_flag=True, help="No view; the report at the end.")
 @click.option("-d", "--detach", is_flag=True, help="Run in the background, also after the terminal is closed.")
-@click.option("--stack", "with_stack", is_flag=True, help="First `gpujob stack up`: your own boards.")
+@click.option("--stack", "with_stack", is_flag=True, help="Start your own boards first, as `gpujob stack up` does.")
 @RESUME
 @click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two refreshes.")
 @NO_COLOR

@@ -169,7 +169,7 @@ def read_local_jobs(environ: Mapping[str, str]) -> tuple[list[QueueRow], list[st
 
 
 def late_text(late: Sequence[str]) -> str:
-    """What is said of jobs of this machine that were not read in time."""
+    """Warning about local jobs that were not read in time."""
     what = f"job {late[0]} is" if len(late) == 1 else f"{len(late)} jobs of this machine are"
     return f"{what} left out: not read within {DEADLINE_S:g} s, since the machine or the file system is slow; try again"
 

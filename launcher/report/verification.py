@@ -59,7 +59,7 @@ class EndedJob:
     start: float | None
     statuses: Mapping[str, NodeStatus]  # last statuses of the sidecars, by node
     workers: tuple[WorkerReport, ...]
-    incomplete: str | None = None  # why its logs may lack lines
+    incomplete: str | None = None  # why lines of its logs may be missing
 
 
 @dataclass(frozen=True)

@@ -119,7 +119,7 @@ class JobState:
             os.eventfd_write(self._progress_fd, FINISHED)
 
     def clear_silence(self) -> float | None:
-        """Remove the word of the guard that the orchestrator does not respond; return since when, None without one."""
+        """Remove the guard's report of silence; return since when it applied, or None."""
         state = JobStateRecord.read_valid(Path(self._run_dir) / run_files.STATE_FILE)
         if state is None or state.orchestrator_silent_since is None:
             return None

@@ -34,7 +34,7 @@ class OutputLocks:
     def acquire(self, plan: Plan, job_id: str, environ: Mapping[str, str]) -> None:
         """Lock what the job writes outside its run directory. Raises OutputInUseError and then holds nothing.
 
-        An earlier attempt of the job is no other job. Without a state folder nothing is locked.
+        An earlier attempt counts as the same job. Without a state folder nothing is locked.
         """
         facts = {"job_id": job_id, "job_name": plan.job_name, "user": user_name()}
         for key, directory, pattern, path in _uses(plan, environ):

@@ -1,4 +1,4 @@
-"""Questions to the programs of the stack over loopback, past every proxy."""
+"""HTTP requests to the programs of the stack over loopback, without proxies."""
 
 import json
 import urllib.error

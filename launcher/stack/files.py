@@ -18,7 +18,7 @@ PROVISIONING = "grafana/provisioning"
 
 
 class Settings(NamedTuple):
-    """What Prometheus does."""
+    """Settings of Prometheus."""
 
     agent: bool
     remote_write: Sequence[Mapping[str, object]]

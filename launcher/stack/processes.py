@@ -45,7 +45,7 @@ def start_program(start: Start, log: Path, folder: Path, prepare: Callable[[], N
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
-            start_new_session=True,  # Ctrl-C and the end of the login are not for it
+            start_new_session=True,  # so that Ctrl-C and logout do not end it
             preexec_fn=prepare,
         )
     ticks = read_start_ticks(process.pid)

@@ -38,7 +38,7 @@ class Program(NamedTuple):
 
 
 class Places(NamedTuple):
-    """Where to look."""
+    """Places to search."""
 
     folder: str | None  # with the programs
     images: Mapping[str, str]  # by program, for Apptainer

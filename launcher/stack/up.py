@@ -65,7 +65,7 @@ class Grafana(NamedTuple):
 
 
 class Wanted(NamedTuple):
-    """What the stack shall be."""
+    """Desired state of the stack."""
 
     folder: Path
     programs: Mapping[str, Program]  # without alertmanager in agent mode
@@ -143,7 +143,7 @@ def _new_record() -> StackRecord:
 
 
 def _with_free_ports(record: StackRecord, names: Iterable[str]) -> StackRecord:
-    """The record with the ports that it had, as far as its own programs have them or nobody has."""
+    """The record with its earlier ports where they are free or its own, else new ones."""
     ports, held = {}, []
     try:
         for name in names:

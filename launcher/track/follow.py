@@ -60,7 +60,7 @@ class Follower:
         clock: Callable[[], float] = time.time,
         sleep: Callable[[float], None] = time.sleep,
     ) -> None:
-        """``read_queue`` gives an answer that is not older than a moment.
+        """``read_queue(since)`` returns an answer not older than ``since``.
 
         ``read_jobs`` gives what the hub at an address knows of jobs and arrays.
         """
@@ -121,7 +121,7 @@ class Follower:
         return ended + HUB_FIGURES_S
 
     def _may_ask_at(self, state: TrackState | None) -> float:
-        """When accounting may be asked. Once all jobs have ended, nobody waits for later ones."""
+        """When accounting may be asked. Sooner when all jobs have ended, since no further ids will join the query."""
         return max(self._accounting_at, self._accounting.next_at(is_last=state is not None and state.is_over))
 
     def _poll(self, now: float) -> None:

@@ -44,5 +44,5 @@ class CheckpointEntry(NamedTuple):
     valid: int = 0  # checked files found valid
     checked: int = 0  # files with a final check result
     damaged: tuple[DamagedFile, ...] = ()  # damaged files: in a sidecar, those that a second check confirmed
-    unproven: tuple[DamagedFile, ...] = ()  # files that may be damaged, and why nobody can tell
+    unproven: tuple[DamagedFile, ...] = ()  # files that may be damaged, with the reason for the doubt
     is_closed: bool = False  # whether a file is damaged and no process can write it any more

@@ -75,12 +75,12 @@ def part_result(folder: str, path: str, *, inside: bool, end: int | None = None)
 
 
 def is_unproven(found: FileCheck) -> bool:
-    """Whether nobody can tell that this part is whole, or all of it."""
+    """Whether the check did not prove the whole part valid."""
     return found.state in ("unknown", "empty") or (found.state == "valid" and found.reason is not None)
 
 
 def part_flaw(path: str, found: FileCheck) -> DamagedFile:
-    """The part with what is wrong with it."""
+    """The part and its defect."""
     return DamagedFile(printable(path), found.format, printable(found.reason or ""))
 
 

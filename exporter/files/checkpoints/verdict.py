@@ -1,4 +1,4 @@
-"""What nobody can vouch for in a checkpoint without damage."""
+"""Reasons to doubt a checkpoint in which no damage was found."""
 
 from collections.abc import Sequence
 

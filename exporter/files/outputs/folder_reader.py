@@ -22,7 +22,7 @@ from exporter.machine.folders import name_matcher
 
 MTIME_LAG_S = 2.0  # a folder's mtime may lag this far behind a change, so names are read again after it
 RELIST_S = 60.0  # names are read again after this time anyway: a network file system may report an old mtime
-REST_RATIO = 20.0  # reading names takes at most one part in this many of the time
+REST_RATIO = 20.0  # pause after a pass over the names, as a multiple of its duration
 MOST_REST_S = 600.0  # longest pause between two passes over the names
 FIRST_SHARE = 0.05  # of a core, until all names are known
 SHARE = 0.02  # of a core later, for names and for what a listener does with files in turn

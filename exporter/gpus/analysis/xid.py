@@ -112,8 +112,8 @@ XIDS |= dict.fromkeys((83, 84, 86, 88, 89, *range(96, 106), 139), _VIDEO)
 # device shows in other values too.
 UNKNOWN = XidCode("noise", "error unknown to this version of gpujob")
 
-# Codes after which a GPU is unusable until someone acts. Others of ``hardware`` and ``reset`` are rare or show
-# elsewhere.
+# Codes after which a GPU is unusable until someone acts. Other ``hardware`` and ``reset`` codes are rare or visible
+# in other values.
 PAGING_XIDS = (46, 48, 62, 64, 74, 79, 95, 119, 120)
 # Counted from 0, because ``increase()`` misses the first value of a new series.
 KNOWN_XIDS = tuple(sorted({*PAGING_XIDS, 13, 31, 43, 45, 94}))

@@ -27,7 +27,7 @@ _UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 
 
 class Head(NamedTuple):
-    """What every answer says of itself."""
+    """Fields that every response has."""
 
     now: float
     as_of: float | None  # when Slurm's queue was last read
@@ -96,7 +96,7 @@ def parse_number(query: Mapping[str, str], name: str, default: int) -> int:
     """A whole number of a query. Raises WrongQueryError."""
     text = query.get(name, str(default))
     if not (text.isascii() and text.isdecimal() and len(text) < 18):
-        raise WrongQueryError(f"{name}: {text[:40]!r} is no whole number")
+        raise WrongQueryError(f"{name}: {text[:40]!r} is not a whole number")
     return int(text)
 
 
@@ -277,7 +277,7 @@ def _node_json(row: NodeRow, price: float | None, prices: Prices | None) -> Json
 def usage_json(
     sums: Iterable[Sums], running: Iterable[Job], by: str, now: float, idle: Mapping[str, float]
 ) -> list[JsonValue]:
-    """What ended jobs and those that run now have taken, most GPU time first. ``idle`` is as for ``job_json``."""
+    """Usage of ended and running jobs, most GPU time first. ``idle`` is as for ``job_json``."""
     groups: dict[tuple[str, str | None], Sums] = {(each.name, each.currency): each for each in sums}
     for job in running:
         name = {"user": job.user, "account": job.account, "partition": job.first_partition}.get(by, job.tracked.name)

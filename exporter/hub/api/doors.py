@@ -43,7 +43,7 @@ def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "
             raise ExporterError(f"{path.parent} belongs to another user, or others may write there; remove it")
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
-                raise ExporterError(f"{path} is no socket; remove it")
+                raise ExporterError(f"{path} exists and is not a socket; remove it")
             path.unlink()
         listening.bind(os.fspath(path))
         path.chmod(0o666 if for_all else 0o600)

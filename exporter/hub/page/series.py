@@ -33,7 +33,7 @@ START = Family("job_start_timestamp_seconds", "When this attempt of the job star
 END = Family("job_end_timestamp_seconds", "When the job ended.", JOB)
 EXPECTED_START = Family("job_expected_start_timestamp_seconds", "When Slurm expects a waiting job to start.", JOB)
 LIMIT = Family("job_limit_timestamp_seconds", "When a running job reaches its time limit.", JOB)
-GPUS = Family("job_gpus", "GPUs of the job; of a waiting one those that it asks for.", JOB)
+GPUS = Family("job_gpus", "GPUs allocated to the job, or requested while it waits.", JOB)
 NODE_STATE = Family("node_state", "1 for the state of a node with GPUs.", ("node", "partition", "state"))
 NODE_GPUS = Family("node_gpus", "GPUs of the node.", ("node", "partition"))
 NODE_GPUS_USED = Family("node_gpus_allocated", "GPUs of the node that jobs have.", ("node", "partition"))
@@ -63,12 +63,12 @@ ITEMS = Family("job_items_processed", "Items of the ended job, from its report."
 ITEMS_EXPECTED = Family("job_items_expected", "Items that the ended job should have, from its report.", JOB)
 JOBS = Family(
     "jobs",
-    "Jobs that Slurm lists or that ended within 30 minutes; a waiting one in each partition that it asks for.",
+    "Jobs listed by Slurm or ended in the last 30 minutes. Waiting jobs count in each partition that they request.",
     (*PLACE, "state"),
 )
 PENDING = Family(
     "jobs_pending",
-    "Waiting jobs by the reason why they wait; one in each partition that it asks for.",
+    "Waiting jobs by pending reason. A job counts in each partition that it requests.",
     ("partition", "reason"),
 )
 JOBS_ENDED = Family("jobs_ended_total", "Ends of jobs.", (*PLACE, "state"), "counter")
@@ -76,18 +76,23 @@ JOBS_STARTED = Family("jobs_started_total", "Starts of jobs.", PLACE, "counter")
 WAITED = Family(
     "queue_wait_seconds_total", "Time that started jobs had waited since their submission.", PLACE, "counter"
 )
-GPU_SECONDS = Family("gpu_seconds_total", "Allocated GPUs times seconds.", PLACE, "counter")
+GPU_SECONDS = Family("gpu_seconds_total", "Allocated GPU seconds.", PLACE, "counter")
 IDLE = Family("gpu_idle_seconds_total", "GPU seconds in which sidecars saw an idle GPU.", PLACE, "counter")
-ENERGY = Family("energy_joules_total", "Energy of ended attempts, as of a job.", (*PLACE, "source"), "counter")
+ENERGY = Family(
+    "energy_joules_total",
+    "Energy of ended attempts, by source as in gpujob_job_energy_joules.",
+    (*PLACE, "source"),
+    "counter",
+)
 COST_TOTAL = Family("cost_total", "List price of allocated GPUs.", (*PLACE, "currency"), "counter")
 HUB_COMMANDS = Family("hub_commands_total", "Commands of Slurm that the hub ran.", ("command", "outcome"), "counter")
 HUB_SECONDS = Family("hub_command_seconds_total", "Time that commands of Slurm took.", ("command",), "counter")
 HUB_SUCCESS = Family(
     "hub_last_success_timestamp_seconds",
-    "When a command of Slurm last answered; before the first answer of squeue, when the hub began.",
+    "When this Slurm command last succeeded. For squeue, before its first answer: when the hub started.",
     ("command",),
 )
-HUB_INTERVAL = Family("hub_poll_interval_seconds", "Present interval between two questions for the queue.")
+HUB_INTERVAL = Family("hub_poll_interval_seconds", "Current interval between two reads of the queue.")
 HUB_LAG = Family("hub_accounting_lag_seconds", "How long the oldest ended job has waited for its figures.")
 HUB_UNPARSED = Family(
     "hub_unparsed_lines_total", "Lines of Slurm's answers that could not be parsed.", ("command",), "counter"
@@ -95,13 +100,13 @@ HUB_UNPARSED = Family(
 HUB_JOBS = Family("hub_jobs", "Jobs that the hub follows.", ("kind",))
 HUB_STORE = Family("hub_store_bytes", "Size of the hub's file.")
 HUB_STORE_WORKS = Family("hub_store_works", "Whether the hub's file can be written.")
-HUB_CLOCK = Family("hub_clock_offset_seconds", "Clock of Slurm's controller less that of this machine.")
-HUB_ACCOUNTING = Family("hub_accounting_queue", "Records that the controller has not yet sent to the accounting.")
+HUB_CLOCK = Family("hub_clock_offset_seconds", "Clock of Slurm's controller minus the clock of this machine.")
+HUB_ACCOUNTING = Family("hub_accounting_queue", "Records that the controller has not yet sent to accounting.")
 HUB_AGENTS = Family("hub_controller_agent_queue", "Messages that the controller has not yet sent to nodes.")
 HUB_THREADS = Family("hub_controller_threads", "Threads of the controller that answer requests.")
 HUB_RPCS = Family(
     "hub_controller_rpcs_total",
-    "Requests that the controller answered: all, or the hub's user's.",
+    "Requests that the controller answered: from all users, or from the hub's user.",
     ("who",),
     "counter",
 )
@@ -110,7 +115,7 @@ HUB_MOUNTS = Family("hub_mount_responding", "Whether a mount with run directorie
 HUB_REQUESTS = Family("hub_http_requests_total", "Answered requests.", ("handler", "code"), "counter")
 HUB_REQUEST_SECONDS = Family(
     "hub_http_request_seconds_total",
-    "Time that those requests took, with what they waited for.",
+    "Time that those requests took, including waits.",
     ("handler",),
     "counter",
 )
@@ -230,7 +235,7 @@ def render_job(job: Job, out: Samples) -> None:
 
 
 def _exit_code(job: Job) -> int | None:
-    """That of accounting; until accounting has one, that of the report."""
+    """Exit code from accounting, or from the report until accounting has one."""
     code = (job.tracked.figures.exit_code or "" if job.tracked.figures else "").partition(":")[0]
     reported = None if job.outcome is None else job.outcome.exit_status
     return int(code) if code.isdecimal() else reported

@@ -98,7 +98,7 @@ class RunDirectory:
         try:
             mtime_ns = os.stat(self.entry.run_dir).st_mtime_ns
         except OSError:
-            self.groups = ()  # it was removed, or shows itself to nobody; what is known of the end stays
+            self.groups = ()  # removed or unreadable; what is known about its end is kept
             return
         if self.groups and not self._is_of_slurm:
             self.gone_since = (self.gone_since or time.time()) if self._is_gone() else None

@@ -16,7 +16,7 @@ QUEUED_WITHIN_S = 600.0  # from its submission: until then, a job that is unknow
 
 
 class StaleRuns:
-    """For each run directory, before when targets were written if they are of no use."""
+    """Run directories with stale targets: targets written before this time are useless."""
 
     def __init__(self, find: Callable[[Iterable[str]], Sequence[Job]]) -> None:
         self._find = find  # jobs of the index by id

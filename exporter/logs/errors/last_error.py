@@ -55,7 +55,7 @@ class LogError:
 
     @property
     def certain(self) -> bool:
-        """False for a line that only mentions an error, used if there is nothing better."""
+        """Whether the line is an error, not only a mention of one."""
         return self.strength > 0
 
 

@@ -97,7 +97,7 @@ def _write_copy(path: Path | None, found: HubLook, now: float) -> None:
 
 
 def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
-    """The queue as a hub knows it; None if its answer is old without a reason, for it may hang."""
+    """The queue as a hub knows it; None if its answer is old and it reports no problem: it may hang."""
     if answer.as_of is None:
         return None
     is_late = now - answer.as_of > answer.scope.interval_s + HUB_LATE_S

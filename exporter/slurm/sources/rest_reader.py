@@ -58,7 +58,7 @@ class RestReader(SlurmReader):
     ) -> None:
         super().__init__(user, cluster, environ, partitions)
         self._address = address
-        token, name = environ.get("SLURM_JWT"), environ.get("USER")  # without a token the socket tells who asks
+        token, name = environ.get("SLURM_JWT"), environ.get("USER")  # without a token, the socket identifies the user
         self._headers = {"X-SLURM-USER-TOKEN": token} if token else {}
         if token and name:
             self._headers["X-SLURM-USER-NAME"] = name

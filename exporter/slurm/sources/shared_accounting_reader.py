@@ -28,14 +28,14 @@ MOST_SKEW_S = 5.0  # of the clocks of two hosts
 
 
 class Wanted(NamedTuple):
-    """What somebody wants to know of a job or an array, or was told."""
+    """One request about a job or array, or its answer."""
 
     at: float  # an answer to an earlier question is of no use
     since: float  # search from here on; 0 is the whole history
 
 
 class Told(NamedTuple):
-    """What accounting has said of the wanted ids."""
+    """Answers of accounting about the requested ids."""
 
     answered: Mapping[str, float] = NOTHING  # when the question about an id began
     attempts: tuple[Attempt, ...] = ()
@@ -55,7 +55,7 @@ class Answers(Record):
 
 
 class SharedAccounting:
-    """Accounting as one of those who follow jobs sees it; ``each_s`` is from question to question in the long run."""
+    """Accounting for one follower of jobs; ``each_s`` is the mean time between queries."""
 
     def __init__(
         self,
@@ -75,7 +75,7 @@ class SharedAccounting:
         return self._next_at(self._read(), is_last)
 
     def _next_at(self, known: Answers, is_last: bool) -> float:
-        """Others may have a slower pace, or have asked often: nobody waits longer than by a pace of his own."""
+        """Time of the next query. A slower or busier process delays this one by at most its own ``each_s``."""
         allowed_at = Extra(self._each_s, known.used_until).next_at
         if is_last:
             allowed_at = max(known.asked + LAST_S, allowed_at - LAST_AHEAD * self._each_s)

@@ -1,7 +1,6 @@
-"""One answer of Slurm for all commands of a user, in a file of the user's cache folder.
+"""Cache of Slurm's answers for all commands of a user, in files of the user's cache folder.
 
-It is asked anew when it is a minute old, and for the nodes after 200 seconds: all watchers together make 2.6 RPCs a
-minute.
+An answer is refreshed after a minute, for nodes after 200 seconds: all watchers together make 2.6 RPCs a minute.
 """
 
 import contextlib
@@ -59,7 +58,7 @@ def read_queue_look(
     """The queue of the reader's user, from a hub if one runs. Raises SlurmUnansweredError if nothing is known.
 
     An answer before ``since`` is of no use: then Slurm is asked anew, unless that was done within ``least_s`` (default:
-    LEAST_S). Whoever has the jobs of all users read spares the others their question.
+    LEAST_S). A recent answer about all users is used in place of a query.
     """
     of_hub, hub_problem = read_hub_look(slurm, environ, clock, since)
     if of_hub is not None and (of_hub.as_of or 0.0) >= since:
@@ -125,7 +124,7 @@ def read_nodes_look(
 ) -> NodesLook:
     """The nodes, from a hub if one runs and has them. Raises SlurmUnansweredError if nothing is known.
 
-    Who watches is content with an older answer than who asks once.
+    With ``watch``, an older answer is accepted.
     """
     found, now = read_hub_nodes(slurm, environ), clock()
     if found is not None and found[1] is not None and now - found[1] < (HUB_NODES_S if watch else LOOK_S):
@@ -201,8 +200,8 @@ def _read_look(
 ) -> L:
     """The look in the file while it is fresh and ``fits``, else Slurm's answer, else the old look with the problem.
 
-    Of several processes one asks and the others wait for the file, no longer than the command may take. A question
-    without an answer counts as a look too, so that they do not all ask a controller in trouble.
+    Of several processes one asks and the others wait for the file, no longer than the command may take. Failures are
+    cached too, so that processes do not all query a failing controller.
     """
     cluster = cluster_name(environ)
     folder = own_folder(environ)

@@ -27,13 +27,15 @@ BOARD_TEMPLATE = "templates/gpujob-board.tmpl"
 
 @click.command(epilog="example: gpujob alerts config --base /etc/prometheus/alertmanager.yml -o alerting")
 @click.option("-o", "--output", default="alerting", metavar="DIR", help="Directory to write (default: alerting).")
-@click.option("--base", metavar="FILE", help="Configuration of the site; what it has stays. Comments get lost.")
+@click.option("--base", metavar="FILE", help="The site's configuration; everything in it is kept except comments.")
 @click.option("--config", metavar="FILE", help="A monitor_config.yaml; its `alerts` become channels too.")
 @click.option(
     "--alert-email", metavar="ADDRESS", help="Also send mail to this address, through `notify.smtp` or that of --base."
 )
 @click.option("--alert-slack", metavar="FILE", help="Also send to Slack; FILE has the URL of the webhook.")
-@click.option("--alertmanager", "version", default=OLDEST, metavar="VERSION", help="Oldest version that reads it.")
+@click.option(
+    "--alertmanager", "version", default=OLDEST, metavar="VERSION", help="Oldest Alertmanager that must accept it."
+)
 @JSON
 def config(
     output: str,

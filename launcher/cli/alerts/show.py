@@ -56,7 +56,7 @@ def manager(url: str | None) -> "Source":
 @click.option("-f", "--follow", is_flag=True, help="Print a line when an alert begins or ends, until Ctrl-C.")
 @click.option("--log", "log_file", metavar="FILE", help="With --follow: also append to FILE, and JSON to FILE.jsonl.")
 @click.option("--all-users", is_flag=True, help="Alerts of all users' jobs.")
-@click.option("--interval", type=INTERVAL, default=10.0, help="Seconds between two looks with --follow (default: 10).")
+@click.option("--interval", type=INTERVAL, default=10.0, help="Seconds between two polls with --follow (default: 10).")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object; with --follow one for each change.")
 @URL
 def show(

@@ -10,7 +10,7 @@ from launcher.cli.alerts.show import URL, manager
 from launcher.cli.parts import JSON, print_json
 from launcher.errors import LauncherError, did_you_mean
 
-LOOK_S = 1.0  # between two looks at what Alertmanager has sent
+LOOK_S = 1.0  # between two polls of Alertmanager's counters
 FAILED = 1  # exit status
 
 

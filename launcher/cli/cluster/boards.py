@@ -10,7 +10,7 @@ from launcher.errors import LauncherError
 
 @click.command(epilog="example: gpujob boards ~/boards --prometheus http://127.0.0.1:9090")
 @click.argument("folder", metavar="DIR", type=click.Path(path_type=Path))
-@click.option("--prometheus", metavar="URL", help="Prometheus of a page opened from disk (default: its own server).")
+@click.option("--prometheus", metavar="URL", help="Prometheus that the page reads (default: the server of the page).")
 @JSON
 def boards(folder: Path, prometheus: str | None, as_json: bool) -> None:
     """Write the board page, which needs no Grafana, into a directory.

@@ -15,10 +15,10 @@ FOLDER = click.Path(path_type=Path)
 @click.command(epilog="example: gpujob index --rebuild --since 90d logs")
 @click.argument("folders", metavar="[LOGS_DIR...]", nargs=-1, type=FOLDER)
 @click.option(
-    "--rebuild", is_flag=True, help="Add jobs that accounting or run directories know, and the index does not."
+    "--rebuild", is_flag=True, help="Add jobs of accounting and run directories that are missing from the index."
 )
 @since_option("How far back accounting is asked.", default="90d")
-@click.option("--state-dir", metavar="DIR", type=FOLDER, help="Folder of the hub's file, if it has another one.")
+@click.option("--state-dir", metavar="DIR", type=FOLDER, help="Folder of the hub's file, if it is not the default one.")
 @JSON
 def index(folders: tuple[Path, ...], rebuild: bool, since: float, state_dir: Path | None, as_json: bool) -> None:
     """Show where the hub stores your jobs, and how many; or rebuild that index.

@@ -71,7 +71,7 @@ def terminal_width() -> int | None:
 
 
 def show_age(look: "Look", what: str = "") -> None:
-    """Print how old the shown state is if it is not of a moment ago, and that a hub which was named does not answer."""
+    """Print the age of an old state, and that the named hub does not answer."""
     from launcher.watch.text import clock_time_text
     from launcher.words import duration_text
 

@@ -99,7 +99,7 @@ def _read_run(client: "JobClient") -> "JobMetrics":
 def _ask_slurm(job_id: str, user: str, ended: "list[JobMetrics]", *, watch: bool) -> "JobMetrics":
     """What Slurm knows of a job. Raises LauncherError if it does not know it.
 
-    What accounting tells is kept in ``ended``: who watches asks it once.
+    Answers of accounting are kept in ``ended``, so that --watch queries it once.
     """
     from exporter.slurm.queue import part_rows
     from exporter.slurm.sources.rest_reader import slurm_reader

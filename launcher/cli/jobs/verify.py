@@ -56,7 +56,7 @@ def _lines(found: "PathVerdict") -> list[str]:
     if len(found.flaws) > MOST_NAMED:
         lines.append(f"  and {len(found.flaws) - MOST_NAMED} more; --json has all")
     if found.kind == "checkpoint":
-        doubt = "" if found.resume_is_whole else ", as far as anybody can tell"
+        doubt = "" if found.resume_is_whole else " (undamaged, but not fully checkable)"
         resume = f"  resume from {printable_line(found.resume)}{doubt}" if found.resume else ""
         lines.append(resume or "  no checkpoint to resume from")
     return lines

@@ -59,7 +59,7 @@ def stack() -> None:
 @click.option("--in-job", is_flag=True, help="Inside a Slurm job: stay until the job or Ctrl-C ends it.")
 @JSON
 def up(bin_folder: str | None, agent: bool, in_job: bool, as_json: bool) -> None:
-    """Start what does not run yet, and print the address of the boards.
+    """Start the programs that are not running, and print the address of the boards.
 
     Nothing is downloaded. Everything listens on this machine only, below a secret path. Run it again after a
     change of the cluster file, or if a program has crashed.
@@ -68,7 +68,7 @@ def up(bin_folder: str | None, agent: bool, in_job: bool, as_json: bool) -> None
 
     job = os.environ.get("SLURM_JOB_ID")
     if in_job and job is None:
-        raise LauncherError("--in-job: this is no Slurm job (SLURM_JOB_ID is not set); leave it out")
+        raise LauncherError("--in-job: not inside a Slurm job (SLURM_JOB_ID is not set); leave it out")
     folder = folder_of_stack()
     record, where = start_own_stack(folder, bin_folder=bin_folder, agent=agent, job=job if in_job else None)
     if as_json:

@@ -92,7 +92,7 @@ def start_own_stack(
 
 
 def _find_grafana(places: "Places") -> "Grafana | None":
-    """The Grafana of this machine; one that is no use is named, since the boards need none."""
+    """The Grafana of this machine; None, with a warning, if it cannot be used."""
     from launcher.boards.assets import shipped_folder
     from launcher.stack.programs import find_grafana
     from launcher.stack.up import Grafana

@@ -74,5 +74,6 @@ def find_checkpoint(
     if best is None:
         log_line("Checkpoint to resume from: none")
         return ""
-    log_line(f"Checkpoint to resume from: {printable(best.name)}{'' if best.valid else ', as far as anybody can tell'}")
+    doubt = "" if best.valid else " (undamaged, but not fully checkable)"
+    log_line(f"Checkpoint to resume from: {printable(best.name)}{doubt}")
     return str(directory / best.name)

@@ -181,7 +181,7 @@ def test_the_encoding_that_a_message_claims_does_not_matter(receiver: Running) -
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (("--on-silence", "no-such-program-here a"), "is no program that can be run"),
+        (("--on-silence", "no-such-program-here a"), "is not a program that can be run"),
         (("--on-silence", "mail 'a"), "close the quote"),
         (("--web.listen-address", "nowhere"), "is not host:port"),
         (("--log", "/proc/nowhere/alerts.log"), "/proc/nowhere/alerts.log: No such file or directory"),

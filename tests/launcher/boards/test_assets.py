@@ -48,7 +48,7 @@ def test_a_page_of_another_origin_may_ask_that_prometheus_alone(tmp_path: Path) 
     "address", ["", "ftp://x", "http://a b", 'http://x"><script>', "http://x; script-src *", "//x"]
 )
 def test_an_address_that_is_none_is_refused(address: str) -> None:
-    with pytest.raises(LauncherError, match="is no address of Prometheus"):
+    with pytest.raises(LauncherError, match="is not the address of a Prometheus"):
         page_for(PAGE, address)
 
 

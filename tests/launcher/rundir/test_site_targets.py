@@ -57,7 +57,7 @@ def test_labels_that_are_orders_to_prometheus_are_dropped(site: Path) -> None:
         ('[{"targets": "cn01:1", "labels": {}}]', "targets[0].targets: expected a list"),
         ('[{"targets": [], "labels": {"job": 1}}]', "targets[0].labels.job: expected a text"),
         ('[{"targets": [], "labels": {"job": "node"}}]', "label job: expected gpujob-sidecar or gpujob-engine"),
-        ('[{"targets": ["http://x/y"], "labels": {"job": "gpujob-engine"}}]', "'http://x/y' is no host and port"),
+        ('[{"targets": ["http://x/y"], "labels": {"job": "gpujob-engine"}}]', "'http://x/y' is not host:port"),
         (json.dumps([{"targets": [], "labels": LABELS | {"x": "y" * 300}}]), "a label is longer than 256 characters"),
         (json.dumps([{"targets": [], "labels": LABELS | {"x": "\ud800"}}]), "surrogates not allowed"),
         (json.dumps([{"targets": ["a:1"] * 10_001, "labels": LABELS}]), f"{ME} has more than 10000 targets"),

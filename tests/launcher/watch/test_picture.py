@@ -618,7 +618,7 @@ def test_the_end_of_a_worker_has_its_own_line(lines: Lines) -> None:
     assert lines.show(ended) == ["2025-11-22 04:13:11 worker_w1 on cn00 ended: app_error (exit status 3)"]
     assert lines.show(ended) == []
     ended["workers"][0] = worker_entry(0, **dead("app_error", 3))
-    ended["workers"][0]["exit"]["time"] = 1e20  # no time of this world
+    ended["workers"][0]["exit"]["time"] = 1e20  # out of range
     assert lines.show(ended) == ["- worker_w0 on cn00 ended: app_error (exit status 3)"]
 
 
