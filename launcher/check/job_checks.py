@@ -16,7 +16,7 @@ from launcher.jobfile.jobfile import HUB
 from launcher.jobfile.redaction import is_harmless, is_secret_name
 from launcher.jobfile.slurm import parse_signal
 from launcher.jobfile.value_types import parse_time_limit
-from launcher.plan.container import ENROOT, PYXIS, container_mounts, parse_mount
+from launcher.plan.container import APPTAINER, PYXIS, container_mounts, parse_mount
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan
 from launcher.planner.planned_job import PlannedJob
@@ -130,7 +130,7 @@ def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         return
     facts = plan.facts_before_run()
     values = placeholder_values(plan, task, facts)
-    refused = ":,\n" + (" \t" if plan.container.runtime == ENROOT else "")
+    refused = ":,\n" + (" \t" if plan.container.runtime != APPTAINER else "")  # fields of fstab(5) elsewhere
     for mount in container_mounts(plan, task, facts):
         if found := [character for character in refused if character in mount.source + mount.target]:
             what = f"contains {found[0]!r}, which {plan.container.runtime} does not accept in a mount"

@@ -1,5 +1,6 @@
 """Preflight checks of this machine, the cluster and the site's servers. Every query has a deadline."""
 
+import itertools
 import os
 import re
 import socket
@@ -281,15 +282,14 @@ def check_partition(planned_job: PlannedJob, partitions: dict[str, SlurmPartitio
         message = f"{plan.nodes} requested and {names} has {most}; ask for less, or use another partition"
         yield finding.error("too-many-nodes", "resources.nodes", message)
         return
-    for partition in chosen:
-        yield from list(_misfits(plan, partition)) or [
-            finding.ok(
-                "partition",
-                place,
-                f"{partition.name} is up, {count_text(partition.nodes, 'node')} with "
-                f"{count_text(partition.gpus, 'GPU')} each at most",
-            )
-        ]
+    misfits = {partition.name: list(_misfits(plan, partition)) for partition in chosen}
+    fitting = [partition for partition in chosen if not misfits[partition.name]]
+    for partition in fitting:  # Slurm takes any of them
+        gpus = count_text(partition.gpus, "GPU")
+        message = f"{partition.name} is up, {count_text(partition.nodes, 'node')} with {gpus} each at most"
+        yield finding.ok("partition", place, message)
+    if not fitting:
+        yield from itertools.chain.from_iterable(misfits.values())
 
 
 def _sinfo_error_text(words: str) -> str:

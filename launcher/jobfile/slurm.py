@@ -22,11 +22,18 @@ _RESERVED_DIRECTIVES = {
     "nodes": "resources.nodes",
     "ntasks": "resources",
     "ntasks-per-node": "resources",
+    "ntasks-per-gpu": "resources",
+    "ntasks-per-socket": "resources",
     "cpus-per-task": "resources.cpus_per_node",
+    "cpus-per-gpu": "resources.cpus_per_node",
     "mem": "resources.memory_per_node",
     "gpus": "resources.gpus_per_node",
     "gpus-per-node": "resources.gpus_per_node",
+    "gpus-per-socket": "resources.gpus_per_node",
+    "gpus-per-task": "resources.gpus_per_node",
     "gres": "resources.gpus_per_node",
+    "tres-per-node": "resources.gpus_per_node",
+    "tres-per-task": "resources.gpus_per_node",
     "job-name": "name",
     "chdir": "workdir",
     "time": "slurm.time_limit",
@@ -37,9 +44,11 @@ _RESERVED_DIRECTIVES = {
     "segment": "slurm.segment",
     "signal": "slurm.signal",
     "parsable": "`gpujob submit --json`",
+    "test-only": "`gpujob check`",
     "hold": "`gpujob submit`, which releases the job when its run directory is complete",
     "wait": "`gpujob watch`, since `gpujob submit` does not wait",
 }
+_WITH_YES_OR_NO = ("kill-on-invalid-dep",)
 
 
 def parse_signal(text: str) -> tuple[str, int]:
@@ -79,8 +88,19 @@ def _directive_problem(name: str) -> str | None:
     return None
 
 
+def _yes_or_no(directives: dict[str, str | int | bool | None]) -> dict[str, str | int | bool | None]:
+    """YAML reads ``yes`` and ``no`` as true and false, which otherwise mean an option without a value, or none."""
+    words = {True: "yes", False: "no"}
+    return {
+        name: words[value] if name in _WITH_YES_OR_NO and isinstance(value, bool) else value
+        for name, value in directives.items()
+    }
+
+
 # further options of sbatch, without those that another key sets
-Directives = dict[Annotated[str, check_entry(_directive_problem)], str | int | bool | None]
+Directives = Annotated[
+    dict[Annotated[str, check_entry(_directive_problem)], str | int | bool | None], AfterValidator(_yes_or_no)
+]
 Dependency = Annotated[str, AfterValidator(check_dependency)]
 Signal = Annotated[str, AfterValidator(lambda text: "{}@{}".format(*parse_signal(text)))]
 

@@ -13,6 +13,7 @@ from launcher.errors import ConfigError, ConfigErrors, TopologyError
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec, load_cluster, parse_job
 from launcher.plan.plan import Plan
 from launcher.planner.planner import Invocation, make_plan
+from launcher.planner.slurm_options import sbatch_defaults
 from launcher.registry.own_stack import read_own_stack
 from launcher.rundir.rundir import user_name
 from launcher.rundir.yaml_files import read_yaml_text
@@ -59,6 +60,7 @@ def make_invocation(
         local=local,
         available=available,
         own_targets=None if stack is None else stack.targets,
+        sbatch_defaults={} if local else sbatch_defaults(os.environ),
     )
 
 

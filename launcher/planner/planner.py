@@ -6,7 +6,9 @@ fills in.
 
 import dataclasses
 from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import NamedTuple
 
 from exporter.contract.manifest import NORMAL, OPEN, Manifest, PathGroup, Task, Verification
@@ -41,6 +43,7 @@ class Invocation(NamedTuple):
     local: bool = False  # for this machine, not for Slurm
     available: int | None = None  # number of nodes, if known
     own_targets: str | None = None  # target directory of the user's own stack
+    sbatch_defaults: Mapping[str, str] = MappingProxyType({})  # by option: those of the variables SBATCH_*
     kill_wait_s: float = DEFAULT_KILL_WAIT_S
 
 
@@ -73,7 +76,7 @@ def make_plan(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> Pl
         logs_dir=resolve_directory(cluster.logs_dir, workdir) or str(workdir / LOGS_DIR),
         run_dir_name=own_name,
         target_dir=_target_dir(cluster, invocation, workdir),
-        slurm=slurm_options(spec, cluster, layout),
+        slurm=slurm_options(spec, cluster, layout, invocation.sbatch_defaults),
         monitoring=spec.monitoring.enabled,
         launch_timeout_s=spec.monitoring.launch_timeout,
         linger_s=spec.monitoring.linger,

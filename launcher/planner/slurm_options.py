@@ -1,8 +1,9 @@
 """Slurm options, setup and container of a job: the job file overrides the cluster file. Pure."""
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
@@ -26,18 +27,32 @@ from launcher.plan.plan import (
 from launcher.planner.topology import Topology
 from launcher.rundir.cluster_file import resolve_directory
 
+SBATCH = "SBATCH_"
+SBATCH_DEFAULTS = ("account", "partition", "qos", "reservation")
 CONTAINED_STAGES = (WORKERS, FRONTENDS, BENCHMARK)  # the other services (etcd, nats, nginx) run on the node itself
 
 
-def slurm_options(spec: JobSpec, cluster: ClusterSpec, topology: Topology) -> SlurmOptions:
-    """Options for sbatch beyond the resources. Raises TopologyError if the job cannot be split into components."""
+def sbatch_defaults(environ: Mapping[str, str]) -> dict[str, str]:
+    """Options of the user's variables that say who pays and where; others would change what the script asks for."""
+    variables = {option: environ.get(f"{SBATCH}{option.upper()}") for option in SBATCH_DEFAULTS}
+    return {option: value for option, value in variables.items() if value}
+
+
+def slurm_options(
+    spec: JobSpec, cluster: ClusterSpec, topology: Topology, defaults: Mapping[str, str] = MappingProxyType({})
+) -> SlurmOptions:
+    """Options for sbatch beyond the resources. Raises TopologyError if the job cannot be split into components.
+
+    ``defaults`` are those of ``sbatch_defaults``.
+    """
     asked, requeue = spec.slurm, spec.slurm.requeue
+    reservation = {name: value for name, value in defaults.items() if name == "reservation"}
     return SlurmOptions(
-        partition=asked.partition or cluster.partition,
-        account=asked.account or cluster.account,
-        qos=asked.qos or cluster.qos,
+        partition=asked.partition or cluster.partition or defaults.get("partition"),
+        account=asked.account or cluster.account or defaults.get("account"),
+        qos=asked.qos or cluster.qos or defaults.get("qos"),
         time_limit=asked.time_limit or cluster.time_limit,
-        directives={**cluster.directives, **asked.directives},
+        directives={**reservation, **cluster.directives, **asked.directives},
         dependency=asked.dependency,
         exclusive=asked.exclusive,
         segment=asked.segment,

@@ -14,6 +14,7 @@ from launcher.plan.container import container_mounts, parse_mount
 from launcher.plan.placeholders import DEFAULT_VARIABLES, fill_placeholders, placeholder_values
 from launcher.plan.plan import Plan
 from launcher.planner.planned_job import PlannedJob
+from launcher.planner.slurm_options import SBATCH
 from launcher.rundir.cluster_file import find_cluster_file
 from launcher.show.records import ValueSource
 
@@ -40,17 +41,18 @@ def source_names(job: str, environ: Mapping[str, str], workdir: Path) -> SourceN
 def explain_values(planned_job: PlannedJob, sources: SourceNames) -> tuple[ValueSource, ...]:
     """All values with their sources. The job file overrides the cluster file, which overrides our defaults."""
     spec, cluster, plan = planned_job.spec, planned_job.cluster, planned_job.plan
-    return (
+    rows = (
         ValueSource("cluster file", sources.cluster, sources.found_by),
-        *_slurm(spec, cluster, sources),
+        *_slurm(spec, cluster, plan, sources),
         *_resources(spec, cluster, plan, sources),
         *_paths(spec, cluster, plan, sources),
         *_aliases(spec, cluster, sources),
         *_mounts(spec, cluster, plan, sources),
         *_setup(spec, cluster, sources),
         *_environment(spec, sources, planned_job.environ),
-        *_ignored_variables(planned_job.environ),
     )
+    used = {row.source for row in rows}
+    return (*rows, *(row for row in _sbatch_variables(planned_job.environ) if f"environment: {row.key}" not in used))
 
 
 def name_options(rows: tuple[ValueSource, ...], sources: SourceNames) -> tuple[ValueSource, ...]:
@@ -76,16 +78,23 @@ def _first_set(
     return ValueSource(key, default, DEFAULT)
 
 
-def _slurm(spec: JobSpec, cluster: ClusterSpec, sources: SourceNames) -> Iterator[ValueSource]:
+def _slurm(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames) -> Iterator[ValueSource]:
     for name in ("partition", "account", "qos", "time_limit"):
-        yield _first_set(f"slurm.{name}", getattr(spec.slurm, name), getattr(cluster, name), sources)
-    for name, value in sorted({**cluster.directives, **spec.slurm.directives}.items()):
-        own = name in spec.slurm.directives
-        yield ValueSource(
-            f"slurm.directives.{name}",
-            value,
-            f"{sources.job}: slurm.directives.{name}" if own else f"{sources.cluster}: directives.{name}",
-        )
+        row = _first_set(f"slurm.{name}", getattr(spec.slurm, name), getattr(cluster, name), sources)
+        value = getattr(plan.slurm, name)
+        yield row if value is None or row.value is not None else _from_variable(row.key, name, value)
+    for name, value in sorted(plan.slurm.directives.items()):
+        key = f"slurm.directives.{name}"
+        if name in spec.slurm.directives:
+            yield ValueSource(key, value, f"{sources.job}: {key}")
+        elif name in cluster.directives:
+            yield ValueSource(key, value, f"{sources.cluster}: directives.{name}")
+        else:
+            yield _from_variable(key, name, value)
+
+
+def _from_variable(key: str, option: str, value: JsonValue) -> ValueSource:
+    return ValueSource(key, value, f"environment: {SBATCH}{option.upper()}")
 
 
 def _resources(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceNames) -> Iterator[ValueSource]:
@@ -201,10 +210,10 @@ def _redacted_value(name: str, value: str) -> str:
     return REDACTED if is_secret_name(name) else value
 
 
-def _ignored_variables(environ: Mapping[str, str]) -> Iterator[ValueSource]:
+def _sbatch_variables(environ: Mapping[str, str]) -> Iterator[ValueSource]:
     """Variables that sbatch would read as options; gpujob does not pass them on."""
     for name in sorted(environ):
-        if name.startswith("SBATCH_"):
+        if name.startswith(SBATCH):
             yield ValueSource(name, environ[name], "environment, ignored")
 
 

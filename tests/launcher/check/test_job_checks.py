@@ -148,7 +148,9 @@ def test_missing_and_duplicate_mounts_name_their_key(tmp_path: Path) -> None:
         ]
 
 
-@pytest.mark.parametrize(("name", "runtime"), [("a:b", "pyxis"), ("a,b", "apptainer"), ("a b", "enroot")])
+@pytest.mark.parametrize(
+    ("name", "runtime"), [("a:b", "pyxis"), ("a,b", "apptainer"), ("a b", "enroot"), ("a b", "pyxis")]
+)
 def test_a_job_directory_that_cannot_be_mounted_is_an_error(name: str, runtime: str, tmp_path: Path) -> None:
     folder = tmp_path / name
     folder.mkdir()
@@ -305,7 +307,7 @@ def test_who_is_notified_must_be_a_channel_of_the_site(tmp_path: Path) -> None:
         alerts = {} if name is None else {"notify": name}
         return [str(item) for item in check_notify(planned_job(tmp_path, cluster=cluster, alerts=alerts))]
 
-    message = '"oncal" is no channel of the cluster file; did you mean "oncall"? (known: owner, none, oncall)'
+    message = '"oncal" is not a channel of the cluster file; did you mean "oncall"? (known: owner, none, oncall)'
     assert found("oncal", site) == [f"alerts.notify: {message}"]
     assert found("oncal", {}) == found("oncall", site) == found("none", site) == found(None, site) == []
 

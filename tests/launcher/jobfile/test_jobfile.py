@@ -381,7 +381,9 @@ def test_a_server_of_the_site_is_named_by_a_url(address: str) -> None:
     ).prometheus_url
 
 
-@pytest.mark.parametrize("name", ["output", "nodes", "a b", '"x\\ntouch pwned"'])
+@pytest.mark.parametrize(
+    "name", ["output", "nodes", "cpus-per-gpu", "tres-per-node", "test-only", "a b", '"x\\ntouch pwned"']
+)
 def test_the_cluster_file_cannot_set_options_of_the_launcher(name: str) -> None:
     assert problems_of(f"directives: {{{name}: x}}", ClusterSpec)
 

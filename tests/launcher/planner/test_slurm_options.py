@@ -35,6 +35,12 @@ def test_a_dependency_of_sbatch_is_accepted(text: str) -> None:
     assert check_dependency(text) == text
 
 
+@pytest.mark.parametrize(("value", "word"), [(True, "yes"), (False, "no"), ("yes", "yes")])
+def test_an_option_with_yes_or_no_keeps_its_word(value: bool | str, word: str) -> None:
+    plan = plan_of(job_spec(slurm={"directives": {"kill-on-invalid-dep": value}}))
+    assert dict(job_directives(plan))["kill-on-invalid-dep"] == word
+
+
 def test_a_dependency_of_the_command_replaces_that_of_the_job_file() -> None:
     plan = plan_of(job_spec(slurm={"dependency": "afterok:1"}))
     assert dict(job_directives(plan))["dependency"] == "afterok:1"

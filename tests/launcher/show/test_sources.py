@@ -39,7 +39,7 @@ SOURCES = SourceNames("job.yaml", "gpujob.yaml", "in or above the working direct
 
 
 def test_every_value_is_shown_with_its_source(tmp_path: Path, golden: Golden) -> None:
-    job = planned_job(tmp_path, local=False, cluster=CLUSTER, environ={"SBATCH_PARTITION": "x"}, **JOB)
+    job = planned_job(tmp_path, local=False, cluster=CLUSTER, environ={"SBATCH_EXPORT": "x"}, **JOB)
     rows = explain_values(job, SOURCES)
     checkout = str(Path(__file__).resolve().parents[3])
     table = "\n".join(render_sources(tuple(row for row in rows if checkout not in str(row.value)))) + "\n"

@@ -227,9 +227,13 @@ def test_an_sbatch_answer_without_a_job_id_is_reported(slurm: FakeSlurm, folder:
     assert names_in_logs(folder) == []
 
 
-def test_sbatch_variables_of_the_environment_are_ignored(slurm: FakeSlurm, folder: Path) -> None:
-    submit(slurm, folder, env={"SBATCH_PARTITION": "debug", "SBATCH_EXPORT": "NONE", "MY_SBATCH_": "x"})
+def test_variables_of_sbatch_say_who_pays_and_where_and_change_nothing_else(slurm: FakeSlurm, folder: Path) -> None:
+    chosen = {"ACCOUNT": "other", "PARTITION": "other", "QOS": "high", "RESERVATION": "r1"}
+    given = {f"SBATCH_{option}": value for option, value in {**chosen, "EXPORT": "NONE"}.items()}
+    submit(slurm, folder, env={**given, "MY_SBATCH_": "x"})
     (call,) = slurm.calls("sbatch")
+    assert {"#SBATCH --qos=high", "#SBATCH --reservation=r1"} <= set(call["script"].splitlines())
+    assert "other" not in call["script"]  # the job file names account and partition
     assert not [name for name in call["env"] if name.startswith("SBATCH_")]
     assert call["stdin"] == ""
 
