@@ -9,6 +9,7 @@ from pathlib import Path
 
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
+from launcher.check.role_programs import UNLESS_ON_NODES, may_be_on_nodes
 from launcher.errors import did_you_mean
 from launcher.jobfile.alerts.notify import OWN_NAMES
 from launcher.jobfile.backend_kinds import BACKEND_KINDS
@@ -16,14 +17,13 @@ from launcher.jobfile.jobfile import HUB
 from launcher.jobfile.redaction import is_harmless, is_secret_name
 from launcher.jobfile.slurm import parse_signal
 from launcher.jobfile.value_types import parse_time_limit
-from launcher.plan.container import APPTAINER, PYXIS, container_mounts, parse_mount
+from launcher.plan.container import APPTAINER, ENROOT, PYXIS, container_mounts, is_image_file, parse_mount
 from launcher.plan.placeholders import fill_placeholders, placeholder_values
 from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan
 from launcher.planner.planned_job import PlannedJob
 from launcher.rundir.cluster_file import read_trusted_owners
 from launcher.rundir.trust import distrust
 
-_IMAGE_FILE = re.compile(r"[./~].*|.*\.(?:sqsh|squashfs|sif|img)")
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
 
 
@@ -72,9 +72,12 @@ def check_model(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         message = f'"{model.path}" is neither a directory nor an alias of the cluster file{hint}{known_words}'
         yield finding.error("no-model-alias", place, message)
     else:
-        what = "is not a directory" if path.exists() else "does not exist"
-        message = f"{by} {what}; give the directory of the model, or hf:ORGANIZATION/NAME"
-        yield finding.error("no-model", place, message)
+        what = "is not a directory" if path.exists() else "does not exist here"
+        message, fix = f"{by} {what}; ", "give the directory of the model, or hf:ORGANIZATION/NAME"
+        if may_be_on_nodes(planned_job, str(path)):
+            yield finding.warning("no-model", place, message + UNLESS_ON_NODES + fix)
+        else:
+            yield finding.error("no-model", place, message + fix)
 
 
 def check_aliases(planned_job: PlannedJob) -> Iterator[CheckFinding]:
@@ -109,17 +112,36 @@ def _image(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         return
     place, known, asked, image = "container.image", planned_job.cluster.containers, spec.image, planned.image
     by = f'"{asked}" is {image}, which' if asked in known else f'"{image}"'
-    if _IMAGE_FILE.fullmatch(image):
-        if Path(planned_job.plan.workdir, image).exists():
+    if is_image_file(image):
+        if Path(image).exists():
             yield finding.ok("image", place, f"{by} exists")
         else:
-            message = f"{by} does not exist; give the file of the image, or import it first"
-            yield finding.error("no-image", place, message)
+            message, fix = f"{by} does not exist here; ", "give the file of the image, or import it first"
+            if may_be_on_nodes(planned_job, image):
+                yield finding.warning("no-image", place, message + UNLESS_ON_NODES + fix)
+            else:
+                yield finding.error("no-image", place, message + fix)
+    elif problem := _registry_problem(image, planned.runtime):
+        yield finding.error("image-name", place, f"{by} {problem}")
     elif asked not in known and (hint := did_you_mean(asked, known, 0.6)):
         message = f'"{asked}" is not an alias of the cluster file, so it is pulled from a registry{hint}'
         yield finding.warning("no-image-alias", place, message)
     else:
         yield finding.not_checked("image", place, f"{by} is pulled from a registry when the job starts")
+
+
+def _registry_problem(image: str, runtime: str) -> str | None:
+    """Why a runtime cannot start an image with this name, which is not a file."""
+    if runtime == APPTAINER:
+        return None if "://" in image else "is not a file; write docker:// before the name of a registry's image"
+    if runtime == ENROOT:
+        is_container = not re.search(r"[/:#]", image)  # made by `enroot create`
+        return None if is_container else "is not a file, and enroot pulls none; make a file by `enroot import`"
+    name = image.removeprefix("docker://")
+    host, slash, path = name.partition("/")
+    if slash and "#" not in name and re.search(r"[.:]", host):
+        return f"would be searched for on Docker Hub; write {host}#{path}"
+    return None
 
 
 def _mounts(planned_job: PlannedJob) -> Iterator[CheckFinding]:

@@ -23,10 +23,12 @@ from launcher.check.plan_checks import check_plan_alone
 from launcher.check.python_modules import InterpreterSilent, python_module
 from launcher.check.role_programs import (
     RUN_PATH_TEXT,
+    UNLESS_ON_NODES,
     environment_of,
     find_program,
     is_known_only_at_run,
     is_python,
+    may_be_on_nodes,
     modules_not_found,
     role_commands,
 )
@@ -89,12 +91,13 @@ def _check_program(planned_job: PlannedJob, place: str, planned: TaskPlan, argv:
         yield finding.not_checked("program", place, f'"{program}" is searched for in {RUN_PATH_TEXT}')
     elif missing:
         at, message = _missing_program(planned_job, place, planned, program)
-        is_certain = planned_job.local or "/" in program or is_shell_word(program)
-        level = finding.error if is_certain else finding.warning
+        is_path = "/" in program and not may_be_on_nodes(planned_job, program)
+        level = finding.error if planned_job.local or is_path or is_shell_word(program) else finding.warning
         yield level("no-program", at, message)
     if script is not None and not Path(workdir, script).exists():
         message = f'"{script}" does not exist in {workdir}; give its path from there, or use {{job_dir}}'
-        yield finding.error("no-script", place, message)
+        level = finding.warning if may_be_on_nodes(planned_job, script) else finding.error
+        yield level("no-script", place, message)
     elif not missing:
         message = f'"{program}"' + (f' and "{script}" exist' if script is not None else " exists")
         yield finding.ok("program", place, message)
@@ -129,8 +132,10 @@ def _missing_program(planned_job: PlannedJob, place: str, planned: TaskPlan, pro
     """Place that requires a missing program, and a message with a fix."""
     at, who = _origin(planned_job, planned, program) or (place, "")
     if not who:
+        fix = UNLESS_ON_NODES if may_be_on_nodes(planned_job, program) else ""
+        fix += "check its spelling" if os.path.isabs(program) else "check its spelling, or give its full path"
         return at, shell_word_problem(planned_job, planned, program) or (
-            f'"{program}" is not a program on this machine; check its spelling, or give its full path'
+            f'"{program}" is not a program on this machine; {fix}'
         )
     return at, f'{who} needs "{program}" on PATH; activate the environment that has it'
 
@@ -173,8 +178,11 @@ def check_variables(planned_job: PlannedJob) -> Iterator[CheckFinding]:
             if not environment_of(planned_job, planned).get(name)
         ]
         if roles:
-            message = f"{name} is not set for {', '.join(roles)}; export it here, or set it in `env`"
-            yield finding.error("no-variable", "environment.required", message)
+            message, fix = f"{name} is not set for {', '.join(roles)}; ", "export it here, or set it in `env`"
+            if planned_job.plan.setup.parts and not planned_job.local:
+                yield finding.warning("no-variable", "environment.required", f"{message}unless `setup` sets it, {fix}")
+            else:
+                yield finding.error("no-variable", "environment.required", message + fix)
         else:
             yield finding.ok("variable", "environment.required", f"{name} is set")
     for place, planned, _ in role_commands(planned_job):

@@ -12,6 +12,7 @@ from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, TaskPlan
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.planner.planned_job import PlannedJob
 
+UNLESS_ON_NODES = "unless the nodes have it, "
 RUN_PATH_TEXT = "a path in `env` that is known only at run time"
 
 
@@ -61,6 +62,17 @@ def environment_of(planned_job: PlannedJob, planned: TaskPlan) -> Mapping[str, s
     values = placeholder_values(planned_job.plan, planned, planned_job.plan.facts_before_run())
     given = {name: fill_placeholders(value, values) for name, value in planned.env.items()}
     return {**DEFAULT_VARIABLES, **planned_job.environ, **given}
+
+
+def may_be_on_nodes(planned_job: PlannedJob, path: str) -> bool:
+    """Whether the nodes of a submitted job may have a path that is missing here, such as a disk of their own.
+
+    What shares a file system with the working directory is the same there.
+    """
+    if planned_job.local or not os.path.isabs(path) or os.path.lexists(path):
+        return False
+    there = next(parent for parent in Path(path).parents if parent.exists())
+    return there == Path("/") or there.stat().st_dev != Path(planned_job.plan.workdir).stat().st_dev
 
 
 def is_known_only_at_run(planned_job: PlannedJob, planned: TaskPlan, name: str) -> bool:

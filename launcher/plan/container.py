@@ -5,6 +5,7 @@ wrapper starts instead of the worker's command.
 """
 
 import os
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
@@ -24,6 +25,7 @@ WRAPPER_CODE = (
     "from launcher.programs.wrapper import main; main(sys.argv[1:])"
 )
 
+_IMAGE_FILE = re.compile(r"[./~].*|.*\.(?:sqsh|squashfs|sif|img)")
 _ENROOT_STEP_SCRIPT = (
     "for name in $(env | sed -n 's/^\\(\\(SLURM\\|PMI\\|PMIX\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); "
     'do set -- --env "$name" "$@"; done; exec enroot start "$@"'
@@ -40,6 +42,11 @@ class ContainerMount:
 
     def __str__(self) -> str:
         return ":".join(part for part in (self.source, self.target, self.flags) if part)
+
+
+def is_image_file(image: str) -> bool:
+    """Whether the text is the path of a file, not a name that a runtime pulls."""
+    return bool(_IMAGE_FILE.fullmatch(image)) and "://" not in image
 
 
 def parse_mount(text: str) -> ContainerMount:

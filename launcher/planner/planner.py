@@ -86,7 +86,7 @@ def make_plan(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> Pl
         world_size=len(layout.tasks),
         readiness=assembly.readiness,
         templates=assembly.templates,
-        container=container_plan(spec, cluster),
+        container=container_plan(spec, cluster, workdir),
         setup=setup_steps(spec, cluster, workdir),
         secrets=tuple(spec.secrets),
         network_interface=cluster.network_interface,

@@ -8,6 +8,7 @@ from types import MappingProxyType
 from exporter.contract.manifest import Task
 from launcher.errors import TopologyError
 from launcher.jobfile.jobfile import ClusterSpec, JobSpec
+from launcher.plan.container import is_image_file
 from launcher.plan.placeholders import escape_placeholders
 from launcher.plan.plan import (
     BENCHMARK,
@@ -109,15 +110,19 @@ def run_dir_name(spec: JobSpec, topology: Topology, timestamp: str) -> str:
     return f"{{job_id}}_{word}_{timestamp}"
 
 
-def container_plan(spec: JobSpec, cluster: ClusterSpec) -> ContainerPlan | None:
-    """Container of a job, with its image's alias resolved. The cluster file's mounts come before the job's."""
+def container_plan(spec: JobSpec, cluster: ClusterSpec, workdir: Path) -> ContainerPlan | None:
+    """Container of a job, with its image's alias resolved. The cluster file's mounts come before the job's.
+
+    The path of an image file becomes absolute: pyxis takes others for names in a registry.
+    """
     asked = spec.container
     if asked is None:
         return None
     model = cluster.path_of_model(spec.model.path) if spec.model is not None else ""
     own = [f"{escape_placeholders(model)}:{escape_placeholders(model)}:ro"] if model.startswith("/") else []
+    image = cluster.resolve_image(asked.image)
     return ContainerPlan(
-        cluster.resolve_image(asked.image),
+        str(workdir / image) if is_image_file(image) else image,
         asked.runtime,
         (*own, *cluster.mounts, *asked.mounts),
         asked.workdir,

@@ -104,7 +104,7 @@ def test_a_model_is_an_alias_a_directory_or_a_download(
         ("sgl", ("image", "ok")),
         ("here.sif", ("image", "ok")),
         ("none.sif", ("no-image", "error")),
-        ("/no/image", ("no-image", "error")),
+        ("/no/image", ("no-image", "warning")),  # a disk that only the nodes have
         ("gone", ("no-image", "error")),
         ("sgll", ("no-image-alias", "warning")),
         ("ubuntu:22.04", ("image", "not checked")),
@@ -113,9 +113,37 @@ def test_a_model_is_an_alias_a_directory_or_a_download(
 )
 def test_an_image_is_an_alias_a_file_or_a_download(image: str, expected: tuple[str, str], tmp_path: Path) -> None:
     (tmp_path / "here.sif").write_text("")
-    images = {"sgl": str(tmp_path / "here.sif"), "gone": "/no/image.sqsh"}
+    images = {"sgl": str(tmp_path / "here.sif"), "gone": str(tmp_path / "none.sqsh")}
     job = planned_job(tmp_path, local=False, cluster={"containers": images}, container={"image": image})
     assert [(item.code, item.status) for item in check_container(job)] == [expected]
+
+
+@pytest.mark.parametrize(
+    ("runtime", "image", "cure"),
+    [
+        ("apptainer", "nvcr.io/nvidia/pytorch:24.12-py3", "write docker:// before the name"),
+        ("apptainer", "docker://ubuntu", None),
+        ("enroot", "nvcr.io#nvidia/pytorch", "make a file by `enroot import`"),
+        ("enroot", "made-on-each-node", None),
+        ("pyxis", "nvcr.io/nvidia/pytorch:24.12-py3", "write nvcr.io#nvidia/pytorch:24.12-py3"),
+        ("pyxis", "docker://localhost:5000/own", "write localhost:5000#own"),
+        ("pyxis", "nvcr.io#nvidia/pytorch:24.12-py3", None),
+        ("pyxis", "nvidia/cuda:12", None),
+    ],
+)
+def test_a_name_that_its_runtime_cannot_pull_is_an_error(
+    runtime: str, image: str, cure: str | None, tmp_path: Path
+) -> None:
+    items = list(check_container(planned_job(tmp_path, local=False, container={"image": image, "runtime": runtime})))
+    (message,) = [item.message for item in items if item.code == "image-name"] or [None]
+    assert message is None if cure is None else message is not None and cure in message
+
+
+@pytest.mark.parametrize("runtime", ["pyxis", "apptainer", "enroot"])
+def test_an_image_file_has_an_absolute_path(runtime: str, tmp_path: Path) -> None:
+    job = planned_job(tmp_path, container={"image": "images/a.sqsh", "runtime": runtime})
+    assert job.plan.container is not None
+    assert job.plan.container.image == str(tmp_path / "images/a.sqsh")
 
 
 @pytest.mark.parametrize(
@@ -313,6 +341,6 @@ def test_who_is_notified_must_be_a_channel_of_the_site(tmp_path: Path) -> None:
 
 
 def test_every_start_runs_these_checks(tmp_path: Path) -> None:
-    spec: dict[str, Any] = {"model": {"path": "/no/model"}, "secrets": ["NOT_SET"], "setup": {"script": "none.sh"}}
+    spec: dict[str, Any] = {"model": {"path": "./none"}, "secrets": ["NOT_SET"], "setup": {"script": "none.sh"}}
     codes = {item.code for item in check_plan(planned_job(tmp_path, local=False, **spec)) if item.status == "error"}
     assert {"no-model", "no-secret", "no-setup-script"} <= codes

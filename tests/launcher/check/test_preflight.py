@@ -234,6 +234,21 @@ def test_a_program_is_searched_on_the_path_of_the_worker(tmp_path: Path) -> None
     )
 
 
+@pytest.mark.parametrize("command", ["/raid/env/bin/python -V", "python3 /raid/train.py"])
+@pytest.mark.parametrize(("local", "status"), [(False, "warning"), (True, "error")])
+def test_a_path_that_only_the_nodes_may_have_is_a_warning(
+    command: str, local: bool, status: str, tmp_path: Path
+) -> None:
+    job = planned_job(tmp_path, local=local, workers=[{"command": command}])
+    items = [item for item in check_commands(job) if item.code in ("no-program", "no-script")]
+    assert [item.status for item in items] == [status]
+
+
+def test_a_variable_that_the_setup_may_set_is_a_warning(tmp_path: Path) -> None:
+    job = planned_job(tmp_path, local=False, setup={"modules": ["cuda"]}, environment={"required": ["CUDA_HOME"]})
+    assert [item.status for item in check_variables(job)] == ["warning"]
+
+
 def test_a_program_missing_on_the_login_node_is_a_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "/nowhere")
     items = list(check_commands(planned_job(tmp_path, local=False, **worker("no-such-program"))))
