@@ -151,4 +151,5 @@ def _forwarded_variables(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list
     """Names of variables to pass on explicitly: enroot drops the rest of its environment."""
     given: Mapping[str, str] = task_environment(plan, planned, facts, 0)
     resume = {"GPUJOB_RESUME"} if facts.attempt else set()
-    return sorted({*given, *plan.secrets, *resume, "CUDA_VISIBLE_DEVICES", "GPUJOB_FOM_URL", "GPUJOB_TOKEN"})
+    required = plan.container.variables if plan.container is not None else ()
+    return sorted({*given, *plan.secrets, *required, *resume, "CUDA_VISIBLE_DEVICES", "GPUJOB_FOM_URL", "GPUJOB_TOKEN"})

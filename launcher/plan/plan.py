@@ -54,6 +54,7 @@ class ContainerPlan:
     mounts: tuple[str, ...] = ()  # ``host:container[:flags]`` with placeholders; a later mount wins
     workdir: str | None = None
     python: str = "python3"
+    variables: tuple[str, ...] = ()  # of the user's environment, which not every runtime passes on
 
 
 class RequeueRule(NamedTuple):

@@ -127,6 +127,7 @@ def container_plan(spec: JobSpec, cluster: ClusterSpec, workdir: Path) -> Contai
         (*own, *cluster.mounts, *asked.mounts),
         asked.workdir,
         asked.python,
+        tuple(spec.environment.required),
     )
 
 

@@ -123,11 +123,16 @@ def test_a_model_is_mounted_read_only() -> None:
 
 
 def test_values_of_variables_are_not_in_the_arguments_of_a_runtime() -> None:
-    spec = job_spec(container={"image": "i", "runtime": "enroot"}, env={"PLAIN": "hunter2"}, secrets=["HF_TOKEN"])
+    spec = job_spec(
+        container={"image": "i", "runtime": "enroot"},
+        env={"PLAIN": "hunter2"},
+        secrets=["HF_TOKEN"],
+        environment={"required": ["HF_HOME"]},
+    )
     plan = plan_of(spec)
     argv = worker_argv(plan)
     passed = [argv[at + 1] for at, word in enumerate(argv) if word == "--env"]
-    assert {"PLAIN", "HF_TOKEN", "GPUJOB_RANK", "CUDA_VISIBLE_DEVICES"} <= set(passed)
+    assert {"PLAIN", "HF_TOKEN", "HF_HOME", "GPUJOB_RANK", "CUDA_VISIBLE_DEVICES"} <= set(passed)
     assert "hunter2" not in " ".join(argv)
 
 
