@@ -50,7 +50,7 @@ class JobPage:
         self._sums: dict[Sum, int] = {}
         self._unsettled: dict[str, float] = {}  # ends of jobs that wait for their figures
         self.sweeps: Sequence[tuple[Job, Mapping[str, float]]] = ()  # with the used shares of their budgets
-        self._budgeted: dict[str, Job] = {}  # running jobs with a budget
+        self._budgeted: dict[str, Job] = {}  # jobs with a budget that run or are suspended
         self._wanted: dict[str, float] = {}  # submit times of jobs that should have series
         self._rendered: dict[str, tuple[Family, ...]] = {}  # the families of a job
         # texts by job, one for each family; most jobs have the same families, and lists of lists take less memory
@@ -112,7 +112,7 @@ class JobPage:
         self._note_unsettled(key, job)
         if not self._whole_cluster or tracked.run_dir or (job.gpus and tracked.state != "PENDING"):
             self._wanted[key] = tracked.submitted or 0.0
-        if job.budget is not None and tracked.state == "RUNNING":
+        if job.budget is not None and tracked.is_active:
             self._budgeted[key] = job
 
     def _count(self, entry: _Entry, sign: int) -> None:

@@ -202,7 +202,7 @@ def render_job(job: Job, out: Samples) -> None:
     row.add(END, tracked.ended)
     row.add(EXPECTED_START, job.expected_start if is_pending else None)
     if tracked.state == "RUNNING" and tracked.started is not None and tracked.limit_s is not None:
-        row.add(LIMIT, tracked.started + tracked.limit_s)
+        row.add(LIMIT, tracked.started + tracked.suspended_s + tracked.limit_s)
     row.add(GPUS, job.gpus)
     row.add(NODES, job.node_count or None)
     row.add(CPUS, tres(job.resources, "cpu"))

@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.contract.budget import USER_DAYS, Budget
+from exporter.hub import costs
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome
@@ -24,7 +25,7 @@ from exporter.slurm.commands_reader import ClusterFacts
 from exporter.slurm.nodes import parse_nodes
 from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.tracking import CONFIRMED_WITHIN_S, GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
+from exporter.slurm.tracking import CONFIRMED_WITHIN_S, GIVEN_UP_AFTER_S, MOST_EVENTS, UNKNOWN_AFTER_S
 from tests.exporter.hub.made_up_slurm import MadeUpSlurm, attempt, queue_row, states
 from tests.exporter.slurm.test_tracking import Life, lives
 from tests.support.exporter import FakeClock
@@ -185,6 +186,37 @@ def test_cost_adds_up_over_attempts_and_restarts_and_idle_time_counts_once(hub: 
     assert counters[CounterKey(IDLE_S, *place)] == 9.0
     energies = {key.state: value for key, value in counters.items() if key.name == ENERGY_J}
     assert energies == {"gpu": 70.0, "slurm": 900.0}
+
+
+def test_a_suspended_job_takes_only_the_time_in_which_it_runs(hub: Hub) -> None:
+    hub.steps(5)
+
+    def poll(state: str, **times: float) -> None:
+        hub.slurm.rows = [queue_row("7", state, 1001.0, started=1010.0, **times)]
+        hub.steps(60)
+
+    def gpu_seconds() -> tuple[float, float | None]:
+        """By the counters, and by the job."""
+        view, place = hub.engine.view, ("ada", "gpu")
+        return view.counters[CounterKey(GPU_S, *place)], costs.gpu_seconds(view.jobs["7"], view.as_of or 0.0)
+
+    for _ in range(20):  # a gang scheduler gives each job its turn
+        poll("RUNNING")
+        poll("SUSPENDED")
+    hub.restart()
+    poll("SUSPENDED")
+    ran_s = (1125.0 - 1010.0) + 19 * 60.0
+    assert gpu_seconds() == (ran_s * 4, ran_s * 4)
+    poll("RUNNING")
+    resumed = hub.engine.view.as_of or 0.0
+    poll("RUNNING")
+    assert gpu_seconds() == ((ran_s + 60) * 4, (ran_s + 60) * 4)
+    suspended_s = resumed - 1010.0 - ran_s
+    limit = 'gpujob_job_limit_timestamp_seconds{cluster="c1",job_id="7",job_name="job",user="ada",partition="gpu"}'
+    assert f"{limit} {1010 + suspended_s + 300:g}\n" in hub.page()
+    poll("COMPLETED", ended=resumed + 70)
+    assert gpu_seconds() == ((ran_s + 70) * 4, (ran_s + 70) * 4)
+    assert len(hub.engine.view.jobs["7"].tracked.history) <= MOST_EVENTS
 
 
 def outcome(state: str, start: float, end: float, **more: int) -> Outcome:
