@@ -429,7 +429,7 @@ class Engine:
         seen = seen._replace(jobs=with_prices(seen.jobs, changed, self.prices, self._node_cpus))
         told = self._number(seen.changes, seen.jobs)
         counters = count(self.counters, before, seen.jobs, changed, seen.changes, self._born, now)
-        kept = forget(seen.jobs, now)
+        kept = forget(seen.jobs, self._born, now)
         forgotten = seen.jobs.keys() - kept.keys()
         batch = Batch(
             now,
@@ -490,7 +490,7 @@ class Engine:
             if self._page_made[0] != view.number:
                 if self._page.cluster != self.label:
                     self._page = self._new_page()
-                self._page.sweeps = self._sweeps
+                self._page.sweeps, self._page.since = self._sweeps, self._born
                 packer = zlib.compressobj(1, zlib.DEFLATED, 31)
                 parts = self._page.parts(view.jobs, view.counters, self._clock.time())
                 packed = b"".join([*(packer.compress(part.encode("utf-8")) for part in parts), packer.flush()])

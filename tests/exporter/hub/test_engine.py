@@ -382,6 +382,25 @@ def test_no_answer_says_nothing_about_a_job(hub: Hub) -> None:
     assert (hub.engine.problems, hub.told()) == ([], [])
 
 
+@pytest.mark.parametrize("ended_ago_s", [120.0, 2 * SHOWN_AFTER_END_S])
+def test_the_end_of_a_job_is_shown_for_30_minutes_however_late_slurm_reports_it(hub: Hub, ended_ago_s: float) -> None:
+    old = queue_row("6", "FAILED", 10.0, started=20.0, ended=30.0)  # before this hub
+    hub.slurm.rows = [old, queue_row("7", "RUNNING", started=110.0)]
+    hub.steps(5)
+    hub.slurm.rows = None
+    hub.steps(3 * SHOWN_AFTER_END_S, 60.0)
+    hub.slurm.rows = [old, queue_row("7", "FAILED", started=110.0, ended=hub.clock.now - ended_ago_s)]
+    hub.steps(300, 60.0)
+    hub.restart()
+    hub.slurm.rows = [old]
+    hub.steps(SHOWN_AFTER_END_S - 600, 60.0)
+    assert 'job_id="7",job_name="job",user="ada",partition="gpu",notify="",state="FAILED"} 1\n' in hub.page()
+    assert 'job_id="6"' not in hub.page()
+    hub.steps(900, 60.0)
+    assert 'job_id="7"' not in hub.page()
+    assert "7" not in hub.engine.view.jobs
+
+
 def test_a_hub_without_any_answer_says_since_when(hub: Hub) -> None:
     """Else the alert on a hub without answers could not fire."""
 
