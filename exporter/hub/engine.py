@@ -244,6 +244,7 @@ class Engine:
         seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self._slurm_name})
         self._cover(now)
+        self.commands["squeue"] = self.commands["squeue"]._replace(last_success=now)  # its answer has been used, too
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)
 
@@ -458,7 +459,8 @@ class Engine:
         """Note how a command answered, and when it is asked next. A problem is logged when it begins and ends."""
         took_s, use = self._clock.monotonic() - begun, self.commands[command]
         if error is None:
-            use = use._replace(answers=use.answers + 1, last_success=self._clock.time())
+            last_success = use.last_success if command == "squeue" else self._clock.time()
+            use = use._replace(answers=use.answers + 1, last_success=last_success)
             if self._failing.pop(command, None) is not None:
                 log.warning("%s answers again", command)
         else:

@@ -84,7 +84,7 @@ HUB_COMMANDS = Family("hub_commands_total", "Commands of Slurm that the hub ran.
 HUB_SECONDS = Family("hub_command_seconds_total", "Time that commands of Slurm took.", ("command",), "counter")
 HUB_SUCCESS = Family(
     "hub_last_success_timestamp_seconds",
-    "When a command of Slurm last answered; before the first answer of squeue, when the hub began.",
+    "When a command of Slurm last answered. For squeue, when the hub last used its answer, or began without one.",
     ("command",),
 )
 HUB_INTERVAL = Family("hub_poll_interval_seconds", "Present interval between two questions for the queue.")

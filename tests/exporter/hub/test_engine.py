@@ -419,6 +419,21 @@ def test_a_hub_without_any_answer_says_since_when(hub: Hub) -> None:
     assert (last_answer(), hub.engine.view.is_ready) == (answered, False)
 
 
+def test_an_answer_that_the_hub_fails_to_use_does_not_count(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.steps(5)
+
+    def fail(batch: object) -> None:
+        raise RuntimeError
+
+    assert hub.store is not None
+    monkeypatch.setattr(hub.store, "save", fail)
+    hub.slurm.rows = [queue_row("7", "RUNNING", started=110.0)]
+    with pytest.raises(RuntimeError):
+        hub.steps(60)
+    use = hub.engine.commands["squeue"]
+    assert (use.answers, use.last_success, hub.engine.view.as_of) == (2, START + 5, START + 5)
+
+
 def test_the_controller_is_asked_for_its_name_until_it_answers_once(hub: Hub) -> None:
     hub.slurm.facts = hub.slurm.rows = None
     hub.steps(400)
