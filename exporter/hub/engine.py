@@ -346,7 +346,7 @@ class Engine:
         runs, now = self._runs(), self._clock.time()
         missed = Observation({**self._jobs})
         if not self._has_accounting:  # which would tell more of such a job
-            rows = rows_of_runs(self._jobs, runs, self._born)
+            rows = rows_of_runs(self._jobs, runs, self._born, now)
             missed = take_missed(self._jobs, self._not_in_store(rows), now)
         jobs = with_runs(missed.jobs, runs)
         seen = take_reports(jobs, now, has_accounting=self._has_accounting)

@@ -242,7 +242,8 @@ def _observe(job: TrackedJob, sight: Sight, now: float, changes: list[Change]) -
     if sight.state == job.state or (doubted_since is not None and now - doubted_since < RETURNS_WITHIN_S):
         return job
     if sight.state == "RUNNING":
-        return _change(job, "RUNNING", job.started if job.state == "PENDING" else None, now, changes)
+        started = job.started if job.state == "PENDING" else None
+        return _change(job.replace(ended=None), "RUNNING", started, now, changes)
     return _change(job.replace(ended=sight.ended), sight.state, sight.ended, now, changes)
 
 

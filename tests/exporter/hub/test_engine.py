@@ -248,6 +248,36 @@ def test_a_report_that_slurm_contradicts_for_minutes_is_no_end(hub: Hub) -> None
     assert hub.told()[-1] == ("7", "RUNNING", "COMPLETED")
     hub.steps(CONFIRMED_WITHIN_S + 60)
     assert hub.told()[-1] == ("7", "COMPLETED", "RUNNING")
+    hub.steps(60)
+    tracked, as_of = hub.engine.view.jobs["7"].tracked, hub.engine.view.as_of or 0.0
+    assert tracked.ended is None
+    since = tracked.history[-1].seen  # what was counted at the reported end is not counted again
+    assert hub.counters()[CounterKey(GPU_S, "ada", "gpu")] == (1007 - 1002 + as_of - since) * 4
+
+
+@pytest.mark.parametrize("end", [1e12, 1e3, 0.0])
+def test_a_report_by_a_clock_that_is_off_leaves_the_time_of_the_end_to_slurm(hub: Hub, end: float) -> None:
+    hub.slurm.rows = [queue_row("7", "RUNNING", 1001.0, started=1002.0)]
+    hub.steps(5)
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=outcome("COMPLETED", -1e12, end))]
+    hub.steps(60)
+    assert hub.told() == []
+    hub.slurm.rows = [queue_row("7", "COMPLETED", 1001.0, started=1002.0, ended=1012.0)]
+    hub.steps(60)
+    assert hub.told() == [("7", "RUNNING", "COMPLETED")]
+    assert hub.counters()[CounterKey(GPU_S_OF_RUNS, "ada", "gpu")] == (1012 - 1002) * 4
+
+
+def test_a_reported_attempt_did_not_begin_before_its_submission(hub: Hub) -> None:
+    hub.slurm.facts, hub.slurm.has_accounting = ClusterFacts("c1", False, 2.0), False
+    hub.slurm.rows = [queue_row("7", "PENDING", 1001.0)]
+    hub.steps(5)
+    report = outcome("COMPLETED", -1e12, 1010.0, count=4)
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=report), Run("8", "ada", "/runs/8", 1007.0, outcome=report)]
+    hub.steps(60)
+    assert {job for job, _, state in hub.told() if state == "COMPLETED"} == {"7", "8"}
+    gpu_s = sum(value for key, value in hub.counters().items() if key.name == GPU_S_OF_RUNS)
+    assert gpu_s == (1010 - 1001 + 1010 - 1007) * 4
 
 
 def test_an_earlier_attempt_or_an_end_that_slurm_words_otherwise_is_awaited(hub: Hub) -> None:
