@@ -31,7 +31,9 @@ def is_of_run(job: Job, run: Run) -> bool:
     """Whether the job with the id of the run is that run. A user is believed about own jobs only."""
     if job.user != run.user or job.first_submitted is None:
         return False
-    return abs(job.first_submitted - run.submitted) <= SAME_SUBMISSION_S
+    later_s = job.first_submitted - run.submitted
+    # of a job that the hub first met after a requeue, the first submission is unknown
+    return abs(later_s) <= SAME_SUBMISSION_S or (later_s > 0 and job.tracked.restarts > 0)
 
 
 def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:

@@ -280,6 +280,16 @@ def test_a_reported_attempt_did_not_begin_before_its_submission(hub: Hub) -> Non
     assert gpu_s == (1010 - 1001 + 1010 - 1007) * 4
 
 
+@pytest.mark.parametrize(("restarts", "user", "run_dir"), [(1, "ada", "/runs/7"), (0, "ada", None), (1, "eve", None)])
+def test_a_job_that_was_requeued_before_the_hub_met_it_is_that_of_its_run(
+    hub: Hub, restarts: int, user: str, run_dir: str | None
+) -> None:
+    hub.runs = [Run("7", user, "/runs/7", 1001.0)]
+    hub.slurm.rows = [queue_row("7", "RUNNING", 12000.0, restarts=restarts, started=12100.0)]
+    hub.steps(5)
+    assert hub.engine.view.jobs["7"].tracked.run_dir == run_dir
+
+
 def test_an_earlier_attempt_or_an_end_that_slurm_words_otherwise_is_awaited(hub: Hub) -> None:
     hub.slurm.rows = [queue_row(job_id, "RUNNING", 1001.0, started=1002.0) for job_id in ("7", "8")]
     hub.steps(5)
