@@ -235,18 +235,19 @@ _unchanged: dict[_Reader, frozenset[type]] = {}  # types of the values that a re
 def _scalar(kind: type) -> _Reader:
     is_number = kind in (int, float)
     accepted = (int, float) if is_number else kind  # other programs write 1.0 where we write 1
+    most = run_files.MOST_NUMBER
 
-    def read(value: object, place: str) -> object:
-        if type(value) is kind:  # nearly always
+    def read(value: typing.Any, place: str) -> object:
+        if type(value) is kind and (not is_number or -most < value < most):  # nearly always
             return value
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
-        if is_number and not -run_files.MOST_NUMBER < value < run_files.MOST_NUMBER:  # type: ignore[operator]
+        if is_number and not -most < value < most:
             raise RecordError(f"{place}: {_shown(value)} is too large or not finite")
         if kind is int:
-            if value % 1:  # type: ignore[operator]
+            if value % 1:
                 raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
-            return int(value)  # type: ignore[call-overload]
+            return int(value)
         return value
 
     _unchanged[read] = frozenset((kind,))

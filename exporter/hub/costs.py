@@ -16,11 +16,10 @@ def earlier_s(tracked: TrackedJob) -> float:
     total, span = 0.0, 0.0
     begin: float | None = None
     for event in tracked.history:
-        moment = event.seen if event.time is None else event.time
         if event.state == "RUNNING":
-            begin = moment if begin is None else begin
+            begin = event.moment if begin is None else begin
         elif event.state != UNKNOWN and begin is not None:
-            span, begin = moment - begin, None
+            span, begin = span + event.moment - begin, None  # more than one run if it was suspended
         if event.state == "PENDING":
             total, span = total + max(0.0, span), 0.0
     return total
@@ -33,10 +32,12 @@ def ran_s(job: Job, now: float) -> float | None:
         last_s = tracked.figures.elapsed_s
     elif tracked.started is None:
         last_s = 0.0
-    elif tracked.ended is None and tracked.state != "RUNNING":
+    elif tracked.ended is None and not tracked.is_active:
         return None
     else:
-        last_s = max(0.0, (now if tracked.ended is None else tracked.ended) - tracked.started)
+        end = tracked.history[-1].moment if tracked.state == "SUSPENDED" else now
+        end = end if tracked.ended is None else tracked.ended
+        last_s = max(0.0, end - tracked.started - tracked.suspended_s)
     return None if last_s is None else earlier_s(tracked) + last_s
 
 
@@ -83,9 +84,9 @@ def idle_s(job: Job, of_running: Mapping[str, float] = NOTHING) -> float | None:
     return of_running.get(job.tracked.run_dir or "") if job.outcome is None else job.outcome.idle_s
 
 
-def attempts_of_running(jobs: Iterable[Job]) -> dict[str, int]:
-    """The present attempt of each job that runs, by run directory, if gpujob launched it."""
-    own = (job.tracked for job in jobs if job.tracked.state == "RUNNING" and job.outcome is None)
+def attempts_of_active(jobs: Iterable[Job]) -> dict[str, int]:
+    """The present attempt of each job that runs or is suspended, by run directory, if gpujob launched it."""
+    own = (job.tracked for job in jobs if job.tracked.is_active and job.outcome is None)
     return {tracked.run_dir: tracked.restarts for tracked in own if tracked.run_dir is not None}
 
 

@@ -45,7 +45,7 @@ def count(
         found.setdefault(CounterKey(STARTED, *place), 0.0)
     changes = tuple(changes)
     changed = [before[key] for key in {change.job.job_id for change in changes} if key in before]
-    begun = {job.tracked.job_id: job.tracked.started for job in changed if job.tracked.state == "RUNNING"}
+    begun = {job.tracked.job_id: job.tracked.running_since for job in changed if job.tracked.state == "RUNNING"}
     for change in changes:
         key, state = change.job.job_id, change.job.state
         job = jobs.get(key) or before.get(key)
@@ -116,8 +116,8 @@ def _with_present_runs(
     example = dict[tuple[str, str, str, Price | None], Job]()
     for job in jobs.values():
         tracked = job.tracked
-        started = tracked.started if tracked.state == "RUNNING" else None
-        if started is not None:
+        begin = tracked.running_since if tracked.state == "RUNNING" else None
+        if begin is not None:
             end, missing_since = now, tracked.missing_since
             if missing_since is not None:
                 end = min(now, missing_since)
@@ -125,8 +125,8 @@ def _with_present_runs(
             so_far = seconds.get(alike)
             if so_far is None:
                 so_far, example[alike] = 0.0, job
-            if end > started:
-                so_far += end - started
+            if end > begin:
+                so_far += end - begin
             seconds[alike] = so_far
     for alike, job in example.items():
         if job.gpus:

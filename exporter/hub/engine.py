@@ -244,6 +244,7 @@ class Engine:
         seen = seen._replace(jobs=with_runs(seen.jobs, self._runs()))
         self._take(seen, now, {"as_of": str(now), "born": str(self._born), "cluster": self._slurm_name})
         self._cover(now)
+        self.commands["squeue"] = self.commands["squeue"]._replace(last_success=now)  # its answer has been used, too
         self.view = self.view._replace(as_of=now)
         self._publish(is_ready=True)
 
@@ -345,7 +346,7 @@ class Engine:
         runs, now = self._runs(), self._clock.time()
         missed = Observation({**self._jobs})
         if not self._has_accounting:  # which would tell more of such a job
-            rows = rows_of_runs(self._jobs, runs, self._born)
+            rows = rows_of_runs(self._jobs, runs, self._born, now)
             missed = take_missed(self._jobs, self._not_in_store(rows), now)
         jobs = with_runs(missed.jobs, runs)
         seen = take_reports(jobs, now, has_accounting=self._has_accounting)
@@ -429,7 +430,7 @@ class Engine:
         seen = seen._replace(jobs=with_prices(seen.jobs, changed, self.prices, self._node_cpus))
         told = self._number(seen.changes, seen.jobs)
         counters = count(self.counters, before, seen.jobs, changed, seen.changes, self._born, now)
-        kept = forget(seen.jobs, now)
+        kept = forget(seen.jobs, self._born, now)
         forgotten = seen.jobs.keys() - kept.keys()
         batch = Batch(
             now,
@@ -458,7 +459,8 @@ class Engine:
         """Note how a command answered, and when it is asked next. A problem is logged when it begins and ends."""
         took_s, use = self._clock.monotonic() - begun, self.commands[command]
         if error is None:
-            use = use._replace(answers=use.answers + 1, last_success=self._clock.time())
+            last_success = use.last_success if command == "squeue" else self._clock.time()
+            use = use._replace(answers=use.answers + 1, last_success=last_success)
             if self._failing.pop(command, None) is not None:
                 log.warning("%s answers again", command)
         else:
@@ -490,7 +492,7 @@ class Engine:
             if self._page_made[0] != view.number:
                 if self._page.cluster != self.label:
                     self._page = self._new_page()
-                self._page.sweeps = self._sweeps
+                self._page.sweeps, self._page.since = self._sweeps, self._born
                 packer = zlib.compressobj(1, zlib.DEFLATED, 31)
                 parts = self._page.parts(view.jobs, view.counters, self._clock.time())
                 packed = b"".join([*(packer.compress(part.encode("utf-8")) for part in parts), packer.flush()])

@@ -184,7 +184,7 @@ def rebuild_index(
                 jobs[row.job_id] = job._replace(tracked=job.tracked.replace(figures=attempt.figures()))
         jobs = {key: with_earlier(job, earlier.get(key, ())) for key, job in jobs.items()}
         from_accounting = len(jobs)
-        rows = [row for row in rows_of_runs(jobs, runs, since) if row.user == user]
+        rows = [row for row in rows_of_runs(jobs, runs, since, now) if row.user == user]
         jobs = with_runs(take_missed(jobs, _not_in(store, rows), now).jobs, runs)
         meta = {} if problems else _coverage(store, since, now, cluster_name(environ))
         store.save(Batch(now, list(jobs.values()), meta=meta, is_history=True))

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from exporter.contract.budget import Budget
 from exporter.contract.identity import safe_label
 from exporter.contract.records import NOTHING, Record
-from exporter.hub.look import end_of, is_last_question, wants_figures
+from exporter.hub.look import is_last_question, shown_from, wants_figures
 from exporter.slurm.accounting import Attempt, gpu_counts, tres
 from exporter.slurm.prices import Price, Prices
 from exporter.slurm.queue import QueueRow
@@ -242,12 +242,15 @@ def take_missed(jobs: Mapping[str, Job], rows: Iterable[QueueRow], now: float) -
     return Observation(found, known.changes)
 
 
-def forget(jobs: Mapping[str, Job], now: float) -> dict[str, Job]:
-    """The jobs without those that ended a while ago, of which everything is known and which Slurm has forgotten."""
+def forget(jobs: Mapping[str, Job], since: float, now: float) -> dict[str, Job]:
+    """The jobs without those that ended a while ago, of which everything is known and which Slurm has forgotten.
+
+    ``since`` is as for ``shown_from``.
+    """
     return {
         key: job
         for key, job in jobs.items()
-        if job.is_listed or not job.is_settled or now - end_of(job.tracked) < SHOWN_AFTER_END_S
+        if job.is_listed or not job.is_settled or now - shown_from(job.tracked, since) < SHOWN_AFTER_END_S
     }
 
 

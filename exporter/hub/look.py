@@ -76,6 +76,15 @@ def end_of(job: TrackedJob) -> float:
     return job.ended if job.ended is not None else job.history[-1].seen if job.history else 0.0
 
 
+def shown_from(job: TrackedJob, since: float) -> float:
+    """From when on the series of an ended job show its end: the end, or when this hub learned of it.
+
+    An end up to ``since`` is not this hub's.
+    """
+    end = end_of(job)
+    return max(end, job.history[-1].seen) if job.history and end > since else end
+
+
 def wants_figures(job: TrackedJob) -> bool:
     """Whether accounting is asked for what an ended job used. A job that never ran used nothing."""
     return job.is_over and not job.given_up and job.figures is None and job.started is not None

@@ -195,7 +195,11 @@ class Store:
                 return
             try:
                 self._write(self._file, batch.now)
-            except sqlite3.Error as error:
+            except (
+                sqlite3.Error,
+                OverflowError,
+                ValueError,
+            ) as error:  # the latter: of a value that SQLite cannot keep
                 self._note(f"{self.path} cannot be written: {_reason(error)}; the hub continues in memory")
                 self._limit_unsaved()
                 if _code(error) in _DAMAGED:
@@ -335,7 +339,9 @@ def _read(file: sqlite3.Connection) -> Saved:
     """Read what a hub needs at its start."""
     rows = file.execute("SELECT body FROM jobs WHERE is_kept")
     jobs = [_job(body) for (body,) in rows]
-    counters = {CounterKey(*key): float(value) for *key, value in file.execute("SELECT * FROM counters")}
+    # a NaN that an earlier version has saved is NULL
+    rows = file.execute("SELECT * FROM counters WHERE value IS NOT NULL")
+    counters = {CounterKey(*key): float(value) for *key, value in rows}
     meta = dict(file.execute("SELECT * FROM meta").fetchall())
     (last,) = file.execute("SELECT MAX(number) FROM changes").fetchone()
     return Saved(jobs, counters, meta, max(last or 0, int(meta.get("last_number", 0))))
@@ -362,10 +368,12 @@ def _figures(job: Job) -> tuple[str | float | None, ...]:
     if not job.tracked.is_over:
         return (*texts, currency, path, *(None,) * (1 + len(_NUMBERS)))
     known = costs.energies(job)
-    return (
-        *(*texts, currency, path, end_of(job.tracked), costs.gpu_seconds(job, 0.0), costs.idle_s(job)),
+    numbers = (
+        *(end_of(job.tracked), costs.gpu_seconds(job, 0.0), costs.idle_s(job)),
         *(known.get(costs.BOARDS), known.get(costs.NODES), costs.cost(job, 0.0)),
     )
+    # those of a report may be whole, and SQLite keeps whole numbers of 64 bits only
+    return *texts, currency, path, *(None if number is None else float(number) for number in numbers)
 
 
 def _job(body: object) -> Job:
@@ -376,7 +384,7 @@ def _text(value: JsonValue | Mapping[str, JsonValue]) -> str:
     return json.dumps(value, ensure_ascii=True)  # escaped, since a name may not be valid UTF-8
 
 
-def _code(error: sqlite3.Error) -> int | None:
+def _code(error: Exception) -> int | None:
     return getattr(error, "sqlite_errorcode", None)  # errors of the module itself have none
 
 

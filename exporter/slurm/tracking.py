@@ -21,6 +21,7 @@ RETURNS_WITHIN_S = 15.0  # from NODE_FAIL, PREEMPTED or BOOT_FAIL to PENDING, if
 ACCOUNTING_LAG_S = 30.0  # between two questions for the figures of an ended job, of which there are two
 CONFIRMED_WITHIN_S = 120.0  # from the end in a job's own report to that in Slurm, which ends the job's processes first
 SAME_TIME_S = 1.0  # within which two submit times are one
+MOST_EVENTS = 20  # of a job: a gang scheduler suspends it each minute, and each look writes all of them
 
 
 class Event(Record):
@@ -29,6 +30,11 @@ class Event(Record):
     state: str
     time: float | None = None  # by Slurm's clock; None if Slurm does not tell
     seen: float
+
+    @property
+    def moment(self) -> float:
+        """When it was reached, as far as it is known."""
+        return self.seen if self.time is None else self.time
 
 
 class TrackedJob(Record):
@@ -57,6 +63,28 @@ class TrackedJob(Record):
     @property
     def is_over(self) -> bool:
         return self.state in ENDS or self.given_up
+
+    @property
+    def is_active(self) -> bool:
+        """Whether it runs, or is suspended and has run."""
+        return self.state in ("RUNNING", "SUSPENDED")
+
+    @property
+    def running_since(self) -> float | None:
+        """When a running job last began to run: at the start of this attempt, or after a suspension."""
+        is_first = len(self.history) < 2 or self.history[-2].state == "PENDING"
+        return self.started if is_first else self.history[-1].moment
+
+    @property
+    def suspended_s(self) -> float:
+        """How long this attempt was suspended, without a suspension that goes on."""
+        total = 0.0
+        for event, after in pairwise(self.history):
+            if event.state == "SUSPENDED":
+                total += after.moment - event.moment
+            elif event.state == "PENDING":
+                total = 0.0
+        return total
 
     @property
     def is_never(self) -> bool:
@@ -214,15 +242,27 @@ def _observe(job: TrackedJob, sight: Sight, now: float, changes: list[Change]) -
     if sight.state == job.state or (doubted_since is not None and now - doubted_since < RETURNS_WITHIN_S):
         return job
     if sight.state == "RUNNING":
-        return _change(job, "RUNNING", job.started if job.state == "PENDING" else None, now, changes)
+        started = job.started if job.state == "PENDING" else None
+        return _change(job.replace(ended=None), "RUNNING", started, now, changes)
     return _change(job.replace(ended=sight.ended), sight.state, sight.ended, now, changes)
 
 
 def _change(job: TrackedJob, state: str, time: float | None, now: float, changes: list[Change]) -> TrackedJob:
     previous = job.state
-    job = job.replace(state=state, history=(*job.history, Event(state=state, time=time, seen=now)))
+    history = _shortened((*job.history, Event(state=state, time=time, seen=now)))
+    job = job.replace(state=state, history=history)
     changes.append(Change(job, previous, now if time is None else time))
     return job
+
+
+def _shortened(history: tuple[Event, ...]) -> tuple[Event, ...]:
+    """The history; in a long one two old suspensions become one, and the times before and after it stay as long."""
+    for index in range(len(history) - 2 if len(history) > MOST_EVENTS else 0):
+        first, between, second = history[index : index + 3]
+        if [first.state, between.state, second.state] == ["SUSPENDED", "RUNNING", "SUSPENDED"]:
+            one = first.replace(time=None, seen=first.moment + second.moment - between.moment)
+            return (*history[:index], one, *history[index + 3 :])
+    return history
 
 
 def _in_order(changes: Iterable[Change]) -> tuple[Change, ...]:

@@ -144,7 +144,8 @@ HUB_METRICS = """
 ## Series of the hub
 
 `gpujob-exporter hub` serves these series. All of them carry the label `cluster`.
-A series of a job goes 30 minutes after the end of the job. See [run the hub](../how-to/run-the-hub.md).
+A series of a job goes 30 minutes after the end of the job, or after the hub learned of it.
+See [run the hub](../how-to/run-the-hub.md).
 
 """
 RECEIVER_METRICS = """

@@ -275,11 +275,11 @@ def _node_json(row: NodeRow, price: float | None, prices: Prices | None) -> Json
 
 
 def usage_json(
-    sums: Iterable[Sums], running: Iterable[Job], by: str, now: float, idle: Mapping[str, float]
+    sums: Iterable[Sums], active: Iterable[Job], by: str, now: float, idle: Mapping[str, float]
 ) -> list[JsonValue]:
-    """Usage of ended and running jobs, most GPU time first. ``idle`` is as for ``job_json``."""
+    """Usage of ended and active jobs, most GPU time first. ``idle`` is as for ``job_json``."""
     groups: dict[tuple[str, str | None], Sums] = {(each.name, each.currency): each for each in sums}
-    for job in running:
+    for job in active:
         name = {"user": job.user, "account": job.account, "partition": job.first_partition}.get(by, job.tracked.name)
         key = name, None if job.price is None else job.price.currency
         old = groups.get(key) or Sums(*key, 0, None, None, None, None, None)

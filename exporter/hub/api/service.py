@@ -20,7 +20,7 @@ from exporter.contract.records import NOTHING, JsonValue
 from exporter.hub.api import answers
 from exporter.hub.api.answers import Head, WrongQueryError
 from exporter.hub.api.doors import LocalEntrance, peer_uid
-from exporter.hub.costs import attempts_of_running
+from exporter.hub.costs import attempts_of_active
 from exporter.hub.engine import Engine
 from exporter.hub.jobs import Job
 from exporter.hub.page.series import SelfFacts, render_controller, render_nodes, render_self, render_user_budgets
@@ -232,13 +232,13 @@ class HubService:
             return _wrong(error)
         user, view = self._user(request, query.user), self._engine.view
         sums = await asyncio.to_thread(self._store.sums_since, query.since, query.by, user)
-        running = [job for job in view.jobs.values() if job.tracked.state == "RUNNING" and user in (None, job.user)]
-        groups = answers.usage_json(sums, running, query.by, view.as_of or 0.0, await self._idle(running))
+        active = [job for job in view.jobs.values() if job.tracked.is_active and user in (None, job.user)]
+        groups = answers.usage_json(sums, active, query.by, view.as_of or 0.0, await self._idle(active))
         return web.json_response(self._head(request).with_body(by=query.by, since=query.since, groups=groups))
 
     async def _idle(self, jobs: Sequence[Job]) -> Mapping[str, float]:
         """Idle GPU seconds so far of those of these jobs that run, by run directory."""
-        attempts = attempts_of_running(jobs)
+        attempts = attempts_of_active(jobs)
         return await asyncio.to_thread(self._registry.idle_s, attempts) if attempts else NOTHING
 
     async def _fleet(self, request: web.Request) -> web.Response:

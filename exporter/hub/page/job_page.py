@@ -9,7 +9,7 @@ from exporter.collecting.families import Family, Samples, page_part
 from exporter.hub.costs import budget_use
 from exporter.hub.counters import Counters
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
-from exporter.hub.look import end_of, wants_figures
+from exporter.hub.look import end_of, shown_from, wants_figures
 from exporter.hub.page.series import (
     HUB_JOBS,
     HUB_LAG,
@@ -50,7 +50,8 @@ class JobPage:
         self._sums: dict[Sum, int] = {}
         self._unsettled: dict[str, float] = {}  # ends of jobs that wait for their figures
         self.sweeps: Sequence[tuple[Job, Mapping[str, float]]] = ()  # with the used shares of their budgets
-        self._budgeted: dict[str, Job] = {}  # running jobs with a budget
+        self.since = 0.0  # ends up to it are not those of this hub
+        self._budgeted: dict[str, Job] = {}  # jobs with a budget that run or are suspended
         self._wanted: dict[str, float] = {}  # submit times of jobs that should have series
         self._rendered: dict[str, tuple[Family, ...]] = {}  # the families of a job
         # texts by job, one for each family; most jobs have the same families, and lists of lists take less memory
@@ -105,14 +106,14 @@ class JobPage:
     def _add(self, key: str, job: Job) -> None:
         tracked = job.tracked
         if tracked.is_over:
-            self._ends[key] = end_of(tracked) + SHOWN_AFTER_END_S
+            self._ends[key] = shown_from(tracked, self.since) + SHOWN_AFTER_END_S
         counts = (() if tracked.is_over else _LIVE) + (_LOST if tracked.state == UNKNOWN else ())
         entry = self._entries[key] = _Entry(job, sums_of(job), counts)
         self._count(entry, 1)
         self._note_unsettled(key, job)
         if not self._whole_cluster or tracked.run_dir or (job.gpus and tracked.state != "PENDING"):
             self._wanted[key] = tracked.submitted or 0.0
-        if job.budget is not None and tracked.state == "RUNNING":
+        if job.budget is not None and tracked.is_active:
             self._budgeted[key] = job
 
     def _count(self, entry: _Entry, sign: int) -> None:

@@ -89,7 +89,7 @@ HUB_COMMANDS = Family("hub_commands_total", "Commands of Slurm that the hub ran.
 HUB_SECONDS = Family("hub_command_seconds_total", "Time that commands of Slurm took.", ("command",), "counter")
 HUB_SUCCESS = Family(
     "hub_last_success_timestamp_seconds",
-    "When this Slurm command last succeeded. For squeue, before its first answer: when the hub started.",
+    "When this Slurm command last succeeded. For squeue: when the hub last used its answer, or started without one.",
     ("command",),
 )
 HUB_INTERVAL = Family("hub_poll_interval_seconds", "Current interval between two reads of the queue.")
@@ -207,7 +207,7 @@ def render_job(job: Job, out: Samples) -> None:
     row.add(END, tracked.ended)
     row.add(EXPECTED_START, job.expected_start if is_pending else None)
     if tracked.state == "RUNNING" and tracked.started is not None and tracked.limit_s is not None:
-        row.add(LIMIT, tracked.started + tracked.limit_s)
+        row.add(LIMIT, tracked.started + tracked.suspended_s + tracked.limit_s)
     row.add(GPUS, job.gpus)
     row.add(NODES, job.node_count or None)
     row.add(CPUS, tres(job.resources, "cpu"))

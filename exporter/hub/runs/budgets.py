@@ -16,8 +16,8 @@ def user_budget_use(
 ) -> dict[tuple[str, str], float]:
     """The used share by user and kind, from the sums of ended jobs and from jobs that run."""
     use = dict[tuple[str, str], float]()
-    running = [job for job in jobs if job.tracked.state == "RUNNING"]
-    for user, (gpu_s, amount) in _user_totals(sums, running, now).items():
+    active = [job for job in jobs if job.tracked.is_active]
+    for user, (gpu_s, amount) in _user_totals(sums, active, now).items():
         budget = budgets.get(user, budgets.get(DEFAULT))
         if budget is not None:
             use |= {(user, kind): ratio for kind, ratio in budget.used(gpu_s, amount)}
@@ -25,12 +25,12 @@ def user_budget_use(
 
 
 def _user_totals(
-    sums: Iterable[Sums], running: Iterable[Job], now: float
+    sums: Iterable[Sums], active: Iterable[Job], now: float
 ) -> dict[str, tuple[float | None, float | None]]:
     """GPU seconds and list price of each user, of ended jobs and of those that run. None where nothing is known."""
     found: dict[str, tuple[float | None, float | None]] = {}
     shares = [(each.name, each.gpu_s, each.cost) for each in sums]
-    shares += [(job.user, costs.gpu_seconds(job, now), costs.cost(job, now)) for job in running]
+    shares += [(job.user, costs.gpu_seconds(job, now), costs.cost(job, now)) for job in active]
     for user, gpu_s, amount in shares:
         before_s, before = found.get(user, (None, None))
         found[user] = costs.plus(before_s, gpu_s), costs.plus(before, amount)

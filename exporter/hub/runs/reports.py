@@ -31,7 +31,9 @@ def is_of_run(job: Job, run: Run) -> bool:
     """Whether the job with the id of the run is that run. A user is believed about own jobs only."""
     if job.user != run.user or job.first_submitted is None:
         return False
-    return abs(job.first_submitted - run.submitted) <= SAME_SUBMISSION_S
+    later_s = job.first_submitted - run.submitted
+    # of a job that the hub first met after a requeue, the first submission is unknown
+    return abs(later_s) <= SAME_SUBMISSION_S or (later_s > 0 and job.tracked.restarts > 0)
 
 
 def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:
@@ -62,19 +64,22 @@ def take_reports(jobs: Mapping[str, Job], now: float, *, has_accounting: bool) -
     """Learn the ends of jobs from their own reports.
 
     Slurm may name other ends otherwise than a report, so its word is awaited. A report decides about them only if
-    Slurm has forgotten the job and there is no accounting.
+    Slurm has forgotten the job and there is no accounting. So is Slurm's time if that of the report cannot be: the
+    clock of its node is off.
     """
     ends = dict[str, Sight]()
     for key, job in jobs.items():
         outcome, tracked = job.outcome, job.tracked
         if outcome is None or tracked.is_over or outcome.end is None:
             continue
+        if not (tracked.started or tracked.submitted or 0.0) <= outcome.end <= now:
+            continue
         if any(event.time == outcome.end and event.state in ENDS for event in tracked.history):
             continue  # Slurm has contradicted this report
         state = _REPORTED.get(outcome.state, outcome.state)
         is_lost = tracked.missing_since is not None and not has_accounting
         if state in _REPORTED.values() or (is_lost and state in ENDS):
-            started = tracked.started if tracked.started is not None else outcome.start
+            started = tracked.started if tracked.started is not None else _start(outcome, tracked.submitted)
             ends[key] = Sight(state, tracked.submitted, started, outcome.end, tracked.restarts, None, tracked.limit_s)
     found = dict(jobs)
     known = take_reported_ends({key: jobs[key].tracked for key in ends}, ends, now)
@@ -82,15 +87,20 @@ def take_reports(jobs: Mapping[str, Job], now: float, *, has_accounting: bool) -
     return Observation(found, known.changes)
 
 
-def rows_of_runs(jobs: Mapping[str, Job], runs: Iterable[Run], since: float) -> list[QueueRow]:
+def _start(outcome: Outcome, submitted: float | None) -> float | None:
+    """When a reported attempt began, not before its submission."""
+    return None if outcome.start is None else max(outcome.start, submitted or 0.0)
+
+
+def rows_of_runs(jobs: Mapping[str, Job], runs: Iterable[Run], since: float, now: float) -> list[QueueRow]:
     """Ended jobs that Slurm has never listed, as rows: they came and went between two polls."""
     found = []
     for run in runs:
         outcome, is_known = run.outcome, run.job_id in jobs or not run.job_id.isdecimal()
-        if not is_known and outcome is not None and outcome.end is not None and run.submitted >= since:
-            sight = Sight(
-                _REPORTED.get(outcome.state, outcome.state), run.submitted, outcome.start, outcome.end, outcome.attempt
-            )
-            resources = f"{GPU}={outcome.count}" if outcome.count else ""
-            found.append(QueueRow(run.job_id, sight, run.name, None, "", resources, run.user))
+        if is_known or outcome is None or outcome.end is None or run.submitted < since or outcome.end > now:
+            continue
+        state, started = _REPORTED.get(outcome.state, outcome.state), _start(outcome, run.submitted)
+        sight = Sight(state, run.submitted, started, outcome.end, outcome.attempt)
+        resources = f"{GPU}={outcome.count}" if outcome.count else ""
+        found.append(QueueRow(run.job_id, sight, run.name, None, "", resources, run.user))
     return found

@@ -38,11 +38,12 @@ def page(**values: object) -> dict[str, object]:
     return {"schema": 2, "job": "j", **values}
 
 
+NUMBERS = st.floats(-1e299, 1e299)
 WORKERS = st.builds(
     Worker,
     rank=st.integers(),
-    rate=st.none() | st.floats(allow_nan=False),
-    last=st.none() | st.builds(Point, st.floats(allow_nan=False), st.integers()),
+    rate=st.none() | NUMBERS,
+    last=st.none() | st.builds(Point, NUMBERS, st.integers()),
 )
 
 
@@ -79,6 +80,10 @@ def test_a_field_that_an_older_version_did_not_write_has_its_default() -> None:
         (page(workers=[{"rank": 1, "rate": "x"}]), "workers[0].rate: expected a number, not 'x'"),
         (page(workers=[{"rank": 1, "rate": 10**400}]), "workers[0].rate: 1000000000"),
         (page(workers=[{"rank": 1, "last": [10**400, 1]}]), "is too large or not finite"),
+        (page(workers=[{"rank": 10**400}]), "workers[0].rank: 1000000000"),
+        (page(workers=[{"rank": 1, "rate": -math.inf}]), "workers[0].rate: -inf is too large or not finite"),
+        (page(workers=[{"rank": 1, "rate": math.nan}]), "workers[0].rate: nan is too large or not finite"),
+        (page(workers=[{"rank": 1, "last": {"seconds": 1e301}}]), "seconds: 1e+301 is too large or not finite"),
         (page(workers=[{"rank": math.inf}]), "workers[0].rank: inf is too large or not finite"),
         (page(workers=[{"rank": math.nan}]), "workers[0].rank: nan is too large or not finite"),
         (page(workers=[{"rank": True}]), "workers[0].rank: expected a whole number, not True"),

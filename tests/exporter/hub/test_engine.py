@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.contract.budget import USER_DAYS, Budget
+from exporter.hub import costs
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome
@@ -24,7 +25,7 @@ from exporter.slurm.commands_reader import ClusterFacts
 from exporter.slurm.nodes import parse_nodes
 from exporter.slurm.prices import Prices
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.tracking import CONFIRMED_WITHIN_S, GIVEN_UP_AFTER_S, UNKNOWN_AFTER_S
+from exporter.slurm.tracking import CONFIRMED_WITHIN_S, GIVEN_UP_AFTER_S, MOST_EVENTS, UNKNOWN_AFTER_S
 from tests.exporter.hub.made_up_slurm import MadeUpSlurm, attempt, queue_row, states
 from tests.exporter.slurm.test_tracking import Life, lives
 from tests.support.exporter import FakeClock
@@ -187,6 +188,37 @@ def test_cost_adds_up_over_attempts_and_restarts_and_idle_time_counts_once(hub: 
     assert energies == {"gpu": 70.0, "slurm": 900.0}
 
 
+def test_a_suspended_job_takes_only_the_time_in_which_it_runs(hub: Hub) -> None:
+    hub.steps(5)
+
+    def poll(state: str, **times: float) -> None:
+        hub.slurm.rows = [queue_row("7", state, 1001.0, started=1010.0, **times)]
+        hub.steps(60)
+
+    def gpu_seconds() -> tuple[float, float | None]:
+        """By the counters, and by the job."""
+        view, place = hub.engine.view, ("ada", "gpu")
+        return view.counters[CounterKey(GPU_S, *place)], costs.gpu_seconds(view.jobs["7"], view.as_of or 0.0)
+
+    for _ in range(20):  # a gang scheduler gives each job its turn
+        poll("RUNNING")
+        poll("SUSPENDED")
+    hub.restart()
+    poll("SUSPENDED")
+    ran_s = (1125.0 - 1010.0) + 19 * 60.0
+    assert gpu_seconds() == (ran_s * 4, ran_s * 4)
+    poll("RUNNING")
+    resumed = hub.engine.view.as_of or 0.0
+    poll("RUNNING")
+    assert gpu_seconds() == ((ran_s + 60) * 4, (ran_s + 60) * 4)
+    suspended_s = resumed - 1010.0 - ran_s
+    limit = 'gpujob_job_limit_timestamp_seconds{cluster="c1",job_id="7",job_name="job",user="ada",partition="gpu"}'
+    assert f"{limit} {1010 + suspended_s + 300:g}\n" in hub.page()
+    poll("COMPLETED", ended=resumed + 70)
+    assert gpu_seconds() == ((ran_s + 70) * 4, (ran_s + 70) * 4)
+    assert len(hub.engine.view.jobs["7"].tracked.history) <= MOST_EVENTS
+
+
 def outcome(state: str, start: float, end: float, **more: int) -> Outcome:
     return Outcome(state=state, exit_status=0, start=start, end=end, **more)
 
@@ -216,6 +248,46 @@ def test_a_report_that_slurm_contradicts_for_minutes_is_no_end(hub: Hub) -> None
     assert hub.told()[-1] == ("7", "RUNNING", "COMPLETED")
     hub.steps(CONFIRMED_WITHIN_S + 60)
     assert hub.told()[-1] == ("7", "COMPLETED", "RUNNING")
+    hub.steps(60)
+    tracked, as_of = hub.engine.view.jobs["7"].tracked, hub.engine.view.as_of or 0.0
+    assert tracked.ended is None
+    since = tracked.history[-1].seen  # what was counted at the reported end is not counted again
+    assert hub.counters()[CounterKey(GPU_S, "ada", "gpu")] == (1007 - 1002 + as_of - since) * 4
+
+
+@pytest.mark.parametrize("end", [1e12, 1e3, 0.0])
+def test_a_report_by_a_clock_that_is_off_leaves_the_time_of_the_end_to_slurm(hub: Hub, end: float) -> None:
+    hub.slurm.rows = [queue_row("7", "RUNNING", 1001.0, started=1002.0)]
+    hub.steps(5)
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=outcome("COMPLETED", -1e12, end))]
+    hub.steps(60)
+    assert hub.told() == []
+    hub.slurm.rows = [queue_row("7", "COMPLETED", 1001.0, started=1002.0, ended=1012.0)]
+    hub.steps(60)
+    assert hub.told() == [("7", "RUNNING", "COMPLETED")]
+    assert hub.counters()[CounterKey(GPU_S_OF_RUNS, "ada", "gpu")] == (1012 - 1002) * 4
+
+
+def test_a_reported_attempt_did_not_begin_before_its_submission(hub: Hub) -> None:
+    hub.slurm.facts, hub.slurm.has_accounting = ClusterFacts("c1", False, 2.0), False
+    hub.slurm.rows = [queue_row("7", "PENDING", 1001.0)]
+    hub.steps(5)
+    report = outcome("COMPLETED", -1e12, 1010.0, count=4)
+    hub.runs = [Run("7", "ada", "/runs/7", 1001.0, outcome=report), Run("8", "ada", "/runs/8", 1007.0, outcome=report)]
+    hub.steps(60)
+    assert {job for job, _, state in hub.told() if state == "COMPLETED"} == {"7", "8"}
+    gpu_s = sum(value for key, value in hub.counters().items() if key.name == GPU_S_OF_RUNS)
+    assert gpu_s == (1010 - 1001 + 1010 - 1007) * 4
+
+
+@pytest.mark.parametrize(("restarts", "user", "run_dir"), [(1, "ada", "/runs/7"), (0, "ada", None), (1, "eve", None)])
+def test_a_job_that_was_requeued_before_the_hub_met_it_is_that_of_its_run(
+    hub: Hub, restarts: int, user: str, run_dir: str | None
+) -> None:
+    hub.runs = [Run("7", user, "/runs/7", 1001.0)]
+    hub.slurm.rows = [queue_row("7", "RUNNING", 12000.0, restarts=restarts, started=12100.0)]
+    hub.steps(5)
+    assert hub.engine.view.jobs["7"].tracked.run_dir == run_dir
 
 
 def test_an_earlier_attempt_or_an_end_that_slurm_words_otherwise_is_awaited(hub: Hub) -> None:
@@ -350,6 +422,25 @@ def test_no_answer_says_nothing_about_a_job(hub: Hub) -> None:
     assert (hub.engine.problems, hub.told()) == ([], [])
 
 
+@pytest.mark.parametrize("ended_ago_s", [120.0, 2 * SHOWN_AFTER_END_S])
+def test_the_end_of_a_job_is_shown_for_30_minutes_however_late_slurm_reports_it(hub: Hub, ended_ago_s: float) -> None:
+    old = queue_row("6", "FAILED", 10.0, started=20.0, ended=30.0)  # before this hub
+    hub.slurm.rows = [old, queue_row("7", "RUNNING", started=110.0)]
+    hub.steps(5)
+    hub.slurm.rows = None
+    hub.steps(3 * SHOWN_AFTER_END_S, 60.0)
+    hub.slurm.rows = [old, queue_row("7", "FAILED", started=110.0, ended=hub.clock.now - ended_ago_s)]
+    hub.steps(300, 60.0)
+    hub.restart()
+    hub.slurm.rows = [old]
+    hub.steps(SHOWN_AFTER_END_S - 600, 60.0)
+    assert 'job_id="7",job_name="job",user="ada",partition="gpu",notify="",state="FAILED"} 1\n' in hub.page()
+    assert 'job_id="6"' not in hub.page()
+    hub.steps(900, 60.0)
+    assert 'job_id="7"' not in hub.page()
+    assert "7" not in hub.engine.view.jobs
+
+
 def test_a_hub_without_any_answer_says_since_when(hub: Hub) -> None:
     """Else the alert on a hub without answers could not fire."""
 
@@ -366,6 +457,21 @@ def test_a_hub_without_any_answer_says_since_when(hub: Hub) -> None:
     hub.restart()
     hub.steps(600)
     assert (last_answer(), hub.engine.view.is_ready) == (answered, False)
+
+
+def test_an_answer_that_the_hub_fails_to_use_does_not_count(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+    hub.steps(5)
+
+    def fail(batch: object) -> None:
+        raise RuntimeError
+
+    assert hub.store is not None
+    monkeypatch.setattr(hub.store, "save", fail)
+    hub.slurm.rows = [queue_row("7", "RUNNING", started=110.0)]
+    with pytest.raises(RuntimeError):
+        hub.steps(60)
+    use = hub.engine.commands["squeue"]
+    assert (use.answers, use.last_success, hub.engine.view.as_of) == (2, START + 5, START + 5)
 
 
 def test_the_controller_is_asked_for_its_name_until_it_answers_once(hub: Hub) -> None:

@@ -88,6 +88,13 @@ def test_a_report_that_is_not_the_end_of_this_job_says_nothing(over: dict[str, o
     assert parse_outcome(json.dumps({**REPORT, **over}), "7") is None
 
 
+@pytest.mark.parametrize("number", ["NaN", "-Infinity", "1e999", f"1{'0' * 400}"])
+def test_a_report_with_a_number_that_is_none_is_no_report(number: str) -> None:
+    text = json.dumps({**REPORT, "gpus": {"idle_s": "?"}}).replace('"?"', number)
+    with pytest.raises(ValueError, match=r"idle_s: .* is too large or not finite"):
+        parse_outcome(text, "7")
+
+
 def test_a_mount_that_hangs_costs_its_own_runs_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from exporter.hub.counters import CounterKey
-from exporter.hub.jobs import Job
+from exporter.hub.jobs import Job, Outcome
 from exporter.hub.store import (
     _FIGURES,
     CHANGES_KEPT_S,
@@ -76,6 +76,28 @@ def test_a_file_that_cannot_be_read_is_put_aside(tmp_path: Path, damage: str) ->
     again.save(batch(1, job("7")))
     assert [each.key for each in again.jobs_by_id(["7"])] == ["7"]
     again.close()
+
+
+def test_a_number_that_the_file_cannot_hold_is_a_problem_and_no_fault(tmp_path: Path) -> None:
+    other = KEY._replace(name="idle_s")
+    store = Store(tmp_path / "hub.sqlite")
+    store.save(batch(1)._replace(counters={KEY: 1.0, other: float("nan")}))
+    store.save(batch(2)._replace(counters={KEY: 10**20}))
+    assert store.problem is not None
+    assert "too large" in store.problem
+    store.close()
+    again = Store(tmp_path / "hub.sqlite")
+    assert (again.problem, again.saved.counters) == (None, {KEY: 1.0})  # SQLite has no NaN
+    again.close()
+
+
+def test_a_huge_whole_number_of_a_report_is_saved(tmp_path: Path) -> None:
+    tracked = job("7").tracked.replace(state="COMPLETED", ended=4.0)
+    outcome = Outcome(state="COMPLETED", exit_status=0, idle_s=10**20)
+    store = Store(tmp_path / "hub.sqlite")
+    store.save(Batch(9.0, [job("7")._replace(tracked=tracked, outcome=outcome)]))
+    assert (store.problem, store.sums_since(0.0, "user", None)[0].idle_s) == (None, 1e20)
+    store.close()
 
 
 def test_sums_are_over_ended_jobs_and_a_file_of_version_1_has_them_too(tmp_path: Path) -> None:
