@@ -132,7 +132,7 @@ def _row_text(job: Mapping[str, object]) -> str:
         *(_text(job, "account"), _text(job, "qos"), _number(job, "node_count") or 0, _text(job, "dependency")),
         *(_output(job, is_task=bool(array)), _text(job, "name")),
     )
-    return "".join(f"{field}|" for field in fields)
+    return "|".join(map(str, fields))
 
 
 def _number(job: Mapping[str, object], name: str) -> int | None:
