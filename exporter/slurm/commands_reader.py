@@ -178,8 +178,12 @@ class SlurmReader:
         return parse_cluster_facts(text)
 
     def ended_since(self, since: float) -> tuple[QueueRow, ...]:
-        """Last attempts of jobs that ran after ``since``, as rows of the queue. Raises SlurmUnansweredError."""
-        text = self._read_window(since, accounting.ROW_FORMAT, "-X")
+        """Last attempts of jobs of the queue's partitions that ran after ``since``, as rows of the queue.
+
+        Raises SlurmUnansweredError.
+        """
+        in_partitions = ["-r", ",".join(self.partitions)] if self.partitions else []
+        text = self._read_window(since, accounting.ROW_FORMAT, "-X", *in_partitions)
         rows = [row for row, _ in parse_history(text)]
         self._count_lines("sacct", text, len(rows))
         return tuple(row for row in rows if self.user in (None, row.user))

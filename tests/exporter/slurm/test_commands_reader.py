@@ -105,9 +105,11 @@ def test_all_users_of_some_partitions_are_one_question_too(folder: Path) -> None
     assert [row.user for row in everybody.queue()] == ["ada"]
     assert [attempt.user for attempt in everybody.accounting(["7"], 0.0)] == ["eve"]
     assert SlurmReader("ada", None, os.environ).accounting(["7"], 0.0) == ()
-    queue, accounting, own = (folder / "asked").read_text().splitlines()
+    assert everybody.ended_since(100.0) == ()
+    queue, accounting, own, ended = (folder / "asked").read_text().splitlines()
     assert queue.startswith("--local -h -a -t all -p gpu,long -O JobArrayID")
     assert " -a -j 7 " in accounting
+    assert " -X -r gpu,long -S uts100 -a " in ended
     assert " -a " not in own
 
 
