@@ -12,7 +12,7 @@ from exporter.hub.look import is_last_question, shown_from, wants_figures
 from exporter.slurm.accounting import Attempt, gpu_counts, tres
 from exporter.slurm.prices import Price, Prices
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.states import ENDS, array_of, task_ids
+from exporter.slurm.states import ENDS, array_of, task_ids, tells_all_tasks
 from exporter.slurm.tracking import (
     Change,
     Known,
@@ -307,8 +307,15 @@ def _with_row(job: Job | None, row: QueueRow) -> Job:
 
 def _tasks_that_left(job: Job, row: QueueRow | None) -> list[str]:
     """Tasks of an array that no longer wait together."""
-    left = set(task_ids(row.job_id)) if row is not None else set()
-    return [task for task in task_ids(job.tracked.job_id) if task not in left]
+    before, waiting = task_ids(job.tracked.job_id), task_ids(row.job_id) if row is not None else ()
+    still, last = set(waiting), float("inf")
+    if row is not None and not tells_all_tasks(row.job_id):  # those after the last one may wait
+        last = max(map(_index, waiting), default=-1)
+    return [task for task in before if task not in still and _index(task) < last]
+
+
+def _index(task: str) -> int:
+    return int(task.rpartition("_")[2])
 
 
 def _may_change(job: TrackedJob, is_listed: bool) -> bool:

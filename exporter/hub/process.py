@@ -62,7 +62,9 @@ class Options(NamedTuple):
 def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     """Run until a signal. Raises ExporterError if another hub runs, or if an address is taken."""
     limit_reserved_memory()
-    folder, site = _state_dir(options, environ), read_site(find_cluster_file(options.cluster_file, environ))
+    cluster_file = find_cluster_file(options.cluster_file, environ)
+    folder, site = _state_dir(options, environ), read_site(cluster_file)
+    log.info("cluster file: %s", cluster_file or "none")
     try:
         lock_file(folder / f"{options.name}.lock")
     except FileLockedError as error:

@@ -77,6 +77,15 @@ class Attempt(NamedTuple):
         )
 
 
+def plain_lines(text: str, delimiter: str) -> str:
+    """What sacct prints with another delimiter, as with its own one.
+
+    Lines without it are left out. Those are the other lines of a name, which nobody can make look like a job of another
+    user if nobody can guess the delimiter.
+    """
+    return "".join(f"{line.replace(delimiter, '|')}\n" for line in text.split("\n") if delimiter in line)
+
+
 def parse_accounting(text: str) -> tuple[Attempt, ...]:
     """Parse ``sacct -n -P -D -o FORMAT``: each attempt comes before its steps. Lines that are none are skipped."""
     found: list[Attempt] = []

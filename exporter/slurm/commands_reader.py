@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from exporter.contract.errors import ExporterError
 from exporter.slurm import accounting, nodes, queue, usage
-from exporter.slurm.accounting import Attempt, parse_accounting, parse_history
+from exporter.slurm.accounting import Attempt, parse_accounting, parse_history, plain_lines
 from exporter.slurm.nodes import NodeRow, parse_nodes
 from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow
 from exporter.slurm.usage import RunningUse, UsageRow, parse_running_use, parse_usage
@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 DEADLINE_S = 30.0  # sacct hangs for ever while slurmdbd does
 INTERACTIVE_DEADLINE_S = 10.0  # while a person waits
 AFTER_KILL_S = 1.0  # for the rest of the output: a child that has left the group may keep it open
+_MARK_BYTES = 6  # of a word that nobody guesses; longer ones make long answers of sacct
 MOST_ASKED = 200  # ids in one question to accounting, which takes 50 ms of its daemon
 # prefixes of user variables that change the output or queries of Slurm's commands
 _OUTPUT_PREFIXES = ("SQUEUE_", "SACCT_", "SINFO_", "SCANCEL_", "SCONTROL_")
@@ -98,6 +99,11 @@ def run_reading(argv: Sequence[str], environment: Mapping[str, str], deadline_s:
     return text
 
 
+def _mark() -> str:
+    """A word that no name of a job contains; a new one for each answer, since others see the arguments of commands."""
+    return os.urandom(_MARK_BYTES).hex()
+
+
 class ClusterFacts(NamedTuple):
     """What the controller says of itself."""
 
@@ -143,10 +149,11 @@ class SlurmReader:
 
     def _read_queue(self, *which: str, parser: QueueParser, deadline_s: float = DEADLINE_S) -> tuple[QueueRow, ...]:
         local = [] if self._on else ["--local"]
-        argv = ["squeue", *self._on, *local, "-h", "-a", *which, "-O", queue.FORMAT]
+        mark = _mark()
+        argv = ["squeue", *self._on, *local, "-h", "-a", *which, "-O", f"{queue.FORMAT}{mark}"]
         before = parser.garbled
         try:
-            return parser.parse(run_reading(argv, self._environment, deadline_s))
+            return parser.parse(run_reading(argv, self._environment, deadline_s), f"|{mark}\n")
         except GarbledAnswerError as error:
             raise SlurmUnansweredError(argv[0], f"gave an answer that cannot be used: {error}") from error
         finally:
@@ -160,7 +167,7 @@ class SlurmReader:
         start = ["-S", f"uts{int(since)}"] if since else []
         everybody = ["-a"] if self.user is None else []  # else sacct takes the jobs of who asks
         argv = ["sacct", *self._on, "-n", "-P", "-D", "--noconvert", *everybody, *start, "-j", ",".join(job_ids)]
-        text = run_reading([*argv, "-o", accounting.FORMAT], self._environment)
+        text = self._run_sacct([*argv, "-o", accounting.FORMAT])
         attempts = parse_accounting(text)
         self._count_lines("sacct", text, sum(1 + len(attempt.steps) for attempt in attempts))
         return tuple(attempt for attempt in attempts if self.user in (None, attempt.user))
@@ -171,8 +178,12 @@ class SlurmReader:
         return parse_cluster_facts(text)
 
     def ended_since(self, since: float) -> tuple[QueueRow, ...]:
-        """Last attempts of jobs that ran after ``since``, as rows of the queue. Raises SlurmUnansweredError."""
-        text = self._read_window(since, accounting.ROW_FORMAT, "-X")
+        """Last attempts of jobs of the queue's partitions that ran after ``since``, as rows of the queue.
+
+        Raises SlurmUnansweredError.
+        """
+        in_partitions = ["-r", ",".join(self.partitions)] if self.partitions else []
+        text = self._read_window(since, accounting.ROW_FORMAT, "-X", *in_partitions)
         rows = [row for row, _ in parse_history(text)]
         self._count_lines("sacct", text, len(rows))
         return tuple(row for row in rows if self.user in (None, row.user))
@@ -190,7 +201,11 @@ class SlurmReader:
     def _read_window(self, since: float, fields: str, *how: str) -> str:
         whose = self._of_user or ["-a"]
         argv = ["sacct", *self._on, "-n", "-P", "-D", "--noconvert", *how, "-S", f"uts{int(since)}", *whose]
-        return run_reading([*argv, "-o", fields], self._environment)
+        return self._run_sacct([*argv, "-o", fields])
+
+    def _run_sacct(self, argv: Sequence[str]) -> str:
+        mark = _mark()
+        return plain_lines(run_reading([*argv, f"--delimiter={mark}"], self._environment), mark)
 
     def nodes(self) -> tuple[NodeRow, ...]:
         """All nodes, once for each of their partitions. Raises SlurmUnansweredError."""

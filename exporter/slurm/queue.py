@@ -81,25 +81,23 @@ class QueueParser:
         self._known: Mapping[str, QueueRow] = {}
         self.garbled = 0  # lines of all answers that could not be parsed
 
-    def parse(self, text: str) -> tuple[QueueRow, ...]:
-        """Parse an answer as ``parse_queue`` does.
+    def parse(self, text: str, end: str = "|\n") -> tuple[QueueRow, ...]:
+        """Parse an answer as ``parse_queue`` does, whose rows have this end.
 
-        A name may contain newlines, so a line that does not begin like a row continues the one before. Despite ``-h``,
+        A name may contain newlines, and so whole rows of other users, unless nobody can guess the end. Despite ``-h``,
         a line with the cluster's name comes first if one was selected.
         """
-        if text and not text.endswith("\n"):
-            raise GarbledAnswerError("its last line is not complete")
         known, rows = self._known, list[str]()
-        garbled, clusters = 0, 0
-        for line in text.split("\n")[:-1]:
-            if line in known or (_ROW.match(line) and line.count("|") >= len(FIELDS) - 1):
-                rows.append(line)
-            elif line.startswith("CLUSTER:"):
-                clusters += 1
-            elif rows and not rows[-1].endswith("|"):
-                rows[-1] += f"\n{line}"
-            else:
-                garbled += bool(line)
+        *parts, rest = text.split(end)
+        if "|" in rest or (rest and not rest.endswith("\n")):
+            raise GarbledAnswerError("its last line is not complete")
+        others = rest.split("\n")
+        for part in parts:
+            before, newline, _ = part.partition("|")[0].rpartition("\n")
+            rows.append(part.removeprefix(before + newline))
+            others += before.split("\n")
+        clusters = sum(line.startswith("CLUSTER:") for line in others)
+        garbled = sum(map(bool, others)) - clusters
         found = [known.get(row) or parse_row(row) for row in rows]
         lines, garbled = len(rows) + garbled, found.count(None) + garbled
         self.garbled += garbled
@@ -142,16 +140,19 @@ def _waits_for(row: QueueRow, job_ids: Collection[str]) -> bool:
 
 
 def parse_row(text: str) -> QueueRow | None:
-    """Parse one job, whose name may have several lines; None if it is none."""
-    *first, user, account, qos, node_count, dependency, output, name = text.split("|", len(FIELDS) - 1)
+    """Parse one job, without the last separator; None if it is none."""
+    parts = text.split("|", len(FIELDS) - 1)
+    if len(parts) < len(FIELDS) or not _ROW.match(text):
+        return None
+    *first, user, account, qos, node_count, dependency, output, name = parts
     job_id, word, reason, submit, start, end, limit, restarts, nodes, partition, tres, raw_id = first
     try:
         task_ids(job_id)
     except ValueError:
         return None
-    if not name.endswith("|") or not restarts.isdecimal() or not node_count.isdecimal():
+    if not restarts.isdecimal() or not node_count.isdecimal():
         return None
-    state, name = base_state(word), name[:-1]
+    state = base_state(word)
     has_started = state != "PENDING" and bool(nodes)  # a job that was cancelled while it waited has no nodes
     sight = Sight(
         state,

@@ -1,7 +1,7 @@
 """States of jobs in Slurm's words, ids of jobs and array tasks, and Slurm's times."""
 
 import re
-from collections.abc import Iterator
+from itertools import chain, islice
 
 ENDS = frozenset(
     ("COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "DEADLINE", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY", "PREEMPTED")
@@ -17,7 +17,8 @@ _BASE_STATES = {**dict.fromkeys(_WAITING, "PENDING"), **dict.fromkeys(_RUNNING, 
 JOB_ID = r"\d+(?:_\d+|_\[[^\]|]*\]|\+\d+)?"  # 4459, 4459_3, 4459_[1-3%2], 20+0 (a component)
 _ARRAY = re.compile(r"(\d+)_\[([^\]]*)\]")
 _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
-MOST_TASKS = 100_000  # of an array that are told apart; a larger one would fill the memory
+_CUT = re.compile(r"[-,][\d:]*\.\.\.$")  # the end of a list that Slurm has cut after 64 bytes, often within a number
+MOST_TASKS = 100_000  # of an array that are told apart; more would fill the memory
 
 _NO_LIMIT_S = 365 * 86400.0  # what the controller enters for a started job of a partition without a limit
 
@@ -31,25 +32,32 @@ def base_state(text: str) -> str:
 
 
 def task_ids(job_id: str) -> tuple[str, ...]:
-    """Ids of the tasks in ``4459_[1-3,7,10-19:3%2]``, and any other id alone. Raises ValueError."""
+    """Ids of the tasks in ``4459_[1-3,7,10-19:3%2]``, and any other id alone. Raises ValueError.
+
+    If the id does not tell all of them, these are the first ones.
+    """
     found = _ARRAY.fullmatch(job_id)
     if found is None:
         return (job_id,)
-    return tuple(f"{found[1]}_{index}" for index in _indexes(found[2].partition("%")[0]))
+    indexes = chain.from_iterable(_ranges(found[2]))
+    return tuple(f"{found[1]}_{index}" for index in islice(indexes, MOST_TASKS))
 
 
-def _indexes(text: str) -> Iterator[int]:
-    total = 0
-    for part in text.split(","):
-        found = _RANGE.fullmatch(part)
-        if found is None:
-            raise ValueError(f"{text[:60]!r} is not a list of array indexes")
-        first, last, step = int(found[1]), int(found[2] or found[1]), int(found[3] or 1)
-        indexes = range(first, last + 1, step or 1)
-        total += len(indexes)
-        if total > MOST_TASKS:
-            raise ValueError(f"{text[:60]!r} has more than {MOST_TASKS:,} array indexes")
-        yield from indexes
+def tells_all_tasks(job_id: str) -> bool:
+    """Whether ``task_ids`` has all tasks: Slurm has not cut their list, and there are not too many.
+
+    Raises ValueError.
+    """
+    found = _ARRAY.fullmatch(job_id)
+    return found is None or ("..." not in found[2] and sum(map(len, _ranges(found[2]))) <= MOST_TASKS)
+
+
+def _ranges(text: str) -> list[range]:
+    indexes = text.partition("%")[0]
+    found = [_RANGE.fullmatch(part) for part in _CUT.sub("", indexes).split(",")]
+    if None in found:
+        raise ValueError(f"{indexes[:60]!r} is not a list of array indexes")
+    return [range(int(part[1]), int(part[2] or part[1]) + 1, int(part[3] or 1) or 1) for part in found if part]
 
 
 def array_of(job_id: str) -> str:

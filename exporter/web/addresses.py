@@ -15,7 +15,8 @@ if TYPE_CHECKING:
 
 LOOPBACK = "127.0.0.1"
 ALL_INTERFACES = ("", "0.0.0.0", "::")  # noqa: S104 - for comparison
-MOST_TRIES = 20  # searches for a port that is free on several addresses
+MOST_TRIES = 20  # searches for a port that is free on several addresses, or that Prometheus scrapes
+LEAST_FREE_PORT = 10_000  # our scrape configuration leaves out lower ones, which are of other services
 ELSEWHERE = "192.0.2.1"  # an address for documentation (RFC 5737); nothing is sent to it
 
 
@@ -43,9 +44,15 @@ def open_socket(host: str, port: int) -> socket.socket:
 
 
 def open_sockets(hosts: Sequence[str], port: int) -> list[socket.socket]:
-    """Open one socket per address, all with the same port; for port 0 one that is free on all of them."""
+    """Open one socket per address, all with the same port; for port 0 one that is free on all of them.
+
+    Where the kernel may choose ports below LEAST_FREE_PORT, another one is asked for.
+    """
     for left in reversed(range(MOST_TRIES)):
         opened = [open_socket(hosts[0], port)]
+        if port == 0 and left and opened[0].getsockname()[1] < LEAST_FREE_PORT:
+            opened[0].close()
+            continue
         try:
             opened += [open_socket(host, opened[0].getsockname()[1]) for host in hosts[1:]]
         except ExporterError as error:

@@ -10,7 +10,7 @@ from exporter.contract.records import NOTHING
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.states import ENDS, JOB_ID, array_of, is_part_of, task_ids
+from exporter.slurm.states import ENDS, JOB_ID, MOST_TASKS, array_of, is_part_of, task_ids, tells_all_tasks
 from exporter.slurm.tracking import TrackedJob
 from launcher.errors import LauncherError
 from launcher.fleet.own_runs import run_dir_of
@@ -55,6 +55,8 @@ def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> S
                 ids += task_ids(word)
             except ValueError as error:
                 raise LauncherError(f"{word}: {error}; write it as in 4459_[0-7]") from error
+            if not tells_all_tasks(word):
+                raise LauncherError(f"{word}: its list is cut, or has more than {MOST_TASKS:,} array indexes")
         elif word in own_names or "/" in word or (workdir / word).is_dir() or word.startswith(LOCAL_PREFIX):
             found, cluster = runs_of(find_job(word, environ, workdir).directory)
             own_runs |= found

@@ -33,6 +33,7 @@ def told(what: str, default: str = "") -> str:
 def answer(default: str = "") -> None:
     """Print and end as the files say."""
     time.sleep(float(told("sleep", "0")))
-    sys.stdout.write(told("out", default))
+    delimiter = next((word.partition("=")[2] for word in sys.argv if word.startswith("--delimiter=")), "|")
+    sys.stdout.write(told("out", default).replace("|", delimiter))
     sys.stderr.write(told("err"))
     sys.exit(int(told("status", "0")))

@@ -242,10 +242,17 @@ def test_files_named_in_commands_are_mounted(services: dict[str, Json]) -> None:
                 assert flags[flag] in targets, (name, flag)
 
 
-def test_variables_of_the_user_must_be_set() -> None:
-    text = (DOCKER / "compose.yml").read_text(encoding="utf-8")
+@pytest.mark.parametrize(
+    ("file", "names"),
+    [
+        ("compose.yml", {"GPUJOB_TARGETS_DIR", "GRAFANA_ADMIN_PASSWORD_FILE"}),
+        ("compose.hub.yml", {"GPUJOB_CLUSTER", "GPUJOB_SLURMRESTD"}),
+    ],
+)
+def test_variables_of_the_user_must_be_set(file: str, names: set[str]) -> None:
+    text = (DOCKER / file).read_text(encoding="utf-8")
     variables = re.findall(r"\$\{(\w+)(.*?)\}", text)
-    assert {name for name, _ in variables} == {"GPUJOB_TARGETS_DIR", "GRAFANA_ADMIN_PASSWORD_FILE"}
+    assert {name for name, _ in variables} == names
     assert all(rest.startswith(":?") for _, rest in variables)
     readme = (DOCKER / "README.md").read_text(encoding="utf-8")
     assert all(name in readme for name, _ in variables)
@@ -346,7 +353,7 @@ def test_the_services_start_and_become_healthy(with_hub: dict[str, Json], tmp_pa
     ports = {number: str(free_port()) for number in ("9090", "9093", "9420")}
 
     def here(text: str, service: Json) -> str:
-        text = outside(text, service, tmp_path)
+        text = re.sub(r"\$\{GPUJOB_CLUSTER:.*?\}", "hal", outside(text, service, tmp_path))
         return re.sub(r"(?<=127\.0\.0\.1:)\d+", lambda port: ports[port[0]], text)
 
     config = here((DOCKER / "prometheus.yml").read_text(encoding="utf-8"), with_hub["prometheus"])

@@ -32,6 +32,17 @@ def test_the_command_of_a_unit_has_these_options(unit: Path) -> None:
     assert subprocess.run(argv, cwd=ROOT, capture_output=True, timeout=60).returncode == 0
 
 
+@pytest.mark.parametrize(
+    "unit", [unit for unit in UNITS if unit.name.startswith("gpujob-hub")], ids=lambda unit: unit.name
+)
+def test_the_unit_of_a_hub_has_a_place_for_the_cluster_file_of_the_site(unit: Path) -> None:
+    found = dict(re.findall(r"^#Environment=(\w+)=(\S+)$", unit.read_text("utf-8"), re.MULTILINE))
+    assert found.keys() == {"GPUJOB_CONFIG", "PATH"}
+    page = (ROOT / "docs" / "how-to" / "run-the-hub.md").read_text("utf-8")
+    assert all(f"Environment={name}={value}\n" in page for name, value in found.items())
+    assert found["GPUJOB_CONFIG"] in (ROOT / "docs" / "admin.md").read_text("utf-8")
+
+
 def test_prometheus_may_read_the_targets_where_the_unit_writes_them() -> None:
     """Systemd closes the directories of a dynamic account to others, except a runtime directory that ends with it."""
     unit = (ROOT / "docker" / "systemd" / "gpujob-targets.service").read_text("utf-8")

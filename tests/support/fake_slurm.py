@@ -8,6 +8,13 @@ from typing import Any
 from tests.support.launcher import ROOT, clean_environment
 
 BIN = ROOT / "tests" / "bin"
+# for shell scripts in place of squeue and sacct: prints rows, separated and ended as the arguments say
+PRINT_ROWS = """for last; do :; done
+rows() { case $last in
+--delimiter=*) sed "s/|/${last#*=}/g" ;;
+*) sed "s/|$/${last##*:}/" ;;
+esac; }
+"""
 
 
 class FakeSlurm:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from exporter.contract.errors import ExporterError
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
-from exporter.slurm.queue import QueueRow, parse_row, with_never
+from exporter.slurm.queue import MOST_GARBLED, QueueRow, parse_row, with_never
 from exporter.slurm.sources.http_reader import NoAnswerError, check_address, read_json
 
 SOURCE = "GPUJOB_SLURM_SOURCE"  # one of SOURCES
@@ -66,7 +66,9 @@ class RestReader(SlurmReader):
 
     def queue(self) -> tuple[QueueRow, ...]:
         """All jobs that the controller remembers, ended ones too. Raises SlurmUnansweredError."""
-        rows = parse_rest_jobs(self._read_jobs())
+        body = self._read_jobs()
+        rows = parse_rest_jobs(body)
+        self.unparsed["squeue"] += len(_jobs_in(body)) - len(rows)
         wanted = frozenset(self.partitions)
         return tuple(
             row
@@ -89,14 +91,19 @@ class RestReader(SlurmReader):
 
 def parse_rest_jobs(body: Mapping[str, object]) -> tuple[QueueRow, ...]:
     """Parse an answer of ``/slurm/VERSION/jobs``. Raises SlurmUnansweredError if it is none."""
+    found = [_parse_job(job) for job in _jobs_in(body)]
+    rows = [row for row in found if row is not None]
+    if (garbled := len(found) - len(rows)) > MOST_GARBLED * len(found):
+        problem = f"{garbled} of the {len(found)} jobs in it cannot be parsed"
+        raise SlurmUnansweredError(REST, f"gave an answer that cannot be used: {problem}")
+    return with_never(rows)
+
+
+def _jobs_in(body: Mapping[str, object]) -> list[object]:
     jobs = body.get("jobs")
     if body.get("errors") or not isinstance(jobs, list):
         raise SlurmUnansweredError(REST, f"answers with an error: {error_text(body) or 'there are no jobs in it'}")
-    known = [job for job in jobs if isinstance(job, dict) and _number(job, "job_id")]
-    rows = [_parse_job(job) for job in known]
-    if None in rows or len(rows) < len(jobs):
-        raise SlurmUnansweredError(REST, "gave an answer that cannot be used: jobs in it cannot be parsed")
-    return with_never(row for row in rows if row is not None)
+    return jobs
 
 
 def error_text(body: Mapping[str, object]) -> str:
@@ -106,7 +113,9 @@ def error_text(body: Mapping[str, object]) -> str:
     return "; ".join(str(each.get("description") or each.get("error") or "unknown") for each in found)
 
 
-def _parse_job(job: Mapping[str, object]) -> QueueRow | None:
+def _parse_job(job: object) -> QueueRow | None:
+    if not isinstance(job, dict) or not _number(job, "job_id"):
+        return None
     row = parse_row(_row_text(job))
     return row if row is None or row.output is None else row._replace(output=row.output.replace(_BAR, "|"))
 
@@ -132,7 +141,7 @@ def _row_text(job: Mapping[str, object]) -> str:
         *(_text(job, "account"), _text(job, "qos"), _number(job, "node_count") or 0, _text(job, "dependency")),
         *(_output(job, is_task=bool(array)), _text(job, "name")),
     )
-    return "".join(f"{field}|" for field in fields)
+    return "|".join(map(str, fields))
 
 
 def _number(job: Mapping[str, object], name: str) -> int | None:

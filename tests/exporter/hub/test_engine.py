@@ -137,6 +137,15 @@ def test_an_array_whose_last_tasks_started_while_no_hub_ran_waits_no_more(hub: H
     assert hub.engine.view.jobs.keys() == {"8_1", "8_2"}
 
 
+def test_tasks_that_a_cut_list_hides_still_wait(hub: Hub) -> None:
+    hub.slurm.rows = [queue_row("8_[1-99:2]", "PENDING", 1002.0)]
+    hub.steps(5)
+    running = queue_row("8_1", "RUNNING", 1002.0, started=1010.0)
+    hub.slurm.rows = [running, queue_row("8_[5,7,9,1...]", "PENDING", 1002.0)]
+    hub.steps(60)
+    assert hub.engine.view.jobs.keys() == {"8_1", "8_3", "8_[]"}
+
+
 def test_an_ended_job_that_slurm_lists_for_days_is_told_once(hub: Hub) -> None:
     hub.steps(5)
     hub.slurm.rows = [queue_row("7", "CANCELLED", 1010.0, ended=1020.0)]

@@ -230,7 +230,7 @@ def test_runs_nodes_and_usage_are_answered_and_not_sent_twice(slurm: FakeSlurm, 
         tag = head.lower().partition("etag: ")[2].partition("\r")[0]
         assert hub.get(path, {"If-None-Match": f'"old", {tag}'}) == (304, "")
         assert hub.get(path + ("&" if "?" in path else "?") + "user=root", {"If-None-Match": tag})[0] != 304
-    hub.end()
+    assert f"cluster file: {tmp_path}/site.yaml" in hub.end()
 
 
 def test_a_hub_only_reads_slurm_and_writes_into_its_own_folder(slurm: FakeSlurm, tmp_path: Path) -> None:

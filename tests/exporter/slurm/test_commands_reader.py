@@ -2,10 +2,12 @@
 
 import os
 import time
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
+from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import (
     SlurmReader,
     SlurmUnansweredError,
@@ -13,7 +15,10 @@ from exporter.slurm.commands_reader import (
     parse_cluster_facts,
     run_reading,
 )
+from exporter.slurm.queue import QueueRow
+from exporter.slurm.usage import UsageRow
 from tests.support.exporter import until
+from tests.support.fake_slurm import PRINT_ROWS
 
 ROW = (
     "7|RUNNING|None|100|110|N/A|5:00|0|n1|gpu|cpu=4,mem=600M,node=1,billing=4,gres/gpu=4|"
@@ -22,7 +27,7 @@ ROW = (
 
 
 def script(folder: Path, name: str, text: str) -> None:
-    (folder / name).write_text(f"#!/bin/sh\n{text}\n")
+    (folder / name).write_text(f"#!/bin/sh\n{PRINT_ROWS}{text}\n")
     (folder / name).chmod(0o755)
 
 
@@ -34,7 +39,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_each_question_is_one_command_in_a_pinned_environment(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SQUEUE_FORMAT", "%i")
-    script(folder, "squeue", f'echo "$*" > {folder}/asked; env >> {folder}/asked; echo "{ROW}"')
+    script(folder, "squeue", f'echo "$*" > {folder}/asked; env >> {folder}/asked; echo "{ROW}" | rows')
     (row,) = SlurmReader("ada", None, os.environ).queue()
     assert (row.job_id, row.sight.started) == ("7", 110.0)
     arguments, *variables = (folder / "asked").read_text().splitlines()
@@ -93,16 +98,40 @@ def test_only_an_accounting_that_is_absent_is_a_lasting_problem(folder: Path, mo
 
 
 def test_all_users_of_some_partitions_are_one_question_too(folder: Path) -> None:
-    script(folder, "squeue", f'echo "$*" > {folder}/asked; echo "{ROW}"')
-    script(folder, "sacct", f"echo \"$*\" >> {folder}/asked; echo '7|eve|COMPLETED|0:0|1|2|3|1|5|1|0|cpu=1||job'")
+    script(folder, "squeue", f'echo "$*" > {folder}/asked; echo "{ROW}" | rows')
+    attempt = "7|eve|COMPLETED|0:0|1|2|3|1|5|1|0|cpu=1||job"
+    script(folder, "sacct", f'echo "$*" >> {folder}/asked; echo "{attempt}" | rows')
     everybody = SlurmReader(None, None, os.environ, ("gpu", "long"))
     assert [row.user for row in everybody.queue()] == ["ada"]
     assert [attempt.user for attempt in everybody.accounting(["7"], 0.0)] == ["eve"]
     assert SlurmReader("ada", None, os.environ).accounting(["7"], 0.0) == ()
-    queue, accounting, own = (folder / "asked").read_text().splitlines()
+    assert everybody.ended_since(100.0) == ()
+    queue, accounting, own, ended = (folder / "asked").read_text().splitlines()
     assert queue.startswith("--local -h -a -t all -p gpu,long -O JobArrayID")
     assert " -a -j 7 " in accounting
+    assert " -X -r gpu,long -S uts100 -a " in ended
     assert " -a " not in own
+
+
+QUESTIONS: Mapping[str, Callable[[SlurmReader], Sequence[QueueRow | Attempt | UsageRow]]] = {
+    ROW: SlurmReader.queue,
+    "7|ada|FAILED|0:0|1|2|3|1|5|1|0|cpu=1||job": lambda slurm: slurm.accounting(["7"], 0.0),
+    "gpu|lab|normal|1|n1|7|ada|FAILED|0:0|1|2|3|1|5|1|0|cpu=1||job": lambda slurm: slurm.ended_since(0.0),
+    "7|ada|lab|gpu|FAILED|9|9|gres/gpu=9|job": lambda slurm: slurm.usage_since(0.0),
+}
+
+
+@pytest.mark.parametrize("row", QUESTIONS)
+def test_a_name_with_lines_makes_no_jobs_of_other_users(folder: Path, row: str) -> None:
+    """Slurm prints names as they are."""
+    end = "|" if row.endswith("|") else ""
+    forged = row.replace("7|ada", "8|bob").replace("|7|", "|8|").removesuffix("|").replace("|", "^")
+    text = f"printf '%s\\n' '{row.removesuffix('|')}^' '{forged}{end}' '{row}' | rows | tr ^ '|'"
+    for command in ("squeue", "sacct"):
+        script(folder, command, text)
+    reader = SlurmReader(None, None, os.environ)
+    assert [found.user for found in QUESTIONS[row](reader)] == ["ada", "ada"]
+    assert not reader.unparsed.total()
 
 
 def test_what_the_controller_says_of_itself(folder: Path) -> None:

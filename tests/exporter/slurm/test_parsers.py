@@ -6,7 +6,15 @@ import pytest
 
 from exporter.slurm.accounting import Attempt, parse_accounting, parse_history
 from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow, Sight, parse_queue
-from exporter.slurm.states import array_of, base_state, is_part_of, parse_duration, task_ids
+from exporter.slurm.states import (
+    MOST_TASKS,
+    array_of,
+    base_state,
+    is_part_of,
+    parse_duration,
+    task_ids,
+    tells_all_tasks,
+)
 
 SAMPLES = Path(__file__).parent / "samples"
 VERSIONS = ("22.05.8", "24.11.5", "26.05.5")
@@ -85,7 +93,7 @@ def test_a_name_may_have_lines_and_an_output_file_has_its_patterns_filled() -> N
     ("text", "problem"),
     [
         (row().removesuffix("|\n"), "its last line is not complete"),
-        (row() + row(job_id="9_[1-...]"), "1 of its 2 lines cannot be parsed"),  # a cut list hides tasks
+        (row() + row(job_id="9_[...]"), "1 of its 2 lines cannot be parsed"),
         ("oops\n" + row(), "1 of its 2 lines"),
         (row().replace("|0|n1", "|many|n1"), "1 of its 1 lines"),
         ("CLUSTER: a\nCLUSTER: b\n", "several clusters; set SLURM_CLUSTERS"),
@@ -94,6 +102,11 @@ def test_a_name_may_have_lines_and_an_output_file_has_its_patterns_filled() -> N
 def test_a_damaged_answer_is_no_answer(text: str, problem: str) -> None:
     with pytest.raises(GarbledAnswerError, match=problem):
         parse_queue(text)
+
+
+@pytest.mark.parametrize("indexes", ["0-150000", "1,3,5-...%2"])
+def test_an_array_with_tasks_that_cannot_be_told_is_no_damage(indexes: str) -> None:
+    assert [found.job_id for found in parse_queue(row() + row(f"9_[{indexes}]"))] == ["7", f"9_[{indexes}]"]
 
 
 def test_one_damaged_line_in_hundreds_is_left_out() -> None:
@@ -208,7 +221,23 @@ def test_array_ids_name_their_tasks(text: str, found: tuple[str, ...]) -> None:
     assert not is_part_of("44590", "4459")
 
 
-@pytest.mark.parametrize("text", ["11_[1-...]", "11_[a]", "11_[]", "11_[0-4000000]"])
+@pytest.mark.parametrize(
+    ("text", "count", "last"),
+    [
+        ("11_[1,3,41,4...%2]", 3, "11_41"),  # 4, 43 or 4000
+        ("11_[1,3,41-4...]", 3, "11_41"),
+        ("11_[0-98:...]", 1, "11_0"),
+        ("11_[0-4000000]", MOST_TASKS, f"11_{MOST_TASKS - 1}"),
+    ],
+)
+def test_tasks_that_an_id_does_not_tell_are_left_out(text: str, count: int, last: str) -> None:
+    found = task_ids(text)
+    assert (len(found), found[-1], tells_all_tasks(text)) == (count, last, False)
+    assert tells_all_tasks("11_[0-99999]")
+    assert tells_all_tasks("11")
+
+
+@pytest.mark.parametrize("text", ["11_[...]", "11_[a]", "11_[]", "11_[1,]"])
 def test_a_list_of_tasks_that_is_none_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="array indexes"):
         task_ids(text)

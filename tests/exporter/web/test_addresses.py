@@ -5,6 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -88,6 +89,24 @@ def test_a_port_that_is_taken_on_one_address_is_not_used(monkeypatch: pytest.Mon
     assert opened[0].getsockname()[1] == opened[1].getsockname()[1]
     for listening in opened:
         listening.close()
+
+
+@pytest.mark.parametrize(("low", "found"), [(3, 10_000), (100, 9500)])
+def test_a_port_that_prometheus_does_not_scrape_is_given_back(
+    monkeypatch: pytest.MonkeyPatch, low: int, found: int
+) -> None:
+    """The kernel chooses below 10,000 with a wide ``net.ipv4.ip_local_port_range``; some ranges have no other ports."""
+    ports = iter([9500] * low + [10_000])
+    given = []
+
+    def open_chosen(host: str, port: int) -> Mock:
+        given.append(Mock(**{"getsockname.return_value": (host, next(ports))}))
+        return given[-1]
+
+    monkeypatch.setattr(addresses, "open_socket", open_chosen)
+    (opened,) = open_sockets((LOOPBACK,), 0)
+    assert opened.getsockname()[1] == found
+    assert [each.close.called for each in given] == [True] * (len(given) - 1) + [False]
 
 
 def test_a_given_port_that_is_taken_is_refused() -> None:

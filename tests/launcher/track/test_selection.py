@@ -52,6 +52,12 @@ def test_a_job_that_slurm_does_not_know_is_an_error(selection: Selection, proble
         ids(selection)
 
 
+@pytest.mark.parametrize("word", ["4459_[0-100000]", "4459_[1-...]"])
+def test_all_tasks_of_a_list_are_selected_or_none(word: str, tmp_path: Path) -> None:
+    with pytest.raises(LauncherError, match="its list is cut, or has more than 100,000 array indexes"):
+        select((word,), {}, tmp_path)
+
+
 def test_a_job_of_gpujob_has_its_own_name_and_directory(tmp_path: Path) -> None:
     run_dir = tmp_path / "logs" / "44_train_20261123_111634"
     run_dir.mkdir(parents=True)

@@ -105,6 +105,7 @@ class Rest(ThreadingHTTPServer):
     def __init__(self, version: str) -> None:
         self.version, self.asked = version, list[str]()
         self.user = "ada"  # of its job
+        self.more = list[object]()  # jobs
         super().__init__(("127.0.0.1", 0), RestHandler)
 
 
@@ -119,6 +120,7 @@ class RestHandler(BaseHTTPRequestHandler):
         self.end_headers()
         body = sample("24.11.5")
         body["jobs"][0]["user_name"] = self.server.user
+        body["jobs"] += self.server.more
         self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, *_: object) -> None:
@@ -146,6 +148,18 @@ def test_the_version_is_found_once_and_the_token_is_of_the_user(rest: Rest) -> N
     rest.version = "v0.0.99"
     with pytest.raises(SlurmUnansweredError, match=r"serves none of v0.0.38 to v0.0.45$"):
         slurm_reader("ada", None, environ).queue()
+
+
+def test_one_job_that_cannot_be_parsed_does_not_hide_the_others(rest: Rest) -> None:
+    reader = RestReader(None, None, {"SLURM_JWT": "secret", "USER": "ada"}, (), f"http://127.0.0.1:{rest.server_port}")
+    scattered = {"array_job_id": 11, "array_task_id": UNSET, "array_task_string": "1,3,5,7,9,11,13,15,17,19,21,2..."}
+    rest.more = [sample("24.11.5")["jobs"][0] | scattered, *[{"job_id": number} for number in range(1, 200)], None]
+    rows = reader.queue()
+    assert (len(rows), rows[1].job_id) == (201, "11_[1,3,5,7,9,11,13,15,17,19,21,2...]")
+    assert reader.unparsed == {"squeue": 1}
+    rest.more += [None, None]
+    with pytest.raises(SlurmUnansweredError, match="3 of the 204 jobs in it cannot be parsed"):
+        reader.queue()
 
 
 def test_a_hub_may_be_a_client_of_https(monkeypatch: pytest.MonkeyPatch) -> None:

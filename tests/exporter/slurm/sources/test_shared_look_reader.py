@@ -24,6 +24,7 @@ from exporter.slurm.sources.shared_look_reader import (
     read_use_look,
 )
 from tests.support.exporter import FakeClock
+from tests.support.fake_slurm import PRINT_ROWS
 
 SAMPLES = Path(__file__).parents[1] / "samples"
 ROW = "7|COMPLETED|None|100|110|170|5:00|0|n1|gpu|cpu=4,mem=600M,node=1|7|ada|lab|normal|1|(null)|/dev/null|job|"
@@ -37,7 +38,7 @@ def environ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Mapping[str, str
 
 
 def answer(folder: Path, text: str, command: str = "squeue", log: str = "calls") -> None:
-    (folder / command).write_text(f"#!/bin/sh\necho >> {folder}/{log}\n{text}\n")
+    (folder / command).write_text(f"#!/bin/sh\n{PRINT_ROWS}echo >> {folder}/{log}\n{text}\n")
     (folder / command).chmod(0o755)
 
 
@@ -51,7 +52,7 @@ def look(environ: Mapping[str, str], now: float, user: str = "ada") -> QueueLook
 
 
 def test_ended_jobs_too_are_asked_for_only_once_a_minute(tmp_path: Path, environ: Mapping[str, str]) -> None:
-    answer(tmp_path, f"echo '{ROW}'")
+    answer(tmp_path, f"echo '{ROW}' | rows")
     first = look(environ, 1000.0)
     assert (first.rows[0].job_id, first.as_of, first.problem) == ("7", 1000.0, None)
     assert look(environ, 1000.0 + LOOK_S - 1) == first
@@ -63,7 +64,7 @@ def test_ended_jobs_too_are_asked_for_only_once_a_minute(tmp_path: Path, environ
 
 
 def test_of_many_watchers_one_asks(tmp_path: Path, environ: Mapping[str, str]) -> None:
-    answer(tmp_path, f"sleep 0.5; echo '{ROW}'")
+    answer(tmp_path, f"sleep 0.5; echo '{ROW}' | rows")
     with ThreadPoolExecutor(20) as pool:
         looks = list(pool.map(lambda _: look(environ, 1000.0), range(20)))
     assert calls(tmp_path) == 1
@@ -71,7 +72,7 @@ def test_of_many_watchers_one_asks(tmp_path: Path, environ: Mapping[str, str]) -
 
 
 def test_files_are_private_and_a_damaged_one_is_ignored(tmp_path: Path, environ: Mapping[str, str]) -> None:
-    answer(tmp_path, f"echo '{ROW}'")
+    answer(tmp_path, f"echo '{ROW}' | rows")
     look(environ, 1000.0)
     folder = tmp_path / ".cache" / "gpujob"
     (path,) = folder.glob("*.json")
@@ -87,7 +88,7 @@ def test_files_are_private_and_a_damaged_one_is_ignored(tmp_path: Path, environ:
 def test_without_an_answer_the_last_look_stays_and_the_failure_is_shared(
     tmp_path: Path, environ: Mapping[str, str]
 ) -> None:
-    answer(tmp_path, f"echo '{ROW}'")
+    answer(tmp_path, f"echo '{ROW}' | rows")
     look(environ, 1000.0)
     answer(tmp_path, FAILURE)
     late = look(environ, 1100.0)
@@ -105,16 +106,16 @@ def test_a_machine_without_slurm_leaves_nothing_for_others(tmp_path: Path, envir
     answer(tmp_path, 'echo "fatal: Could not establish a configuration source" >&2; exit 1')
     with pytest.raises(SlurmUnansweredError, match=NO_CLUSTER):
         look(environ, 1000.0)
-    answer(tmp_path, f"echo '{ROW}'")
+    answer(tmp_path, f"echo '{ROW}' | rows")
     assert look(environ, 1000.0).as_of == 1000.0
 
 
 def test_a_lock_is_not_waited_for_beyond_the_deadline(
     tmp_path: Path, environ: Mapping[str, str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answer(tmp_path, f"echo '{ROW}'")
+    answer(tmp_path, f"echo '{ROW}' | rows")
     look(environ, 1000.0)
-    answer(tmp_path, f"sleep 2; echo '{ROW}'")
+    answer(tmp_path, f"sleep 2; echo '{ROW}' | rows")
     other = threading.Thread(target=look, args=(environ, 1100.0))
     other.start()
     while calls(tmp_path) < 2:
@@ -129,7 +130,7 @@ def test_a_lock_is_not_waited_for_beyond_the_deadline(
 
 
 def test_without_a_home_slurm_is_asked_each_time(tmp_path: Path, environ: Mapping[str, str]) -> None:
-    answer(tmp_path, f"echo '{ROW}'")
+    answer(tmp_path, f"echo '{ROW}' | rows")
     for _ in range(2):
         assert look({"PATH": environ["PATH"]}, 1000.0).as_of == 1000.0
     assert calls(tmp_path) == 2
@@ -166,7 +167,7 @@ def test_those_who_watch_since_the_same_hour_share_an_answer_of_accounting(
 ) -> None:
     attempts = (SAMPLES / "sacct.26.05.5.txt").read_text(encoding="utf-8").splitlines()
     (tmp_path / "attempts").write_text("".join(f"gpu|lab|normal|1|n1|{line}\n" for line in attempts))
-    answer(tmp_path, f"cat {tmp_path}/attempts", "sacct")
+    answer(tmp_path, f"rows < {tmp_path}/attempts", "sacct")
     pairs = parse_history((tmp_path / "attempts").read_text())
     ends = sorted(row.sight.ended for row, _ in pairs if row.sight.ended is not None)
     first, now = ends[0] // 3600 * 3600, ends[-1] + 10.0
@@ -200,7 +201,7 @@ def test_looks_are_of_one_cluster(tmp_path: Path, environ: Mapping[str, str]) ->
 def test_a_hundred_watchers_cost_15_commands_and_30_requests_in_ten_minutes(
     tmp_path: Path, environ: Mapping[str, str]
 ) -> None:
-    answer(tmp_path, f"echo '{ROW}'")
+    answer(tmp_path, f"echo '{ROW}' | rows")
     answer(tmp_path, "echo 'n1|idle|gpu*|gpu:h100:4|gpu:h100:0|0/8/0/8|1000|none|'", "sinfo")
     answer(tmp_path, "true", "sacct", "accounting")
     everybody, clock = SlurmReader(None, None, environ), FakeClock(1000.0)
