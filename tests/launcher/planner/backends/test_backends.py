@@ -138,9 +138,14 @@ def engine(kind: str, gpus: int, args: dict[str, Any] | None = None, **over: Any
     ("kind", "gpus", "args", "expected"),
     [
         ("sglang", 8, {}, {"--tp-size": "8", "--nnodes": None, "--dp-size": None, "--dist-init-addr": None}),
-        ("sglang", 1, {}, {"--tp-size": "1"}),
-        ("sglang", 8, {"dp_size": 2}, {"--tp-size": "4", "--dp-size": "2"}),
-        ("sglang", 8, {"dp-size": 8, "enable_dp_attention": True}, {"--tp-size": "8", "--dp-size": "8"}),
+        ("sglang", 1, {}, {"--tp-size": "1", "--nccl-port": "17500"}),
+        ("sglang", 8, {"dp_size": 2}, {"--tp-size": "4", "--dp-size": "2", "--nccl-port": None}),
+        (
+            "sglang",
+            8,
+            {"dp-size": 8, "enable_dp_attention": True},
+            {"--tp-size": "8", "--dp-size": "8", "--nccl-port": "17500"},
+        ),
         ("sglang", 16, {"pp-size": 2}, {"--tp-size": "8", "--pp-size": "2", "--nnodes": "2", "--node-rank": "0"}),
         ("sglang", 8, {"tensor-parallel-size": 8, "ep": 4}, {"--tp-size": "8", "--ep-size": "4"}),
         ("vllm", 8, {"data-parallel-size": 4}, {"--tensor-parallel-size": "2", "--data-parallel-size-local": None}),
