@@ -1,5 +1,8 @@
 """SGLang: one server process on each node of a worker. Pure.
 
+Processes of several nodes get an IP address, since SGLang also binds sockets of ZeroMQ at that of the first one, and
+libzmq before 4.3.5 binds to no host name.
+
 Options: https://docs.sglang.ai/advanced_features/server_arguments.html
 """
 
@@ -69,7 +72,7 @@ class SglangBackend(EngineBackend):
         before, after = context.cached(("words", role.name), lambda: self._role_argv(context, role))
         if len(worker.tasks) > 1:
             own = ["--nnodes", str(len(worker.nodes)), "--node-rank", str(task.local_rank)]
-            own += ["--dist-init-addr", worker.address("dist_init")]
+            own += ["--dist-init-addr", f"{{ip_{worker.node}}}:{worker.port('dist_init')}"]
         else:
             own = ["--nccl-port", "{nccl_port}"] if self._has_one_group(context, role) else []
         if role.name in DISAGGREGATED:

@@ -516,24 +516,27 @@ def test_each_data_parallel_rank_of_vllm_may_be_a_task() -> None:
     assert len(used) == len(set(used))
 
 
-def test_vllm_gets_ip_addresses_where_it_listens_with_zeromq() -> None:
+@pytest.mark.parametrize(
+    ("kind", "args", "name", "port", "own"),
+    [
+        ("vllm", {"data-parallel-size": 16}, "--data-parallel-address", "", ["VLLM_NIXL_SIDE_CHANNEL_HOST"]),
+        ("sglang", {"dp-size": 16, "enable-dp-attention": True}, "--dist-init-addr", ":8300", []),
+    ],
+)
+def test_an_engine_gets_ip_addresses_where_it_listens_with_zeromq(
+    kind: str, args: dict[str, Any], name: str, port: str, own: list[str]
+) -> None:
     """libzmq before 4.3.5 binds to no host name."""
-    plan = plan_from(
-        job(
-            resources=PD,
-            model=MODEL,
-            backend={"type": "vllm", "decode": {"args": {"data-parallel-size": 16}}},
-            frontend={"type": "dynamo"},
-        )
-    )
+    backend = {"type": kind, "decode": {"args": args}}
+    plan = plan_from(job(resources=PD, model=MODEL, backend=backend, frontend={"type": "dynamo"}))
     addresses = tuple(f"10.0.0.{node}" for node in range(plan.nodes))
     facts = dataclasses.replace(facts_of(plan), ip_addresses=addresses)
     decode = [entry for entry in plan.tasks if entry.task.role == "decode"]
     first = addresses[decode[0].task.node_index]
     for entry in decode:
-        assert option(task_argv(plan, entry, facts), "--data-parallel-address") == first
-        host = task_environment(plan, entry, facts, 0)["VLLM_NIXL_SIDE_CHANNEL_HOST"]
-        assert host == addresses[entry.task.node_index]
+        assert option(task_argv(plan, entry, facts), name) == first + port
+        variables = task_environment(plan, entry, facts, 0)
+        assert [variables[variable] for variable in own] == [addresses[entry.task.node_index]] * len(own)
     assert needs_survey(plan)
 
 
