@@ -21,6 +21,7 @@ from launcher.planner.backends import BACKENDS
 from launcher.planner.backends.base import BackendWorker, merge_configs, option_argv, torch_environment
 from launcher.planner.backends.engine import divisors_text
 from launcher.run.before.nodes_survey import needs_survey
+from launcher.steps.srun_lines import task_line, tasks_by_step
 from tests.launcher.conftest import Golden
 from tests.launcher.planner.backends.serving_jobs import (
     argv_of,
@@ -442,6 +443,19 @@ def test_the_ranks_of_an_mpi_worker_are_one_step_and_see_its_gpus() -> None:
         ((4, 5, 6, 7), True)
     ] * 4
     assert plan.tasks[5].task.gpus == (5,)
+
+
+@pytest.mark.parametrize(("kind", "mpi"), [("mpi", "--mpi=pmix"), ("trtllm", "--mpi=pmix"), ("torchrun", "--mpi=none")])
+def test_a_worker_of_one_mpi_rank_is_a_step_of_the_mpi_type(kind: str, mpi: str) -> None:
+    """Programs built with Open MPI 4 end in MPI_Init under srun without it, with one rank too."""
+    role = "agg" if kind == "trtllm" else "solve"
+    workers = [{"role": role, "count": 2, "gpus": 1, "command": "solver"}]
+    plan = plan_from(job(resources={"gpus_per_node": 2}, workers=workers, model=MODEL, backend={"type": kind}))
+    steps = list(tasks_by_step(plan))
+    assert [name for name, _ in steps] == [f"{role}_w0", f"{role}_w1"]
+    for name, tasks in steps:
+        argv = task_line(plan, name, tasks, facts_of(plan), 0)
+        assert {mpi, "--ntasks=1"} <= set(argv)
 
 
 class Counted(tuple[Task, ...]):
