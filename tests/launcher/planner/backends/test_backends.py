@@ -530,28 +530,31 @@ def test_each_data_parallel_rank_of_vllm_may_be_a_task() -> None:
     assert len(used) == len(set(used))
 
 
+NIXL_HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+
+
 @pytest.mark.parametrize(
-    ("kind", "args", "name", "port", "own"),
+    ("kind", "args", "name", "value", "variables"),
     [
-        ("vllm", {"data-parallel-size": 16}, "--data-parallel-address", "", ["VLLM_NIXL_SIDE_CHANNEL_HOST"]),
-        ("sglang", {"dp-size": 16, "enable-dp-attention": True}, "--dist-init-addr", ":8300", []),
+        ("vllm", {"data-parallel-size": 16}, "--data-parallel-address", "10.0.0.1", ["VLLM_HOST_IP", NIXL_HOST]),
+        ("vllm", {}, "--master-addr", "cn01", ["VLLM_HOST_IP", NIXL_HOST]),
+        ("sglang", {"dp-size": 16, "enable-dp-attention": True}, "--dist-init-addr", "10.0.0.1:8300", []),
     ],
 )
 def test_an_engine_gets_ip_addresses_where_it_listens_with_zeromq(
-    kind: str, args: dict[str, Any], name: str, port: str, own: list[str]
+    kind: str, args: dict[str, Any], name: str, value: str, variables: list[str]
 ) -> None:
     """libzmq before 4.3.5 binds to no host name."""
     backend = {"type": kind, "decode": {"args": args}}
     plan = plan_from(job(resources=PD, model=MODEL, backend=backend, frontend={"type": "dynamo"}))
     addresses = tuple(f"10.0.0.{node}" for node in range(plan.nodes))
     facts = dataclasses.replace(facts_of(plan), ip_addresses=addresses)
-    decode = [entry for entry in plan.tasks if entry.task.role == "decode"]
-    first = addresses[decode[0].task.node_index]
-    for entry in decode:
-        assert option(task_argv(plan, entry, facts), name) == first + port
-        variables = task_environment(plan, entry, facts, 0)
-        assert [variables[variable] for variable in own] == [addresses[entry.task.node_index]] * len(own)
+    for entry in (entry for entry in plan.tasks if entry.task.role == "decode"):
+        assert option(task_argv(plan, entry, facts), name) == value
+        environment, own = task_environment(plan, entry, facts, 0), addresses[entry.task.node_index]
+        assert {variable: environment[variable] for variable in variables} == dict.fromkeys(variables, own)
     assert needs_survey(plan)
+    assert "VLLM_HOST_IP" not in environment_of(plan, "prefill_w0")
 
 
 def test_a_helper_next_to_an_engine_gets_no_engine_options() -> None:
