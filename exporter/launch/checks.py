@@ -22,6 +22,9 @@ LEVELS: Mapping[str, Level] = {
     "progress": "warning",
 }  # all checks, in the order in which a launch passes them
 
+# Variables that list the devices of a process; the first that is set decides. Slurm sets the last one alone for AMD.
+DEVICES_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+
 SETTLE_S = 5.0  # a worker that lives this long has started: a broken environment shows sooner
 
 
@@ -41,8 +44,9 @@ class WorkerLaunchFacts:
     age_s: float | None = None
     reason: str | None = None  # why its last run ended; None while it runs
     evidence: str = ""  # for the reason
-    devices: str | None = None  # `CUDA_VISIBLE_DEVICES` of its process
-    devices_unset: bool = False  # whether the variable is known to be unset, so that it sees all devices
+    devices: str | None = None  # devices that its process may see
+    devices_variable: str = DEVICES_VARIABLES[0]  # where they are listed
+    devices_unset: bool = False  # whether no such variable is set, so that it sees all devices
     misplaced: str | None = None  # GPUs that it uses instead of the planned ones, according to the driver
     device_files: int | None = None  # GPUs that it or a descendant has opened
     log_files: int | None = 0  # None if its output goes to no file that is known
@@ -183,13 +187,13 @@ def _wrong_gpus(worker: WorkerLaunchFacts, workers: Sequence[WorkerLaunchFacts])
     if worker.misplaced is not None:
         return f"it {worker.misplaced}"
     if worker.devices_unset:
-        return "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"
+        return f"{DEVICES_VARIABLES[0]} is not set in its environment: it sees every GPU of the node"
     if worker.devices is None:
         return NOT_VISIBLE
     seen, wanted = parse_visible_devices(worker.devices), worker.visible_gpus or len(worker.gpus)
     if len(seen) != wanted:
         return (
-            f'CUDA_VISIBLE_DEVICES is "{worker.devices}", {_devices(len(seen))}; '
+            f'{worker.devices_variable} is "{worker.devices}", {_devices(len(seen))}; '
             f"the plan gives it {_devices(wanted)}{_positions(worker)}"
         )
     for other in workers:

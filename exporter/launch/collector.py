@@ -12,6 +12,7 @@ from exporter.contract.manifest import Task
 from exporter.contract.status import CollectorReads, Launch, NodeStatus, WorkerStatus
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.launch.checks import (
+    DEVICES_VARIABLES,
     LEVELS,
     NodeLaunchFacts,
     WorkerLaunchFacts,
@@ -41,7 +42,6 @@ LAST_POLLS, LAST_POLL_INTERVAL_S = 20, 0.05  # most polls for facts that are as 
 CLOCK_SLACK_S = 60.0  # most that the clock of a file server is behind
 MOST_LATE_S = 60.0  # a sidecar that starts later after the job is a new one, or the clock was set in between
 
-DEVICES_VARIABLE = "CUDA_VISIBLE_DEVICES"
 SOURCES = ("workers", "logs", "outputs")  # collectors that provide the facts
 
 
@@ -147,10 +147,12 @@ class LaunchCollector:
         monotonic = self._context.clock.monotonic()
         first_seen = self._first_seen.setdefault((task.rank, entry.restarts), monotonic)
         reason = None if ended is None else ended.reason
-        devices, unset, opened = None, False, None
+        listed: dict[str, str] | None = None  # devices by variable; None if its environment is unknown
+        opened = None
         # Only a process that is visible here has a known resident memory; any other pid may belong to another process.
-        if task.gpus or not manifest.attached:
-            devices, unset = self._read_devices(pid if entry.rss_bytes is not None else None)
+        if pid is not None and entry.rss_bytes is not None and (task.gpus or not manifest.attached):
+            listed = read_environment(pid, DEVICES_VARIABLES, self._context.proc)
+        variable = next((name for name in DEVICES_VARIABLES if name in (listed or {})), DEVICES_VARIABLES[0])
         # Prefer the driver's report of GPU use, also for an ended worker, to the opened devices.
         uses = entry.gpu_use if driver_works and task.gpus else None
         if uses is not None:
@@ -172,21 +174,15 @@ class LaunchCollector:
             age_s=None if start is None else max(now - start, monotonic - first_seen),
             reason=reason,
             evidence="" if ended is None else "; ".join(ended.evidence),
-            devices=devices,
-            devices_unset=unset,
+            devices=(listed or {}).get(variable),
+            devices_variable=variable,
+            devices_unset=listed == {},
             misplaced=entry.gpu_misplaced,
             device_files=opened,
             log_files=len(sizes) if task.logs or manifest.logs is not None else None,
             log_bytes=sum(sizes),
             items=entry.items,
         )
-
-    def _read_devices(self, pid: int | None) -> tuple[str | None, bool]:
-        """Devices in a process's environment, and whether the variable is unset, so that it sees all."""
-        environment = None if pid is None else read_environment(pid, (DEVICES_VARIABLE,), self._context.proc)
-        if environment is None:
-            return None, False
-        return environment.get(DEVICES_VARIABLE), DEVICES_VARIABLE not in environment
 
     def _count_open_gpus(self, pid: int) -> int | None:
         if not self._open_gpu_counts.get(pid):

@@ -8,7 +8,7 @@ from exporter.machine.procfs import read_children
 
 MOST_PROCESSES = 256  # of one worker whose open files are read
 
-_GPU = re.compile(r"/dev/nvidia\d+")
+_GPU = re.compile(r"/dev/nvidia\d+|/dev/dri/renderD\d+")  # AMD's are the second
 
 
 def read_open_gpus(pid: int, proc: str = "/proc") -> int | None:

@@ -25,7 +25,7 @@ from launcher.jobfile.monitoring import (
     StackSpec,
     VerifySpec,
 )
-from launcher.jobfile.resources import SERVING_ROLES, ResourcesSpec, RoleSpec
+from launcher.jobfile.resources import SERVING_ROLES, GpuType, ResourcesSpec, RoleSpec
 from launcher.jobfile.serving import BackendSpec, BenchmarkSpec, EngineRoleSpec, FrontendSpec, ModelSpec, ReadinessSpec
 from launcher.jobfile.slurm import (
     ContainerSpec,
@@ -191,6 +191,7 @@ class ClusterSpec(FileModel):
     time_limit: TimeLimit | None = None
     directives: Directives = {}
     gpus_per_node: int | None = Field(None, ge=0, le=64)
+    gpu_type: GpuType | None = None
     cpus_per_node: int | None = Field(None, ge=1)
     network_interface: str | None = Field(None, min_length=1)
     models: dict[str, str] = {}

@@ -11,6 +11,7 @@ from launcher.jobfile.value_types import FileModel, NotNegativeSeconds, Variable
 from launcher.plan.plan import DECODE, PREFILL
 
 _ROLE = re.compile(r"[A-Za-z][A-Za-z0-9_-]{0,31}")
+_GPU_TYPE = re.compile(r"[\w.+-]+", re.ASCII)
 _MEMORY = re.compile(r"^\d+[KMGT]?$", re.ASCII)
 
 
@@ -23,6 +24,15 @@ MemorySize = Annotated[
     str, check_entry(_memory_problem), WithJsonSchema({"type": "string", "pattern": _MEMORY.pattern})
 ]
 
+
+def _gpu_type_problem(text: str) -> str | None:
+    if _GPU_TYPE.fullmatch(text):
+        return None
+    return f"{text!r} is not a type of GPU; write it as in Gres of `scontrol show node`: h100, or 1g.10gb"
+
+
+GpuType = Annotated[str, check_entry(_gpu_type_problem)]
+
 SERVING_ROLES = (PREFILL, DECODE, "agg")  # roles that `resources` may count, in order of placement
 
 
@@ -31,6 +41,7 @@ class ResourcesSpec(FileModel):
 
     nodes: int | None = Field(None, ge=1, le=100_000)
     gpus_per_node: int = Field(0, ge=0, le=64)
+    gpu_type: GpuType | None = None
     cpus_per_node: int | None = Field(None, ge=1)
     memory_per_node: MemorySize | None = None
 

@@ -150,6 +150,7 @@ class Plan:
     readiness: ReadinessPlan | None = None
     # files of the run directory by name; the orchestrator fills in their placeholders
     templates: Mapping[str, str] = field(default_factory=dict)
+    gpu_type: str | None = None  # as Slurm names it; None: any
     container: ContainerPlan | None = None
     setup: SetupPlan = NO_SETUP
     secrets: tuple[str, ...] = ()  # names of variables whose values are in a file readable only by the owner

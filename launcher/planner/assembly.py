@@ -246,7 +246,7 @@ class _Assembler:
                 options.restart.backoff,
                 WORKERS,
                 service=is_service,
-                step=worker.name if backend.is_one_step and several else "",
+                step=worker.name if backend.is_one_step else "",
                 leader_node=worker.node,
                 worker_size=len(worker.tasks),
                 worker_nodes=nodes,

@@ -67,6 +67,7 @@ def make_plan(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> Pl
         job_name=spec.name,
         nodes=layout.nodes,
         gpus_per_node=spec.resources.gpus_per_node,
+        gpu_type=spec.resources.gpu_type or cluster.gpu_type,
         cpus_per_node=spec.resources.cpus_per_node or max(least_cpus, cpus_of_full_nodes(spec, cluster) or 0),
         memory_per_node=spec.resources.memory_per_node,
         tasks=mark_contained(planned, spec),

@@ -102,6 +102,7 @@ def _resources(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceN
     for key, value in (
         ("nodes", plan.nodes),
         ("gpus_per_node", plan.gpus_per_node),
+        ("gpu_type", plan.gpu_type),
         ("cpus_per_node", plan.cpus_per_node),
         ("memory_per_node", plan.memory_per_node),
     ):
@@ -110,6 +111,8 @@ def _resources(spec: JobSpec, cluster: ClusterSpec, plan: Plan, sources: SourceN
             source = f"{sources.job}: {place}"
         elif key == "gpus_per_node" and cluster.gpus_per_node and gpus_are_defaulted(spec):
             source = f"{sources.cluster}: gpus_per_node"
+        elif key == "gpu_type" and value is not None:
+            source = f"{sources.cluster}: gpu_type"
         elif key == "cpus_per_node" and value == cpus_of_full_nodes(spec, cluster):
             source = f"{sources.cluster}: cpus_per_node"
         else:

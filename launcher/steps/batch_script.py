@@ -106,7 +106,7 @@ def component_directives(plan: Plan, nodes: int) -> list[tuple[str, str | None]]
     if plan.memory_per_node:
         found.append(("mem", plan.memory_per_node))
     if plan.gpus_per_node:
-        found.append(("gres", f"gpu:{plan.gpus_per_node}"))
+        found.append(("gres", ":".join(filter(None, ("gpu", plan.gpu_type, str(plan.gpus_per_node))))))
     if plan.slurm.exclusive:
         found.append(("exclusive", None))
     if plan.slurm.segment:

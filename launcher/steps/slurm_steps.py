@@ -143,6 +143,7 @@ def submission_text(plan: Plan) -> str:
     node = {
         "nodes": plan.nodes,
         "gpus_per_node": plan.gpus_per_node,
+        **({"gpu_type": plan.gpu_type} if plan.gpu_type else {}),
         "cpus_per_node": plan.cpus_per_node,
         **({"memory_per_node": plan.memory_per_node} if plan.memory_per_node else {}),
     }

@@ -1,5 +1,8 @@
 """SGLang: one server process on each node of a worker. Pure.
 
+Processes of several nodes get an IP address, since SGLang also binds sockets of ZeroMQ at that of the first one, and
+libzmq before 4.3.5 binds to no host name.
+
 Options: https://docs.sglang.ai/advanced_features/server_arguments.html
 """
 
@@ -45,10 +48,21 @@ class SglangBackend(EngineBackend):
         return any(settings.get(name) for name in ("enable-dp-attention", "enable_dp_attention"))
 
     def ports(self, context: BackendContext, role: Role, processes: int) -> tuple[str, ...]:
-        names = ["http", "dist_init" if processes > 1 else "nccl"]
+        names = ["http"]
+        if processes > 1:
+            names.append("dist_init")
+        elif self._has_one_group(context, role):
+            names.append("nccl")
         if role.name == PREFILL:
             names.append("bootstrap")
         return (*names, *self.dynamo_ports(context))
+
+    def _has_one_group(self, context: BackendContext, role: Role) -> bool:
+        """Whether the GPUs of a process form one NCCL group, which may have a fixed port.
+
+        Otherwise each data parallel rank has a group, and SGLang has to choose a port for each.
+        """
+        return self.sizes(context, role).data == 1 or self.shares_gpus(context, role)
 
     def follower_ports(self, context: BackendContext, role: Role) -> tuple[str, ...]:
         return ("http", *self.dynamo_ports(context))
@@ -58,9 +72,9 @@ class SglangBackend(EngineBackend):
         before, after = context.cached(("words", role.name), lambda: self._role_argv(context, role))
         if len(worker.tasks) > 1:
             own = ["--nnodes", str(len(worker.nodes)), "--node-rank", str(task.local_rank)]
-            own += ["--dist-init-addr", worker.address("dist_init")]
+            own += ["--dist-init-addr", f"{{ip_{worker.node}}}:{worker.port('dist_init')}"]
         else:
-            own = ["--nccl-port", "{nccl_port}"]
+            own = ["--nccl-port", "{nccl_port}"] if self._has_one_group(context, role) else []
         if role.name in DISAGGREGATED:
             own += ["--disaggregation-mode", role.name]
         if role.name == PREFILL:

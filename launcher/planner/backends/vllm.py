@@ -102,6 +102,8 @@ class VllmBackend(EngineBackend):
 
     def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         found = {"VLLM_PORT": "{vllm_port}"}
+        if len(worker.tasks) > 1:  # else vLLM takes the address of the default route, which may be another network
+            found["VLLM_HOST_IP"] = f"{{ip_{task.node_index}}}"
         if worker.role.name in DISAGGREGATED:
             data = self.sizes(context, worker.role).data
             first_rank = data // len(worker.tasks) * task.local_rank if data > 1 else 0

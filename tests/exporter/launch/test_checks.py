@@ -15,6 +15,7 @@ from exporter.contract import run_files, status
 from exporter.contract.manifest import LogPattern, PathGroup
 from exporter.contract.status import LaunchCheck
 from exporter.launch.checks import (
+    DEVICES_VARIABLES,
     LEVELS,
     SETTLE_S,
     NodeLaunchFacts,
@@ -22,7 +23,7 @@ from exporter.launch.checks import (
     check_launch,
     is_launch_verified,
 )
-from exporter.launch.collector import DEVICES_VARIABLE, FINAL_INTERVAL_S, POLL_S, LaunchCollector
+from exporter.launch.collector import FINAL_INTERVAL_S, POLL_S, LaunchCollector
 from exporter.launch.facts_reader import read_open_gpus, why_not_writable
 from exporter.machine.procfs import read_environment
 from tests.support.exporter import NODE, FakeClock, make_context, make_manifest, make_task, page_of, until
@@ -253,7 +254,7 @@ def test_open_gpus_are_counted_in_the_whole_process_tree(tmp_path: Path) -> None
     """A shell starts the program, so the worker process itself has no GPU open."""
     for pid, children, targets in (
         (7, "8", ["/dev/null", "/dev/nvidiactl"]),
-        (8, "", ["/dev/nvidia0", "/dev/nvidia0", "/dev/nvidia12", "/dev/nvidia-uvm", "pipe:[1]"]),
+        (8, "", ["/dev/nvidia0", "/dev/nvidia0", "/dev/nvidia-uvm", "/dev/kfd", "/dev/dri/renderD128", "pipe:[1]"]),
     ):
         (tmp_path / f"{pid}/task/{pid}").mkdir(parents=True)
         (tmp_path / f"{pid}/task/{pid}/children").write_text(children)
@@ -482,11 +483,9 @@ def test_a_restarted_sidecar_keeps_the_result_of_this_attempt(launch: Launch) ->
         assert (launch.read_after().verified, launch.collector.read().final) == (is_kept, is_kept)
 
 
-def process_with(devices: str | None) -> "subprocess.Popen[bytes]":
-    """A process that waits for standard input, with these devices in its environment."""
-    environment = {name: value for name, value in os.environ.items() if name != DEVICES_VARIABLE}
-    if devices is not None:
-        environment[DEVICES_VARIABLE] = devices
+def process_with(**devices: str) -> "subprocess.Popen[bytes]":
+    """A process that waits for standard input, with these variables for devices in its environment."""
+    environment = {name: value for name, value in os.environ.items() if name not in DEVICES_VARIABLES} | devices
     process = subprocess.Popen([sys.executable, "-c", "input()"], env=environment, stdin=subprocess.PIPE)
     until(lambda: read_environment(process.pid, ()) is not None, "its environment after execve")
     return process
@@ -498,7 +497,7 @@ def test_the_launch_time_of_an_attached_job_counts_from_the_attachment(tmp_path:
     launch.manifest = make_manifest(tmp_path, make_task(0), attached=True, groups=())
     launch.clock.advance(1e6)
     launch.create_collector()
-    with process_with(None) as process:
+    with process_with() as process:
         launch.status.set_worker(0, pid=process.pid, rss_bytes=1, items=None, up=False)
         snapshot = launch.read_after()
         assert (snapshot.final, launch.passed(snapshot)["count"]) == (False, None)
@@ -510,17 +509,34 @@ def test_the_launch_time_of_an_attached_job_counts_from_the_attachment(tmp_path:
         assert (snapshot.final, launch.passed(snapshot)["gpu_use"]) == (True, False)
 
 
+CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
+
+
 @pytest.mark.parametrize(
-    ("value", "passed"), [("0", True), ("0,1", False), ("", False), (None, False)], ids=["one", "two", "none", "unset"]
+    ("devices", "found"),
+    [
+        ({CUDA: "0"}, None),
+        ({CUDA: "0,1"}, 'CUDA_VISIBLE_DEVICES is "0,1", 2 devices; the plan gives it 1 device (GPU 0)'),
+        ({CUDA: ""}, 'CUDA_VISIBLE_DEVICES is "", 0 devices; the plan gives it 1 device (GPU 0)'),
+        ({}, "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"),
+        ({ROCR: "3"}, None),
+        ({ROCR: "0,1,2,3", CUDA: "3"}, None),
+        ({ROCR: "0,1", HIP: "1"}, None),
+        ({ROCR: "0,1"}, 'ROCR_VISIBLE_DEVICES is "0,1", 2 devices; the plan gives it 1 device (GPU 0)'),
+    ],
+    ids=["one", "two", "none", "unset", "amd", "amd narrowed", "hip", "amd two"],
 )
-def test_devices_are_read_from_the_environment_of_the_process(value: str | None, passed: bool, tmp_path: Path) -> None:
+def test_devices_are_read_from_the_environment_of_the_process(
+    devices: dict[str, str], found: str | None, tmp_path: Path
+) -> None:
     launch = Launch(tmp_path)
     launch.manifest = make_manifest(tmp_path, make_task(0), groups=())
     launch.create_collector()
-    with process_with(value) as process:
+    with process_with(**devices) as process:
         launch.status.set_worker(0, pid=process.pid, rss_bytes=1)
         snapshot = launch.read_after(TIMEOUT_S)
-    assert (launch.passed(snapshot)["gpus"], launch.passed(snapshot)["gpu_use"]) == (passed, False)
+    assert (launch.passed(snapshot)["gpus"], launch.passed(snapshot)["gpu_use"]) == (found is None, False)
+    assert found is None or launch.fault(snapshot, "gpus") == found
 
 
 def test_the_environment_of_a_process_outside_this_namespace_is_not_read(tmp_path: Path) -> None:

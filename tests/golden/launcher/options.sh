@@ -4,7 +4,7 @@
 #SBATCH --ntasks-per-node=1
 #SBATCH --cpus-per-task=32
 #SBATCH --mem=64G
-#SBATCH --gres=gpu:8
+#SBATCH --gres=gpu:h100:8
 #SBATCH --time=04:00:00
 #SBATCH --partition=gpu
 #SBATCH --account=nlp

@@ -18,6 +18,7 @@ CLUSTER: dict[str, Any] = {
     "account": "site",
     "directives": {"nice": 5, "mail-type": "END"},
     "gpus_per_node": 8,
+    "gpu_type": "h100",
     "cpus_per_node": 96,
     "models": {"dsr1": "/models/DSR1"},
     "containers": {"sgl": "/images/sgl.sqsh"},

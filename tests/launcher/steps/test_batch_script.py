@@ -40,7 +40,7 @@ CASES: dict[str, Plan] = {
     "options": plan_of(
         job_spec(
             name="embed-v2",
-            resources={"nodes": 4, "gpus_per_node": 8, "cpus_per_node": 32, "memory_per_node": "64G"},
+            resources={"nodes": 4, "gpus_per_node": 8, "gpu_type": "h100", "cpus_per_node": 32, "memory_per_node": "64G"},
             workers=[{"count": 32, "gpus": 1, "command": "python embed.py --shard {rank}"}],
             slurm={
                 "partition": "gpu",
@@ -106,6 +106,22 @@ def test_the_script_is_valid_shell(case: str) -> None:
         ["bash", "-n"], input=render_sbatch(CASES[case]), capture_output=True, text=True, check=False, timeout=10
     )
     assert (done.returncode, done.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("gpus", "asked", "default", "gres"),
+    [
+        (8, {}, {}, "gpu:8"),
+        (8, {}, {"gpu_type": "h100"}, "gpu:h100:8"),
+        (2, {"gpu_type": "1g.10gb"}, {"gpu_type": "h100"}, "gpu:1g.10gb:2"),
+        (0, {}, {"gpu_type": "h100"}, None),
+    ],
+)
+def test_the_type_of_the_gpus_is_that_of_the_job_or_of_the_cluster(
+    gpus: int, asked: dict[str, str], default: dict[str, object], gres: str | None
+) -> None:
+    plan = plan_of(job_spec(resources={"gpus_per_node": gpus, **asked}), default)
+    assert dict(job_directives(plan)).get("gres") == gres
 
 
 def run_script(plan: Plan, folder: Path) -> list[str]:

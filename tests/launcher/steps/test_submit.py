@@ -136,12 +136,13 @@ def test_a_refusal_names_all_requested_options(slurm: FakeSlurm, folder: Path) -
         "requeue": {"preempted": True},
         "directives": {"constraint": "h100", "reboot": False},
     }
-    job = {**JOB, "slurm": {**JOB["slurm"], **options}, "resources": {**JOB["resources"], "memory_per_node": "64G"}}
+    resources = {**JOB["resources"], "gpu_type": "h100", "memory_per_node": "64G"}
+    job = {**JOB, "slurm": {**JOB["slurm"], **options}, "resources": resources}
     (folder / "job.yaml").write_text(yaml.safe_dump(job))
     slurm.say("sbatch", "status", 1)
     done = submit(slurm, folder)
     node, job_line = done.stderr.splitlines()[-2:]
-    assert node == "  nodes: 2   gpus_per_node: 1   cpus_per_node: 2   memory_per_node: 64G"
+    assert node == "  nodes: 2   gpus_per_node: 1   gpu_type: h100   cpus_per_node: 2   memory_per_node: 64G"
     assert job_line == (
         "  partition: gpu   account: nlp2   time_limit: 00:10:00   dependency: afterok:1   exclusive: yes   "
         "segment: 2   signal: USR1@60   requeue: preempted   constraint: h100"

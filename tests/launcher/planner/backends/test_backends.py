@@ -21,6 +21,7 @@ from launcher.planner.backends import BACKENDS
 from launcher.planner.backends.base import BackendWorker, merge_configs, option_argv, torch_environment
 from launcher.planner.backends.engine import divisors_text
 from launcher.run.before.nodes_survey import needs_survey
+from launcher.steps.srun_lines import task_line, tasks_by_step
 from tests.launcher.conftest import Golden
 from tests.launcher.planner.backends.serving_jobs import (
     argv_of,
@@ -138,9 +139,14 @@ def engine(kind: str, gpus: int, args: dict[str, Any] | None = None, **over: Any
     ("kind", "gpus", "args", "expected"),
     [
         ("sglang", 8, {}, {"--tp-size": "8", "--nnodes": None, "--dp-size": None, "--dist-init-addr": None}),
-        ("sglang", 1, {}, {"--tp-size": "1"}),
-        ("sglang", 8, {"dp_size": 2}, {"--tp-size": "4", "--dp-size": "2"}),
-        ("sglang", 8, {"dp-size": 8, "enable_dp_attention": True}, {"--tp-size": "8", "--dp-size": "8"}),
+        ("sglang", 1, {}, {"--tp-size": "1", "--nccl-port": "17500"}),
+        ("sglang", 8, {"dp_size": 2}, {"--tp-size": "4", "--dp-size": "2", "--nccl-port": None}),
+        (
+            "sglang",
+            8,
+            {"dp-size": 8, "enable_dp_attention": True},
+            {"--tp-size": "8", "--dp-size": "8", "--nccl-port": "17500"},
+        ),
         ("sglang", 16, {"pp-size": 2}, {"--tp-size": "8", "--pp-size": "2", "--nnodes": "2", "--node-rank": "0"}),
         ("sglang", 8, {"tensor-parallel-size": 8, "ep": 4}, {"--tp-size": "8", "--ep-size": "4"}),
         ("vllm", 8, {"data-parallel-size": 4}, {"--tensor-parallel-size": "2", "--data-parallel-size-local": None}),
@@ -439,6 +445,19 @@ def test_the_ranks_of_an_mpi_worker_are_one_step_and_see_its_gpus() -> None:
     assert plan.tasks[5].task.gpus == (5,)
 
 
+@pytest.mark.parametrize(("kind", "mpi"), [("mpi", "--mpi=pmix"), ("trtllm", "--mpi=pmix"), ("torchrun", "--mpi=none")])
+def test_a_worker_of_one_mpi_rank_is_a_step_of_the_mpi_type(kind: str, mpi: str) -> None:
+    """Programs built with Open MPI 4 end in MPI_Init under srun without it, with one rank too."""
+    role = "agg" if kind == "trtllm" else "solve"
+    workers = [{"role": role, "count": 2, "gpus": 1, "command": "solver"}]
+    plan = plan_from(job(resources={"gpus_per_node": 2}, workers=workers, model=MODEL, backend={"type": kind}))
+    steps = list(tasks_by_step(plan))
+    assert [name for name, _ in steps] == [f"{role}_w0", f"{role}_w1"]
+    for name, tasks in steps:
+        argv = task_line(plan, name, tasks, facts_of(plan), 0)
+        assert {mpi, "--ntasks=1"} <= set(argv)
+
+
 class Counted(tuple[Task, ...]):
     """Tasks that count their iterations."""
 
@@ -511,25 +530,31 @@ def test_each_data_parallel_rank_of_vllm_may_be_a_task() -> None:
     assert len(used) == len(set(used))
 
 
-def test_vllm_gets_ip_addresses_where_it_listens_with_zeromq() -> None:
+NIXL_HOST = "VLLM_NIXL_SIDE_CHANNEL_HOST"
+
+
+@pytest.mark.parametrize(
+    ("kind", "args", "name", "value", "variables"),
+    [
+        ("vllm", {"data-parallel-size": 16}, "--data-parallel-address", "10.0.0.1", ["VLLM_HOST_IP", NIXL_HOST]),
+        ("vllm", {}, "--master-addr", "cn01", ["VLLM_HOST_IP", NIXL_HOST]),
+        ("sglang", {"dp-size": 16, "enable-dp-attention": True}, "--dist-init-addr", "10.0.0.1:8300", []),
+    ],
+)
+def test_an_engine_gets_ip_addresses_where_it_listens_with_zeromq(
+    kind: str, args: dict[str, Any], name: str, value: str, variables: list[str]
+) -> None:
     """libzmq before 4.3.5 binds to no host name."""
-    plan = plan_from(
-        job(
-            resources=PD,
-            model=MODEL,
-            backend={"type": "vllm", "decode": {"args": {"data-parallel-size": 16}}},
-            frontend={"type": "dynamo"},
-        )
-    )
+    backend = {"type": kind, "decode": {"args": args}}
+    plan = plan_from(job(resources=PD, model=MODEL, backend=backend, frontend={"type": "dynamo"}))
     addresses = tuple(f"10.0.0.{node}" for node in range(plan.nodes))
     facts = dataclasses.replace(facts_of(plan), ip_addresses=addresses)
-    decode = [entry for entry in plan.tasks if entry.task.role == "decode"]
-    first = addresses[decode[0].task.node_index]
-    for entry in decode:
-        assert option(task_argv(plan, entry, facts), "--data-parallel-address") == first
-        host = task_environment(plan, entry, facts, 0)["VLLM_NIXL_SIDE_CHANNEL_HOST"]
-        assert host == addresses[entry.task.node_index]
+    for entry in (entry for entry in plan.tasks if entry.task.role == "decode"):
+        assert option(task_argv(plan, entry, facts), name) == value
+        environment, own = task_environment(plan, entry, facts, 0), addresses[entry.task.node_index]
+        assert {variable: environment[variable] for variable in variables} == dict.fromkeys(variables, own)
     assert needs_survey(plan)
+    assert "VLLM_HOST_IP" not in environment_of(plan, "prefill_w0")
 
 
 def test_a_helper_next_to_an_engine_gets_no_engine_options() -> None:
