@@ -57,6 +57,18 @@ def test_ranks_between_others_are_missing_unless_only_some_write(numbers: tuple[
         ("checkpoint_worker_3.json", "fixed checkpoint", None, None),
         ("checkpoint_20240512_101010.pt", "numbers 20240512 101010", None, None),
         ("checkpoint_12.pt.done", "step 12", 12, None),
+        ("model_ep5.pth", "epoch 5", None, 5),
+        ("ep039-loss0.02-val_loss0.03.h5", "epoch 39", None, 39),
+        ("model_step5_ep2.pt", "step 5", 5, None),
+        ("model_tp0_pp1_ep2.pt", "fixed model", None, None),
+        ("cp-0004.weights.h5", "step 4", 4, None),
+        ("cp-0004.ckpt.index", "step 4", 4, None),
+        ("cp-0004.ckpt.data-00000-of-00001", "step 4", 4, None),
+        ("step_100_dp1_cp0.pt", "step 100", 100, None),
+        ("model.01-0.50.keras", "step 1", 1, None),
+        ("weights.02.hdf5", "step 2", 2, None),
+        ("checkpoint.pt.1", "fixed checkpoint.pt.1", None, None),
+        ("ep0-ba100-rank3.pt", "epoch 0 step 100", 100, 0),
     ],
 )
 def test_a_name_shows_checkpoint_step_and_epoch(name: str, key: str, step: int | None, epoch: int | None) -> None:
