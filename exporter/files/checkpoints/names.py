@@ -50,7 +50,9 @@ _EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGN
 _DECIMAL = lazy_regex(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
 # also after a dot in the middle of a name, as in `model.01-0.50.keras`
 _PLAIN_NUMBER = lazy_regex(r"(?:(?<![A-Za-z\d.])|(?<=[A-Za-z]\.)(?=\d+[-_.]))(\d{1,18})(?![A-Za-z\d])")
-_DATE = lazy_regex(r"(?:19|20)\d{6,12}")
+_DATE = lazy_regex(
+    r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?:\d{1,6})?(?!\d)"
+)  # `20251130`, `2025-11-30`, and with a time `20251130120005`
 _CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
 
 _EXTENSION = lazy_regex(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
@@ -111,7 +113,7 @@ def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
     step, epoch = _last_number(_STEP, bare), _last_number(_EPOCH, bare)
     if step is None and epoch is None:
         numbers = _PLAIN_NUMBER.findall(_DECIMAL.sub("", bare))
-        is_date = any(map(_DATE.fullmatch, numbers))
+        is_date = _DATE.search(bare) is not None
         if len(numbers) == 1 and not is_date:
             step = int(numbers[0])
         elif numbers:
