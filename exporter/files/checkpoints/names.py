@@ -44,6 +44,7 @@ _ZARR_CHUNK = lazy_regex(r"(?:/\d+(?:\.\d+)*)+$")
 _INDEXED_SHARD = lazy_regex(
     r"^(.*/(?:pytorch_|adapter_|diffusion_pytorch_)?model)-\d{5}-of-\d{5}(\.safetensors|\.bin)$"
 )
+_TENSORFLOW_PART = lazy_regex(r"\.(?:index|meta|data-\d{5}-of-\d{5})$")  # its programs ask for the name before it
 _TENSORFLOW_SHARD = ".data-"  # precedes the number of a shard, which counts from 0
 _STEP = lazy_regex(rf"(?<![A-Za-z]){_STEP_WORD}[-_=]?(\d{{1,18}})(?!\d)", re.IGNORECASE)
 _EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
@@ -58,7 +59,7 @@ _CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-
 _EXTENSION = lazy_regex(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
 _TEXT = (
     *(".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err"),
-    *(".lock", ".py", ".sh", ".html", ".png", ".pid"),
+    *(".lock", ".py", ".sh", ".html", ".png", ".pid", ".sha256", ".md5"),
 )
 NEEDED_TEXT = lazy_regex(
     r"(?:^|/)(?:[\w.-]+\.index\.json|(?:(?:generation_|adapter_|preprocessor_|tokenizer_)?config|tokenizer|trainer_state"
@@ -367,14 +368,20 @@ def _ranks(paths: Iterable[str]) -> dict[tuple[str, str], tuple[set[int], int]]:
 
 
 def common_name(names: Collection[str]) -> str:
-    """Return one name for all entries of a checkpoint, with ``*`` for shard numbers."""
-    shortest = min(names, key=lambda name: (len(name), name))
+    """Return one name for all entries of a checkpoint: that of the model, with ``*`` for shard numbers."""
+    main = min(names, key=_rank_as_model)
     if len(names) == 1:
-        return shortest
-    spans = sorted(match.span(1) for match in _shards(shortest, (_RANK, _WORKER, _SHARD_OF_TOTAL, _CONSOLIDATED)))
+        return main
+    main = _TENSORFLOW_PART.sub("", main)
+    spans = sorted(match.span(1) for match in _shards(main, (_RANK, _WORKER, _SHARD_OF_TOTAL, _CONSOLIDATED)))
     parts, end = [], 0
     for start, stop in spans:
         if start >= end:
-            parts += [shortest[end:start], "*"]
+            parts += [main[end:start], "*"]
             end = stop
-    return "".join((*parts, shortest[end:]))
+    return "".join((*parts, main[end:]))
+
+
+def _rank_as_model(name: str) -> tuple[bool, bool, bool, int, str]:
+    """Sort key by which ``checkpoint_5.pt`` precedes ``opt_5.pt``, ``optimizer_5.pt`` and ``checkpoint_5.yaml``."""
+    return is_text(name), not is_weights(name), not _CHECKPOINT_WORD.search(name), len(name), name

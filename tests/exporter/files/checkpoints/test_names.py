@@ -109,6 +109,21 @@ def test_shards_keep_their_numbers_in_a_shape() -> None:
     assert common_name(["ckpt_step3_rank0.pt", "ckpt_step3_rank1.pt"]) == "ckpt_step3_rank*.pt"
 
 
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        (("checkpoint_500.pt", "opt_500.pt"), "checkpoint_500.pt"),
+        (("optimizer_500.pt", "epoch_500.pt"), "epoch_500.pt"),
+        (("ckpt_500.safetensors", "ckpt_500.yaml"), "ckpt_500.safetensors"),
+        (("ckpt_500.json", "ckpt_500.pkl"), "ckpt_500.pkl"),
+        (("checkpoint-500", "checkpoint-500.json"), "checkpoint-500"),
+        (("model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"), "model.ckpt-7"),
+    ],
+)
+def test_a_checkpoint_has_the_name_of_its_model(names: tuple[str, ...], name: str) -> None:
+    assert common_name(names) == common_name(names[::-1]) == name
+
+
 @given(HOSTILE, st.booleans())
 @example("checkpoint_" + "9" * 200 + ".pt", False)
 @example("²", False)
