@@ -13,7 +13,7 @@ import os
 import re
 import stat
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import field
@@ -24,10 +24,10 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import DamagedFile
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.checkpoints_reader import CheckpointWatch
-from exporter.files.checkpoints.entries import CheckpointEntry
+from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile
 from exporter.files.checkpoints.names import parse_name
 from exporter.files.checkpoints.parts_reader import check_entry
-from exporter.files.checkpoints.sets import Checkpoint
+from exporter.files.checkpoints.sets import Checkpoint, save_times
 from exporter.files.checkpoints.tracker import CheckpointTracker
 from exporter.files.formats import FileCheck, check_file
 from exporter.files.formats.record_count import ArrayItemCounter, LineCounter, RecordKind, record_kind
@@ -542,12 +542,13 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
         named = self._entries.get(self._name or "")
         if named is None:
             return set()
-        ends: dict[str, float] = {}
+        files: defaultdict[str, list[CheckpointFile]] = defaultdict(list)
         for entry in self._entries.values():
-            if (key := _checkpoint_key(entry)) is not None and entry.files:
-                ends[key] = max(ends.get(key, 0.0), *(file.mtime for file in entry.files))
-        own = _checkpoint_key(named)
-        return {key for key, end in ends.items() if key != own and end >= ends.get(own or "", 0.0)}
+            if (key := _checkpoint_key(entry)) is not None:
+                files[key] += entry.files
+        own = _checkpoint_key(named) or ""
+        saved = save_times(files[own])
+        return {key for key, others in files.items() if key != own and others and save_times(others) >= saved}
 
     def _judge(self, newest: Checkpoint, without: Collection[str]) -> Generator[None, None, CheckedCheckpoint | None]:
         """Check all files of a checkpoint; None if it is being removed."""

@@ -15,9 +15,14 @@ _SHARD_OF_TOTAL = lazy_regex(r"(?<!\d)(\d{1,9})([-_]of[-_])(\d{1,9})(?!\d)", re.
 _WORLD_SIZE = lazy_regex(r"(?<![A-Za-z])world[-_]?size[-_]?(\d{1,9})(?!\d)", re.IGNORECASE)
 _RANK = lazy_regex(
     r"(?<![A-Za-z])(?:rank|shard|worker|process|proc|gpu|task|part|node|host|replica|rng[-_]states?|random[-_]states?"
-    r"|tp|pp|dp|ep|cp)[-_=]?w?(\d{1,9})(?![0-9A-Za-z])",
+    r"|tp|pp|dp)[-_=]?w?(\d{1,9})(?![0-9A-Za-z])",
     re.IGNORECASE,
 )
+# the rank of expert or context parallelism after a step or a rank, as in `tp0_ep1` and `step5_cp1`;
+# elsewhere the number of an epoch or a checkpoint, as in `model_ep5` and `cp-0004`
+_EP_OR_CP = lazy_regex(r"(?<![A-Za-z])(?:ep|cp)[-_=]?(\d{1,9})(?![0-9A-Za-z])", re.IGNORECASE)
+_STEP_WORD = r"(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|ba(?:tch(?:es)?)?|updates?)"
+_BEFORE_EP_OR_CP = lazy_regex(rf"(?<![A-Za-z])(?:{_STEP_WORD}|epochs?|tp|pp|dp)[-_=]?\d", re.IGNORECASE)
 _WORKER = lazy_regex(r"(?<![A-Za-z0-9])w(\d{1,9})(?![0-9A-Za-z])")
 _DISTCP = lazy_regex(r"__(\d{1,9})_(\d{1,9})(?=\.distcp)")
 _CONSOLIDATED = lazy_regex(r"(?<=consolidated\.)(\d{2})(?=\.)")
@@ -39,21 +44,22 @@ _ZARR_CHUNK = lazy_regex(r"(?:/\d+(?:\.\d+)*)+$")
 _INDEXED_SHARD = lazy_regex(
     r"^(.*/(?:pytorch_|adapter_|diffusion_pytorch_)?model)-\d{5}-of-\d{5}(\.safetensors|\.bin)$"
 )
+_TENSORFLOW_PART = lazy_regex(r"\.(?:index|meta|data-\d{5}-of-\d{5})$")  # its programs ask for the name before it
 _TENSORFLOW_SHARD = ".data-"  # precedes the number of a shard, which counts from 0
-_STEP = lazy_regex(
-    r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
-    re.IGNORECASE,
-)
+_STEP = lazy_regex(rf"(?<![A-Za-z]){_STEP_WORD}[-_=]?(\d{{1,18}})(?!\d)", re.IGNORECASE)
 _EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _DECIMAL = lazy_regex(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
-_PLAIN_NUMBER = lazy_regex(r"(?<![A-Za-z\d.])(\d{1,18})(?![A-Za-z\d])")
-_DATE = lazy_regex(r"(?:19|20)\d{6,12}")
+# also after a dot in the middle of a name, as in `model.01-0.50.keras`
+_PLAIN_NUMBER = lazy_regex(r"(?:(?<![A-Za-z\d.])|(?<=[A-Za-z]\.)(?=\d+[-_.]))(\d{1,18})(?![A-Za-z\d])")
+_DATE = lazy_regex(
+    r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?:\d{1,6})?(?!\d)"
+)  # `20251130`, `2025-11-30`, and with a time `20251130120005`
 _CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
 
 _EXTENSION = lazy_regex(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
 _TEXT = (
     *(".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err"),
-    *(".lock", ".py", ".sh", ".html", ".png", ".pid"),
+    *(".lock", ".py", ".sh", ".html", ".png", ".pid", ".sha256", ".md5"),
 )
 NEEDED_TEXT = lazy_regex(
     r"(?:^|/)(?:[\w.-]+\.index\.json|(?:(?:generation_|adapter_|preprocessor_|tokenizer_)?config|tokenizer|trainer_state"
@@ -104,16 +110,15 @@ def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
     if name.lower() in _TRACKERS or (name == "checkpoint" and not is_directory) or _COMPANIONS.search(name):
         return None
     stem, marker = _without_marker(name)
-    bare = stem
-    for pattern in _SHARDS:
-        bare = pattern.sub("", bare)
+    bare = _without_ranks(stem)
     step, epoch = _last_number(_STEP, bare), _last_number(_EPOCH, bare)
     if step is None and epoch is None:
-        numbers = [match[1] for match in _PLAIN_NUMBER.finditer(_DECIMAL.sub("", bare))]
-        if len(numbers) == 1 and not _DATE.fullmatch(numbers[0]):
+        numbers = _PLAIN_NUMBER.findall(_DECIMAL.sub("", bare))
+        is_date = _DATE.search(bare) is not None
+        if len(numbers) == 1 and not is_date:
             step = int(numbers[0])
         elif numbers:
-            step = None if any(_DATE.fullmatch(number) for number in numbers) else int(numbers[-1])
+            step = None if is_date else int(numbers[-1])
             return CheckpointName(f"numbers {' '.join(numbers)}", step, versioned=True, marker=marker)
     if step is not None or epoch is not None:
         key = " ".join(f"{word} {number}" for word, number in (("epoch", epoch), ("step", step)) if number is not None)
@@ -143,6 +148,22 @@ def _fixed_name(stem: str, bare: str, is_directory: bool, marker: bool) -> Check
     while (shorter := _EXTENSION.sub("", bare)) != bare and shorter:
         bare = shorter
     return CheckpointName(f"fixed {bare.strip('-_.')}", alias=_ALIAS.search(bare) is not None, marker=marker)
+
+
+def _without_ranks(stem: str) -> str:
+    if before := _BEFORE_EP_OR_CP.search(stem):
+        stem = stem[: before.end()] + _EP_OR_CP.sub("", stem[before.end() :])
+    for pattern in _SHARDS:
+        stem = pattern.sub("", stem)
+    return stem
+
+
+def _shards(path: str, patterns: Iterable[re.Pattern[str]] = _SHARDS) -> Iterator[re.Match[str]]:
+    """Yield the numbers of ranks and shards."""
+    for pattern in patterns:
+        yield from pattern.finditer(path)
+    if before := _BEFORE_EP_OR_CP.search(path):
+        yield from _EP_OR_CP.finditer(path, before.end())
 
 
 def _without_marker(name: str) -> tuple[str, bool]:
@@ -187,13 +208,13 @@ def is_state_of_training(path: str) -> bool:
 
 def is_sharded(path: str) -> bool:
     """Whether a path contains a rank or a shard number."""
-    return any(pattern.search(path) for pattern in _SHARDS)
+    return any(_shards(path))
 
 
 def name_shape(path: str, name: CheckpointName) -> str:
     """Return the path with ``#`` for step, epoch and hashes, so that it matches in the next checkpoint."""
     numbers = {number for number in (name.step, name.epoch) if number is not None}
-    kept = [match.span() for pattern in _SHARDS for match in pattern.finditer(path)]
+    kept = [match.span() for match in _shards(path)]
     parts, end = [], 0
     for match in _CHANGING_PART.finditer(path):
         inside = any(start <= match.start() < stop for start, stop in kept)
@@ -236,7 +257,7 @@ def _missing_of_world(paths: Iterable[str]) -> Iterator[str]:
     seen: dict[tuple[str, str], set[int]] = {}
     totals: dict[tuple[str, str], int] = {}
     for path in paths:
-        world, ranks = _WORLD_SIZE.search(path), list(_RANK.finditer(path))
+        world, ranks = _WORLD_SIZE.search(path), list(_shards(path, (_RANK,)))
         if world and len(ranks) == 1 and not _SHARD_OF_TOTAL.search(path):
             place = (path[: ranks[0].start(1)], path[ranks[0].end(1) :])
             seen.setdefault(place, set()).add(int(ranks[0][1]))
@@ -347,18 +368,20 @@ def _ranks(paths: Iterable[str]) -> dict[tuple[str, str], tuple[set[int], int]]:
 
 
 def common_name(names: Collection[str]) -> str:
-    """Return one name for all entries of a checkpoint, with ``*`` for shard numbers."""
-    shortest = min(names, key=lambda name: (len(name), name))
+    """Return one name for all entries of a checkpoint: that of the model, with ``*`` for shard numbers."""
+    main = min(names, key=_rank_as_model)
     if len(names) == 1:
-        return shortest
-    spans = sorted(
-        match.span(1)
-        for pattern in (_RANK, _WORKER, _SHARD_OF_TOTAL, _CONSOLIDATED)
-        for match in pattern.finditer(shortest)
-    )
+        return main
+    main = _TENSORFLOW_PART.sub("", main)
+    spans = sorted(match.span(1) for match in _shards(main, (_RANK, _WORKER, _SHARD_OF_TOTAL, _CONSOLIDATED)))
     parts, end = [], 0
     for start, stop in spans:
         if start >= end:
-            parts += [shortest[end:start], "*"]
+            parts += [main[end:start], "*"]
             end = stop
-    return "".join((*parts, shortest[end:]))
+    return "".join((*parts, main[end:]))
+
+
+def _rank_as_model(name: str) -> tuple[bool, bool, bool, int, str]:
+    """Sort key by which ``checkpoint_5.pt`` precedes ``opt_5.pt``, ``optimizer_5.pt`` and ``checkpoint_5.yaml``."""
+    return is_text(name), not is_weights(name), not _CHECKPOINT_WORD.search(name), len(name), name

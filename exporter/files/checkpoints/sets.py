@@ -1,7 +1,8 @@
 """Entries of a folder that form one checkpoint, and what follows from them alone."""
 
+import bisect
 import itertools
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import field
 from typing import Literal, NamedTuple
 
@@ -48,6 +49,7 @@ class Checkpoint(NamedTuple):
     reason: str | None = None
     odd_size: float | None = None  # size relative to the median of earlier ones, if below half or above twice that
     odd: str | None = None  # files that earlier ones had and this one has not; may be harmless
+    saved: tuple[float, float] = (0.0, 0.0)  # the one with the largest is the newest; see ``save_times``
 
 
 class CheckpointSetEntry(NamedTuple):
@@ -124,6 +126,11 @@ class CheckpointSet:
     def end(self) -> float:
         """When the last of its files was written; 0 without files."""
         return max((file.mtime for file in self.files()), default=0.0)
+
+    @property
+    def saved(self) -> tuple[float, float]:
+        """When it was written, by which checkpoints are ordered."""
+        return save_times(self.files())
 
     @property
     def shapes(self) -> frozenset[str]:
@@ -215,6 +222,18 @@ class CheckpointSet:
                 next(iter(optional), None),
             )
         return self._facts
+
+
+def save_times(files: Iterable[CheckpointFile]) -> tuple[float, float]:
+    """When half of the bytes of a checkpoint were written, and then when all were; zeros without files.
+
+    So the results of an evaluation, or converted weights, make an older checkpoint no newer.
+    """
+    ordered = sorted(files, key=lambda file: file.mtime)
+    sums = list(itertools.accumulate(file.size for file in ordered))
+    if not ordered:
+        return 0.0, 0.0
+    return ordered[bisect.bisect_left(sums, sums[-1] / 2)].mtime, ordered[-1].mtime
 
 
 def _is_index_current(index: CheckpointIndex, paths: Collection[str]) -> bool:

@@ -318,8 +318,9 @@ class CheckpointTracker:
             reason=reason,
             odd_size=self.history.odd_size(size, found.key, found.shapes) if state != "writing" else None,
             odd=unusual_text(unusual),
+            saved=found.saved,
         )
-        if self.last is None or shown.end >= self.last.end or self.last.key == shown.key:
+        if self.last is None or shown.saved >= self.last.saved or self.last.key == shown.key:
             self.last = shown
         return shown
 
@@ -393,7 +394,7 @@ class CheckpointTracker:
         found.shrunk, found.pause_s, found.was_watched = False, 0.0, True
         found.temporary_inodes.clear()
         found.renamed.clear()
-        if self.last_complete is None or shown.end >= self.last_complete.end or self.last_complete.key == shown.key:
+        if self.last_complete is None or shown.saved >= self.last_complete.saved or self.last_complete.key == shown.key:
             self.last_complete = shown
         if not self.history.count(shown, shapes, is_addition=goes_on, parts=found.parts):
             return

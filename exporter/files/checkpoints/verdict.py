@@ -4,6 +4,7 @@ from collections.abc import Sequence
 
 from exporter.files.checkpoints.entries import FROM_EARLIER_JOB
 from exporter.files.checkpoints.history import CheckpointHistory
+from exporter.files.checkpoints.names import is_part
 from exporter.files.checkpoints.sets import CheckpointSet
 
 
@@ -15,7 +16,10 @@ def doubt(
     ``unusual`` are shards that all similar checkpoints had. ``began_earlier`` means that an earlier job may have
     written some of it.
     """
-    seen = [entry.view for entry in found.entries.values()]
+    entries = [entry for entry in found.entries.values() if not entry.name.marker]
+    # notes beside it, such as `checkpoint_500.yaml`, need no proof
+    parts = [entry for entry in entries if entry.view.is_directory or is_part(entry.view.bare)]
+    seen = [entry.view for entry in parts or entries]
     for part in (part for entry in seen for part in entry.unproven):
         return f"{part.file}: {part.reason}"
     if not all(entry.is_fully_read for entry in seen):

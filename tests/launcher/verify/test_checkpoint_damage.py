@@ -190,6 +190,16 @@ def test_shards_at_the_top_of_the_folder_are_compared_with_their_index(tmp_path:
     assert check_part(str(tmp_path), index, inside=False).state == "invalid"
 
 
+@pytest.mark.parametrize("note", ["checkpoint_200.yaml", "checkpoint_200.pt.sha256", "checkpoint_200.png"])
+def test_a_note_beside_a_checkpoint_needs_no_proof(note: str, tmp_path: Path) -> None:
+    write_two(tmp_path, "one_file")
+    (tmp_path / note).write_bytes(b"\x89 note")
+    set_times(tmp_path, {note: b""}, 200)
+    found, seen = judge(tmp_path).checkpoint, sidecar(tmp_path).last
+    assert (found.name, found.valid, found.reason) == ("checkpoint_200.pt", True, None)
+    assert (seen.name, seen.valid, seen.reason) == ("checkpoint_200.pt", True, None)
+
+
 def test_a_lone_set_of_ranks_is_undecided(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, LAYOUTS["ranks"](100))
     found = judge(tmp_path).checkpoint

@@ -34,6 +34,16 @@ def test_a_folder_of_checkpoints_has_the_verdict_of_the_newest(tmp_path: Path) -
     assert verdict(tmp_path / "step-100") == ("checkpoint", "whole", None)
 
 
+@pytest.mark.parametrize("name", ["eval_results.json", "pytorch_model.bin"])
+def test_files_added_to_an_older_checkpoint_do_not_make_it_the_newest(name: str, tmp_path: Path) -> None:
+    write_two(tmp_path, "deepspeed")
+    added = tmp_path / "global_step100" / name
+    added.write_bytes(torch_bytes({}) if name.endswith(".bin") else b"{}")
+    found = verify_path(tmp_path)
+    assert (found.name, found.resume) == ("global_step200", str(tmp_path / "global_step200"))
+    assert verify_path(tmp_path / "global_step100").name == "global_step100"
+
+
 @pytest.mark.parametrize("layout", ["zarr", "torch_distributed", "hugging_face"])
 def test_a_checkpoint_is_known_by_its_content_whatever_its_name(layout: str, tmp_path: Path) -> None:
     write_checkpoint(tmp_path, files := LAYOUTS[layout](5))

@@ -17,6 +17,23 @@ def epochs(folder: Folder, step: int) -> None:
     folder.write(f"ckpt_epoch_{step}.pt")
 
 
+def short_epochs(folder: Folder, step: int) -> None:
+    folder.write(f"model_ep{step}.pth")
+
+
+def keras(folder: Folder, step: int) -> None:
+    folder.write(f"model.{step:02}-0.{step:02}.keras")
+
+
+def composer(folder: Folder, step: int) -> None:
+    folder.write_all(f"ep{step // 2}-ba{step}-rank{rank}.pt" for rank in range(2))
+
+
+def composer_directory(folder: Folder, step: int) -> None:
+    folder.write(f"ep{step // 2}-ba{step}/__0_0.distcp")
+    folder.write(f"ep{step // 2}-ba{step}/.metadata", pickle.dumps({"w": "__0_0.distcp"}))
+
+
 def step_directory(folder: Folder, step: int) -> None:
     folder.write(f"step_{step}/model.pt")
 
@@ -74,6 +91,6 @@ LAYOUTS: dict[str, Write] = {
     write.__name__: write
     for write in (
         *(one_file, epochs, step_directory, epoch_directory, hugging_face, megatron, deepspeed, torch_distributed),
-        *(orbax, lightning, ranks, tensorflow),
+        *(orbax, lightning, ranks, tensorflow, short_epochs, keras, composer, composer_directory),
     )
 }

@@ -56,7 +56,22 @@ def test_ranks_between_others_are_missing_unless_only_some_write(numbers: tuple[
         ("model.safetensors.index.json", "fixed model", None, None),
         ("checkpoint_worker_3.json", "fixed checkpoint", None, None),
         ("checkpoint_20240512_101010.pt", "numbers 20240512 101010", None, None),
+        ("2025-11-30_12-00-05.pt", "numbers 2025 11 30 12 00 05", None, None),
+        ("CKPT+2025-11-30+12-00-00+00", "numbers 2025 11 30 12 00 00 00", None, None),
+        ("rl_model_20000000_steps.zip", "step 20000000", 20_000_000, None),
         ("checkpoint_12.pt.done", "step 12", 12, None),
+        ("model_ep5.pth", "epoch 5", None, 5),
+        ("ep039-loss0.02-val_loss0.03.h5", "epoch 39", None, 39),
+        ("model_step5_ep2.pt", "step 5", 5, None),
+        ("model_tp0_pp1_ep2.pt", "fixed model", None, None),
+        ("cp-0004.weights.h5", "step 4", 4, None),
+        ("cp-0004.ckpt.index", "step 4", 4, None),
+        ("cp-0004.ckpt.data-00000-of-00001", "step 4", 4, None),
+        ("step_100_dp1_cp0.pt", "step 100", 100, None),
+        ("model.01-0.50.keras", "step 1", 1, None),
+        ("weights.02.hdf5", "step 2", 2, None),
+        ("checkpoint.pt.1", "fixed checkpoint.pt.1", None, None),
+        ("ep0-ba100-rank3.pt", "epoch 0 step 100", 100, 0),
     ],
 )
 def test_a_name_shows_checkpoint_step_and_epoch(name: str, key: str, step: int | None, epoch: int | None) -> None:
@@ -92,6 +107,21 @@ def test_shards_keep_their_numbers_in_a_shape() -> None:
     assert name is not None
     assert name_shape("ckpt_step3_rank3.pt", name) == "ckpt_step#_rank3.pt"
     assert common_name(["ckpt_step3_rank0.pt", "ckpt_step3_rank1.pt"]) == "ckpt_step3_rank*.pt"
+
+
+@pytest.mark.parametrize(
+    ("names", "name"),
+    [
+        (("checkpoint_500.pt", "opt_500.pt"), "checkpoint_500.pt"),
+        (("optimizer_500.pt", "epoch_500.pt"), "epoch_500.pt"),
+        (("ckpt_500.safetensors", "ckpt_500.yaml"), "ckpt_500.safetensors"),
+        (("ckpt_500.json", "ckpt_500.pkl"), "ckpt_500.pkl"),
+        (("checkpoint-500", "checkpoint-500.json"), "checkpoint-500"),
+        (("model.ckpt-7.index", "model.ckpt-7.data-00000-of-00001"), "model.ckpt-7"),
+    ],
+)
+def test_a_checkpoint_has_the_name_of_its_model(names: tuple[str, ...], name: str) -> None:
+    assert common_name(names) == common_name(names[::-1]) == name
 
 
 @given(HOSTILE, st.booleans())

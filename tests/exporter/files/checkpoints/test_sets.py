@@ -65,6 +65,19 @@ def test_files_added_later_do_not_make_a_new_checkpoint(folder: Folder) -> None:
     assert folder.poll_for(30) != []  # nor does the time between them count as a pause of the writer
 
 
+@pytest.mark.parametrize("name", ["eval_results.json", "results.bin"])
+def test_files_added_to_an_older_checkpoint_do_not_make_it_the_newest(folder: Folder, name: str) -> None:
+    for step in (10, 20):
+        hugging_face(folder, step)
+        folder.poll_for(300)
+    folder.write(f"checkpoint-10/{name}")
+    assert folder.poll_for(100) == []
+    assert (folder.last.step, folder.last_complete.step) == (20, 20)
+    folder.restart()
+    folder.poll()
+    assert (folder.last.step, folder.last_complete.step) == (20, 20)
+
+
 def test_a_step_rewritten_after_a_resume_counts_again(folder: Folder) -> None:
     for _ in range(2):
         ranks(folder, 10)
