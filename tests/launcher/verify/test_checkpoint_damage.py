@@ -18,6 +18,8 @@ DAMAGES = ("cut", "emptied", "erased", "continued", "removed")
 # values without a checksum: any bytes of the right length are values
 UNDETECTABLE = (("erased", "/plain/"),)
 
+LONG_TEXT = json.dumps({"log_history": [{"step": step, "loss": 0.5} for step in range(30_000)]}, indent=2).encode()
+
 
 def damaged(content: bytes, damage: str, chance: random.Random) -> bytes | None:
     """The content with this damage at a random place; None if the file is removed."""
@@ -69,6 +71,17 @@ def test_a_whole_checkpoint_is_no_alarm(layout: str, tmp_path: Path) -> None:
     assert not {event.kind for event in seen.happened} & {"damaged", "incomplete"}
 
 
+@pytest.mark.parametrize(("name", "content"), [("trainer_state.json", LONG_TEXT), ("tokenizer.json", LONG_TEXT)])
+def test_what_a_trainer_saves_beside_its_model_leaves_it_whole(name: str, content: bytes, tmp_path: Path) -> None:
+    files = write_two(tmp_path, "hugging_face")
+    path = f"checkpoint-200/{name}"
+    write_checkpoint(tmp_path, {path: content})
+    set_times(tmp_path, [*files, path], 200)
+    found, seen = judge(tmp_path).checkpoint, sidecar(tmp_path).last
+    assert (found.name, found.valid, found.reason) == ("checkpoint-200", True, None)
+    assert (seen.name, seen.valid, seen.reason) == ("checkpoint-200", True, None)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chance=st.randoms(use_true_random=False), damage=st.sampled_from(DAMAGES))
@@ -107,6 +120,7 @@ CASES = {
         torch_bytes({"layers.1": 7}),
         "names the tensor 'layers.2' in model-00002-of-00003.bin",
     ),
+    "cut long text": ("hugging_face", "trainer_state.json", LONG_TEXT[:-2], "begins with { but does not end with }"),
     "index of nothing": ("hugging_face", "model.safetensors.index.json", b"{}", "names no tensor"),
     "no common part": ("megatron_core", "common.pt", None, "common.pt is missing"),
     "no metadata of the core": ("megatron_core", "metadata.json", None, "metadata.json is missing"),
@@ -167,6 +181,14 @@ def test_a_lone_checkpoint_without_its_model_is_undecided(lacking: str, reason: 
     write_checkpoint(tmp_path, files)
     found = judge(tmp_path).checkpoint
     assert (found.state, found.valid, found.reason) == ("complete", None, reason)
+
+
+def test_an_index_that_is_too_long_to_be_read_is_a_doubt(tmp_path: Path) -> None:
+    files = write_two(tmp_path, "hugging_face")
+    (index,) = (name for name in files if name.endswith("model.safetensors.index.json"))
+    (tmp_path / index).write_text(json.dumps({**json.loads(files[index]), "note": "x" * (8 << 20)}))
+    set_times(tmp_path, files, 200)
+    assert judge(tmp_path).checkpoint.reason == f"{index}: only its beginning and end were checked"
 
 
 def test_a_tensor_that_its_shard_may_share_with_another_is_a_doubt(tmp_path: Path) -> None:
