@@ -53,13 +53,15 @@ _CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-
 _EXTENSION = lazy_regex(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
 _TEXT = (
     *(".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err"),
-    *(".lock", ".py", ".sh", ".html", ".png", ".pid"),
+    *(".lock", ".py", ".sh", ".html", ".png", ".pid", ".jinja", ".tiktoken", ".gitattributes"),
 )
 NEEDED_TEXT = lazy_regex(
     r"(?:^|/)(?:[\w.-]+\.index\.json|(?:(?:generation_|adapter_|preprocessor_|tokenizer_)?config|tokenizer|trainer_state"
     r"|metadata|zarr|universal_checkpoint_info)\.json|\.z(?:array|attrs|group|metadata)|_METADATA|_CHECKPOINT_METADATA"
     r"|_sharding|array_metadatas/process_\d+)$"
 )  # JSON texts without which a checkpoint cannot be loaded
+# DeepSpeed's tracker and vocabularies of SentencePiece: no format proves them, and weights do not depend on them
+FORMLESS = lazy_regex(r"(?:^|/)(?:latest|(?:tokenizer|spiece|spm|sentencepiece[\w.]*)\.model)$")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".ckpt", ".h5", ".msgpack", ".gguf")
 _NO_WEIGHTS = lazy_regex(r"optim(?!al|um)|scheduler|scaler|rng_state|random_states|training_args", re.IGNORECASE)
 _TRACKERS = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", "latest_train_state.pt"}

@@ -19,7 +19,7 @@ from exporter.files.checkpoints.layouts_reader import (
     read_text,
     tensor_names,
 )
-from exporter.files.checkpoints.names import NEEDED_TEXT, is_marker, is_part
+from exporter.files.checkpoints.names import FORMLESS, NEEDED_TEXT, is_marker, is_part
 from exporter.files.formats import FileCheck, check_file, hdf5, json_text
 from exporter.files.formats.pickles import PICKLE_ERRORS
 from exporter.files.formats.source import (
@@ -118,6 +118,8 @@ def _check(source: FileSource, path: str, end: int | None, folder: str) -> FileC
         found = check_file(source)
         if found.state == "unknown" and _is_erased(source):
             return FileCheck("invalid", None, "contains only zeros, as if it was never written")
+        if found.state == "unknown" and FORMLESS.search(path) and any(source.head(ZEROS_BYTES)):
+            return FileCheck(BESIDE, None)
     except FileDamaged as damage:
         return FileCheck("invalid", None, str(damage))
     except (CheckUndecided, OSError) as doubt:

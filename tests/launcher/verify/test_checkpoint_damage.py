@@ -71,7 +71,19 @@ def test_a_whole_checkpoint_is_no_alarm(layout: str, tmp_path: Path) -> None:
     assert not {event.kind for event in seen.happened} & {"damaged", "incomplete"}
 
 
-@pytest.mark.parametrize(("name", "content"), [("trainer_state.json", LONG_TEXT), ("tokenizer.json", LONG_TEXT)])
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trainer_state.json", LONG_TEXT),
+        ("tokenizer.json", LONG_TEXT),
+        ("tokenizer.model", b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2"),
+        ("sentencepiece.bpe.model", b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2"),
+        ("chat_template.jinja", b"{%- if messages %}{{ messages }}{% endif %}\n"),
+        ("qwen.tiktoken", b"IQ== 0\nIg== 1\n"),
+        (".gitattributes", b"*.bin filter=lfs\n"),
+        ("latest", b"global_step200"),
+    ],
+)
 def test_what_a_trainer_saves_beside_its_model_leaves_it_whole(name: str, content: bytes, tmp_path: Path) -> None:
     files = write_two(tmp_path, "hugging_face")
     path = f"checkpoint-200/{name}"
@@ -178,6 +190,7 @@ def test_a_missing_tensorflow_shard_is_named_by_its_own_number(tmp_path: Path) -
 def test_a_lone_checkpoint_without_its_model_is_undecided(lacking: str, reason: str, tmp_path: Path) -> None:
     files = {name: content for name, content in LAYOUTS["hugging_face"](100).items() if lacking not in name}
     files["checkpoint-100/optimizer_0/__0_0.pt"] = torch_bytes({})
+    files["checkpoint-100/tokenizer.model"] = b"\n\x0e"
     write_checkpoint(tmp_path, files)
     found = judge(tmp_path).checkpoint
     assert (found.state, found.valid, found.reason) == ("complete", None, reason)
