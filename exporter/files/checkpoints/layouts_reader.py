@@ -33,7 +33,8 @@ CORE = "metadata.json"  # of Megatron core, beside the files of PyTorch
 _DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 _DEEPSPEED_STATES = re.compile(r"(?:bf16_)?(?:zero_pp_rank_\d+_)?mp_rank_(\d\d)_model_states\.pt")
 _DEEPSPEED_RANK = re.compile(r"((?:bf16_)?zero_pp_rank_)\d+(_mp_rank_\d\d_(?:model|optim)_states\.pt)")
-_MEGATRON_RANK = re.compile(r"(?:^|/)mp_rank_(?:\d\d|\d\d_\d\d\d)/[^/]+\.pt$")
+_MEGATRON_RANK = re.compile(r"(?:^|/)mp_rank_\d\d(?:_\d\d\d){0,2}/[^/]+\.pt$")
+_MEGATRON_KINDS = ("tensor", "pipeline", "expert")  # of parallelism, in the order of a folder's name
 _OF_RANKS = re.compile(rf"(?:^|/)(?:{_DEEPSPEED_STATES.pattern})$|{_MEGATRON_RANK.pattern}")
 
 
@@ -251,11 +252,17 @@ def _rank_paths(directory: str, path: str, paths: Collection[str]) -> Iterator[s
             yield from (f"{folder}/mp_rank_{rank:02}_model_states.pt" for rank in world)
         return
     for state in contents.states:
-        tensor, pipeline = (_count(state.get(f"{kind}_model_parallel_size")) for kind in ("tensor", "pipeline"))
-        ranks = itertools.product(range(tensor), range(pipeline))
-        for one, other in ranks:
-            last = f"_{other:03}" if pipeline > 1 else ""
-            yield f"{_ranks_folder(path)}/mp_rank_{one:02}{last}/{name}"
+        stated = {"expert_model_parallel_size": 1, **state}  # older versions have no experts
+        tensor, pipeline, expert = (_count(stated.get(f"{kind}_model_parallel_size")) for kind in _MEGATRON_KINDS)
+        if expert > 1 and stated.get("expert_tensor_parallel_size") not in (None, tensor):
+            continue  # not each rank of experts meets each tensor rank
+        if tensor * pipeline * expert > MOST_SHARDS:
+            continue
+        ranks = itertools.product(range(tensor), range(pipeline), range(expert))
+        names = (f"mp_rank_{t:02}" + f"_{p:03}" * (pipeline > 1) + f"_{e:03}" * (expert > 1) for t, p, e in ranks)
+        written = [f"{_ranks_folder(path)}/{rank}/{name}" for rank in names]
+        if path in written:  # otherwise the program names them in another way
+            yield from written
 
 
 def _count(value: object) -> int:

@@ -1,5 +1,6 @@
 """The verdict on checkpoints: damage at any place is never called whole, and what is whole is never called damaged."""
 
+import argparse
 import json
 import os
 import random
@@ -9,6 +10,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from exporter.files.checkpoints.layouts_reader import read_index
 from exporter.files.checkpoints.parts_reader import check_part
 from launcher.verify.files import CheckedCheckpoint, LastCheckpoint
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes
@@ -88,7 +90,7 @@ def test_what_a_trainer_saves_beside_its_model_leaves_it_whole(name: str, conten
     files = write_two(tmp_path, "hugging_face")
     path = f"checkpoint-200/{name}"
     write_checkpoint(tmp_path, {path: content})
-    set_times(tmp_path, [*files, path], 200)
+    set_times(tmp_path, {**files, path: content}, 200)
     found, seen = judge(tmp_path).checkpoint, sidecar(tmp_path).last
     assert (found.name, found.valid, found.reason) == ("checkpoint-200", True, None)
     assert (seen.name, seen.valid, seen.reason) == ("checkpoint-200", True, None)
@@ -153,6 +155,7 @@ CASES = {
     "no last rank of ZeRO": ("deepspeed", "zero_pp_rank_3_mp_rank_00_optim_states.pt", None, "is missing"),
     "no first stage": ("megatron", "mp_rank_00_000/model_optim_rng.pt", None, "is missing"),
     "no last stage": ("megatron", "mp_rank_01_001/model_optim_rng.pt", None, "is missing"),
+    "no last rank of experts": ("megatron_experts", "mp_rank_01_003/model_optim_rng.pt", None, "is missing"),
     "no rank 0": ("ranks", "rank0.pt", None, "rank0.pt is missing"),
     "bytes after the end": (
         "one_file",
@@ -173,6 +176,19 @@ def test_damage_is_named(case: tuple[str, str, bytes | None, str], tmp_path: Pat
     found = judge(tmp_path)
     assert found.is_damaged
     assert reason in (found.checkpoint.reason or "")
+
+
+@pytest.mark.parametrize(("expert_tensor_size", "is_stated"), [(None, True), (2, True), (1, False)])
+def test_experts_that_are_split_otherwise_state_no_ranks(
+    expert_tensor_size: int | None, is_stated: bool, tmp_path: Path
+) -> None:
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "expert_model_parallel_size": 2}
+    content = torch_bytes({"args": argparse.Namespace(**sizes, expert_tensor_parallel_size=expert_tensor_size)})
+    name, others = "iter_0000100/mp_rank_{}/model_optim_rng.pt", ("00_000", "00_001", "01_000", "01_001")
+    write_checkpoint(tmp_path, {name.format("00_000"): content, "iter_0000100/mp_rank_00/model_optim_rng.pt": content})
+    expected = tuple(map(name.format, others)) if is_stated else ()
+    assert read_index(str(tmp_path), name.format("00_000"), ()).shards == expected
+    assert read_index(str(tmp_path), name.format("00"), ()).shards == ()
 
 
 def test_a_missing_tensorflow_shard_is_named_by_its_own_number(tmp_path: Path) -> None:
