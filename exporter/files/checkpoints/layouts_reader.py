@@ -33,7 +33,7 @@ CORE = "metadata.json"  # of Megatron core, beside the files of PyTorch
 _DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 _DEEPSPEED_STATES = re.compile(r"(?:bf16_)?(?:zero_pp_rank_\d+_)?mp_rank_(\d\d)_model_states\.pt")
 _DEEPSPEED_RANK = re.compile(r"((?:bf16_)?zero_pp_rank_)\d+(_mp_rank_\d\d_(?:model|optim)_states\.pt)")
-_MEGATRON_RANK = re.compile(r"(?:^|/)mp_rank_\d\d(?:_\d\d\d){0,2}/[^/]+\.pt$")
+_MEGATRON_RANK = re.compile(r"(?:^|/)mp_rank_\d\d(?:_\d\d\d){0,2}/model_(?:optim_)?rng\.pt$")
 _MEGATRON_KINDS = ("tensor", "pipeline", "expert")  # of parallelism, in the order of a folder's name
 _OF_RANKS = re.compile(rf"(?:^|/)(?:{_DEEPSPEED_STATES.pattern})$|{_MEGATRON_RANK.pattern}")
 

@@ -178,6 +178,15 @@ def test_damage_is_named(case: tuple[str, str, bytes | None, str], tmp_path: Pat
     assert reason in (found.checkpoint.reason or "")
 
 
+def test_a_lost_rank_is_missed_beside_the_files_of_a_distributed_optimizer(tmp_path: Path) -> None:
+    args = argparse.Namespace(tensor_model_parallel_size=4, pipeline_model_parallel_size=1)
+    for step in (100, 200):
+        for rank in range(3):
+            parts = {"model_optim_rng.pt": torch_bytes({"args": args}), "distrib_optim.pt": torch_bytes({})}
+            write_checkpoint(tmp_path / f"iter_{step:07}/mp_rank_{rank:02}", parts)
+    assert judge(tmp_path).checkpoint.missing == ("iter_0000200/mp_rank_03/model_optim_rng.pt",)
+
+
 @pytest.mark.parametrize(("expert_tensor_size", "is_stated"), [(None, True), (2, True), (1, False)])
 def test_experts_that_are_split_otherwise_state_no_ranks(
     expert_tensor_size: int | None, is_stated: bool, tmp_path: Path
