@@ -39,7 +39,8 @@ _ZARR_CHUNK = lazy_regex(r"(?:/\d+(?:\.\d+)*)+$")
 _INDEXED_SHARD = lazy_regex(
     r"^(.*/(?:pytorch_|adapter_|diffusion_pytorch_)?model)-\d{5}-of-\d{5}(\.safetensors|\.bin)$"
 )
-_TENSORFLOW_SHARD = ".data-"  # precedes the number of a shard, which counts from 0
+_NANOTRON_RANK = lazy_regex(r"(?:pp|exp)-rank-$")  # each of these has layers or experts of its own
+_COUNTED_FROM_0 = lazy_regex(r"(?:\.data|(?:pp|exp)-rank)-$")  # of TensorFlow and Nanotron
 _STEP = lazy_regex(
     r"(?<![A-Za-z])(?:global[-_]?)?(?:steps?|iter(?:ation)?s?|it|batch(?:es)?|updates?)[-_=]?(\d{1,18})(?!\d)",
     re.IGNORECASE,
@@ -218,17 +219,19 @@ def missing_numbers(paths: Collection[str]) -> Iterator[str]:
 
 def _missing_of_total(paths: Iterable[str]) -> Iterator[str]:
     seen: dict[tuple[str, str], set[int]] = {}
-    written: dict[tuple[str, str], re.Match[str]] = {}
-    for path in paths:
+    written: dict[tuple[str, str], tuple[str, re.Match[str], str]] = {}
+    for path in sorted(paths):
         for match in _SHARD_OF_TOTAL.finditer(path):
-            place = (path[: match.start()], path[match.end(1) :])
+            place = before, after = path[: match.start()], path[match.end(1) :]
+            if kind := _NANOTRON_RANK.search(before):
+                place = "/".join(path.split("/")[:-1][:2]), kind[0] + match[3]
             seen.setdefault(place, set()).add(int(match[1]))
-            written[place] = match
-    for (before, after), numbers in seen.items():
-        match = written[before, after]
+            written[place] = before, match, after
+    for place, numbers in seen.items():
+        before, match, after = written[place]
         total, width = int(match[3]), len(match[1])
         if 0 < total <= MOST_SHARDS and max(numbers) <= total:
-            first = 0 if 0 in numbers or before.endswith(_TENSORFLOW_SHARD) else 1
+            first = 0 if 0 in numbers or _COUNTED_FROM_0.search(before) else 1
             for number in range(first, first + total):
                 if number not in numbers:
                     yield f"{before}{number:0{width}}{after}"
