@@ -3,6 +3,7 @@
 import argparse
 import json
 import os
+import pickle
 import random
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from exporter.files.checkpoints.layouts_reader import read_index
+from exporter.files.checkpoints.layouts_reader import SEARCHED_BYTES, read_index
 from exporter.files.checkpoints.parts_reader import check_part
 from launcher.verify.files import CheckedCheckpoint, LastCheckpoint
+from launcher.verify.paths import verify_path
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes
 from tests.launcher.verify.checkpoint_files import LAYOUTS, ZSTD_CHUNK, Files, torch_bytes, write_checkpoint
 
@@ -227,6 +229,24 @@ def test_an_index_that_is_too_long_to_be_read_is_a_doubt(tmp_path: Path) -> None
     (tmp_path / index).write_text(json.dumps({**json.loads(files[index]), "note": "x" * (8 << 20)}))
     set_times(tmp_path, files, 200)
     assert judge(tmp_path).checkpoint.reason == f"{index}: only its beginning and end were checked"
+
+
+@pytest.mark.parametrize("items", [12_000, 70_000], ids=["1 MiB", "9 MiB"])
+def test_a_shard_that_a_long_metadata_names_is_missed(items: int, tmp_path: Path) -> None:
+    files = write_two(tmp_path, "torch_distributed")
+    named = {f"{'model.layers.weight.' * 5}{item}": f"__{item % 3}_0.distcp" for item in range(items)}
+    (tmp_path / "step-200/.metadata").write_bytes(pickle.dumps({**named, "last": "__3_0.distcp"}))
+    set_times(tmp_path, files, 200)
+    assert judge(tmp_path).checkpoint.missing == ("step-200/__3_0.distcp",)
+    assert verify_path(tmp_path).resume == str(tmp_path / "step-100")
+
+
+def test_a_name_between_two_pieces_of_a_long_metadata_is_found(tmp_path: Path) -> None:
+    name = b"__12_0.distcp"
+    for before in (0, 1, 7, len(name) - 1, len(name)):
+        text = bytes(SEARCHED_BYTES - before) + name + bytes(100)
+        write_checkpoint(tmp_path, {"step-1/.metadata": text})
+        assert read_index(str(tmp_path), "step-1/.metadata", ()).shards == ("step-1/__12_0.distcp",)
 
 
 def test_a_tensor_that_its_shard_may_share_with_another_is_a_doubt(tmp_path: Path) -> None:
