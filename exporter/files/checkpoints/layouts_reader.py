@@ -24,6 +24,8 @@ from exporter.files.formats.source import (
 MOST_INDEXES = 64  # read of one entry
 MOST_INDEX_BYTES = 8 << 20
 MOST_WALKED_BYTES = 1 << 20  # longest .metadata whose lengths are read: the walk takes a second for each 2 MiB
+MOST_SEARCHED_BYTES, SEARCHED_BYTES = 256 << 20, 1 << 20  # of a longer one searched for names, and of it at once
+LONGEST_SHARD_NAME = 64  # more than the longest name, which may lie across two of these pieces
 MOST_SHARDS = 20_000
 TENSOR_INDEXES = (".safetensors.index.json", ".bin.index.json")
 INDEX, DISTCP_INDEX, ORBAX_TREE = ".index.json", ".metadata", "_METADATA"
@@ -33,7 +35,8 @@ CORE = "metadata.json"  # of Megatron core, beside the files of PyTorch
 _DISTCP_SHARD = re.compile(rb"__\d{1,9}_\d{1,9}\.distcp")
 _DEEPSPEED_STATES = re.compile(r"(?:bf16_)?(?:zero_pp_rank_\d+_)?mp_rank_(\d\d)_model_states\.pt")
 _DEEPSPEED_RANK = re.compile(r"((?:bf16_)?zero_pp_rank_)\d+(_mp_rank_\d\d_(?:model|optim)_states\.pt)")
-_MEGATRON_RANK = re.compile(r"(?:^|/)mp_rank_(?:\d\d|\d\d_\d\d\d)/[^/]+\.pt$")
+_MEGATRON_RANK = re.compile(r"(?:^|/)mp_rank_\d\d(?:_\d\d\d){0,2}/model_(?:optim_)?rng\.pt$")
+_MEGATRON_KINDS = ("tensor", "pipeline", "expert")  # of parallelism, in the order of a folder's name
 _OF_RANKS = re.compile(rf"(?:^|/)(?:{_DEEPSPEED_STATES.pattern})$|{_MEGATRON_RANK.pattern}")
 
 
@@ -53,11 +56,15 @@ def index_ends(indexes: Iterable[CheckpointIndex]) -> dict[str, int]:
     return {path: end for index in indexes for path, end in index.lengths}
 
 
-def read_index(directory: str, path: str, paths: Collection[str], *, whole: bool = False) -> CheckpointIndex:
-    """Read one index; without shards if it cannot be read. A very long one has no lengths unless read ``whole``."""
+def read_index(directory: str, path: str, paths: Collection[str]) -> CheckpointIndex:
+    """Read one index; without shards if it cannot be read, and without lengths if it is a very long ``.metadata``."""
+    folder = path.rpartition("/")[0]
+    prefix = f"{folder}/" if folder else ""
     try:
         if _OF_RANKS.search(path):
             return CheckpointIndex(path, tuple(_rank_paths(directory, path, paths)))
+        if path.endswith(f"/{DISTCP_INDEX}") and os.path.getsize(os.path.join(directory, path)) > MOST_WALKED_BYTES:
+            return CheckpointIndex(path, tuple(prefix + name for name in _find_distcp_shards(directory, path)))
         text = read_text(directory, path)
     except (OSError, NotRegularFile, FileDamaged, CheckUndecided, *PICKLE_ERRORS):
         return CheckpointIndex(path, ())
@@ -76,11 +83,8 @@ def read_index(directory: str, path: str, paths: Collection[str], *, whole: bool
         if found is not None and found.chunk_bytes is not None:
             lengths = dict.fromkeys(found.chunks, found.chunk_bytes)
     else:
-        names = sorted({name.decode() for name in _DISTCP_SHARD.findall(text)})
-        if len(text) <= MOST_WALKED_BYTES or whole:
-            lengths = parse_distcp_metadata(text) or {}
-    folder = path.rpartition("/")[0]
-    prefix = f"{folder}/" if folder else ""
+        names = [name.decode() for name in _DISTCP_SHARD.findall(text)]
+        lengths = parse_distcp_metadata(text) or {}
     return CheckpointIndex(
         path,
         tuple(prefix + name for name in sorted({*names, *lengths} - {*chunks})),
@@ -227,6 +231,17 @@ def read_text(directory: str, path: str) -> bytes:
         return file.read(MOST_INDEX_BYTES)
 
 
+def _find_distcp_shards(directory: str, path: str) -> Iterator[str]:
+    """Yield the sorted names of shards in a ``.metadata``, which is searched in pieces instead of walked."""
+    names: set[bytes] = set()
+    with open(os.open(os.path.join(directory, path), OPEN_FLAGS), "rb") as file:
+        end = b""
+        while file.tell() < MOST_SEARCHED_BYTES and (piece := file.read(SEARCHED_BYTES)):
+            names.update(_DISTCP_SHARD.findall(end + piece))
+            end = piece[-LONGEST_SHARD_NAME:]
+    yield from (name.decode() for name in sorted(names))
+
+
 def _ranks_folder(path: str) -> str:
     folder = path.rpartition("/")[0]
     return folder.rpartition("/")[0] if _MEGATRON_RANK.search(path) else folder
@@ -251,11 +266,17 @@ def _rank_paths(directory: str, path: str, paths: Collection[str]) -> Iterator[s
             yield from (f"{folder}/mp_rank_{rank:02}_model_states.pt" for rank in world)
         return
     for state in contents.states:
-        tensor, pipeline = (_count(state.get(f"{kind}_model_parallel_size")) for kind in ("tensor", "pipeline"))
-        ranks = itertools.product(range(tensor), range(pipeline))
-        for one, other in ranks:
-            last = f"_{other:03}" if pipeline > 1 else ""
-            yield f"{_ranks_folder(path)}/mp_rank_{one:02}{last}/{name}"
+        stated = {"expert_model_parallel_size": 1, **state}  # older versions have no experts
+        tensor, pipeline, expert = (_count(stated.get(f"{kind}_model_parallel_size")) for kind in _MEGATRON_KINDS)
+        if expert > 1 and stated.get("expert_tensor_parallel_size") not in (None, tensor):
+            continue  # not each rank of experts meets each tensor rank
+        if tensor * pipeline * expert > MOST_SHARDS:
+            continue
+        ranks = itertools.product(range(tensor), range(pipeline), range(expert))
+        names = (f"mp_rank_{t:02}" + f"_{p:03}" * (pipeline > 1) + f"_{e:03}" * (expert > 1) for t, p, e in ranks)
+        written = [f"{_ranks_folder(path)}/{rank}/{name}" for rank in names]
+        if path in written:  # otherwise the program names them in another way
+            yield from written
 
 
 def _count(value: object) -> int:

@@ -45,7 +45,8 @@ _INDEXED_SHARD = lazy_regex(
     r"^(.*/(?:pytorch_|adapter_|diffusion_pytorch_)?model)-\d{5}-of-\d{5}(\.safetensors|\.bin)$"
 )
 _TENSORFLOW_PART = lazy_regex(r"\.(?:index|meta|data-\d{5}-of-\d{5})$")  # its programs ask for the name before it
-_TENSORFLOW_SHARD = ".data-"  # precedes the number of a shard, which counts from 0
+_NANOTRON_RANK = lazy_regex(r"(?:pp|exp)-rank-$")  # each of these has layers or experts of its own
+_COUNTED_FROM_0 = lazy_regex(r"(?:\.data|(?:pp|exp)-rank)-$")  # of TensorFlow and Nanotron
 _STEP = lazy_regex(rf"(?<![A-Za-z]){_STEP_WORD}[-_=]?(\d{{1,18}})(?!\d)", re.IGNORECASE)
 _EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _DECIMAL = lazy_regex(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
@@ -59,13 +60,15 @@ _CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-
 _EXTENSION = lazy_regex(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
 _TEXT = (
     *(".json", ".jsonl", ".txt", ".md", ".yaml", ".yml", ".toml", ".csv", ".tsv", ".log", ".out", ".err"),
-    *(".lock", ".py", ".sh", ".html", ".png", ".pid", ".sha256", ".md5"),
+    *(".lock", ".py", ".sh", ".html", ".png", ".pid", ".sha256", ".md5", ".jinja", ".tiktoken", ".gitattributes"),
 )
 NEEDED_TEXT = lazy_regex(
     r"(?:^|/)(?:[\w.-]+\.index\.json|(?:(?:generation_|adapter_|preprocessor_|tokenizer_)?config|tokenizer|trainer_state"
     r"|metadata|zarr|universal_checkpoint_info)\.json|\.z(?:array|attrs|group|metadata)|_METADATA|_CHECKPOINT_METADATA"
     r"|_sharding|array_metadatas/process_\d+)$"
 )  # JSON texts without which a checkpoint cannot be loaded
+# DeepSpeed's tracker and vocabularies of SentencePiece: no format proves them, and weights do not depend on them
+FORMLESS = lazy_regex(r"(?:^|/)(?:latest|(?:tokenizer|spiece|spm|sentencepiece[\w.]*)\.model)$")
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".distcp", ".ckpt", ".h5", ".msgpack", ".gguf")
 _NO_WEIGHTS = lazy_regex(r"optim(?!al|um)|scheduler|scaler|rng_state|random_states|training_args", re.IGNORECASE)
 _TRACKERS = {"latest", "latest_universal", "latest_checkpointed_iteration.txt", "latest_train_state.pt"}
@@ -237,17 +240,19 @@ def missing_numbers(paths: Collection[str]) -> Iterator[str]:
 
 def _missing_of_total(paths: Iterable[str]) -> Iterator[str]:
     seen: dict[tuple[str, str], set[int]] = {}
-    written: dict[tuple[str, str], re.Match[str]] = {}
-    for path in paths:
+    written: dict[tuple[str, str], tuple[str, re.Match[str], str]] = {}
+    for path in sorted(paths):
         for match in _SHARD_OF_TOTAL.finditer(path):
-            place = (path[: match.start()], path[match.end(1) :])
+            place = before, after = path[: match.start()], path[match.end(1) :]
+            if kind := _NANOTRON_RANK.search(before):
+                place = "/".join(path.split("/")[:-1][:2]), kind[0] + match[3]
             seen.setdefault(place, set()).add(int(match[1]))
-            written[place] = match
-    for (before, after), numbers in seen.items():
-        match = written[before, after]
+            written[place] = before, match, after
+    for place, numbers in seen.items():
+        before, match, after = written[place]
         total, width = int(match[3]), len(match[1])
         if 0 < total <= MOST_SHARDS and max(numbers) <= total:
-            first = 0 if 0 in numbers or before.endswith(_TENSORFLOW_SHARD) else 1
+            first = 0 if 0 in numbers or _COUNTED_FROM_0.search(before) else 1
             for number in range(first, first + total):
                 if number not in numbers:
                     yield f"{before}{number:0{width}}{after}"

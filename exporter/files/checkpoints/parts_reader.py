@@ -9,16 +9,18 @@ from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.entries import FROM_EARLIER_JOB, CheckpointEntry, CheckpointFile
 from exporter.files.checkpoints.layouts_reader import (
     DISTCP_INDEX,
+    MOST_INDEX_BYTES,
     TENSOR_INDEXES,
     index_ends,
+    index_paths,
     parse_distcp_metadata,
     parse_shard_index,
     parse_tensor_index,
     read_text,
     tensor_names,
 )
-from exporter.files.checkpoints.names import NEEDED_TEXT, is_marker, is_part
-from exporter.files.formats import FileCheck, check_file, hdf5
+from exporter.files.checkpoints.names import FORMLESS, NEEDED_TEXT, is_marker, is_part
+from exporter.files.formats import FileCheck, check_file, hdf5, json_text
 from exporter.files.formats.pickles import PICKLE_ERRORS
 from exporter.files.formats.source import (
     CheckUndecided,
@@ -60,6 +62,9 @@ def check_part(folder: str, path: str, *, inside: bool, end: int | None = None) 
         found = _check(source, path, end, folder)
         if found.state == "unfinished" and found.format == hdf5.NAME:
             return found._replace(state="unknown")  # its writer may be active
+        is_unread_index = source.size > MOST_INDEX_BYTES and any(index_paths((path,)))
+        if (found.state, found.format) == ("valid", json_text.NAME) and not is_unread_index:
+            found = found._replace(reason=None)  # the ends of a long text prove as much as a header does for weights
         is_lost = found.state == "unfinished" or (
             found.state == "empty" and (not inside or end is not None or _needs_content(path))
         )
@@ -113,6 +118,8 @@ def _check(source: FileSource, path: str, end: int | None, folder: str) -> FileC
         found = check_file(source)
         if found.state == "unknown" and _is_erased(source):
             return FileCheck("invalid", None, "contains only zeros, as if it was never written")
+        if found.state == "unknown" and FORMLESS.search(path) and any(source.head(ZEROS_BYTES)):
+            return FileCheck(BESIDE, None)
     except FileDamaged as damage:
         return FileCheck("invalid", None, str(damage))
     except (CheckUndecided, OSError) as doubt:

@@ -9,6 +9,7 @@ from typing import Literal, NamedTuple
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile, CheckpointIndex
 from exporter.files.checkpoints.names import (
+    FORMLESS,
     CheckpointName,
     is_marker,
     is_part,
@@ -170,7 +171,8 @@ class CheckpointSet:
     @property
     def lacks_weights(self) -> bool:
         """Whether only the state of an optimizer and the like is left, without a model."""
-        parts = [file.path for file in self.files() if not (is_text(file.path) or is_marker(file.path))]
+        kinds = (is_text, is_marker, FORMLESS.search)
+        parts = [file.path for file in self.files() if not any(is_beside(file.path) for is_beside in kinds)]
         return bool(self.parts) and all(map(is_state_of_training, parts))
 
     @property

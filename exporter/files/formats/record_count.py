@@ -95,6 +95,7 @@ class CsvLayout(NamedTuple):
     begin: int  # start of its first row, after a byte order mark, blank lines and comments
     delimiter: bytes
     has_header: bool  # whether its first row names the columns
+    has_quotes: bool  # whether a field in quotes may have line breaks
     is_final: bool  # whether more text cannot change the result
 
 
@@ -119,15 +120,24 @@ def read_csv_layout(top: bytes) -> CsvLayout:
     if begin >= len(top) or len(named) > 1:
         begin, named = mark, []
         between = guess_delimiter(top[mark:].lstrip(b"\r\n").partition(b"\n")[0])
-    rows = _first_rows(top[begin:], between.decode())
+    has_quotes = between != b"\t"
+    rows = _first_rows(top[begin:], between.decode(), has_quotes=has_quotes)
+    if not (has_quotes or _are_equally_wide(rows)):
+        quoted = _first_rows(top[begin:], between.decode(), has_quotes=True)
+        if len(quoted) > 1 and _are_equally_wide(quoted):
+            rows, has_quotes = quoted, True
     if len(top) >= TOP_BYTES and b"\n" not in top[begin:]:
         rows = [rows[0][:-1]]  # a wide table: the last of these fields is cut
     sure = len(top) >= TOP_BYTES or len(rows) >= TOP_ROWS
     if not rows:
-        return CsvLayout(begin, between, has_header=True, is_final=sure)
+        return CsvLayout(begin, between, has_header=True, has_quotes=has_quotes, is_final=sure)
     has_header = _has_header(rows)
     header = not named and _could_be_names(rows[0]) if has_header is None else has_header
-    return CsvLayout(begin, between, header, sure)
+    return CsvLayout(begin, between, header, has_quotes, sure)
+
+
+def _are_equally_wide(rows: Sequence[Sequence[str]]) -> bool:
+    return len({len(row) for row in rows}) <= 1
 
 
 def _has_header(rows: Sequence[Sequence[str]]) -> bool | None:
@@ -181,13 +191,13 @@ def _could_be_names(fields: Sequence[str]) -> bool:
     )
 
 
-def _first_rows(text: bytes, delimiter: str) -> list[list[str]]:
+def _first_rows(text: bytes, delimiter: str, *, has_quotes: bool) -> list[list[str]]:
     """Return the first complete rows, or the only line."""
     text = text[: text.rfind(b"\n") + 1] or text
     reader = csv.reader(
         io.StringIO(f"{text.decode('latin-1')}\0", newline=""),
         delimiter=delimiter,
-        quoting=csv.QUOTE_NONE if delimiter == "\t" else csv.QUOTE_MINIMAL,
+        quoting=csv.QUOTE_MINIMAL if has_quotes else csv.QUOTE_NONE,
     )
     rows: list[list[str]] = []
     try:
@@ -270,11 +280,12 @@ class LineCounter(_GrowingText):
 
     A CSV record continues over a ``\n`` in a quoted field, as for ``csv.reader``: a quote opens only at the start of a
     field, and a doubled one does not close it. In tab-separated files a quote is an ordinary character, since natural
-    text is rarely escaped there. Lines end with ``\n`` or ``\r\n``.
+    text is rarely escaped there, unless the first rows are equally wide only with quotes. Lines end with ``\n`` or
+    ``\r\n``.
     """
 
     __slots__ = (
-        *("_csv", "_delimiter", "_has_header", "_hole_end", "_line_summary", "_lines", "_quote"),
+        *("_csv", "_delimiter", "_has_header", "_has_quotes", "_hole_end", "_line_summary", "_lines", "_quote"),
         *("_top_begin", "_top_known", "_waits_at_holes", "hole"),
     )
 
@@ -291,7 +302,7 @@ class LineCounter(_GrowingText):
         self._line_summary = b"\n"  # summary of the current line for the text that follows
         self._quote = OUTSIDE
         self._delimiter = b","
-        self._has_header = True
+        self._has_header = self._has_quotes = True
         self._top_known = 0  # bytes of the top examined for header and delimiter
         self._top_begin = 0
         self.hole = False  # whether the last call stopped before a NUL byte
@@ -314,9 +325,9 @@ class LineCounter(_GrowingText):
         """Count as in the base class; detect the layout again while the top of a table grows."""
         self.hole = False
         if self._csv and self.position and self._top_known < min(size, TOP_BYTES):
-            before = self._top_begin, self._delimiter
+            before = self._top_begin, self._delimiter, self._has_quotes
             self._read_layout(fd, size)
-            if (self._top_begin, self._delimiter) != before:
+            if (self._top_begin, self._delimiter, self._has_quotes) != before:
                 self._restart()
         return super().advance(fd, size, most_bytes)
 
@@ -331,7 +342,7 @@ class LineCounter(_GrowingText):
             text = self._as_utf_8(top[2:])
             layout = read_csv_layout(text.ljust(TOP_BYTES) if len(top) == TOP_BYTES else text)
             self._top_begin = 2 + len(text[: layout.begin].decode().encode(self._encoding))
-        self._has_header, self._delimiter = layout.has_header, layout.delimiter
+        self._has_header, self._delimiter, self._has_quotes = layout.has_header, layout.delimiter, layout.has_quotes
         self._top_known = TOP_BYTES if layout.is_final else len(top)
         return top
 
@@ -358,7 +369,7 @@ class LineCounter(_GrowingText):
     def _count(self, text: bytes) -> None:
         if not self._csv:
             self._count_lines(self._line_summary + text, _BLANK)
-        elif self._quote != OUTSIDE or (b'"' in text and self._delimiter != b"\t"):
+        elif self._quote != OUTSIDE or (b'"' in text and self._has_quotes):
             self._count_rows(text)
         else:
             self._count_lines(self._line_summary + text, _EMPTY)

@@ -72,6 +72,16 @@ def megatron(step: int) -> Files:
     }
 
 
+def megatron_experts(step: int) -> Files:
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "expert_model_parallel_size": 4}
+    args = argparse.Namespace(**sizes)
+    return {
+        f"iter_{step:07}/mp_rank_{tensor:02}_{expert:03}/model_optim_rng.pt": torch_bytes({"args": args})
+        for tensor in range(2)
+        for expert in range(4)
+    }
+
+
 def ranks(step: int) -> Files:
     return {f"checkpoint_step{step}_rank{rank}.pt": torch_bytes({}) for rank in range(4)}
 
@@ -163,8 +173,8 @@ def orbax(step: int) -> Files:
 LAYOUTS: dict[str, Callable[[int], Files]] = {
     write.__name__: write
     for write in (
-        *(one_file, one_safetensors, hugging_face, hugging_face_bin, deepspeed, megatron, ranks, torch_distributed),
-        *(megatron_core, zarr, zarr_sharded, orbax_zarr, orbax),
+        *(one_file, one_safetensors, hugging_face, hugging_face_bin, deepspeed, megatron, megatron_experts, ranks),
+        *(torch_distributed, megatron_core, zarr, zarr_sharded, orbax_zarr, orbax),
     )
 }
 

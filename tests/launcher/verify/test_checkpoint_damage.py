@@ -1,7 +1,9 @@
 """The verdict on checkpoints: damage at any place is never called whole, and what is whole is never called damaged."""
 
+import argparse
 import json
 import os
+import pickle
 import random
 from pathlib import Path
 
@@ -9,14 +11,18 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from exporter.files.checkpoints.layouts_reader import SEARCHED_BYTES, read_index
 from exporter.files.checkpoints.parts_reader import check_part
 from launcher.verify.files import CheckedCheckpoint, LastCheckpoint
+from launcher.verify.paths import verify_path
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes
 from tests.launcher.verify.checkpoint_files import LAYOUTS, ZSTD_CHUNK, Files, torch_bytes, write_checkpoint
 
 DAMAGES = ("cut", "emptied", "erased", "continued", "removed")
 # values without a checksum: any bytes of the right length are values
 UNDETECTABLE = (("erased", "/plain/"),)
+
+LONG_TEXT = json.dumps({"log_history": [{"step": step, "loss": 0.5} for step in range(30_000)]}, indent=2).encode()
 
 
 def damaged(content: bytes, damage: str, chance: random.Random) -> bytes | None:
@@ -69,6 +75,29 @@ def test_a_whole_checkpoint_is_no_alarm(layout: str, tmp_path: Path) -> None:
     assert not {event.kind for event in seen.happened} & {"damaged", "incomplete"}
 
 
+@pytest.mark.parametrize(
+    ("name", "content"),
+    [
+        ("trainer_state.json", LONG_TEXT),
+        ("tokenizer.json", LONG_TEXT),
+        ("tokenizer.model", b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2"),
+        ("sentencepiece.bpe.model", b"\n\x0e\n\x05<unk>\x15\0\0\0\0\x18\2"),
+        ("chat_template.jinja", b"{%- if messages %}{{ messages }}{% endif %}\n"),
+        ("qwen.tiktoken", b"IQ== 0\nIg== 1\n"),
+        (".gitattributes", b"*.bin filter=lfs\n"),
+        ("latest", b"global_step200"),
+    ],
+)
+def test_what_a_trainer_saves_beside_its_model_leaves_it_whole(name: str, content: bytes, tmp_path: Path) -> None:
+    files = write_two(tmp_path, "hugging_face")
+    path = f"checkpoint-200/{name}"
+    write_checkpoint(tmp_path, {path: content})
+    set_times(tmp_path, {**files, path: content}, 200)
+    found, seen = judge(tmp_path).checkpoint, sidecar(tmp_path).last
+    assert (found.name, found.valid, found.reason) == ("checkpoint-200", True, None)
+    assert (seen.name, seen.valid, seen.reason) == ("checkpoint-200", True, None)
+
+
 @pytest.mark.parametrize("layout", LAYOUTS)
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(chance=st.randoms(use_true_random=False), damage=st.sampled_from(DAMAGES))
@@ -107,6 +136,7 @@ CASES = {
         torch_bytes({"layers.1": 7}),
         "names the tensor 'layers.2' in model-00002-of-00003.bin",
     ),
+    "cut long text": ("hugging_face", "trainer_state.json", LONG_TEXT[:-2], "begins with { but does not end with }"),
     "index of nothing": ("hugging_face", "model.safetensors.index.json", b"{}", "names no tensor"),
     "no common part": ("megatron_core", "common.pt", None, "common.pt is missing"),
     "no metadata of the core": ("megatron_core", "metadata.json", None, "metadata.json is missing"),
@@ -127,6 +157,7 @@ CASES = {
     "no last rank of ZeRO": ("deepspeed", "zero_pp_rank_3_mp_rank_00_optim_states.pt", None, "is missing"),
     "no first stage": ("megatron", "mp_rank_00_000/model_optim_rng.pt", None, "is missing"),
     "no last stage": ("megatron", "mp_rank_01_001/model_optim_rng.pt", None, "is missing"),
+    "no last rank of experts": ("megatron_experts", "mp_rank_01_003/model_optim_rng.pt", None, "is missing"),
     "no rank 0": ("ranks", "rank0.pt", None, "rank0.pt is missing"),
     "bytes after the end": (
         "one_file",
@@ -149,6 +180,28 @@ def test_damage_is_named(case: tuple[str, str, bytes | None, str], tmp_path: Pat
     assert reason in (found.checkpoint.reason or "")
 
 
+def test_a_lost_rank_is_missed_beside_the_files_of_a_distributed_optimizer(tmp_path: Path) -> None:
+    args = argparse.Namespace(tensor_model_parallel_size=4, pipeline_model_parallel_size=1)
+    for step in (100, 200):
+        for rank in range(3):
+            parts = {"model_optim_rng.pt": torch_bytes({"args": args}), "distrib_optim.pt": torch_bytes({})}
+            write_checkpoint(tmp_path / f"iter_{step:07}/mp_rank_{rank:02}", parts)
+    assert judge(tmp_path).checkpoint.missing == ("iter_0000200/mp_rank_03/model_optim_rng.pt",)
+
+
+@pytest.mark.parametrize(("expert_tensor_size", "is_stated"), [(None, True), (2, True), (1, False)])
+def test_experts_that_are_split_otherwise_state_no_ranks(
+    expert_tensor_size: int | None, is_stated: bool, tmp_path: Path
+) -> None:
+    sizes = {"tensor_model_parallel_size": 2, "pipeline_model_parallel_size": 1, "expert_model_parallel_size": 2}
+    content = torch_bytes({"args": argparse.Namespace(**sizes, expert_tensor_parallel_size=expert_tensor_size)})
+    name, others = "iter_0000100/mp_rank_{}/model_optim_rng.pt", ("00_000", "00_001", "01_000", "01_001")
+    write_checkpoint(tmp_path, {name.format("00_000"): content, "iter_0000100/mp_rank_00/model_optim_rng.pt": content})
+    expected = tuple(map(name.format, others)) if is_stated else ()
+    assert read_index(str(tmp_path), name.format("00_000"), ()).shards == expected
+    assert read_index(str(tmp_path), name.format("00"), ()).shards == ()
+
+
 def test_a_missing_tensorflow_shard_is_named_by_its_own_number(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {f"model.ckpt-7.{end}": b"x" for end in ("index", "data-00001-of-00002")})
     assert judge(tmp_path).checkpoint.missing == ("model.ckpt-7.data-00000-of-00002",)
@@ -164,9 +217,36 @@ def test_a_missing_tensorflow_shard_is_named_by_its_own_number(tmp_path: Path) -
 def test_a_lone_checkpoint_without_its_model_is_undecided(lacking: str, reason: str, tmp_path: Path) -> None:
     files = {name: content for name, content in LAYOUTS["hugging_face"](100).items() if lacking not in name}
     files["checkpoint-100/optimizer_0/__0_0.pt"] = torch_bytes({})
+    files["checkpoint-100/tokenizer.model"] = b"\n\x0e"
     write_checkpoint(tmp_path, files)
     found = judge(tmp_path).checkpoint
     assert (found.state, found.valid, found.reason) == ("complete", None, reason)
+
+
+def test_an_index_that_is_too_long_to_be_read_is_a_doubt(tmp_path: Path) -> None:
+    files = write_two(tmp_path, "hugging_face")
+    (index,) = (name for name in files if name.endswith("model.safetensors.index.json"))
+    (tmp_path / index).write_text(json.dumps({**json.loads(files[index]), "note": "x" * (8 << 20)}))
+    set_times(tmp_path, files, 200)
+    assert judge(tmp_path).checkpoint.reason == f"{index}: only its beginning and end were checked"
+
+
+@pytest.mark.parametrize("items", [12_000, 70_000], ids=["1 MiB", "9 MiB"])
+def test_a_shard_that_a_long_metadata_names_is_missed(items: int, tmp_path: Path) -> None:
+    files = write_two(tmp_path, "torch_distributed")
+    named = {f"{'model.layers.weight.' * 5}{item}": f"__{item % 3}_0.distcp" for item in range(items)}
+    (tmp_path / "step-200/.metadata").write_bytes(pickle.dumps({**named, "last": "__3_0.distcp"}))
+    set_times(tmp_path, files, 200)
+    assert judge(tmp_path).checkpoint.missing == ("step-200/__3_0.distcp",)
+    assert verify_path(tmp_path).resume == str(tmp_path / "step-100")
+
+
+def test_a_name_between_two_pieces_of_a_long_metadata_is_found(tmp_path: Path) -> None:
+    name = b"__12_0.distcp"
+    for before in (0, 1, 7, len(name) - 1, len(name)):
+        text = bytes(SEARCHED_BYTES - before) + name + bytes(100)
+        write_checkpoint(tmp_path, {"step-1/.metadata": text})
+        assert read_index(str(tmp_path), "step-1/.metadata", ()).shards == ("step-1/__12_0.distcp",)
 
 
 def test_a_tensor_that_its_shard_may_share_with_another_is_a_doubt(tmp_path: Path) -> None:

@@ -102,6 +102,18 @@ def test_shard_numbers_reveal_missing_shards() -> None:
     assert list(missing_numbers(["a-1-of-999999999", "a-9-of-3"])) == []
 
 
+def test_a_pipeline_rank_of_nanotron_has_layers_of_its_own() -> None:
+    names = [
+        f"9/model/decoder/{layer}/w_pp-rank-{layer}-of-2_tp-rank-{rank}-of-2.safetensors"
+        for layer in range(2)
+        for rank in range(2)
+    ]
+    assert list(missing_numbers(names)) == []
+    assert list(missing_numbers(names[:3])) == [names[3]]
+    assert list(missing_numbers(names[:2])) == [name.replace("pp-rank-0", "pp-rank-1") for name in names[1:2]]
+    assert list(missing_numbers(names[2:])) == [name.replace("pp-rank-1", "pp-rank-0") for name in names[3:]]
+
+
 def test_shards_keep_their_numbers_in_a_shape() -> None:
     name = parse_name("ckpt_step3_rank3.pt")
     assert name is not None

@@ -409,6 +409,18 @@ def test_a_file_is_counted_through_its_descriptor_only(tmp_path: Path) -> None:
     assert counter.items == 20_000
 
 
+@pytest.mark.parametrize("header", [["id", "answer", "score"], ["0", "Yes.\nNo.", "1"]])
+@pytest.mark.parametrize("piece", [1, 7, 1 << 20])
+def test_quoted_line_breaks_of_a_tab_separated_file_lie_in_its_fields(header: list[str], piece: int) -> None:
+    out = io.StringIO(newline="")
+    table = csv.writer(out, delimiter="\t")
+    table.writerows([header, *([str(number), f'Answer {number}.\n\nMore\tof "it".', "1"] for number in range(1, 300))])
+    text = out.getvalue().encode()
+    counter = LineCounter(csv=True)
+    count_in_parts(counter, text, [*range(0, 1000, piece), len(text)], 1 << 20)
+    assert (counter.records, counter.unfinished) == (299 + (header[0] == "0"), False)
+
+
 def test_a_quote_in_a_tab_separated_file_is_an_ordinary_character(tmp_path: Path) -> None:
     text = b"id\ttext\n" + b'7\t"open\n' * 30
     (tmp_path / "a.tsv").write_bytes(text)
