@@ -113,6 +113,15 @@ def test_a_worker_without_remaining_items_needs_no_file(tmp_path: Path) -> None:
     assert check_result(job.status(entry).report(), "outputs") is True
 
 
+@pytest.mark.parametrize("log", ["idle\n", "Processed 10/10 items\n", "step 10/10\n"])
+def test_the_items_of_a_helper_are_not_those_of_the_job(log: str, tmp_path: Path) -> None:
+    workers = [{"role": "embed", "command": "x"}, {"role": "helper", "command": "x", "critical": False}]
+    run_dir = RunDir(tmp_path, workers=workers, progress={"total_items": 100})
+    report = run_dir.ended(0, log="Processed 90/100 items\n").ended(1, log=log).report()
+    assert (report["state"], report["items"], report["items_expected"]) == ("INCOMPLETE", 90, 100)
+    assert check_result(report, "items") is False
+
+
 def test_output_of_the_first_attempt_belongs_to_the_job(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     job.edit(run_files.ORCHESTRATOR_FILE, attempt=1, start=START + 1000)
