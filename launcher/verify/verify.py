@@ -81,6 +81,7 @@ class FinishedJob:
     since: float = 0.0  # when it started
     idle_ranks: Collection[int] = ()  # ranks without work
     busy_ranks: Collection[int] = ()  # ranks with work
+    done_by_rank: Mapping[int, float] = field(default_factory=dict)  # what each rank has done of ``work``
     logs: Collection[Path] = ()  # logs with printed benchmark results
     statuses: Mapping[str, NodeStatus] = field(default_factory=dict)  # last statuses of the sidecars, by node
     is_repeated: bool = False  # whether to compare the files with the checksums from the end of the job
@@ -403,7 +404,7 @@ def _completeness_check(
         if facts.files < wanted:
             failed = True
             notes.append(f"at least {wanted} are expected (verify.outputs)")
-    elif lacking := _workers_without_output(manifest, +facts.owners, job.work, job.idle_ranks):
+    elif lacking := _workers_without_output(job, +facts.owners):
         more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
         text = f"none of {', '.join(lacking[:MOST_NAMED])}{more}"
         if not complete and (short or is_conclusive):
@@ -420,11 +421,9 @@ def _completeness_check(
     return VerificationCheck("outputs", None if is_open else True, text)
 
 
-def _workers_without_output(
-    manifest: Manifest, owners: Collection[int], work: JobWork, idle: Collection[int]
-) -> list[str]:
+def _workers_without_output(job: FinishedJob, owners: Collection[int]) -> list[str]:
     """Workers without a file although others of their role have one; empty if file names do not identify workers."""
-    firsts = set(manifest.ranks_of_roles().values())
+    manifest, firsts = job.manifest, set(job.manifest.ranks_of_roles().values())
     lacking = []
     for role in dict.fromkeys(task.role for task in manifest.tasks):
         tasks = [task for task in manifest.tasks if task.role == role and task.critical]
@@ -433,14 +432,24 @@ def _workers_without_output(
             continue
         expected = [task for task in tasks if task.rank in firsts or not owning_ranks <= firsts]
         ranks = [task.rank for task in expected]
-        if work.is_in_step and owning_ranks == {min(ranks)}:
+        if job.work.is_in_step and owning_ranks == {min(ranks)}:
             continue  # often only the first of several workers with the same work writes
-        if any(
-            owning_ranks == set(ranks[::width]) for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width
-        ):
-            continue  # likewise the first of each group that shares work
+        widths = [width for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width]
+        if any(owning_ranks == set(ranks[::width]) for width in widths) and _did_all_items(job, owners):
+            continue  # likewise the first of each group that does one work together
+        idle = job.idle_ranks
         lacking += [task.worker for task in expected if task.rank not in owning_ranks and task.rank not in idle]
     return lacking
+
+
+def _did_all_items(job: FinishedJob, ranks: Collection[int]) -> bool:
+    """Whether the job needs only the work of these ranks. That of the others is then none, or the same."""
+    work, total = job.work, job.manifest.total_items
+    if work.is_in_step or work.done is None:
+        return True
+    needed = min(work.done, total) if total is not None and work.counts_total_items(total) else work.done
+    others = sum(done for rank, done in job.done_by_rank.items() if rank not in ranks)
+    return work.done - others >= required_count(job.manifest.verify.complete_share, needed)
 
 
 def _flaw_names(flaws: Sequence[DamagedFile], total: int) -> str:
