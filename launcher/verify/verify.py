@@ -111,11 +111,13 @@ def verify_results(
         if host is None:
             own.close()
     checks: list[VerificationCheck] = []
+    doubt = job.incomplete
     if OUTPUT in groups:
         apart = is_node_local(answers[OUTPUT].mount, shared)
         # on one machine that simulates several nodes, all files are visible
         nodes = _sum_node_outputs(manifest, job.statuses) if manifest.nodes > 1 and apart else None
         checks += _output_checks(job, groups[OUTPUT], answers[OUTPUT], nodes, is_elsewhere=apart)
+        doubt = doubt or (_unlogged_items_reason(job, answers[OUTPUT].facts) if nodes is None else None)
     if CHECKPOINT in groups:
         checks.append(_checkpoint_check(manifest, groups[CHECKPOINT], answers[CHECKPOINT]))
     checks += _token_checks([answer.facts for answer in answers.values()])
@@ -126,7 +128,7 @@ def verify_results(
     if job.exit_reasons is None:
         return checks
     some = any(not task.critical for task in manifest.tasks)
-    work = [_undecided(check, job.incomplete) if job.incomplete else check for check in _work_checks(job)]
+    work = [_undecided(check, doubt) if doubt else check for check in _work_checks(job)]
     return [_workers_check(job.exit_reasons, has_others=some), *work, *checks]
 
 
@@ -219,6 +221,27 @@ def _short_check(short: Sequence[TaskPosition]) -> VerificationCheck:
 def _undecided(check: VerificationCheck, why: str) -> VerificationCheck:
     """The check of a source that may lack some of the work: what it lacks proves nothing."""
     return replace(check, passed=None, detail=f"{check.detail}; {why}") if check.passed is False else check
+
+
+def _unlogged_items_reason(job: FinishedJob, facts: VerifiedFiles | None) -> str | None:
+    """Why the logs may lack items, as those of a program that logs every 100th one; None if they show what was done.
+
+    The output files then have a record for each item, and no more: one item may have several records.
+    """
+    wanted, total = job.manifest.verify, job.manifest.total_items
+    times = wanted.records_per_item
+    if total is None or times is None or job.short or not isinstance(facts, VerifiedOutput):
+        return None
+    is_whole = facts.done and facts.checked == facts.files and not (facts.damaged or facts.unreadable)
+    least = _required_records(required_count(wanted.complete_share, total), times)
+    if not is_whole or not least <= facts.records <= _required_records(total, times):
+        return None
+    return f"the output files have {facts.records} records, so the logs may not show all items"
+
+
+def _required_records(items: float, times: float) -> int:
+    """Number of records for ``items``, with ``times`` records for each."""
+    return math.ceil(round(items * times, 6))
 
 
 def _unknown_items_reason(work: JobWork, total: int | None) -> str:
@@ -513,7 +536,7 @@ def _records_check(
     if records is None:
         return VerificationCheck("records", None, f"the records for {items} items have not all been counted")
     text = f"{records} records for {items} items" if items else f"0 records in {_file_count_text(facts.files)}"
-    if records >= math.ceil(round(required_count(wanted.complete_share, items) * times, 6)) and records:
+    if records >= _required_records(required_count(wanted.complete_share, items), times) and records:
         return VerificationCheck("records", True, text)
     if nodes is not None:
         return VerificationCheck("records", None, f"{text}, according to the sidecars")
