@@ -98,12 +98,15 @@ def job_rate(workers: Iterable[ProgressFacts], work: JobWork) -> float | None:
 
 
 def with_current_eta(worker: W, now: float) -> W:
-    """The worker with its ETA counted from ``now``, so that the moment of the end stays; none once it is overdue."""
+    """The worker with its ETA counted from ``now``, so that the moment of the end stays.
+
+    Once it is overdue there is none, and only its time stays.
+    """
     if worker.eta is None or worker.eta_time is None:
         return worker
     age = max(0.0, now - worker.eta_time)
-    if age > worker.eta.high:
-        return worker.replace(eta=None, eta_time=None)
+    if 0 < worker.eta.high < age:  # complete work is never overdue
+        return worker.replace(eta=None)
     return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
 
 
@@ -111,11 +114,15 @@ def job_eta(workers: "Sequence[WorkerView] | Sequence[WorkerStatus]") -> EtaEsti
     """ETA of the job: that of its slowest worker that counts.
 
     None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:
-    often only the first worker writes a log.
+    often only the first worker writes a log. So are workers with an overdue ETA: they are about to end.
     """
     counting: list[WorkerView | WorkerStatus] = counting_workers(workers)
     progressing = any(worker.items is not None for worker in counting)
-    estimates = [worker.eta for worker in counting if not worker.exit and not (progressing and worker.items is None)]
+    estimates = [
+        worker.eta
+        for worker in counting
+        if not (worker.exit or (progressing and worker.items is None) or (worker.eta is None and worker.eta_time))
+    ]
     return None if None in estimates else slowest_eta(estimates)
 
 
