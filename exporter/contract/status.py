@@ -113,7 +113,7 @@ class ProgressFacts(LoggedValues):
     output_tokens_per_second: float | None = None
     input_tokens_per_second: float | None = None
     eta: EtaEstimate | None = None  # None while it is stalled
-    eta_time: float | None = None  # when the ETA was estimated
+    eta_time: float | None = None  # when the ETA was estimated; set without one once that is overdue
     last_progress: float | None = None  # when its position last rose
     stalled: bool | None = None
     stalled_at_end: bool | None = None  # whether it had stalled when its latest run ended; None while that runs

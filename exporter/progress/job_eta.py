@@ -65,7 +65,9 @@ def job_outlook(
 
     ``checkpoint_interval_s`` is from the job file.
     """
-    running = [facts for facts in workers if not facts.ended and facts.position is not None]
+    known = [facts for facts in workers if facts.position is not None]
+    known = [facts for facts in known if facts.task.critical] or known  # others do not do the work of the job
+    running = [facts for facts in known if not facts.ended]
     unknown = any(facts.eta is None for facts in running)
     eta = slowest_eta([facts.eta for facts in running if facts.eta is not None]) if not unknown else None
     logged = max((facts for facts in workers), key=lambda facts: len(facts.checkpoints), default=None)

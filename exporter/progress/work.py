@@ -11,6 +11,7 @@ from exporter.progress.eta.interval import slowest_eta
 if TYPE_CHECKING:
     from exporter.contract.view import WorkerView
 
+P = TypeVar("P", bound=TaskPosition)
 W = TypeVar("W", bound=ProgressFacts)
 
 ITEMS = UNITS[0]
@@ -27,7 +28,7 @@ class JobWork:
     done: float | None = None
     expected: float | None = None  # total from the logs, independent of the job file
     processed: float | None = None
-    has_all_positions: bool = False  # whether every worker has a position
+    has_all_positions: bool = False  # whether every worker that counts has a position
     has_only_bars: bool = False  # whether all positions are from progress bars
 
     @property
@@ -55,15 +56,26 @@ class JobWork:
         return total_items or self.expected if self.counts_total_items(total_items) else self.expected
 
 
-def job_work(workers: Iterable[TaskPosition]) -> JobWork:
-    """Work of a job from the positions of its workers.
-
-    Shared work is summed. For workers in step the slowest counts, preferably among those with a known total. Workers
-    that are not ``critical`` count only if no other has a position.
-    """
+def counting_workers(workers: Iterable[P]) -> list[P]:
+    """Workers whose work is that of the job: the critical ones, or all while no critical one has a position."""
     workers = list(workers)
+    critical = [worker for worker in workers if worker.critical]
+    return critical if any(worker.items is not None for worker in critical) else workers
+
+
+def position_units(workers: Iterable[TaskPosition]) -> tuple[str, ...]:
+    """Units of the positions of these workers, without repeats."""
+    return tuple(dict.fromkeys(unit_word(worker.unit) for worker in workers if worker.items is not None))
+
+
+def job_work(workers: Iterable[TaskPosition]) -> JobWork:
+    """Work of a job from the positions of its workers that count.
+
+    Shared work is summed. For workers in step the slowest counts, preferably among those with a known total.
+    """
+    workers = counting_workers(workers)
     known = [worker for worker in workers if worker.items is not None]
-    units = tuple(dict.fromkeys(unit_word(worker.unit) for worker in known))
+    units = position_units(workers)
     whole = len(known) == len(workers)
     bars = bool(known) and all(worker.pattern in BARS for worker in known)
     if len(units) > 1:
@@ -72,7 +84,6 @@ def job_work(workers: Iterable[TaskPosition]) -> JobWork:
         done = _sum(worker.items for worker in workers)
         expected = _sum(worker.items_expected for worker in workers)
         return JobWork(units, done, expected, _sum(worker.items_processed for worker in workers), whole, bars)
-    known = [worker for worker in known if worker.critical] or known
     known = [worker for worker in known if worker.items_expected] or known
     slowest = min(known, key=lambda worker: (worker.items or 0) / (worker.items_expected or 1))
     return JobWork(units, slowest.items, slowest.items_expected, slowest.items_processed, whole)
@@ -87,23 +98,31 @@ def job_rate(workers: Iterable[ProgressFacts], work: JobWork) -> float | None:
 
 
 def with_current_eta(worker: W, now: float) -> W:
-    """The worker with its ETA counted from ``now``, so that the moment of the end stays; none once it is overdue."""
+    """The worker with its ETA counted from ``now``, so that the moment of the end stays.
+
+    Once it is overdue there is none, and only its time stays.
+    """
     if worker.eta is None or worker.eta_time is None:
         return worker
     age = max(0.0, now - worker.eta_time)
-    if age > worker.eta.high:
-        return worker.replace(eta=None, eta_time=None)
+    if 0 < worker.eta.high < age:  # complete work is never overdue
+        return worker.replace(eta=None)
     return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
 
 
 def job_eta(workers: "Sequence[WorkerView] | Sequence[WorkerStatus]") -> EtaEstimate | None:
-    """ETA of the job: that of its slowest worker.
+    """ETA of the job: that of its slowest worker that counts.
 
     None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:
-    often only the first worker writes a log.
+    often only the first worker writes a log. So are workers with an overdue ETA: they are about to end.
     """
-    progressing = any(worker.items is not None for worker in workers)
-    estimates = [worker.eta for worker in workers if not worker.exit and not (progressing and worker.items is None)]
+    counting: list[WorkerView | WorkerStatus] = counting_workers(workers)
+    progressing = any(worker.items is not None for worker in counting)
+    estimates = [
+        worker.eta
+        for worker in counting
+        if not (worker.exit or (progressing and worker.items is None) or (worker.eta is None and worker.eta_time))
+    ]
     return None if None in estimates else slowest_eta(estimates)
 
 

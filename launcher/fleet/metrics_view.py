@@ -53,10 +53,12 @@ def sidecar_metrics(name: str, state: str, statuses: Mapping[str, NodeStatus]) -
     for node, status in sorted(statuses.items()):
         memory, gpus = status.memory, status.gpus
         shares = [
-            worker.cpu_s / (end - worker.start)
+            worker.cpu_s / (end - start)
             for worker in status.workers
-            if worker.cpu_s is not None and worker.start is not None
-            if (end := (worker.exit.time if worker.exit is not None else None) or status.time) > worker.start
+            # its CPU time is that of all its runs, and its start that of the latest one
+            if (start := status.job.start if worker.restarts else worker.start) is not None
+            and worker.cpu_s is not None
+            and (end := (worker.exit.time if worker.exit is not None else None) or status.time) > start
         ]
         devices = () if gpus is None else gpus.gpus
         rows.append(

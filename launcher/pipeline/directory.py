@@ -17,6 +17,7 @@ from launcher.rundir.rundir import PIPELINE_FILE, user_name
 from launcher.steps.slurm_queue import is_over, is_queued_again, read_unfinished
 from launcher.sweep.directory import (
     SweepRecord,
+    arrays_in_queue,
     cause_text,
     has_reports,
     read_last_report,
@@ -72,7 +73,7 @@ class PartState:
     duration_s: float | None = None
     cause: str | None = None
     points: Mapping[str, int] = field(default_factory=dict)  # of a sweep: how many are in each state
-    arrays: tuple[str, ...] = ()  # job ids of a sweep
+    arrays: tuple[str, ...] = ()  # job ids of a sweep: those in the queue, else those of its submission
 
     @property
     def has_ended(self) -> bool:
@@ -105,11 +106,14 @@ def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
     if not over or not all(has_reports(Path(part.run_dir), sweeps[part.name]) for part in record.parts if part.arrays):
         user, submitted = record.submission.get("user"), record.submission.get("submitted")
         ends = [report.end or 0.0 for report in reports.values() if report is not None]
-        since = max((submitted if isinstance(submitted, float) else 0.0, *ends))  # each end may start the next job
+        resumed = [array.submitted for sweep in sweeps.values() for array in sweep.arrays]
+        since = max((submitted if isinstance(submitted, float) else 0.0, *resumed, *ends))  # an end may start a job
         rows = read_unfinished(str(user or user_name()), record.cluster, since)
     found: dict[str, PartState] = {}
     for part in record.parts:
-        own = [row for row in rows if array_of(row.job_id) in part.job_ids]
+        # `--resume` adds the new arrays to the record of the sweep only
+        ids = [array.job_id for array in sweeps[part.name].arrays] if part.arrays else [part.job_id]
+        own = [row for row in rows if array_of(row.job_id) in ids]
         if part.arrays:
             found[part.name] = _sweep_state(part, sweeps[part.name], own, found)
         else:
@@ -139,7 +143,7 @@ def _sweep_state(
     return PartState(
         *(part.name, part.job_id, part.run_dir, state, part.after, reason if state == "PENDING" else None, needs),
         points=counts,
-        arrays=part.arrays,
+        arrays=arrays_in_queue(record, queue) or part.arrays,
     )
 
 

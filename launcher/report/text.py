@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from exporter.contract.report import CheckResult, EndCause, Report, Verification, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
-from exporter.progress.work import ITEMS, job_work, rate_digits, unit_word
+from exporter.progress.work import ITEMS, position_units, rate_digits, unit_word
 from launcher.report.accounting.text import accounting_lines
 from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
@@ -130,7 +130,7 @@ def _verification(verification: Verification) -> list[str]:
 
 
 def _workers(workers: Sequence[WorkerReport]) -> list[str]:
-    units = job_work(workers).units
+    units = position_units(workers)
     position = "position" if len(units) > 1 else (*units, ITEMS)[0]
     lines = [
         "",

@@ -11,7 +11,7 @@ from exporter.contract.records import JsonObject
 from exporter.contract.report import CheckResult, Report, Verification, WorkerReport
 from exporter.contract.status import NodeStatus
 from exporter.logs.log_files_reader import log_paths, run_suffix
-from exporter.progress.work import job_work
+from exporter.progress.work import counting_workers, job_work
 from launcher.plan.plan import BENCHMARK
 from launcher.report.inputs import ReportPace
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES, verification_result
@@ -112,6 +112,7 @@ def _verify(
         since=_first_start(job),
         idle_ranks=[worker.rank for worker in workers if worker.items_expected == 0],
         busy_ranks=[worker.rank for worker in workers if worker.items_expected or worker.items],
+        done_by_rank={worker.rank: worker.items for worker in counting_workers(workers) if worker.items is not None},
         logs=[] if counted_by_files else result_logs(job),
         statuses=job.statuses,
         is_repeated=earlier is not None,

@@ -5,7 +5,15 @@ from collections.abc import Callable, Mapping
 
 from exporter.contract.events import EventFilter, EventLog, event_title
 from exporter.contract.status import NodeStatus, WorkerStatus
-from exporter.progress.work import job_eta, job_rate, job_work, rate_digits, unit_word, with_current_eta
+from exporter.progress.work import (
+    counting_workers,
+    job_eta,
+    job_rate,
+    job_work,
+    rate_digits,
+    unit_word,
+    with_current_eta,
+)
 from launcher.words import duration_text
 
 # events that the orchestrator writes itself
@@ -57,7 +65,7 @@ class StatusEvents:
         if expected and NEARLY_DONE * expected <= done < expected and not self._is_nearly_done:
             self._is_nearly_done = True
             record("info", "near completion", f"{done} of {expected} {unit_word(work.unit)} done")
-        at_work = [worker for worker in workers if worker.up]
+        at_work = [worker for worker in counting_workers(workers) if worker.up]
         if self._clock() < self._next_progress_at or not at_work:
             return
         self._next_progress_at = self._clock() + PROGRESS_S

@@ -81,6 +81,7 @@ class FinishedJob:
     since: float = 0.0  # when it started
     idle_ranks: Collection[int] = ()  # ranks without work
     busy_ranks: Collection[int] = ()  # ranks with work
+    done_by_rank: Mapping[int, float] = field(default_factory=dict)  # what each rank has done of ``work``
     logs: Collection[Path] = ()  # logs with printed benchmark results
     statuses: Mapping[str, NodeStatus] = field(default_factory=dict)  # last statuses of the sidecars, by node
     is_repeated: bool = False  # whether to compare the files with the checksums from the end of the job
@@ -110,11 +111,13 @@ def verify_results(
         if host is None:
             own.close()
     checks: list[VerificationCheck] = []
+    doubt = job.incomplete
     if OUTPUT in groups:
         apart = is_node_local(answers[OUTPUT].mount, shared)
         # on one machine that simulates several nodes, all files are visible
         nodes = _sum_node_outputs(manifest, job.statuses) if manifest.nodes > 1 and apart else None
         checks += _output_checks(job, groups[OUTPUT], answers[OUTPUT], nodes, is_elsewhere=apart)
+        doubt = doubt or (_unlogged_items_reason(job, answers[OUTPUT].facts) if nodes is None else None)
     if CHECKPOINT in groups:
         checks.append(_checkpoint_check(manifest, groups[CHECKPOINT], answers[CHECKPOINT]))
     checks += _token_checks([answer.facts for answer in answers.values()])
@@ -125,7 +128,7 @@ def verify_results(
     if job.exit_reasons is None:
         return checks
     some = any(not task.critical for task in manifest.tasks)
-    work = [_undecided(check, job.incomplete) if job.incomplete else check for check in _work_checks(job)]
+    work = [_undecided(check, doubt) if doubt else check for check in _work_checks(job)]
     return [_workers_check(job.exit_reasons, has_others=some), *work, *checks]
 
 
@@ -218,6 +221,27 @@ def _short_check(short: Sequence[TaskPosition]) -> VerificationCheck:
 def _undecided(check: VerificationCheck, why: str) -> VerificationCheck:
     """The check of a source that may lack some of the work: what it lacks proves nothing."""
     return replace(check, passed=None, detail=f"{check.detail}; {why}") if check.passed is False else check
+
+
+def _unlogged_items_reason(job: FinishedJob, facts: VerifiedFiles | None) -> str | None:
+    """Why the logs may lack items, as those of a program that logs every 100th one; None if they show what was done.
+
+    The output files then have a record for each item, and no more: one item may have several records.
+    """
+    wanted, total = job.manifest.verify, job.manifest.total_items
+    times = wanted.records_per_item
+    if total is None or times is None or job.short or not isinstance(facts, VerifiedOutput):
+        return None
+    is_whole = facts.done and facts.checked == facts.files and not (facts.damaged or facts.unreadable)
+    least = _required_records(required_count(wanted.complete_share, total), times)
+    if not is_whole or not least <= facts.records <= _required_records(total, times):
+        return None
+    return f"the output files have {facts.records} records, so the logs may not show all items"
+
+
+def _required_records(items: float, times: float) -> int:
+    """Number of records for ``items``, with ``times`` records for each."""
+    return math.ceil(round(items * times, 6))
 
 
 def _unknown_items_reason(work: JobWork, total: int | None) -> str:
@@ -403,7 +427,7 @@ def _completeness_check(
         if facts.files < wanted:
             failed = True
             notes.append(f"at least {wanted} are expected (verify.outputs)")
-    elif lacking := _workers_without_output(manifest, +facts.owners, job.work, job.idle_ranks):
+    elif lacking := _workers_without_output(job, +facts.owners):
         more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
         text = f"none of {', '.join(lacking[:MOST_NAMED])}{more}"
         if not complete and (short or is_conclusive):
@@ -420,11 +444,9 @@ def _completeness_check(
     return VerificationCheck("outputs", None if is_open else True, text)
 
 
-def _workers_without_output(
-    manifest: Manifest, owners: Collection[int], work: JobWork, idle: Collection[int]
-) -> list[str]:
+def _workers_without_output(job: FinishedJob, owners: Collection[int]) -> list[str]:
     """Workers without a file although others of their role have one; empty if file names do not identify workers."""
-    firsts = set(manifest.ranks_of_roles().values())
+    manifest, firsts = job.manifest, set(job.manifest.ranks_of_roles().values())
     lacking = []
     for role in dict.fromkeys(task.role for task in manifest.tasks):
         tasks = [task for task in manifest.tasks if task.role == role and task.critical]
@@ -433,14 +455,24 @@ def _workers_without_output(
             continue
         expected = [task for task in tasks if task.rank in firsts or not owning_ranks <= firsts]
         ranks = [task.rank for task in expected]
-        if work.is_in_step and owning_ranks == {min(ranks)}:
+        if job.work.is_in_step and owning_ranks == {min(ranks)}:
             continue  # often only the first of several workers with the same work writes
-        if any(
-            owning_ranks == set(ranks[::width]) for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width
-        ):
-            continue  # likewise the first of each group that shares work
+        widths = [width for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width]
+        if any(owning_ranks == set(ranks[::width]) for width in widths) and _did_all_items(job, owners):
+            continue  # likewise the first of each group that does one work together
+        idle = job.idle_ranks
         lacking += [task.worker for task in expected if task.rank not in owning_ranks and task.rank not in idle]
     return lacking
+
+
+def _did_all_items(job: FinishedJob, ranks: Collection[int]) -> bool:
+    """Whether the job needs only the work of these ranks. That of the others is then none, or the same."""
+    work, total = job.work, job.manifest.total_items
+    if work.is_in_step or work.done is None:
+        return True
+    needed = min(work.done, total) if total is not None and work.counts_total_items(total) else work.done
+    others = sum(done for rank, done in job.done_by_rank.items() if rank not in ranks)
+    return work.done - others >= required_count(job.manifest.verify.complete_share, needed)
 
 
 def _flaw_names(flaws: Sequence[DamagedFile], total: int) -> str:
@@ -504,7 +536,7 @@ def _records_check(
     if records is None:
         return VerificationCheck("records", None, f"the records for {items} items have not all been counted")
     text = f"{records} records for {items} items" if items else f"0 records in {_file_count_text(facts.files)}"
-    if records >= math.ceil(round(required_count(wanted.complete_share, items) * times, 6)) and records:
+    if records >= _required_records(required_count(wanted.complete_share, items), times) and records:
         return VerificationCheck("records", True, text)
     if nodes is not None:
         return VerificationCheck("records", None, f"{text}, according to the sidecars")

@@ -11,7 +11,7 @@ from exporter.contract.report import EndCause, Report, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
-from exporter.progress.work import rate_digits, unit_word
+from exporter.progress.work import ITEMS, rate_digits, unit_word
 from launcher.report.accounting.text import accounting_summary
 from launcher.report.report import REPORT_TEXT_FILE
 from launcher.report.state import VERIFIED_STATES, verification_words
@@ -40,6 +40,11 @@ NEXT_STEPS = {
     "preempted": "set `slurm.requeue: {preempted: true}`, or use a partition without preemption",
     "node_failure": "submit the job again; Slurm no longer uses a node that is down",
 }  # by exit reason; the page of exit reasons has more
+STEPS_OF_CHECKS = {
+    ITEMS: "run the rest, or lower `verify.complete_share` if this is enough",
+    "benchmark": "find the reason in the log of the benchmark",
+    "tokens": "find the reason in the log of the benchmark",
+}  # after a failed check of the work, which no repaired file passes; by its name
 
 
 def render_ending(report: Report, width: int = 1 << 20) -> list[str]:
@@ -170,7 +175,15 @@ def _next_step(report: Report) -> str | None:
     if report.state in ("PENDING", "RUNNING"):
         return f"gpujob watch {report.job_id}"
     if report.state == "INCOMPLETE":
-        return f"repair the files, then `gpujob report {report.job_id} --verify`"
+        return _step_after_incomplete(report)
     decisive = report.stopped if report.state in STOPPED_STATES or not report.cause else report.cause
     reason = decisive.reason if decisive else ""
     return NEXT_STEPS.get(reason) if report.state != "COMPLETED" else None
+
+
+def _step_after_incomplete(report: Report) -> str:
+    failed = [check.name for check in report.verification.checks if check.passed is False]
+    if ITEMS in failed and report.items is None:
+        return "let a log or a progress file show the items, or remove `progress.total_items`"
+    steps = (STEPS_OF_CHECKS[name] for name in failed if name in STEPS_OF_CHECKS)
+    return next(steps, f"repair the files, then `gpujob report {report.job_id} --verify`")

@@ -32,7 +32,7 @@ from exporter.contract.view import (
 from exporter.gpus.analysis.node_status import worker_devices
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
-from exporter.progress.work import job_eta, job_rate, job_work, with_current_eta
+from exporter.progress.work import counting_workers, job_eta, job_rate, job_work, with_current_eta
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.inputs import UNHURRIED, KnownEnds, ReportPace
 from launcher.report.report import build_report
@@ -295,7 +295,7 @@ class JobClient:
             items=work.done,
             items_expected=report.items_expected if report else work.expected_total(self.manifest.total_items),
             items_processed=work.processed,
-            rate=None if report else job_rate((worker for worker in workers if worker.up), work),
+            rate=None if report else job_rate((worker for worker in counting_workers(workers) if worker.up), work),
             average_rate=work.processed / (now - start) if work.processed and start and not report else None,
             output_tokens_per_second=output_tokens_rate(workers),
             eta=eta,

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from exporter.contract.view import JobView, WorkerView
-from exporter.progress.work import job_work, rate_digits, unit_word
+from exporter.progress.work import position_units, rate_digits, unit_word
 from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.report.state import UNFINISHED
 from launcher.watch.gpus import gpu_cells, gpus_by_node, has_gpus, is_done
@@ -32,7 +32,7 @@ def worker_table(view: JobView, most: int, ascii_only: bool) -> RenderableType:
     """The workers in the order of the plan, or ``most`` of them and one line for the others."""
     ordered = sorted(view.workers, key=lambda worker: (_KINDS.index(_kind(worker)), worker.rank))
     shown, folded = (view.workers, []) if len(ordered) <= most else (ordered[:most], ordered[most:])
-    mixed = len(job_work(view.workers).units) > 1
+    mixed = len(position_units(view.workers)) > 1
     gpus, hidden = gpus_by_node(view), set(() if has_gpus(view) else GPU_COLUMNS)
     if not gpus:  # without a sidecar, only the plan is known
         hidden |= {"GPU%", "GPU GiB"}

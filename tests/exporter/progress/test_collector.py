@@ -1081,3 +1081,14 @@ def test_gpus_that_were_busy_long_ago_do_not_hide_a_stall(logs: Logs) -> None:
     assert logs.facts().stalled is False
     logs.clock.advance(RECENT_VALUE_S + 1)
     assert logs.facts().stalled is True
+
+
+def test_the_eta_of_the_node_is_that_of_its_critical_workers(tmp_path: Path) -> None:
+    """The only position of the other one gives no ETA."""
+    helper = dataclasses.replace(make_task(1), critical=False)
+    logs = Logs(tmp_path, TASK, helper)
+    logs.append(items(5), f"{NODE}_worker_w1.out")
+    steady_work(logs, 61)
+    working, beside = logs.collector.read().workers
+    assert (beside.position, beside.eta) == (5, None)
+    assert logs.collector.read().outlook.job.eta == working.eta is not None

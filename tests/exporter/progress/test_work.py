@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.contract.status import WorkerStatus
+from exporter.contract.status import EtaEstimate, WorkerStatus
 from exporter.logs.search.findings import UNITS
-from exporter.progress.work import JobWork, job_rate, job_work, rate_digits, unit_word
+from exporter.progress.work import JobWork, job_eta, job_rate, job_work, rate_digits, unit_word, with_current_eta
 
 
 def worker(unit: str | None, done: int | None, expected: int | None = None, **over: Any) -> WorkerStatus:
@@ -35,10 +35,38 @@ def test_the_slowest_worker_has_the_largest_share_left() -> None:
     assert job_work([worker("steps", 90), worker("steps", 20)]).done == 20
 
 
-def test_a_worker_that_is_not_critical_is_not_the_slowest() -> None:
-    beside = worker("steps", 2, 10, critical=False)
-    assert job_work([worker("steps", 7, 10), beside]).done == 7
-    assert job_work([worker("steps", None), beside]).done == 2
+@pytest.mark.parametrize(("unit", "others"), [("steps", "steps"), ("items", "items"), ("items", "steps")])
+def test_workers_that_are_not_critical_count_only_if_no_other_has_a_position(unit: str, others: str) -> None:
+    beside = worker(others, 2, 10, critical=False)
+    work = job_work([worker(unit, 7, 10), beside])
+    assert (work.units, work.done, work.expected, work.has_all_positions) == ((unit,), 7, 10, True)
+    assert job_work([worker(unit, None), beside]).done == 2
+
+
+def test_the_eta_of_a_job_is_not_that_of_a_worker_that_is_not_critical() -> None:
+    eta = EtaEstimate(9.0, 8.0, 10.0)
+    beside = worker("items", 5, critical=False)
+    assert job_eta([worker("items", 5, 10, eta=eta), beside]) == eta
+    assert job_eta([worker("items", None), beside.replace(eta=eta)]) == eta
+
+
+@pytest.mark.parametrize(
+    ("eta", "left", "job"),
+    [
+        (EtaEstimate(0.0, 0.0, 0.0), EtaEstimate(0.0, 0.0, 0.0), EtaEstimate(290.0, 280.0, 300.0)),  # complete
+        (EtaEstimate(6.0, 5.0, 9.0), None, EtaEstimate(290.0, 280.0, 300.0)),  # overdue
+        (None, None, None),
+    ],
+)
+def test_the_eta_of_a_job_is_that_of_its_slowest_worker_whatever_the_age_of_the_others(
+    eta: EtaEstimate | None, left: EtaEstimate | None, job: EtaEstimate | None
+) -> None:
+    slow = worker("items", 100, 250, eta=EtaEstimate(300.0, 290.0, 310.0), eta_time=1000.0)
+    other = worker("items", 250, 250, eta=eta, eta_time=None if eta is None else 1000.0)
+    workers = [with_current_eta(each, 1010.0) for each in (slow, other)]
+    assert workers[1].eta == left
+    assert job_eta(workers) == job
+    assert job_eta(workers[1:]) == left
 
 
 def test_workers_with_different_units_have_no_sum() -> None:

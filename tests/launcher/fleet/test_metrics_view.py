@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.contract.report import GpuDeviceReport, GpuReport, NodeGpuReport, Report, WorkerReport
-from exporter.contract.status import Memory
+from exporter.contract.status import JobStatus, Memory
 from exporter.slurm.accounting import parse_accounting
 from exporter.slurm.queue import QueueRow, Sight
 from exporter.slurm.usage import RunningUse
@@ -20,6 +20,7 @@ from launcher.fleet.metrics_view import (
 from launcher.rundir.statuses import read_statuses
 from tests.launcher.conftest import Golden
 from tests.launcher.fleet.run_dirs import GIB, run_directory
+from tests.support.statuses import node_status, worker_status
 
 SAMPLES = Path(__file__).parents[2] / "exporter" / "slurm" / "samples"
 
@@ -67,3 +68,10 @@ def test_json_has_values_in_base_units(tmp_path: Path) -> None:
         "memory_total_bytes": 80 * GIB,
     }
     assert abs(body["time"] - time.time()) < 60
+
+
+def test_the_cpu_time_of_a_restarted_worker_is_that_since_the_start_of_the_job() -> None:
+    worker = worker_status(start=3540.0, restarts=1, cpu_s=7200.0)
+    status = node_status(worker, time=3600.0, job=JobStatus(start=0.0))
+    (row,) = sidecar_metrics("job", "RUNNING", {"n1": status}).rows
+    assert row.cpu_cores == 2.0

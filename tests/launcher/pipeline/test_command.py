@@ -297,6 +297,23 @@ def test_a_sweep_in_a_pipeline_is_held_recorded_shown_and_stopped_like_a_job(pip
     assert [call["argv"] for call in pipeline.slurm.calls("scancel")] == [["4"], ["3"]]
 
 
+def test_a_sweep_that_was_resumed_has_the_states_of_its_new_array(pipeline: Pipeline) -> None:
+    sweep = {**JOB, "name": "embed", "env": {"X": "{x}"}, "sweep": {"grid": {"x": [1, 2]}}}
+    (pipeline.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    (pipeline.folder / "r8.yaml").write_text("name: r8\njobs:\n  embed: {file: sweep.yaml}\n")
+    (job,) = pipeline.submit()["jobs"]
+    home = Path(job["run_dir"])
+    for path in sorted(home.glob("1_?_*")):
+        end(str(path), path.name[:3], "FAILED")
+    resumed = pipeline.command("sweep", home, "--resume", "--json")
+    assert resumed.returncode == 0, resumed.stderr
+    pipeline.queue(("2_0", "RUNNING", "None", "(null)"), ("2_1", "PENDING", "Resources", "(null)"))
+    shown = pipeline.command("watch", "r8", "--once")
+    assert (shown.returncode, shown.stdout.splitlines()[1].split()[-4:]) == (10, ["1", "PENDING,", "1", "RUNNING"])
+    assert pipeline.command("stop", "r8").stdout == "pipeline r8 is being stopped: embed\n"
+    assert [call["argv"] for call in pipeline.slurm.calls("scancel")] == [["2"]]
+
+
 def test_a_sweep_that_is_refused_leaves_nothing_of_the_pipeline(pipeline: Pipeline) -> None:
     sweep = {**JOB, "env": {"X": "{x}"}, "sweep": {"grid": {"x": [1, 2]}}}
     (pipeline.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))

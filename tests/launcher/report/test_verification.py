@@ -113,6 +113,30 @@ def test_a_worker_without_remaining_items_needs_no_file(tmp_path: Path) -> None:
     assert check_result(job.status(entry).report(), "outputs") is True
 
 
+@pytest.mark.parametrize("log", ["idle\n", "Processed 10/10 items\n", "step 10/10\n"])
+def test_the_items_of_a_helper_are_not_those_of_the_job(log: str, tmp_path: Path) -> None:
+    workers = [{"role": "embed", "command": "x"}, {"role": "helper", "command": "x", "critical": False}]
+    run_dir = RunDir(tmp_path, workers=workers, progress={"total_items": 100})
+    report = run_dir.ended(0, log="Processed 90/100 items\n").ended(1, log=log).report()
+    assert (report["state"], report["items"], report["items_expected"]) == ("INCOMPLETE", 90, 100)
+    assert check_result(report, "items") is False
+
+
+@pytest.mark.parametrize(("silent", "state"), [((), "INCOMPLETE"), ((1, 3), "COMPLETED")])
+def test_every_second_worker_may_lack_a_file_only_if_it_had_no_items(
+    silent: tuple[int, ...], state: str, tmp_path: Path
+) -> None:
+    total = 10 * (4 - len(silent))
+    run_dir = RunDir(tmp_path, 4, progress={"total_items": total}, verify={"records_per_item": None})
+    for rank in range(4):
+        run_dir.ended(rank, log="" if rank in silent else "Processed 10/10 items\n")
+    for rank in (0, 2):
+        path = run_dir.write(f"output_worker_{rank}.jsonl", "{}\n" * 10).path / f"output_worker_{rank}.jsonl"
+        os.utime(path, (START + 50, START + 50))
+    report = run_dir.report()
+    assert (report["state"], check_result(report, "items")) == (state, True)
+
+
 def test_output_of_the_first_attempt_belongs_to_the_job(tmp_path: Path) -> None:
     job = Finished(tmp_path)
     job.edit(run_files.ORCHESTRATOR_FILE, attempt=1, start=START + 1000)

@@ -254,6 +254,29 @@ def test_the_first_worker_of_each_group_may_write_for_the_group(tmp_path: Path) 
     assert job.result("outputs")[0] is False
 
 
+@pytest.mark.parametrize(
+    ("total", "done", "unit", "passed"),
+    [
+        (96, [12] * 8, None, False),  # each has items of its own
+        (None, [12] * 8, None, False),
+        (96, [48] * 8, None, True),  # each group of four does its half together, and all of it log that
+        (96, [48, None, None, None] * 2, None, True),
+        (100, [24, None, None, None] * 2, None, True),  # the items are short, not the files
+        (None, [12] * 8, "steps", True),
+    ],
+)
+def test_the_items_of_a_group_may_show_that_each_of_its_workers_should_write(
+    total: int | None, done: list[int | None], unit: str | None, passed: bool, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, count=8, items=total)
+    job.work = Job.of(*done, unit=unit)
+    for rank in (0, 4):
+        job.write(f"output_rank{rank}.pt", torch_bytes())
+    known = {rank: count for rank, count in enumerate(done) if count is not None}
+    result, detail = job.result("outputs", done_by_rank=known)
+    assert (result, "none of worker_w1, worker_w2" in detail) == (passed, not passed)
+
+
 @pytest.mark.parametrize("names", [["shard_0", "shard_1", "shard_2"], ["node0_gpu0", "node0_gpu1", "node1_gpu0"]])
 def test_numbers_in_names_that_are_not_ranks_do_not_require_one_file_per_worker(
     names: list[str], tmp_path: Path

@@ -156,6 +156,31 @@ def test_completed_items_need_a_record_each(job: Job) -> None:
     assert job.lines(1, 49).result("records") == (True, "99 records for 100 items")  # 99% are enough
 
 
+@pytest.mark.parametrize("logged", [80, None])
+@pytest.mark.parametrize(
+    ("records", "end", "per_item", "short", "passed"),
+    [
+        (100, "", 1, False, None),
+        (99, "", 1, False, None),
+        (98, "", 1, False, False),
+        (101, "", 1, False, False),  # as of items with several records each
+        (200, "", 2, False, None),
+        (100, "", None, False, False),
+        (100, "{", 1, False, False),  # damaged
+        (100, "", 1, True, False),
+    ],
+)
+def test_logs_may_skip_items_if_the_output_files_have_a_record_for_each(
+    logged: int | None, records: int, end: str, per_item: int | None, short: bool, passed: bool | None, tmp_path: Path
+) -> None:
+    job = Job(tmp_path, verify={"records_per_item": per_item}, count=1).lines(0, records, end)
+    job.work = Job.of(logged)
+    left = [WorkerStatus(rank=0, worker="worker_w0", items=80, items_expected=100)]
+    result, detail = job.result("items", short=left if short else [])
+    assert result is passed
+    assert (f"the output files have {records} records" in detail) == (passed is None)
+
+
 @pytest.mark.parametrize(("per_item", "records", "passed"), [(2, 198, True), (2, 197, False), (0.5, 50, True)])
 def test_records_per_item_come_from_the_job_file(per_item: float, records: int, passed: bool, tmp_path: Path) -> None:
     job = Job(tmp_path, verify={"records_per_item": per_item}, count=1).lines(0, records)

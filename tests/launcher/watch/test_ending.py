@@ -6,7 +6,7 @@ import pytest
 
 from exporter.contract.report import Report
 from exporter.workers.exit_reason import REASONS
-from launcher.watch.ending import LOG_LINES, NEXT_STEPS, render_ending
+from launcher.watch.ending import LOG_LINES, NEXT_STEPS, STEPS_OF_CHECKS, render_ending
 from tests.launcher.conftest import Golden
 from tests.support.builders import TERM_SENT, RunDir
 
@@ -62,6 +62,24 @@ def test_a_job_that_was_stopped_says_so_before_an_earlier_failure(tmp_path: Path
     assert "CANCELLED: job 4459 job, took 3m 20s\nstopped: gpujob stop by ada\ncause: worker_w0 " in text
     assert text.endswith("\nrun directory: RUN_DIR\n"), "it has no report.md"
     assert "next: " not in text, "nothing is to be fixed before the next run"
+
+
+@pytest.mark.parametrize(
+    ("log", "output", "step"),
+    [
+        ("Processed 6/10 items\n", "1\n" * 6, "run the rest, or lower `verify.complete_share` if this is enough"),
+        ("Processed 10/10 items\n", "1\n" * 6, "repair the files, then `gpujob report 4459 --verify`"),
+        ("Processed 10/10 items\nTotal generated tokens: 0\n", "1\n" * 10, STEPS_OF_CHECKS["tokens"]),
+        ("", "1\n" * 6, "let a log or a progress file show the items, or remove `progress.total_items`"),
+    ],
+)
+def test_the_next_step_after_an_incomplete_job_is_that_of_the_failed_check(
+    log: str, output: str, step: str, tmp_path: Path
+) -> None:
+    job = RunDir(tmp_path, count=1, progress={"total_items": 10}).ended(0, log=log)
+    text = ending(job.write("output_worker_0.jsonl", output))
+    assert text.startswith("INCOMPLETE: ")
+    assert f"\nnext: {step}\n" in text
 
 
 def test_a_completed_job_matches_its_golden_page(tmp_path: Path, golden: Golden) -> None:
