@@ -76,10 +76,10 @@ def _lacks_gpu(job: PlannedJob, planned: TaskPlan) -> bool:
 
 def check_time_limit(job: PlannedJob) -> CheckFinding:
     limit, place = job.plan.slurm.time_limit, "slurm.time_limit"
-    if limit:
-        return finding.ok("time-limit", place, _time_limit_text(limit))
     if job.local:
         return finding.not_checked("time-limit", place, "a run on this machine has no time limit")
+    if limit:
+        return finding.ok("time-limit", place, _time_limit_text(limit))
     message = "is not set, so the partition's default applies; set the time that the job needs, and a little more"
     return finding.warning("no-time-limit", place, message)
 

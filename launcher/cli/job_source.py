@@ -22,8 +22,10 @@ COMMAND_LINE, STANDARD_INPUT = "command line", "standard input"  # names in mess
 USAGE = 2  # exit status of wrong input
 WORDS = "gpujob.words"  # key of click's context: the words after ``--``
 OPTIONS_OF_PLACES = "gpujob.options"  # another: the options that set places, for messages
+GIVEN_PLACES = "gpujob.given"  # another: the places that the options of this command set
 WORKERS_PLACE = "workers[0]."
 GPUS_PER_NODE = "resources.gpus_per_node"
+MEMORY_PER_NODE = "resources.memory_per_node"
 MOST_NAME = 200  # characters of a name, as in the job file
 
 _SECTIONS = {
@@ -60,8 +62,8 @@ OPTIONS = (
     JobOption("--cpus", "workers[0].cpus", "N", "CPUs of each worker."),
     JobOption("--nodes", "resources.nodes", "N", "Number of nodes."),
     JobOption("--gpus-per-node", GPUS_PER_NODE, "N", "GPUs to ask for on each node."),
-    JobOption("--memory", "resources.memory_per_node", "SIZE", "Memory to ask for on each node, as in 64G."),
-    JobOption("--time", "slurm.time_limit", "TIME", "Time limit, as in 4h, 90m or 1-12:00:00."),
+    JobOption("--memory", MEMORY_PER_NODE, "SIZE", "Memory to ask Slurm for on each node, as in 64G."),
+    JobOption("--time", "slurm.time_limit", "TIME", "Time limit on Slurm, as in 4h, 90m or 1-12:00:00."),
     JobOption("--partition", "slurm.partition", "NAME", "Slurm partition."),
     JobOption("--account", "slurm.account", "NAME", "Slurm account that is charged."),
     JobOption("--qos", "slurm.qos", "NAME", "Slurm quality of service."),
@@ -123,11 +125,13 @@ def takes_job(function: Callable[..., None]) -> Callable[..., None]:
         if isinstance(hosts, tuple) and len(hosts) == 1 and hosts[0].isdecimal():
             given["resources.nodes"], rest["hosts"] = hosts[0], ()
         values = {place: _option_value(place, str(text)) for place, text in given.items() if text is not None}
-        words = click.get_current_context().meta.get(WORDS)
+        meta = click.get_current_context().meta
+        words = meta.get(WORDS)
+        meta[GIVEN_PLACES] = (*values, *(text.partition("=")[0] for text in sets))
         with option_words() as known:
             text = _read_job(job, words, values, sets)
             known.update(text.options)
-            click.get_current_context().meta[OPTIONS_OF_PLACES] = text.options
+            meta[OPTIONS_OF_PLACES] = text.options
             if save is not None:
                 _save(text, save)
             try:
@@ -352,6 +356,20 @@ def warn(text: str) -> None:
     """Print a warning, in the words of the options of this command."""
     options = click.get_current_context().meta.get(OPTIONS_OF_PLACES, {})
     click.echo(f"gpujob: warning: {in_option_words(text, options)}", err=True)
+
+
+def warn_of_options_for_slurm() -> None:
+    """Warn that a run on this machine ignores the options of this command that are for Slurm alone.
+
+    A job file may have such keys for its next submission; an option is meant for this run.
+    """
+    given: tuple[str, ...] = click.get_current_context().meta[GIVEN_PLACES]
+    ignored = [place for place in given if place.startswith("slurm.") or place == MEMORY_PER_NODE]
+    if not ignored:
+        return
+    advice = "; `timeout 1h gpujob run ...` stops a job after an hour" if "slurm.time_limit" in given else ""
+    are = "is for Slurm and has" if len(ignored) == 1 else "are for Slurm and have"
+    warn(f"{', '.join(ignored)} {are} no effect on this machine{advice}")
 
 
 def _reworded(error: ConfigError, options: Mapping[str, str]) -> ConfigError:

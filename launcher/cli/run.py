@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.job_source import JobCommand, takes_job
+from launcher.cli.job_source import JobCommand, takes_job, warn_of_options_for_slurm
 from launcher.cli.parts import (
     ASCII,
     INTERRUPTED,
@@ -76,6 +76,7 @@ def run(
     from launcher.watch.waiting import STOPS_JOB
 
     show_files(job)
+    warn_of_options_for_slurm()
     board = _start_stack() if with_stack else None
     if (swept := sweep.read_planned_sweep(job, local=True)) is not None:
         sweep.run_command_for_sweep(swept, job.text, resume=resume, as_json=as_json, quiet=quiet, detach=detach)

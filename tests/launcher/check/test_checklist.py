@@ -234,6 +234,9 @@ def test_a_time_limit_is_listed_with_its_unit(limit: str, text: str, site: Path)
     sections = make_checklist(planned_job(site, local=False, slurm={"time_limit": limit}))
     ok_findings = [item for entry in sections for item in entry.items if item.status == "ok"]
     assert [item.message for item in ok_findings if item.place == "slurm.time_limit"] == [text]
+    sections = make_checklist(planned_job(site, local=True, slurm={"time_limit": limit}))
+    found = next(item for entry in sections for item in entry.items if item.code == "time-limit")
+    assert (found.status, found.message) == ("not checked", "a run on this machine has no time limit")
 
 
 @pytest.mark.parametrize(

@@ -200,6 +200,18 @@ def test_a_mistake_is_reported_in_the_words_of_the_command(arguments: list[str],
     assert sorted(folder.iterdir()) == before
 
 
+def test_a_run_on_this_machine_warns_of_options_for_slurm(folder: Path) -> None:
+    (folder / "job.yaml").write_text("name: j\nworkers: [{command: 'true'}]\nslurm: {time_limit: 1h, qos: high}\n")
+    options = ("--time", "1h", "--memory", "1G", "--set", "slurm.qos=low")
+    for job in (["job.yaml", *options], [*options, "--", "true"]):
+        done = gpujob("run", "--quiet", *job, cwd=folder)
+        assert done.stderr == (
+            "gpujob: warning: --memory, --time, --set slurm.qos are for Slurm and have no effect on this machine; "
+            "`timeout 1h gpujob run ...` stops a job after an hour\n"
+        )
+    assert gpujob("run", "--quiet", "job.yaml", cwd=folder).stderr == ""
+
+
 def test_a_shell_command_is_one_word(folder: Path) -> None:
     done = gpujob("plan", "--set", "workers[0].shell=true", "--", "echo hi | cat", cwd=folder)
     assert "\n  bash -c 'echo hi | cat'\n" in done.stdout
