@@ -12,6 +12,8 @@ FIRING, ENDED = "firing", "resolved"
 SEVERITIES = ("critical", "warning", "info")  # the worst first
 MOST_ALERTS = 1000  # of one message, and of those that fire
 MOST_CHARACTERS = 1000  # of a text in the log
+MOST_HEARTBEATS = 100  # clusters, each with a Prometheus of its own
+FORGOTTEN_S = 86400.0  # of silence of one cluster among others: its Prometheus has been removed
 
 
 class WebhookAlert(Record):
@@ -179,3 +181,33 @@ class Heartbeat:
             return None
         self.is_silent, self._due = True, now + self._repeat_s
         return lasted
+
+
+class Heartbeats:
+    """The heartbeats of all Prometheus servers that share a receiver, told apart by the label ``cluster``."""
+
+    def __init__(self, most_silence_s: float, repeat_s: float, now: float) -> None:
+        self._most_silence_s, self._repeat_s = most_silence_s, repeat_s
+        self._first = Heartbeat(most_silence_s, repeat_s, now)  # whose cluster is unknown until it comes
+        self._of: dict[str, Heartbeat] = {}
+
+    @property
+    def worst(self) -> Heartbeat:
+        """The one that came longest ago."""
+        return min(self._of.values(), key=lambda beat: beat.last or 0.0, default=self._first)
+
+    def beat(self, cluster: str, now: float) -> bool:
+        """Note a heartbeat. Returns whether it ends a silence."""
+        if cluster not in self._of:
+            if len(self._of) >= MOST_HEARTBEATS:
+                return False
+            self._of[cluster] = Heartbeat(self._most_silence_s, self._repeat_s, now) if self._of else self._first
+        return self._of[cluster].beat(now)
+
+    def silences(self, now: float) -> dict[str, float]:
+        """Clusters with a silence to report now, and how long it lasts."""
+        for cluster, beat in list(self._of.items()):
+            if len(self._of) > 1 and now - (beat.last or 0.0) > FORGOTTEN_S:
+                del self._of[cluster]
+        found = {cluster: beat.silence(now) for cluster, beat in (self._of or {"": self._first}).items()}
+        return {cluster: lasted for cluster, lasted in found.items() if lasted is not None}

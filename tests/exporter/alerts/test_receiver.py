@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from exporter.alerts.messages import Firing, Heartbeat, log_line, make_alert, parse_message, worst_first
+from exporter.alerts.messages import Firing, Heartbeat, Heartbeats, log_line, make_alert, parse_message, worst_first
 from exporter.contract.records import RecordError
 
 LABELS = {"alertname": "GpuJobWorkerKilled", "severity": "critical", "job_id": "7", "job_name": "embed", "user": "ada"}
@@ -85,6 +85,18 @@ def test_a_silence_is_reported_when_it_is_too_long_and_then_each_hour() -> None:
     assert beat.silence(4241.0) == 181.0
 
 
+def test_each_cluster_has_a_heartbeat_of_its_own() -> None:
+    beats = Heartbeats(180.0, 3600.0, now=0.0)
+    assert beats.silences(181.0) == {"": 181.0}
+    assert [beats.beat("a", 200.0), beats.beat("b", 200.0), beats.beat("b", 500.0)] == [True, False, False]
+    assert beats.silences(500.0) == {"a": 300.0}
+    assert (beats.worst.last, beats.worst.is_silent) == (200.0, True)
+    assert beats.beat("a", 600.0)
+    beats.beat("b", 90_000.0)
+    assert beats.silences(90_000.0) == {}  # the Prometheus of a has been removed
+    assert beats.worst.last == 90_000.0
+
+
 class Running:
     """A receiver in a process of its own."""
 
@@ -133,7 +145,7 @@ def receiver(tmp_path: Path, hook: Path) -> Iterator[Running]:
 
 
 def test_it_logs_alerts_and_reports_a_heartbeat_that_stops(receiver: Running, tmp_path: Path) -> None:
-    beat = alert(alertname="GpuJobWatchdog", severity="none")
+    beat = alert(alertname="GpuJobWatchdog", severity="none", cluster="c1")
     assert receiver.get("/gpujob", message(alert(), beat)) == "ok\n"
     assert "FIRING critical GpuJobWorkerKilled job 7 embed (ada)" in receiver.log()
     assert "Watchdog" not in receiver.log()
@@ -146,7 +158,7 @@ def test_it_logs_alerts_and_reports_a_heartbeat_that_stops(receiver: Running, tm
     )
     assert "gpujob_alerts_heartbeat_ok 1" in receiver.get("/metrics", token=False)
 
-    until(lambda: "ALERTING IS BROKEN" in receiver.log())
+    until(lambda: "ALERTING IS BROKEN: no heartbeat of cluster c1 for " in receiver.log())
     until(lambda: (tmp_path / "said").exists() and "ALERTING IS BROKEN" in (tmp_path / "said").read_text())
     assert "gpujob_alerts_heartbeat_ok 0" in receiver.get("/metrics")
     receiver.get("/gpujob", message(beat, alert("resolved")))
