@@ -1,6 +1,7 @@
 """The receiver of alerts: takes what Alertmanager posts, writes the log, and reports when the heartbeat stops."""
 
 import asyncio
+import contextlib
 import logging
 import shlex
 import shutil
@@ -80,7 +81,7 @@ class Receiver:
 
     def __init__(self, alert_log: AlertLog, options: Options, clock: Callable[[], float] = time.time) -> None:
         self._log, self._options, self._clock = alert_log, options, clock
-        self._firing = Firing()
+        self._firing = Firing(alert_log.alerts(), clock())
         self._heartbeats = Heartbeats(options.silence_s, REPEAT_S, clock())
         self._received = Counter[str]()
         self._refused = 0
@@ -157,6 +158,9 @@ class Receiver:
     def check(self) -> None:
         """Report a heartbeat that has stopped: in the log of alerts, in our own, and by the command of the user."""
         now = self._clock()
+        for alert in self._firing.lost_ends(now):
+            with contextlib.suppress(OSError):  # counted, and logged with the next message
+                self._log.write(alert, now)
         for cluster, lasted in self._heartbeats.silences(now).items():
             words = (
                 f"{BROKEN}: no heartbeat{_of(cluster)} for {lasted:.0f} s; see Prometheus, its rules, and Alertmanager"

@@ -14,7 +14,18 @@ from typing import Any
 
 import pytest
 
-from exporter.alerts.messages import Firing, Heartbeat, Heartbeats, log_line, make_alert, parse_message, worst_first
+from exporter.alerts.log_file import AlertLog
+from exporter.alerts.messages import (
+    CONFIRMED_WITHIN_S,
+    Firing,
+    Heartbeat,
+    Heartbeats,
+    log_line,
+    make_alert,
+    parse_message,
+    worst_first,
+)
+from exporter.alerts.receiver import Options, Receiver
 from exporter.contract.records import RecordError
 
 LABELS = {"alertname": "GpuJobWorkerKilled", "severity": "critical", "job_id": "7", "job_name": "embed", "user": "ada"}
@@ -63,6 +74,31 @@ def test_an_alert_is_news_when_it_begins_and_when_it_ends() -> None:
     firing, begun = Firing(), make_alert("firing", LABELS, {}, 1.0)
     ended = make_alert("resolved", LABELS, {}, 1.0)
     assert [firing.take(each) for each in (begun, begun, ended, ended)] == [True, False, True, False]
+
+
+def test_a_restarted_receiver_knows_what_fires_and_when_it_ends(tmp_path: Path) -> None:
+    def begin(now: float) -> Receiver:
+        options = Options("", None, 180.0, None, None, None)
+        return Receiver(AlertLog(tmp_path / "alerts.log"), options, lambda: now)
+
+    first, second = (make_alert("firing", LABELS | {"job_id": job}, {}, 100.25) for job in ("7", "8"))
+    begin(200.0).take((first, second))
+    again = begin(300.0)
+    again.take((first, second, first._replace(status="resolved")))
+    words = [" ".join(line.split()[1:6]) for line in (tmp_path / "alerts.log").read_text().splitlines()]
+    told = (("FIRING", 7), ("FIRING", 8), ("ENDED", 7))
+    assert words == [f"{word} critical GpuJobWorkerKilled job {job}" for word, job in told]
+
+
+def test_an_end_that_came_while_no_receiver_ran_is_found_when_the_alert_is_not_repeated() -> None:
+    alerts = [make_alert("firing", LABELS | {"job_id": job}, {}, 100.0) for job in ("7", "8", "9")]
+    firing = Firing([*alerts, alerts[2]._replace(status="resolved")], 200.0)
+    assert firing.all() == alerts[:2]
+    firing.take(alerts[0])
+    assert firing.lost_ends(200.0 + CONFIRMED_WITHIN_S) == []
+    assert firing.lost_ends(201.0 + CONFIRMED_WITHIN_S) == [alerts[1]._replace(status="resolved")]
+    assert firing.lost_ends(202.0 + CONFIRMED_WITHIN_S) == []
+    assert firing.all() == alerts[:1]
 
 
 def test_the_worst_and_oldest_alert_is_the_first() -> None:
