@@ -1,9 +1,11 @@
 """The log of alerts: a line for people in one file, a line of JSON in another."""
 
+import contextlib
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
-from exporter.alerts.messages import Alert, log_json, log_line
+from exporter.alerts.messages import Alert, log_json, log_line, parse_log_json
 
 MOST_BYTES = 32 * 1024 * 1024  # of a file; then it is renamed to `.1` and a new one begins
 MODE = 0o600
@@ -15,6 +17,12 @@ class AlertLog:
     def __init__(self, path: Path) -> None:
         self.path, self.json_path = path, Path(f"{path}.jsonl")
         self.failures = 0
+
+    def alerts(self) -> Iterator[Alert]:
+        """What has been written, oldest first; of files that cannot be read, nothing."""
+        for path in (Path(f"{self.json_path}.1"), self.json_path):
+            with contextlib.suppress(OSError), open(path, encoding="utf-8", errors="replace") as lines:
+                yield from filter(None, map(parse_log_json, lines))
 
     def write(self, alert: Alert, now: float) -> None:
         """Write an alert into both files. Raises OSError."""

@@ -12,6 +12,11 @@ FIRING, ENDED = "firing", "resolved"
 SEVERITIES = ("critical", "warning", "info")  # the worst first
 MOST_ALERTS = 1000  # of one message, and of those that fire
 MOST_CHARACTERS = 1000  # of a text in the log
+MOST_HEARTBEATS = 100  # clusters, each with a Prometheus of its own
+CONFIRMED_WITHIN_S = (
+    30 * 3600.0
+)  # in which Alertmanager repeats an alert that fires: each 24 h at most, and a group's 4 h
+FORGOTTEN_S = 86400.0  # of silence of one cluster among others: its Prometheus has been removed
 
 
 class WebhookAlert(Record):
@@ -122,6 +127,28 @@ def log_json(alert: Alert, now: float) -> str:
     return json.dumps({"schema": 1, "time": iso(now), **alert_json(alert)}, ensure_ascii=False)
 
 
+class LoggedAlert(Record):
+    """A line of the log in JSON."""
+
+    status: str
+    labels: Mapping[str, str]
+    since: str | None = None
+    summary: str = ""
+    description: str = ""
+    runbook_url: str = ""
+    dashboard_url: str = ""
+
+
+def parse_log_json(line: str) -> Alert | None:
+    """The alert in a line of ``log_json``; None if it has none."""
+    try:
+        found = LoggedAlert.from_json(json.loads(line))
+    except (ValueError, RecursionError):
+        return None
+    texts = (found.summary, found.description, found.runbook_url, found.dashboard_url)
+    return Alert(found.status, found.labels, *texts, parse_time(found.since or ""))
+
+
 def alert_json(alert: Alert) -> dict[str, JsonValue]:
     """An alert as JSON shows it."""
     return {
@@ -138,20 +165,33 @@ def alert_json(alert: Alert) -> dict[str, JsonValue]:
 
 
 class Firing:
-    """The alerts that fire, as far as messages have said."""
+    """The alerts that fire, as far as messages have said, also those before a restart."""
 
-    def __init__(self) -> None:
+    def __init__(self, logged: Iterable[Alert] = (), now: float = 0.0) -> None:
         self._alerts: dict[tuple[tuple[str, str], ...], Alert] = {}
+        self._unconfirmed, self._began = set[tuple[tuple[str, str], ...]](), now
+        for alert in logged:
+            self.take(alert)
+        self._unconfirmed |= self._alerts.keys()
 
     def take(self, alert: Alert) -> bool:
         """Note an alert. Returns whether it is news: it has begun or ended."""
         before = self._alerts.pop(alert.key, None)
+        self._unconfirmed.discard(alert.key)
         if alert.status != FIRING:
             return before is not None
         if len(self._alerts) >= MOST_ALERTS:
             self._alerts.pop(next(iter(self._alerts)))
         self._alerts[alert.key] = alert
-        return before is None or before.since != alert.since
+        return before is None or iso(before.since) != iso(alert.since)  # the log has whole seconds
+
+    def lost_ends(self, now: float) -> list[Alert]:
+        """Alerts from before a restart that must have ended during it, each once."""
+        if not self._unconfirmed or now - self._began <= CONFIRMED_WITHIN_S:
+            return []
+        found = [self._alerts.pop(key) for key in self._unconfirmed if key in self._alerts]
+        self._unconfirmed.clear()
+        return [alert._replace(status=ENDED) for alert in found]
 
     def all(self) -> list[Alert]:
         """What fires, worst first."""
@@ -179,3 +219,33 @@ class Heartbeat:
             return None
         self.is_silent, self._due = True, now + self._repeat_s
         return lasted
+
+
+class Heartbeats:
+    """The heartbeats of all Prometheus servers that share a receiver, told apart by the label ``cluster``."""
+
+    def __init__(self, most_silence_s: float, repeat_s: float, now: float) -> None:
+        self._most_silence_s, self._repeat_s = most_silence_s, repeat_s
+        self._first = Heartbeat(most_silence_s, repeat_s, now)  # whose cluster is unknown until it comes
+        self._of: dict[str, Heartbeat] = {}
+
+    @property
+    def worst(self) -> Heartbeat:
+        """The one that came longest ago."""
+        return min(self._of.values(), key=lambda beat: beat.last or 0.0, default=self._first)
+
+    def beat(self, cluster: str, now: float) -> bool:
+        """Note a heartbeat. Returns whether it ends a silence."""
+        if cluster not in self._of:
+            if len(self._of) >= MOST_HEARTBEATS:
+                return False
+            self._of[cluster] = Heartbeat(self._most_silence_s, self._repeat_s, now) if self._of else self._first
+        return self._of[cluster].beat(now)
+
+    def silences(self, now: float) -> dict[str, float]:
+        """Clusters with a silence to report now, and how long it lasts."""
+        for cluster, beat in list(self._of.items()):
+            if len(self._of) > 1 and now - (beat.last or 0.0) > FORGOTTEN_S:
+                del self._of[cluster]
+        found = {cluster: beat.silence(now) for cluster, beat in (self._of or {"": self._first}).items()}
+        return {cluster: lasted for cluster, lasted in found.items() if lasted is not None}

@@ -1,6 +1,7 @@
 """The receiver of alerts: takes what Alertmanager posts, writes the log, and reports when the heartbeat stops."""
 
 import asyncio
+import contextlib
 import logging
 import shlex
 import shutil
@@ -17,7 +18,7 @@ from exporter.alerts.messages import (
     WATCHDOG,
     Alert,
     Firing,
-    Heartbeat,
+    Heartbeats,
     alert_json,
     iso,
     parse_message,
@@ -47,8 +48,13 @@ NEEDS = {
     "/metrics": Needs.WHAT_THE_SITE_ASKS,
 }  # others need credentials
 
-LAST_HEARTBEAT = Family("alerts_heartbeat_timestamp_seconds", "When the alert that always fires last arrived.")
-HEARTBEAT_OK = Family("alerts_heartbeat_ok", "Whether the heartbeat arrives; 0 means that no alert is delivered.")
+LAST_HEARTBEAT = Family(
+    "alerts_heartbeat_timestamp_seconds",
+    "When the alert that always fires last arrived; of several clusters the oldest.",
+)
+HEARTBEAT_OK = Family(
+    "alerts_heartbeat_ok", "Whether the heartbeat of each cluster arrives; 0 means that no alert is delivered."
+)
 RECEIVED = Family(
     "alerts_received_total", "Alerts that Alertmanager reported as firing or resolved.", ("status",), "counter"
 )
@@ -79,8 +85,8 @@ class Receiver:
 
     def __init__(self, alert_log: AlertLog, options: Options, clock: Callable[[], float] = time.time) -> None:
         self._log, self._options, self._clock = alert_log, options, clock
-        self._firing = Firing()
-        self._heartbeat = Heartbeat(options.silence_s, REPEAT_S, clock())
+        self._firing = Firing(alert_log.alerts(), clock())
+        self._heartbeats = Heartbeats(options.silence_s, REPEAT_S, clock())
         self._received = Counter[str]()
         self._refused = 0
         self._hooks = set[asyncio.Task[None]]()
@@ -120,21 +126,23 @@ class Receiver:
         now = self._clock()
         for alert in alerts:
             if alert.name == WATCHDOG:
-                if alert.status == FIRING and self._heartbeat.beat(now):
-                    self._say(f"{iso(now)} alerting works again: the heartbeat arrives", logging.WARNING)
-                    self._run_hook("alerting works again: the heartbeat arrives")
+                cluster = alert.labels.get("cluster", "")
+                if alert.status == FIRING and self._heartbeats.beat(cluster, now):
+                    words = f"alerting works again: the heartbeat{_of(cluster)} arrives"
+                    self._say(f"{iso(now)} {words}", logging.WARNING)
+                    self._run_hook(words)
             elif self._firing.take(alert):
                 self._received[alert.status] += 1
                 self._log.write(alert, now)
 
     async def _list(self, _: web.Request) -> web.Response:
-        beat = self._heartbeat
+        beat = self._heartbeats.worst
         facts = {"last": iso(beat.last), "silent": beat.is_silent}
         alerts = [alert_json(alert) for alert in self._firing.all()]
         return web.json_response({"schema": 1, "heartbeat": facts, "alerts": alerts})
 
     async def _metrics(self, _: web.Request) -> web.Response:
-        out, beat = Samples({}), self._heartbeat
+        out, beat = Samples({}), self._heartbeats.worst
         out.add(LAST_HEARTBEAT, beat.last)
         out.add(HEARTBEAT_OK, int(not beat.is_silent))
         for status in ("firing", "resolved"):
@@ -154,12 +162,15 @@ class Receiver:
     def check(self) -> None:
         """Report a heartbeat that has stopped: in the log of alerts, in our own, and by the command of the user."""
         now = self._clock()
-        lasted = self._heartbeat.silence(now)
-        if lasted is None:
-            return
-        words = f"{BROKEN}: no heartbeat for {lasted:.0f} s; see Prometheus, its rules, and Alertmanager"
-        self._say(f"{iso(now)} {words}", logging.CRITICAL)
-        self._run_hook(words)
+        for alert in self._firing.lost_ends(now):
+            with contextlib.suppress(OSError):  # counted, and logged with the next message
+                self._log.write(alert, now)
+        for cluster, lasted in self._heartbeats.silences(now).items():
+            words = (
+                f"{BROKEN}: no heartbeat{_of(cluster)} for {lasted:.0f} s; see Prometheus, its rules, and Alertmanager"
+            )
+            self._say(f"{iso(now)} {words}", logging.CRITICAL)
+            self._run_hook(words)
 
     def _say(self, line: str, level: int) -> None:
         log.log(level, "%s", line.partition(" ")[2])
@@ -196,6 +207,10 @@ class Receiver:
                 await asyncio.wait_for(runner.cleanup(), END_S)
             except TimeoutError:
                 pass  # a slow client does not delay the end
+
+
+def _of(cluster: str) -> str:
+    return f" of cluster {cluster}" if cluster else ""
 
 
 async def _run(command: str, words: str) -> None:

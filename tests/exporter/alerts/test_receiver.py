@@ -14,7 +14,18 @@ from typing import Any
 
 import pytest
 
-from exporter.alerts.messages import Firing, Heartbeat, log_line, make_alert, parse_message, worst_first
+from exporter.alerts.log_file import AlertLog
+from exporter.alerts.messages import (
+    CONFIRMED_WITHIN_S,
+    Firing,
+    Heartbeat,
+    Heartbeats,
+    log_line,
+    make_alert,
+    parse_message,
+    worst_first,
+)
+from exporter.alerts.receiver import Options, Receiver
 from exporter.contract.records import RecordError
 
 LABELS = {"alertname": "GpuJobWorkerKilled", "severity": "critical", "job_id": "7", "job_name": "embed", "user": "ada"}
@@ -65,6 +76,31 @@ def test_an_alert_is_news_when_it_begins_and_when_it_ends() -> None:
     assert [firing.take(each) for each in (begun, begun, ended, ended)] == [True, False, True, False]
 
 
+def test_a_restarted_receiver_knows_what_fires_and_when_it_ends(tmp_path: Path) -> None:
+    def begin(now: float) -> Receiver:
+        options = Options("", None, 180.0, None, None, None)
+        return Receiver(AlertLog(tmp_path / "alerts.log"), options, lambda: now)
+
+    first, second = (make_alert("firing", LABELS | {"job_id": job}, {}, 100.25) for job in ("7", "8"))
+    begin(200.0).take((first, second))
+    again = begin(300.0)
+    again.take((first, second, first._replace(status="resolved")))
+    words = [" ".join(line.split()[1:6]) for line in (tmp_path / "alerts.log").read_text().splitlines()]
+    told = (("FIRING", 7), ("FIRING", 8), ("ENDED", 7))
+    assert words == [f"{word} critical GpuJobWorkerKilled job {job}" for word, job in told]
+
+
+def test_an_end_that_came_while_no_receiver_ran_is_found_when_the_alert_is_not_repeated() -> None:
+    alerts = [make_alert("firing", LABELS | {"job_id": job}, {}, 100.0) for job in ("7", "8", "9")]
+    firing = Firing([*alerts, alerts[2]._replace(status="resolved")], 200.0)
+    assert firing.all() == alerts[:2]
+    firing.take(alerts[0])
+    assert firing.lost_ends(200.0 + CONFIRMED_WITHIN_S) == []
+    assert firing.lost_ends(201.0 + CONFIRMED_WITHIN_S) == [alerts[1]._replace(status="resolved")]
+    assert firing.lost_ends(202.0 + CONFIRMED_WITHIN_S) == []
+    assert firing.all() == alerts[:1]
+
+
 def test_the_worst_and_oldest_alert_is_the_first() -> None:
     rows = [("info", 1.0), ("warning", 3.0), ("critical", 9.0), ("warning", 2.0), ("none", 0.0)]
     alerts = [make_alert("firing", {"severity": severity}, {}, since) for severity, since in rows]
@@ -83,6 +119,18 @@ def test_a_silence_is_reported_when_it_is_too_long_and_then_each_hour() -> None:
     assert not beat.beat(4060.0)
     assert beat.silence(4240.0) is None
     assert beat.silence(4241.0) == 181.0
+
+
+def test_each_cluster_has_a_heartbeat_of_its_own() -> None:
+    beats = Heartbeats(180.0, 3600.0, now=0.0)
+    assert beats.silences(181.0) == {"": 181.0}
+    assert [beats.beat("a", 200.0), beats.beat("b", 200.0), beats.beat("b", 500.0)] == [True, False, False]
+    assert beats.silences(500.0) == {"a": 300.0}
+    assert (beats.worst.last, beats.worst.is_silent) == (200.0, True)
+    assert beats.beat("a", 600.0)
+    beats.beat("b", 90_000.0)
+    assert beats.silences(90_000.0) == {}  # the Prometheus of a has been removed
+    assert beats.worst.last == 90_000.0
 
 
 class Running:
@@ -133,7 +181,7 @@ def receiver(tmp_path: Path, hook: Path) -> Iterator[Running]:
 
 
 def test_it_logs_alerts_and_reports_a_heartbeat_that_stops(receiver: Running, tmp_path: Path) -> None:
-    beat = alert(alertname="GpuJobWatchdog", severity="none")
+    beat = alert(alertname="GpuJobWatchdog", severity="none", cluster="c1")
     assert receiver.get("/gpujob", message(alert(), beat)) == "ok\n"
     assert "FIRING critical GpuJobWorkerKilled job 7 embed (ada)" in receiver.log()
     assert "Watchdog" not in receiver.log()
@@ -146,7 +194,7 @@ def test_it_logs_alerts_and_reports_a_heartbeat_that_stops(receiver: Running, tm
     )
     assert "gpujob_alerts_heartbeat_ok 1" in receiver.get("/metrics", token=False)
 
-    until(lambda: "ALERTING IS BROKEN" in receiver.log())
+    until(lambda: "ALERTING IS BROKEN: no heartbeat of cluster c1 for " in receiver.log())
     until(lambda: (tmp_path / "said").exists() and "ALERTING IS BROKEN" in (tmp_path / "said").read_text())
     assert "gpujob_alerts_heartbeat_ok 0" in receiver.get("/metrics")
     receiver.get("/gpujob", message(beat, alert("resolved")))

@@ -18,6 +18,7 @@ from launcher.cli.alerts.config import BOARD_TEMPLATE
 from launcher.cli.main import commands
 from launcher.errors import ConfigError, LauncherError
 from tests.launcher.conftest import Golden
+from tests.support.launcher import ROOT
 
 SITE = """\
 notify:
@@ -145,14 +146,41 @@ ROUTES = [
 ]
 
 
+def receivers_of(*labels: str) -> str:
+    """Who gets an alert with these labels, without our prefix."""
+    words = ["amtool", "config", "routes", "test", "--config.file=alerting/alertmanager.yml"]
+    done = subprocess.run([*words, *labels], capture_output=True, text=True, timeout=20, check=True)
+    names = done.stdout.strip().split(",")
+    assert all(name.startswith("gpujob-") for name in names)
+    return " ".join(name.removeprefix("gpujob-") for name in names)
+
+
 @needs_amtool
 def test_an_alert_goes_where_its_labels_say(site: Path) -> None:
     assert config().exit_code == 0
     for receivers, labels in ROUTES:
-        names = ",".join(f"gpujob-{name}" for name in receivers.split())
-        words = ["amtool", "config", "routes", "test", "--config.file=alerting/alertmanager.yml"]
-        done = subprocess.run([*words, *labels.split()], capture_output=True, text=True, timeout=20, check=True)
-        assert done.stdout.strip() == names, labels
+        assert receivers_of(*labels.split()) == receivers, labels
+
+
+@needs_amtool
+def test_ends_of_jobs_reach_their_owners_alone_where_the_page_says_so(site: Path) -> None:
+    page = (ROOT / "docs" / "how-to" / "run-the-hub.md").read_text(encoding="utf-8")
+    ((relabelling,),) = (
+        block["alerting"]["alert_relabel_configs"]
+        for block in map(yaml.safe_load, re.findall(r"```yaml\n(.*?)```", page, re.DOTALL))
+        if "alerting" in block
+    )
+    assert config().exit_code == 0
+    for name, notify, receivers in (
+        ("GpuJobFailed", "", "owner"),
+        ("GpuJobCompleted", "", "owner"),
+        ("GpuJobTimedOut", "chat", "channel-chat"),
+        ("GpuJobNodeFailed", "", "owner page"),
+    ):
+        labels = {"alertname": name, "severity": "critical", "job_id": "7", "user": "ada", "notify": notify}
+        if re.fullmatch(relabelling["regex"], ";".join(labels[label] for label in relabelling["source_labels"])):
+            labels[relabelling["target_label"]] = relabelling["replacement"]
+        assert receivers_of(*(f"{label}={value}" for label, value in labels.items() if value)) == receivers
 
 
 @needs_amtool
