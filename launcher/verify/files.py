@@ -15,6 +15,7 @@ import stat
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import field
 from itertools import chain, islice
@@ -25,7 +26,7 @@ from exporter.contract.status import DamagedFile
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.checkpoints_reader import CheckpointWatch
 from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile
-from exporter.files.checkpoints.names import parse_name
+from exporter.files.checkpoints.names import is_sharded, original_key, parse_name
 from exporter.files.checkpoints.parts_reader import check_entry
 from exporter.files.checkpoints.sets import Checkpoint, save_times
 from exporter.files.checkpoints.tracker import CheckpointTracker
@@ -538,19 +539,30 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
             yield
 
     def _newer_keys(self) -> set[str]:
-        """Keys of checkpoints that are newer than the one to judge."""
+        """Keys of checkpoints that are newer than the one to judge.
+
+        A copy is judged without its original, and a directory without others that have the same number.
+        """
         named = self._entries.get(self._name or "")
         if named is None:
             return set()
+        own = _checkpoint_key(named) or ""
+        left_out = {original_key(own)}
+        if named.is_directory and not is_sharded(named.bare):
+            left_out.add(own)
+        self._entries = {
+            name: entry
+            for name, entry in self._entries.items()
+            if entry is named or _checkpoint_key(entry) not in left_out
+        }
         files: defaultdict[str, list[CheckpointFile]] = defaultdict(list)
         for entry in self._entries.values():
             if (key := _checkpoint_key(entry)) is not None:
                 files[key] += entry.files
-        own = _checkpoint_key(named) or ""
         saved = save_times(files[own])
         return {key for key, others in files.items() if key != own and others and save_times(others) >= saved}
 
-    def _judge(self, newest: Checkpoint, without: Collection[str]) -> Generator[None, None, CheckedCheckpoint | None]:
+    def _judge(self, newest: Checkpoint, without: AbstractSet[str]) -> Generator[None, None, CheckedCheckpoint | None]:
         """Check all files of a checkpoint; None if it is being removed."""
         entries = [
             entry for entry in self._entries.values() if not entry.temporary and _checkpoint_key(entry) == newest.key
@@ -574,9 +586,13 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
         judged = None if lost else self._newest(without)
         return None if judged is None or judged.key != newest.key else CheckedCheckpoint(judged, tuple(checked))
 
-    def _newest(self, excluded_keys: Collection[str]) -> Checkpoint | None:
-        """The newest checkpoint whose key is not in ``excluded_keys``, treated as one that is no longer written."""
-        entries = [entry for entry in self._entries.values() if _checkpoint_key(entry) not in excluded_keys]
+    def _newest(self, excluded_keys: AbstractSet[str]) -> Checkpoint | None:
+        """The newest checkpoint that is neither in ``excluded_keys`` nor a copy of one, as if it had been finished."""
+        entries = [
+            entry
+            for entry in self._entries.values()
+            if excluded_keys.isdisjoint((key := _checkpoint_key(entry) or "", original_key(key)))
+        ]
         checkpoints = CheckpointTracker(self._since)
         names = {entry.name for entry in entries}
         checkpoints.update(entries, names, 0.0, time.time(), workers_ended=True)

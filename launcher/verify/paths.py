@@ -137,7 +137,7 @@ def _verify_checkpoint(folder: Path, name: str | None) -> PathVerdict:
         return PathVerdict("", "checkpoint", UNDECIDED, "has no file of a checkpoint")
     last, entries = facts.last.checkpoint, facts.last.entries
     best = _finished(LastCheckpoint(str(folder), pattern, 0.0, name=name if is_alone else None, wants_whole=True))
-    resume = best.whole or best.undamaged
+    resume = best.whole or best.undamaged or facts.undamaged
     return PathVerdict(
         path="",
         kind="checkpoint",
@@ -151,7 +151,7 @@ def _verify_checkpoint(folder: Path, name: str | None) -> PathVerdict:
         flaws=[*facts.last.flaws, *(flaw for entry in entries for flaw in entry.unproven)],
         folder=str(folder),
         resume=None if resume is None else str(folder / (name if name is not None and is_alone else resume.name)),
-        resume_is_whole=best.whole is not None,
+        resume_is_whole=resume is not None and resume.valid is True,
     )
 
 

@@ -81,6 +81,28 @@ def test_a_folder_of_shards_is_a_checkpoint_whatever_its_name(name: str, tmp_pat
     assert verdict(tmp_path / "llama") == ("checkpoint", "damaged", f"llama/{name} is missing")
 
 
+def test_a_damaged_copy_in_another_form_condemns_only_itself(tmp_path: Path) -> None:
+    write_two(tmp_path, "deepspeed")
+    write_checkpoint(tmp_path, {"global_step200_universal/zero/fp32.pt": torch_bytes({})[:300]})
+    original, copy = tmp_path / "global_step200", tmp_path / "global_step200_universal"
+    for path in (tmp_path, original):
+        found = verify_path(path)
+        assert (found.name, found.verdict, found.resume) == ("global_step200", "whole", str(original))
+    found = verify_path(copy)
+    assert (found.name, found.verdict, found.resume) == ("global_step200_universal", "damaged", str(original))
+    (original / "mp_rank_00_model_states.pt").write_bytes(b"")
+    write_checkpoint(tmp_path, {"global_step200_universal/zero/fp32.pt": torch_bytes({})})
+    assert verify_path(tmp_path).resume == str(tmp_path / "global_step100")  # the optimizer may not be in the copy
+
+
+def test_a_directory_is_judged_without_others_of_the_same_number(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {"llama-2-7b/model.safetensors": safetensors_bytes()})
+    write_checkpoint(tmp_path, {"gemma-2-9b/model.safetensors": safetensors_bytes()[:-8]})
+    found = verify_path(tmp_path / "llama-2-7b")
+    assert (found.name, found.verdict, found.resume) == ("llama-2-7b", "whole", str(tmp_path / "llama-2-7b"))
+    assert verify_path(tmp_path / "gemma-2-9b").verdict == "damaged"
+
+
 def test_a_part_may_be_a_link(tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "out", LAYOUTS["hugging_face"](5))
     shard = tmp_path / "out/checkpoint-5/model-00002-of-00003.safetensors"
