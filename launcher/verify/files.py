@@ -153,8 +153,8 @@ class VerifiedCheckpoint(VerifiedFiles):
     """The last checkpoint of the job."""
 
     last: CheckedCheckpoint | None = None
-    undamaged: Checkpoint | None = None  # the newest that is not damaged
-    whole: Checkpoint | None = None  # the newest that is whole, if it was searched for
+    undamaged: CheckedCheckpoint | None = None  # the newest that is not damaged
+    whole: CheckedCheckpoint | None = None  # the newest that is whole, if it was searched for
 
 
 @dataclass
@@ -497,21 +497,28 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
     """The newest checkpoint of the job and, if that is damaged, the newest one that is not."""
 
     def __init__(
-        self, directory: str, pattern: str, since: float, *, name: str | None = None, wants_whole: bool = False
+        self,
+        directory: str,
+        pattern: str,
+        since: float,
+        *,
+        name: str | None = None,
+        wants_whole: bool = False,
+        without: Collection[str] = (),
     ) -> None:
         """``since`` is the start of the job in epoch seconds; older checkpoints are ignored.
 
         ``name`` is a file or directory of the checkpoint to judge instead of the newest one. With ``wants_whole``, a
-        checkpoint about which nobody can tell does not end the search.
+        checkpoint about which nobody can tell does not end the search. Those with a key in ``without`` are ignored.
         """
         super().__init__(VerifiedCheckpoint)
         self._directory, self._pattern, self._since = directory, pattern, since
-        self._name, self._wants_whole = name, wants_whole
+        self._name, self._wants_whole, self._without = name, wants_whole, without
         self._entries: dict[str, CheckpointEntry] = {}
 
     def _work(self) -> Iterator[None]:
         yield from self._list()
-        result, without = self._found, self._newer_keys()
+        result, without = self._found, self._newer_keys().union(self._without)
         for _ in range(MOST_CHECKPOINTS):
             newest = self._newest(without)
             if newest is None:
@@ -522,8 +529,8 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
                 continue
             result.last = result.last or found
             if not found.is_damaged:
-                result.undamaged = result.undamaged or found.checkpoint
-                result.whole = found.checkpoint if found.checkpoint.valid else None
+                result.undamaged = result.undamaged or found
+                result.whole = found if found.checkpoint.valid else None
                 if result.whole is not None or not self._wants_whole:
                     return
 
