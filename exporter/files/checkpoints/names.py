@@ -9,7 +9,6 @@ from typing import NamedTuple
 
 from exporter.contract.lazy_regex import lazy_regex
 
-_COPY_OF = " of "  # in the key of a copy, before that of its original
 MOST_SHARDS = 20_000  # larger shard numbers in a name are ignored
 
 _SHARD_OF_TOTAL = lazy_regex(r"(?<!\d)(\d{1,9})([-_]of[-_])(\d{1,9})(?!\d)", re.IGNORECASE)
@@ -55,8 +54,11 @@ _PLAIN_NUMBER = lazy_regex(r"(?:(?<![A-Za-z\d.])|(?<=[A-Za-z]\.)(?=\d+[-_.]))(\d
 _DATE = lazy_regex(
     r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?:\d{1,6})?(?!\d)"
 )  # `20251130`, `2025-11-30`, and with a time `20251130120005`
-# after the number: a copy in another form, as in `global_step500_universal` and `checkpoint-500-merged`
-_COPY = lazy_regex(r"(?<![A-Za-z])(?:universal|unsharded|merged|consolidated|converted|hf)(?![A-Za-z])", re.IGNORECASE)
+# a copy in another form, as in `global_step500_universal` and `checkpoint-500-merged.safetensors`
+_COPY = lazy_regex(
+    r"[-_.](universal|unsharded|merged|consolidated|converted|hf)[-_.]*(?:\.[a-z]\w*)?$", re.ASCII | re.IGNORECASE
+)
+_COPY_OF = " of "  # in the key of a copy, before that of its original
 _VERSION = lazy_regex(r"-(v\d{1,9})\.ckpt$")  # Lightning adds it where the name is taken
 _CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
 
@@ -115,7 +117,6 @@ def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
         return None
     stem, marker = _without_marker(name)
     bare = _without_ranks(stem)
-    copy = _COPY.search(bare, first.end()) if (first := re.search(r"\d", bare)) else None
     step, epoch = _last_number(_STEP, bare), _last_number(_EPOCH, bare)
     if step is None and epoch is None:
         numbers = _PLAIN_NUMBER.findall(_DECIMAL.sub("", bare))
@@ -128,7 +129,7 @@ def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
     if step is not None or epoch is not None:
         key = " ".join(f"{word} {number}" for word, number in (("epoch", epoch), ("step", step)) if number is not None)
         key = f"{key} {version[1]}" if (version := _VERSION.search(bare)) else key
-        key = f"{copy[0].lower()}{_COPY_OF}{key}" if copy else key
+        key = f"{copy[1].lower()}{_COPY_OF}{key}" if (copy := _COPY.search(bare)) else key
         return CheckpointName(key, step, epoch, versioned=True, marker=marker)
     return _fixed_name(stem, bare, is_directory, marker)
 

@@ -319,7 +319,7 @@ def may_be_alias_of_other(found: CheckpointSet, sets: Collection[CheckpointSet])
 
 def is_alias_of_other(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
     """Whether it is another checkpoint's file or copy, or is named like ``last`` and was written with another one."""
-    if any(other.key == original_key(found.key) and other.entries for other in sets):
+    if (original := original_key(found.key)) and any(other.key == original and other.entries for other in sets):
         return True
     if found.name.versioned:
         return False
