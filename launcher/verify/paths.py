@@ -175,7 +175,7 @@ def _checkpoint_verdict(folder: Path, found: CheckedCheckpoint) -> PathVerdict:
         files=last.files,
         bytes=last.bytes,
         parts=[file.path for entry in entries for file in entry.files],
-        flaws=[*found.flaws, *(flaw for entry in entries for flaw in entry.unproven)],
+        flaws=[] if last.valid else [*found.flaws, *(flaw for entry in entries for flaw in entry.unproven)],
         folder=str(folder),
     )
 

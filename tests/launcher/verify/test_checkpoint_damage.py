@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from exporter.files.checkpoints.parts_reader import check_part
 from launcher.verify.files import CheckedCheckpoint, LastCheckpoint
+from launcher.verify.paths import verify_path
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes
 from tests.launcher.verify.checkpoint_files import LAYOUTS, ZSTD_CHUNK, Files, torch_bytes, write_checkpoint
 
@@ -196,6 +197,7 @@ def test_a_note_beside_a_checkpoint_needs_no_proof(note: str, tmp_path: Path) ->
     (tmp_path / note).write_bytes(b"\x89 note")
     set_times(tmp_path, {note: b""}, 200)
     found, seen = judge(tmp_path).checkpoint, sidecar(tmp_path).last
+    assert verify_path(tmp_path).flaws == []
     assert (found.name, found.valid, found.reason) == ("checkpoint_200.pt", True, None)
     assert (seen.name, seen.valid, seen.reason) == ("checkpoint_200.pt", True, None)
 
