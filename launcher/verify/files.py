@@ -15,6 +15,7 @@ import stat
 import time
 from collections import Counter, defaultdict
 from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from contextlib import contextmanager
 from dataclasses import field
 from itertools import chain, islice
@@ -25,7 +26,7 @@ from exporter.contract.status import DamagedFile
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.files.checkpoints.checkpoints_reader import CheckpointWatch
 from exporter.files.checkpoints.entries import CheckpointEntry, CheckpointFile
-from exporter.files.checkpoints.names import parse_name
+from exporter.files.checkpoints.names import is_sharded, original_key, parse_name
 from exporter.files.checkpoints.parts_reader import check_entry
 from exporter.files.checkpoints.sets import Checkpoint, save_times
 from exporter.files.checkpoints.tracker import CheckpointTracker
@@ -152,8 +153,8 @@ class VerifiedCheckpoint(VerifiedFiles):
     """The last checkpoint of the job."""
 
     last: CheckedCheckpoint | None = None
-    undamaged: Checkpoint | None = None  # the newest that is not damaged
-    whole: Checkpoint | None = None  # the newest that is whole, if it was searched for
+    undamaged: CheckedCheckpoint | None = None  # the newest that is not damaged
+    whole: CheckedCheckpoint | None = None  # the newest that is whole, if it was searched for
 
 
 @dataclass
@@ -496,21 +497,28 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
     """The newest checkpoint of the job and, if that is damaged, the newest one that is not."""
 
     def __init__(
-        self, directory: str, pattern: str, since: float, *, name: str | None = None, wants_whole: bool = False
+        self,
+        directory: str,
+        pattern: str,
+        since: float,
+        *,
+        name: str | None = None,
+        wants_whole: bool = False,
+        without: Collection[str] = (),
     ) -> None:
         """``since`` is the start of the job in epoch seconds; older checkpoints are ignored.
 
         ``name`` is a file or directory of the checkpoint to judge instead of the newest one. With ``wants_whole``, a
-        checkpoint about which nobody can tell does not end the search.
+        checkpoint about which nobody can tell does not end the search. Those with a key in ``without`` are ignored.
         """
         super().__init__(VerifiedCheckpoint)
         self._directory, self._pattern, self._since = directory, pattern, since
-        self._name, self._wants_whole = name, wants_whole
+        self._name, self._wants_whole, self._without = name, wants_whole, without
         self._entries: dict[str, CheckpointEntry] = {}
 
     def _work(self) -> Iterator[None]:
         yield from self._list()
-        result, without = self._found, self._newer_keys()
+        result, without = self._found, self._newer_keys().union(self._without)
         for _ in range(MOST_CHECKPOINTS):
             newest = self._newest(without)
             if newest is None:
@@ -521,8 +529,8 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
                 continue
             result.last = result.last or found
             if not found.is_damaged:
-                result.undamaged = result.undamaged or found.checkpoint
-                result.whole = found.checkpoint if found.checkpoint.valid else None
+                result.undamaged = result.undamaged or found
+                result.whole = found if found.checkpoint.valid else None
                 if result.whole is not None or not self._wants_whole:
                     return
 
@@ -538,19 +546,30 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
             yield
 
     def _newer_keys(self) -> set[str]:
-        """Keys of checkpoints that are newer than the one to judge."""
+        """Keys of checkpoints that are newer than the one to judge.
+
+        A copy is judged without its original, and a directory without others that have the same number.
+        """
         named = self._entries.get(self._name or "")
         if named is None:
             return set()
+        own = _checkpoint_key(named) or ""
+        left_out = {original_key(own)}
+        if named.is_directory and not is_sharded(named.bare):
+            left_out.add(own)
+        self._entries = {
+            name: entry
+            for name, entry in self._entries.items()
+            if entry is named or _checkpoint_key(entry) not in left_out
+        }
         files: defaultdict[str, list[CheckpointFile]] = defaultdict(list)
         for entry in self._entries.values():
             if (key := _checkpoint_key(entry)) is not None:
                 files[key] += entry.files
-        own = _checkpoint_key(named) or ""
         saved = save_times(files[own])
         return {key for key, others in files.items() if key != own and others and save_times(others) >= saved}
 
-    def _judge(self, newest: Checkpoint, without: Collection[str]) -> Generator[None, None, CheckedCheckpoint | None]:
+    def _judge(self, newest: Checkpoint, without: AbstractSet[str]) -> Generator[None, None, CheckedCheckpoint | None]:
         """Check all files of a checkpoint; None if it is being removed."""
         entries = [
             entry for entry in self._entries.values() if not entry.temporary and _checkpoint_key(entry) == newest.key
@@ -574,9 +593,13 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
         judged = None if lost else self._newest(without)
         return None if judged is None or judged.key != newest.key else CheckedCheckpoint(judged, tuple(checked))
 
-    def _newest(self, excluded_keys: Collection[str]) -> Checkpoint | None:
-        """The newest checkpoint whose key is not in ``excluded_keys``, treated as one that is no longer written."""
-        entries = [entry for entry in self._entries.values() if _checkpoint_key(entry) not in excluded_keys]
+    def _newest(self, excluded_keys: AbstractSet[str]) -> Checkpoint | None:
+        """The newest checkpoint that is neither in ``excluded_keys`` nor a copy of one, as if it had been finished."""
+        entries = [
+            entry
+            for entry in self._entries.values()
+            if excluded_keys.isdisjoint((key := _checkpoint_key(entry) or "", original_key(key)))
+        ]
         checkpoints = CheckpointTracker(self._since)
         names = {entry.name for entry in entries}
         checkpoints.update(entries, names, 0.0, time.time(), workers_ended=True)

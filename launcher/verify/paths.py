@@ -24,7 +24,7 @@ from exporter.files.formats.record_count import record_kind
 from exporter.files.formats.source import NotRegularFile, open_source, printable
 from exporter.machine.folders import file_names
 from launcher.errors import LauncherError
-from launcher.verify.files import Facts, LastCheckpoint, OutputFiles, SlicedWork, VerifiedOutput
+from launcher.verify.files import CheckedCheckpoint, Facts, LastCheckpoint, OutputFiles, SlicedWork, VerifiedOutput
 
 WHOLE, DAMAGED, UNDECIDED = "whole", "damaged", "cannot tell"
 MARKS = (".zgroup", "_CHECKPOINT_METADATA", "manifest.ocdbt")  # names by which a directory is a checkpoint
@@ -87,21 +87,25 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
         names = os.listdir(place) if place.is_dir() else []
     except OSError as error:
         return PathVerdict(os.fspath(path), "folder of files", UNDECIDED, f"cannot be read: {error.strerror}")
+
+    def read(found: PathVerdict) -> PathVerdict:
+        if deep and found.verdict != DAMAGED:
+            _read_all(found, progress)
+        return found
+
     inner = [name for name in names if is_checkpoint(name, (place / name).is_dir())]
     if _is_of_checkpoint(names, inner) or (
         is_checkpoint(place.name, place.is_dir()) and not _is_folder(place, names, inner)
     ):
-        found = _verify_checkpoint(place.parent, place.name)
+        found = _verify_checkpoint(place.parent, place.name, read)
     elif inner:
-        found = _verify_checkpoint(place, None)
+        found = _verify_checkpoint(place, None, read)
     else:
-        found = _verify_files(place)
+        found = read(_verify_files(place))
     found.path = os.fspath(path)
     if found.kind == "checkpoint" and place.is_dir() and found.verdict == WHOLE and (flaw := _lost_target(place)):
         found.verdict, found.reason = UNDECIDED, f"{flaw.file}: {flaw.reason}"
         found.flaws.append(flaw)
-    if deep and found.verdict != DAMAGED:
-        _read_all(found, progress)
     return found
 
 
@@ -129,29 +133,50 @@ def _is_folder(place: Path, names: list[str], inner: list[str]) -> bool:
     return all(record_kind(name) and (place / name).is_file() for name in names)
 
 
-def _verify_checkpoint(folder: Path, name: str | None) -> PathVerdict:
+def _verify_checkpoint(folder: Path, name: str | None, read: Callable[[PathVerdict], PathVerdict]) -> PathVerdict:
+    """Judge a checkpoint, or the newest of the folder, and find the one to resume from.
+
+    If ``read`` finds it damaged, it reads the one to resume from too, until one is not.
+    """
     is_alone = name is not None and not is_checkpoint(name, (folder / name).is_dir())
     pattern = glob.escape(name) if name is not None and is_alone else "*"
     facts = _finished(LastCheckpoint(str(folder), pattern, 0.0, name=name))
     if facts.last is None:
         return PathVerdict("", "checkpoint", UNDECIDED, "has no file of a checkpoint")
-    last, entries = facts.last.checkpoint, facts.last.entries
-    best = _finished(LastCheckpoint(str(folder), pattern, 0.0, name=name if is_alone else None, wants_whole=True))
-    resume = best.whole or best.undamaged
+    found = read(_checkpoint_verdict(folder, facts.last))
+    damaged = {facts.last.checkpoint.key} if found.verdict == DAMAGED else set[str]()
+
+    def search() -> CheckedCheckpoint | None:
+        alone = name if is_alone else None
+        best = _finished(LastCheckpoint(str(folder), pattern, 0.0, name=alone, wants_whole=True, without=damaged))
+        return best.whole or best.undamaged
+
+    resume = search() or (None if damaged else facts.last)
+    while damaged and resume is not None and read(_checkpoint_verdict(folder, resume)).verdict == DAMAGED:
+        damaged.add(resume.checkpoint.key)
+        resume = search()
+    if is_alone:
+        found.name = name
+    if resume is not None:
+        found.resume = str(folder / (name if name is not None and is_alone else resume.checkpoint.name))
+        found.resume_is_whole = resume.checkpoint.valid is True
+    return found
+
+
+def _checkpoint_verdict(folder: Path, found: CheckedCheckpoint) -> PathVerdict:
+    last, entries = found.checkpoint, found.entries
     return PathVerdict(
         path="",
         kind="checkpoint",
-        verdict=DAMAGED if facts.last.is_damaged else WHOLE if last.valid else UNDECIDED,
+        verdict=DAMAGED if found.is_damaged else WHOLE if last.valid else UNDECIDED,
         reason=None if last.reason is None else printable(last.reason),
-        name=name if is_alone else last.name,
+        name=last.name,
         step=last.step,
         files=last.files,
         bytes=last.bytes,
         parts=[file.path for entry in entries for file in entry.files],
-        flaws=[*facts.last.flaws, *(flaw for entry in entries for flaw in entry.unproven)],
+        flaws=[] if last.valid else [*found.flaws, *(flaw for entry in entries for flaw in entry.unproven)],
         folder=str(folder),
-        resume=None if resume is None else str(folder / (name if name is not None and is_alone else resume.name)),
-        resume_is_whole=best.whole is not None,
     )
 
 

@@ -583,7 +583,7 @@ def _damage_text(last: Checkpoint) -> str:
 
 def _newest_undamaged_text(facts: VerifiedCheckpoint) -> str:
     if facts.undamaged is not None:
-        return f"the newest undamaged one is {printable(facts.undamaged.name)}"
+        return f"the newest undamaged one is {printable(facts.undamaged.checkpoint.name)}"
     return "there is no undamaged one" if facts.done else f"{NO_TIME} earlier ones"
 
 

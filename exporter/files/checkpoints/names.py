@@ -55,6 +55,12 @@ _PLAIN_NUMBER = lazy_regex(r"(?:(?<![A-Za-z\d.])|(?<=[A-Za-z]\.)(?=\d+[-_.]))(\d
 _DATE = lazy_regex(
     r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?:\d{1,6})?(?!\d)"
 )  # `20251130`, `2025-11-30`, and with a time `20251130120005`
+# a copy in another form, as in `global_step500_universal` and `checkpoint-500-merged.safetensors`
+_COPY = lazy_regex(
+    r"[-_.](universal|unsharded|merged|consolidated|converted|hf)[-_.]*(?:\.[a-z]\w*)?$", re.ASCII | re.IGNORECASE
+)
+_COPY_OF = " of "  # in the key of a copy, before that of its original
+_VERSION = lazy_regex(r"-(v\d{1,9})\.ckpt$")  # Lightning adds it where the name is taken
 _CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
 
 _EXTENSION = lazy_regex(r"\.[A-Za-z][A-Za-z0-9]{0,11}$")
@@ -125,8 +131,15 @@ def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
             return CheckpointName(f"numbers {' '.join(numbers)}", step, versioned=True, marker=marker)
     if step is not None or epoch is not None:
         key = " ".join(f"{word} {number}" for word, number in (("epoch", epoch), ("step", step)) if number is not None)
+        key = f"{key} {version[1]}" if (version := _VERSION.search(bare)) else key
+        key = f"{copy[1].lower()}{_COPY_OF}{key}" if (copy := _COPY.search(bare)) else key
         return CheckpointName(key, step, epoch, versioned=True, marker=marker)
     return _fixed_name(stem, bare, is_directory, marker)
+
+
+def original_key(key: str) -> str:
+    """Key of the checkpoint of which the one with this key is a copy in another form; empty if it is no copy."""
+    return key.partition(_COPY_OF)[2]
 
 
 def is_checkpoint(name: str, is_directory: bool) -> bool:

@@ -24,6 +24,7 @@ from exporter.files.checkpoints.names import (
     missing_ranks,
     name_shape,
     open_ranks,
+    original_key,
 )
 
 State = Literal["writing", "complete", "incomplete", "invalid"]
@@ -319,7 +320,9 @@ def may_be_alias_of_other(found: CheckpointSet, sets: Collection[CheckpointSet])
 
 
 def is_alias_of_other(found: CheckpointSet, sets: Collection[CheckpointSet]) -> bool:
-    """Whether it is another checkpoint's file, or is named like ``last`` and was written with another one."""
+    """Whether it is another checkpoint's file or copy, or is named like ``last`` and was written with another one."""
+    if (original := original_key(found.key)) and any(other.key == original and other.entries for other in sets):
+        return True
     if found.name.versioned:
         return False
     inodes = {file.inode for file in found.files()}

@@ -66,14 +66,15 @@ def find_checkpoint(
         return facts.checkpoint
     if found.last is None:
         return ""
-    last, best = found.last.checkpoint, found.whole or found.undamaged
+    last, resume = found.last.checkpoint, found.whole or found.undamaged
     if found.last.is_damaged:
         log_line(f"WARNING checkpoint {printable(last.name)} must not be resumed from: {printable(last.reason or '')}")
     elif last.valid is None:
         log_line(f"Checkpoint {printable(last.name)} may not be whole: {printable(last.reason or '')}")
-    if best is None:
+    if resume is None:
         log_line("Checkpoint to resume from: none")
         return ""
+    best = resume.checkpoint
     doubt = "" if best.valid else " (undamaged, but not fully checkable)"
     log_line(f"Checkpoint to resume from: {printable(best.name)}{doubt}")
     return str(directory / best.name)

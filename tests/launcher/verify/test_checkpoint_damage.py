@@ -276,6 +276,7 @@ def test_a_note_beside_a_checkpoint_needs_no_proof(note: str, tmp_path: Path) ->
     (tmp_path / note).write_bytes(b"\x89 note")
     set_times(tmp_path, {note: b""}, 200)
     found, seen = judge(tmp_path).checkpoint, sidecar(tmp_path).last
+    assert verify_path(tmp_path).flaws == []
     assert (found.name, found.valid, found.reason) == ("checkpoint_200.pt", True, None)
     assert (seen.name, seen.valid, seen.reason) == ("checkpoint_200.pt", True, None)
 

@@ -11,7 +11,7 @@ from launcher.api import PathVerdict, verify_path
 from launcher.errors import LauncherError
 from tests.exporter.files.checkpoints.checkpoint_trees import safetensors_bytes
 from tests.launcher.verify.checkpoint_files import LAYOUTS, torch_bytes, write_checkpoint
-from tests.launcher.verify.test_checkpoint_damage import write_two
+from tests.launcher.verify.test_checkpoint_damage import set_times, write_two
 from tests.support.launcher import gpujob
 
 
@@ -79,6 +79,28 @@ def test_a_folder_of_shards_is_a_checkpoint_whatever_its_name(name: str, tmp_pat
     write_checkpoint(tmp_path / "llama", dict.fromkeys([*names, name.replace(".01", ".02")], content))
     (tmp_path / "llama" / name).unlink(missing_ok=True)
     assert verdict(tmp_path / "llama") == ("checkpoint", "damaged", f"llama/{name} is missing")
+
+
+def test_a_damaged_copy_in_another_form_condemns_only_itself(tmp_path: Path) -> None:
+    write_two(tmp_path, "deepspeed")
+    write_checkpoint(tmp_path, {"global_step200_universal/zero/fp32.pt": torch_bytes({})[:300]})
+    original, copy = tmp_path / "global_step200", tmp_path / "global_step200_universal"
+    for path in (tmp_path, original):
+        found = verify_path(path)
+        assert (found.name, found.verdict, found.resume) == ("global_step200", "whole", str(original))
+    found = verify_path(copy)
+    assert (found.name, found.verdict, found.resume) == ("global_step200_universal", "damaged", str(original))
+    (original / "mp_rank_00_model_states.pt").write_bytes(b"")
+    write_checkpoint(tmp_path, {"global_step200_universal/zero/fp32.pt": torch_bytes({})})
+    assert verify_path(tmp_path).resume == str(tmp_path / "global_step100")  # the optimizer may not be in the copy
+
+
+def test_a_directory_is_judged_without_others_of_the_same_number(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {"llama-2-7b/model.safetensors": safetensors_bytes()})
+    write_checkpoint(tmp_path, {"gemma-2-9b/model.safetensors": safetensors_bytes()[:-8]})
+    found = verify_path(tmp_path / "llama-2-7b")
+    assert (found.name, found.verdict, found.resume) == ("llama-2-7b", "whole", str(tmp_path / "llama-2-7b"))
+    assert verify_path(tmp_path / "gemma-2-9b").verdict == "damaged"
 
 
 def test_a_part_may_be_a_link(tmp_path: Path) -> None:
@@ -210,6 +232,22 @@ def test_a_deep_look_reads_what_a_short_one_leaves_out(tmp_path: Path) -> None:
         assert verdict(path)[1] != "damaged"
         _, found, why = verdict(path, deep=True)
         assert (found, (why or "")[: len(reason)]) == ("damaged", reason)
+
+
+def test_a_deep_look_names_a_checkpoint_to_resume_from_that_it_has_read_too(tmp_path: Path) -> None:
+    changed = torch_bytes({}, 5000).replace(b"\7" * 3000, b"\7" * 2999 + b"\6", 1)
+    for step, content in enumerate((torch_bytes({}, 5000), changed, changed)):
+        write_checkpoint(tmp_path, files := {f"checkpoint_{step}.pt": content})
+        set_times(tmp_path, files, step)
+    newest, whole = tmp_path / "checkpoint_2.pt", tmp_path / "checkpoint_0.pt"
+    assert verify_path(tmp_path).resume == str(newest)
+    for cut in (False, True):
+        newest.write_bytes(changed[:-9] if cut else changed)
+        found = verify_path(tmp_path, deep=True)
+        assert (found.name, found.verdict) == ("checkpoint_2.pt", "damaged")
+        assert (found.resume, found.resume_is_whole) == (str(whole), True)
+    whole.unlink()
+    assert verify_path(tmp_path, deep=True).resume is None
 
 
 def test_the_bytes_read_are_reported(tmp_path: Path) -> None:

@@ -98,6 +98,16 @@ def test_a_link_or_copy_named_last_is_no_separate_checkpoint(folder: Folder) -> 
         assert (last.step, folder.history.total) == (step * 100, step)
 
 
+def test_a_copy_in_another_form_is_no_separate_checkpoint(folder: Folder) -> None:
+    for step in (100, 200, 300):
+        deepspeed(folder, step)
+        folder.poll_for(100)
+        folder.write(f"global_step{step}_universal/zero/fp32.pt")
+        folder.poll_for(100)
+    assert [event.kind for event in folder.happened] == ["saved"] * 3
+    assert (folder.last.name, folder.history.interval_s) == ("global_step300", 200.0)
+
+
 def test_a_last_file_that_is_written_more_often_counts(folder: Folder) -> None:
     folder.write("step=1.ckpt")
     folder.poll_for(300)
