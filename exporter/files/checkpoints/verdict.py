@@ -15,6 +15,8 @@ def doubt(
     ``unusual`` are shards that all similar checkpoints had. ``began_earlier`` means that an earlier job may have
     written some of it.
     """
+    if found.unfinished_mark is not None:
+        return f"{found.unfinished_mark} says that its writer has not finished it"
     seen = [entry.view for entry in found.entries.values()]
     for part in (part for entry in seen for part in entry.unproven):
         return f"{part.file}: {part.reason}"

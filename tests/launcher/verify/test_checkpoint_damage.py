@@ -231,6 +231,21 @@ def test_an_index_that_is_too_long_to_be_read_is_a_doubt(tmp_path: Path) -> None
     assert judge(tmp_path).checkpoint.reason == f"{index}: only its beginning and end were checked"
 
 
+@pytest.mark.parametrize("mark", ["step-200-unfinished", "step-200.unfinished"])
+def test_a_checkpoint_that_its_writer_marks_as_unfinished_is_a_doubt(mark: str, tmp_path: Path) -> None:
+    files = write_two(tmp_path, "torch_distributed")
+    (tmp_path / mark).touch()
+    set_times(tmp_path, {**files, mark: b""}, 200)
+    reason = f"{mark} says that its writer has not finished it"
+    folder = sidecar(tmp_path)
+    folder.poll_for(700)
+    assert judge(tmp_path).checkpoint.reason == folder.last.reason == reason
+    assert verify_path(tmp_path).resume == str(tmp_path / "step-100")
+    folder.remove(mark)
+    folder.poll()
+    assert folder.last.valid is True
+
+
 @pytest.mark.parametrize("items", [12_000, 70_000], ids=["1 MiB", "9 MiB"])
 def test_a_shard_that_a_long_metadata_names_is_missed(items: int, tmp_path: Path) -> None:
     files = write_two(tmp_path, "torch_distributed")
