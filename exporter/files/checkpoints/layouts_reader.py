@@ -175,6 +175,14 @@ def parse_shard_index(text: bytes) -> int | None:
     return 16 * chunks + 4
 
 
+def ends_with_checksum(text: bytes) -> bool:
+    """Whether each chunk of a Zarr 3 array ends with a CRC-32C, by its ``zarr.json``."""
+    try:
+        return bool(json.loads(text)["codecs"][-1]["name"] == "crc32c")
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
 class ZarrArray(NamedTuple):
     """Files of one Zarr array."""
 

@@ -152,6 +152,7 @@ CASES = {
     "no array of chunks in Zarr 3": ("zarr_sharded", "w/zarr.json", None, "w/zarr.json is missing"),
     "chunk twice": ("orbax_zarr", "w/c/0", ZSTD_CHUNK * 2, "continues for 49 bytes after its values"),
     "shard of chunks with a wrong index": ("zarr_sharded", "w/c/1", bytes(99), "an index of chunks whose checksum is"),
+    "chunk with a wrong checksum": ("zarr_checksums", "w/c/1", ZSTD_CHUNK, "has a wrong checksum"),
     "short chunk": ("zarr", "plain/1.0", bytes(799), "ends 1 bytes too early"),
     "no rank 0 of ZeRO": ("deepspeed", "zero_pp_rank_0_mp_rank_00_optim_states.pt", None, "is missing"),
     "no last rank of ZeRO": ("deepspeed", "zero_pp_rank_3_mp_rank_00_optim_states.pt", None, "is missing"),
