@@ -209,8 +209,8 @@ def parse_array(text: bytes) -> ZarrArray | None:
             start = ["c"] if encoding["name"] == "default" else []
             is_plain = [codec["name"] for codec in body["codecs"]] == ["bytes"]
         names = [separator.join([*start, *map(str, place)]) or "0" for place in itertools.product(*map(range, counts))]
-        digits = re.search(r"(\d+)$", str(body["dtype" if second else "data_type"]))
-        item = int(digits[1]) // (1 if second else 8) if digits else None
+        digits = re.search(r"(?<!\d)\d{1,6}$", str(body["dtype" if second else "data_type"]))
+        item = int(digits[0]) // (1 if second else 8) if digits else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
     length = math.prod(grid) * item if is_plain and item else None
