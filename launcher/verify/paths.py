@@ -95,7 +95,7 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
     elif inner:
         found = _verify_checkpoint(place, None)
     else:
-        found = _verify_files(place)
+        found = _verify_files(place, _name_of_format(place, path))
     found.path = os.fspath(path)
     if found.kind == "checkpoint" and place.is_dir() and found.verdict == WHOLE and (flaw := _lost_target(place)):
         found.verdict, found.reason = UNDECIDED, f"{flaw.file}: {flaw.reason}"
@@ -184,9 +184,17 @@ def _tracker_flaw(tracker: Path, form: str, targets: tuple[str, ...]) -> str | N
     return None if is_there else f"names {printable(named[0])}, which is not there"
 
 
-def _verify_files(place: Path) -> PathVerdict:
+def _name_of_format(place: Path, path: str | os.PathLike[str]) -> str:
+    """The name that says which format a file has: that of a link to it, if its own has no extension.
+
+    Caches of data, as of DVC and the Hugging Face hub, name a file by its checksum.
+    """
+    return place.name if place.suffix else Path(path).name
+
+
+def _verify_files(place: Path, called: str) -> PathVerdict:
     folder, pattern = (place, "*") if place.is_dir() else (place.parent, glob.escape(place.name))
-    found = _finished(OutputFiles(str(folder), pattern, 0.0, {}))
+    found = _finished(OutputFiles(str(folder), pattern, 0.0, {}, called=None if place.is_dir() else called))
     verdict = PathVerdict("", "folder" if place.is_dir() else "file", files=found.files, bytes=found.bytes)
     verdict.folder, verdict.parts = str(folder), sorted(file_names(folder, pattern))
     verdict.flaws = [*found.flaws, *found.empty_files]
@@ -194,6 +202,7 @@ def _verify_files(place: Path) -> PathVerdict:
     verdict.verdict, verdict.reason = _verdict_on_files(found, verdict.flaws)
     if verdict.verdict == UNDECIDED and verdict.kind == "file" and not found.unreadable:
         with contextlib.suppress(NotRegularFile), open_source(place.parent, place.name) as source:
+            source.name = called
             verdict.reason = check_file(source).reason or verdict.reason
     return verdict
 
@@ -223,8 +232,10 @@ def _read_all(found: PathVerdict, progress: Progress | None) -> None:
     found.deep = True
     for part in found.parts:
         is_beside = "/" in part and not is_part(part)
+        place = Path(found.folder, part)
+        called = _name_of_format(place, found.path) if found.kind == "file" else place.name
         try:
-            for count in _deep_pieces(Path(found.folder, part), is_beside=is_beside):
+            for count in _deep_pieces(place, called, is_beside=is_beside):
                 if progress is not None:
                     progress(count)
         except OSError as error:
@@ -244,13 +255,14 @@ def _read_all(found: PathVerdict, progress: Progress | None) -> None:
             return
 
 
-def _deep_pieces(path: Path, *, is_beside: bool) -> Iterator[int]:
+def _deep_pieces(path: Path, called: str, *, is_beside: bool) -> Iterator[int]:
     """Yield the bytes read of a file. Raises an error of its library if a checksum or a record is wrong.
 
     Raises CheckUndecided, after reading the rest, if a part cannot be read by Python.
     """
     try:
         with open_source(path.parent, path.name) as source:
+            source.name = called
             check = check_file(source)
             is_utf_16 = source.head(2) in UTF_16
     except NotRegularFile:

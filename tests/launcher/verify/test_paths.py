@@ -189,6 +189,31 @@ def test_output_files_are_judged_with_their_records(tmp_path: Path) -> None:
     assert verdict(output) == ("file", "damaged", "is empty")
 
 
+LINES = b"12345678\n" * 200_000  # more than 1 MiB, and known as JSON Lines by their name alone
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.safetensors", safetensors_bytes(), ("whole", None)),
+        ("a.safetensors", safetensors_bytes()[:-1], ("damaged", None)),
+        ("a.csv", b"a,b\n1,2\n", ("whole", 1)),
+        ("a.jsonl", LINES, ("whole", 200_000)),
+        ("a.jsonl", LINES[:900_000] + b"{\n" + LINES[900_000:], ("whole", 200_001)),
+    ],
+)
+def test_a_link_says_the_format_of_a_file_without_an_extension(
+    name: str, content: bytes, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path / "blobs", {"0123abcd": content, "own.jsonl": LINES})
+    (tmp_path / name).symlink_to("blobs/0123abcd")
+    (tmp_path / "link.csv").symlink_to("blobs/own.jsonl")
+    found = verify_path(tmp_path / name)
+    assert (found.verdict, found.records) == expected
+    assert verdict(tmp_path / name, deep=True)[1] == ("damaged" if b"{\n" in content else found.verdict)
+    assert verify_path(tmp_path / "link.csv").records == 200_000
+
+
 def test_a_deep_look_reads_what_a_short_one_leaves_out(tmp_path: Path) -> None:
     model, lines, packed = tmp_path / "checkpoint_1.pt", tmp_path / "a.jsonl", tmp_path / "b.gz"
     text = tmp_path / "c.json"
