@@ -232,6 +232,14 @@ def test_an_index_that_is_too_long_to_be_read_is_a_doubt(tmp_path: Path) -> None
     assert judge(tmp_path).checkpoint.reason == f"{index}: only its beginning and end were checked"
 
 
+def test_the_metadata_of_ranks_that_save_on_their_own_is_a_doubt(tmp_path: Path) -> None:
+    files = write_two(tmp_path, "torch_distributed")
+    (tmp_path / "step-200/.metadata").rename(tmp_path / "step-200/__0.metadata")
+    set_times(tmp_path, files, 200)
+    found = judge(tmp_path).checkpoint
+    assert (found.name, found.state, found.valid) == ("step-200", "complete", None)
+
+
 @pytest.mark.parametrize("mark", ["step-200-unfinished", "step-200.unfinished"])
 def test_a_checkpoint_that_its_writer_marks_as_unfinished_is_a_doubt(mark: str, tmp_path: Path) -> None:
     files = write_two(tmp_path, "torch_distributed")
