@@ -226,19 +226,21 @@ class OutputFiles(SlicedWork[VerifiedOutput]):
         checksums: bool = False,
         has_gpu_metrics: bool = False,
         suspected: Collection[str] = (),
+        called: str | None = None,
     ) -> None:
         """``since`` is the start of the job in epoch seconds. Older files count only if it ``resumes``.
 
         Files that a sidecar has ``suspected`` of damage are read first; their names are printable.
 
         ``ranks``, by role and index, identify the owner of a file by its name. With ``has_gpu_metrics`` the sidecars
-        wrote ``gpu_metrics.csv`` there; it is not an output.
+        wrote ``gpu_metrics.csv`` there; it is not an output. A file that is ``called`` otherwise has the format of that
+        name.
         """
         super().__init__(VerifiedOutput)
         self._directory, self._since, self._ranks = directory, since, dict(ranks)
         self._matches, self._wants_markers = name_matcher(pattern), _NOT_OUTPUT.search(pattern) is not None
         self._resumes, self._counts_records, self._checksums = resumes, counts_records, checksums
-        self._has_gpu_metrics = has_gpu_metrics
+        self._has_gpu_metrics, self._called = has_gpu_metrics, called
         self._suspected = frozenset(suspected)
         self._retries_left = MOST_RETRIES
         self._recounted = VerifiedOutput()  # files in the order of their reading, as far as they still exist
@@ -318,6 +320,7 @@ class OutputFiles(SlicedWork[VerifiedOutput]):
         while True:
             try:
                 with open_source(self._directory, name) as source:
+                    source.name = self._called or name
                     verdict = check_file(source)
                     text = result_text(source, verdict)
                     whole = len(text) == source.size
@@ -367,7 +370,7 @@ class OutputFiles(SlicedWork[VerifiedOutput]):
             found.count(file, -1)
 
     def _count_records(self, name: str, file_check: FileCheck, *, is_empty: bool) -> Iterator[None]:
-        kind, records = record_kind(name), file_check.records
+        kind, records = record_kind(self._called or name), file_check.records
         if kind not in ("lines", "table"):
             kind = KINDS_BY_FORMAT.get(file_check.format)
         if file_check.state == "empty" or is_empty:

@@ -3,7 +3,6 @@
 import contextlib
 import glob
 import gzip
-import json
 import os
 import re
 import zipfile
@@ -18,10 +17,10 @@ from exporter.contract.records import JsonObject
 from exporter.contract.run_files import MANIFEST_FILE
 from exporter.contract.status import DamagedFile
 from exporter.files.checkpoints.layouts_reader import CORE, index_paths
-from exporter.files.checkpoints.names import is_checkpoint, is_sharded, is_weights, open_ranks, parse_name
-from exporter.files.formats import check_file
-from exporter.files.formats.record_count import record_kind
-from exporter.files.formats.source import NotRegularFile, open_source, printable
+from exporter.files.checkpoints.names import is_checkpoint, is_part, is_sharded, is_weights, open_ranks, parse_name
+from exporter.files.formats import check_file, json_lines, json_text
+from exporter.files.formats.record_count import UTF_16, record_kind
+from exporter.files.formats.source import CheckUndecided, FileDamaged, NotRegularFile, open_source, printable
 from exporter.machine.folders import file_names
 from launcher.errors import LauncherError
 from launcher.verify.files import CheckedCheckpoint, Facts, LastCheckpoint, OutputFiles, SlicedWork, VerifiedOutput
@@ -36,6 +35,7 @@ _TRACKERS = (
     ("checkpoint", r'model_checkpoint_path: "([^"/]{1,250})"', ("{}.index",)),  # of TensorFlow
 )
 PIECE_BYTES = 4 << 20  # read between two reports of progress
+MOST_TEXT_BYTES = 256 << 20  # longest JSON text that is parsed: it takes some times its length of memory
 
 Progress = Callable[[int], None]  # called with the bytes read since the previous call
 
@@ -89,6 +89,7 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
         return PathVerdict(os.fspath(path), "folder of files", UNDECIDED, f"cannot be read: {error.strerror}")
 
     def read(found: PathVerdict) -> PathVerdict:
+        found.path = os.fspath(path)
         if deep and found.verdict != DAMAGED:
             _read_all(found, progress)
         return found
@@ -101,8 +102,7 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
     elif inner:
         found = _verify_checkpoint(place, None, read)
     else:
-        found = read(_verify_files(place))
-    found.path = os.fspath(path)
+        found = read(_verify_files(place, _name_of_format(place, path)))
     if found.kind == "checkpoint" and place.is_dir() and found.verdict == WHOLE and (flaw := _lost_target(place)):
         found.verdict, found.reason = UNDECIDED, f"{flaw.file}: {flaw.reason}"
         found.flaws.append(flaw)
@@ -209,9 +209,17 @@ def _tracker_flaw(tracker: Path, form: str, targets: tuple[str, ...]) -> str | N
     return None if is_there else f"names {printable(named[0])}, which is not there"
 
 
-def _verify_files(place: Path) -> PathVerdict:
+def _name_of_format(place: Path, path: str | os.PathLike[str]) -> str:
+    """The name that says which format a file has: that of a link to it, if its own has no extension.
+
+    Caches of data, as of DVC and the Hugging Face hub, name a file by its checksum.
+    """
+    return place.name if place.suffix else Path(path).name
+
+
+def _verify_files(place: Path, called: str) -> PathVerdict:
     folder, pattern = (place, "*") if place.is_dir() else (place.parent, glob.escape(place.name))
-    found = _finished(OutputFiles(str(folder), pattern, 0.0, {}))
+    found = _finished(OutputFiles(str(folder), pattern, 0.0, {}, called=None if place.is_dir() else called))
     verdict = PathVerdict("", "folder" if place.is_dir() else "file", files=found.files, bytes=found.bytes)
     verdict.folder, verdict.parts = str(folder), sorted(file_names(folder, pattern))
     verdict.flaws = [*found.flaws, *found.empty_files]
@@ -219,6 +227,7 @@ def _verify_files(place: Path) -> PathVerdict:
     verdict.verdict, verdict.reason = _verdict_on_files(found, verdict.flaws)
     if verdict.verdict == UNDECIDED and verdict.kind == "file" and not found.unreadable:
         with contextlib.suppress(NotRegularFile), open_source(place.parent, place.name) as source:
+            source.name = called
             verdict.reason = check_file(source).reason or verdict.reason
     return verdict
 
@@ -244,51 +253,96 @@ def _verdict_on_files(found: VerifiedOutput, flaws: list[DamagedFile]) -> tuple[
 
 
 def _read_all(found: PathVerdict, progress: Progress | None) -> None:
-    """Read every byte, with the checksums of archives and each record of JSON Lines."""
+    """Read every byte, with the checksums of archives, each record of JSON Lines, and JSON texts."""
     found.deep = True
     for part in found.parts:
+        is_beside = "/" in part and not is_part(part)
+        place = Path(found.folder, part)
+        called = _name_of_format(place, found.path) if found.kind == "file" else place.name
         try:
-            for count in _deep_pieces(Path(found.folder, part)):
+            for count in _deep_pieces(place, called, is_beside=is_beside):
                 if progress is not None:
                     progress(count)
-        except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError) as error:
-            reason = printable(str(error) or type(error).__name__)
         except OSError as error:
-            reason = printable(error.strerror or str(error))
+            reason, is_damaged = error.strerror or str(error), True
+        except (FileDamaged, zipfile.BadZipFile, zlib.error, EOFError, ValueError) as error:
+            reason, is_damaged = str(error) or type(error).__name__, True
+        except CheckUndecided as error:
+            reason, is_damaged = str(error), False
         else:
             continue
+        reason = printable(reason)
         found.flaws.append(DamagedFile(printable(part), None, reason))
-        found.verdict = DAMAGED
-        found.reason = reason if found.files == 1 else f"{printable(part)}: {reason}"
-        return
+        if is_damaged or found.verdict == WHOLE:
+            found.verdict = DAMAGED if is_damaged else UNDECIDED
+            found.reason = reason if found.files == 1 else f"{printable(part)}: {reason}"
+        if is_damaged:
+            return
 
 
-def _deep_pieces(path: Path) -> Iterator[int]:
-    """Yield the bytes read of a file. Raises an error of its library if a checksum or a record is wrong."""
+def _deep_pieces(path: Path, called: str, *, is_beside: bool) -> Iterator[int]:
+    """Yield the bytes read of a file. Raises an error of its library if a checksum or a record is wrong.
+
+    Raises CheckUndecided, after reading the rest, if a part cannot be read by Python.
+    """
     try:
         with open_source(path.parent, path.name) as source:
+            source.name = called
             check = check_file(source)
+            is_utf_16 = source.head(2) in UTF_16
     except NotRegularFile:
         return
-    if check.format == "jsonl":
-        with path.open("rb") as lines:
-            for number, line in enumerate(lines, 1):
-                try:
-                    json.loads(line) if line.strip() else None
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"line {number} is not JSON") from error
-                yield len(line)
-        return
-    if zipfile.is_zipfile(path):
-        with zipfile.ZipFile(path) as archive:
-            for member in archive.infolist():
+    if is_beside:
+        yield from _pieces(path, None)
+    elif check.format == json_lines.NAME and not is_utf_16:
+        yield from _json_lines(path)
+    elif check.format == json_text.NAME and path.stat().st_size <= MOST_TEXT_BYTES:
+        yield len(text := path.read_bytes())
+        json_text.parse_json(json_text.decode(text))
+    elif zipfile.is_zipfile(path):
+        yield from _zip_members(path)
+    else:
+        yield from _pieces(path, check.format)
+
+
+def _json_lines(path: Path) -> Iterator[int]:
+    doubt = None
+    with path.open("rb") as lines:
+        for number, line in enumerate(lines, 1):
+            try:
+                json_text.parse_json(line.decode("utf-8", "surrogatepass")) if line.strip() else None
+            except (FileDamaged, UnicodeDecodeError) as error:
+                raise FileDamaged(f"line {number} is not JSON") from error
+            except CheckUndecided as error:
+                doubt = CheckUndecided(f"line {number} {error}")
+            yield len(line)
+    if doubt is not None:
+        raise doubt
+
+
+def _zip_members(path: Path) -> Iterator[int]:
+    doubt = None
+    with zipfile.ZipFile(path) as archive:
+        members = archive.infolist()
+        if any(member.file_size for member in members) and not any(member.CRC for member in members):
+            yield from _pieces(path, None)
+            raise CheckUndecided("has no checksums")  # torch.serialization.set_crc32_options(False)
+        for member in members:
+            try:
                 with archive.open(member) as content:
                     while content.read(PIECE_BYTES):
                         pass
-                yield member.compress_size
-        return
+            except RuntimeError as error:  # encrypted, or packed by a method that Python does not have
+                what = "is encrypted" if member.flag_bits & 1 else f"cannot be unpacked: {error}"
+                doubt = CheckUndecided(f"its member {member.filename[:80]!r} {what}")
+            yield member.compress_size
+    if doubt is not None:
+        raise doubt
+
+
+def _pieces(path: Path, file_format: str | None) -> Iterator[int]:
     with path.open("rb") as raw:
-        unpacked: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if check.format == "gzip" else raw
+        unpacked: IO[bytes] | gzip.GzipFile = gzip.GzipFile(fileobj=raw) if file_format == "gzip" else raw
         before = 0
         while unpacked.read(PIECE_BYTES):
             yield raw.tell() - before

@@ -175,6 +175,14 @@ def parse_shard_index(text: bytes) -> int | None:
     return 16 * chunks + 4
 
 
+def ends_with_checksum(text: bytes) -> bool:
+    """Whether each chunk of a Zarr 3 array ends with a CRC-32C, by its ``zarr.json``."""
+    try:
+        return bool(json.loads(text)["codecs"][-1]["name"] == "crc32c")
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return False
+
+
 class ZarrArray(NamedTuple):
     """Files of one Zarr array."""
 
@@ -201,8 +209,8 @@ def parse_array(text: bytes) -> ZarrArray | None:
             start = ["c"] if encoding["name"] == "default" else []
             is_plain = [codec["name"] for codec in body["codecs"]] == ["bytes"]
         names = [separator.join([*start, *map(str, place)]) or "0" for place in itertools.product(*map(range, counts))]
-        digits = re.search(r"(\d+)$", str(body["dtype" if second else "data_type"]))
-        item = int(digits[1]) // (1 if second else 8) if digits else None
+        digits = re.search(r"(?<!\d)\d{1,6}$", str(body["dtype" if second else "data_type"]))
+        item = int(digits[0]) // (1 if second else 8) if digits else None
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError):
         return None
     length = math.prod(grid) * item if is_plain and item else None

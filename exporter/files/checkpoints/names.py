@@ -39,6 +39,7 @@ _COMPANION_FILES = (
     (lazy_regex(r"^(.*)\.data-\d{5}-of-\d{5}$"), r"\1.index"),
     (lazy_regex(r"^((?:(?!ocdbt\.process_).)*/)(?:manifest\.ocdbt|_sharding|array_metadatas/.*)$"), r"\1_METADATA"),
 )  # files, and what reads them
+_METADATA_OF_RANK = lazy_regex(r"/__\d{1,9}\.metadata$")  # instead of .metadata, if ranks save without collectives
 _ZARR3_CHUNK = lazy_regex(r"(?<=/)c(?:[/.]\d+)+$")
 _ZARR_CHUNK = lazy_regex(r"(?:/\d+(?:\.\d+)*)+$")
 _INDEXED_SHARD = lazy_regex(
@@ -314,6 +315,7 @@ def missing_companions(paths: AbstractSet[str]) -> Iterator[str]:
     groups = tuple(path.removesuffix(".zgroup") for path in paths if path.endswith("/.zgroup"))
     is_zarr3 = any(path.endswith("/zarr.json") for path in paths)
     trees = {path.rpartition("/")[0] for path in paths if path.endswith("/_CHECKPOINT_METADATA")}
+    there = paths | {_METADATA_OF_RANK.sub("/.metadata", path) for path in paths}
     for path in paths:
         folder, _, name = path.rpartition("/")
         if name == "common.pt" and f"{folder}/.metadata" in paths and (core := f"{folder}/metadata.json") not in paths:
@@ -334,7 +336,7 @@ def missing_companions(paths: AbstractSet[str]) -> Iterator[str]:
         ):
             yield f"{path[: chunk.start()]}/.zarray"
         for pattern, companion in _COMPANION_FILES:
-            if (match := pattern.search(path)) and (lacking := match.expand(companion)) not in paths:
+            if (match := pattern.search(path)) and (lacking := match.expand(companion)) not in there:
                 yield lacking
 
 

@@ -11,6 +11,7 @@ from exporter.files.checkpoints.layouts_reader import (
     DISTCP_INDEX,
     MOST_INDEX_BYTES,
     TENSOR_INDEXES,
+    ends_with_checksum,
     index_ends,
     index_paths,
     parse_distcp_metadata,
@@ -109,8 +110,11 @@ def _check(source: FileSource, path: str, end: int | None, folder: str) -> FileC
         if source.size and _BTREE.search(path):
             return _check_btree(source)
         if source.size and end is None and (chunk := _CHUNK.search(path)):
-            if length := _shard_index_bytes(folder, os.path.join(path[: chunk.start()], "zarr.json")):
+            array = _read_array(folder, os.path.join(path[: chunk.start()], "zarr.json"))
+            if length := parse_shard_index(array):
                 return _check_zarr_shard(source, length)
+            if ends_with_checksum(array):
+                return _check_zarr_checksum(source)
             if source.head(2) == b"\2\1" and source.size >= 16:
                 return _check_blosc(source)
             if source.head(4) == ZSTD_MAGIC.to_bytes(4, "little") and (after := source.size - frame_end(source, 4)):
@@ -178,11 +182,11 @@ def _check_distcp_index(source: FileSource) -> FileCheck:
     return FileCheck("valid", "pickle")
 
 
-def _shard_index_bytes(folder: str, array: str) -> int | None:
+def _read_array(folder: str, path: str) -> bytes:
     try:
-        return parse_shard_index(read_text(folder, array))
+        return read_text(folder, path)
     except (NotRegularFile, OSError):
-        return None  # chunks of Zarr 2
+        return b""  # chunks of Zarr 2
 
 
 def _check_zarr_shard(source: FileSource, length: int) -> FileCheck:
@@ -199,6 +203,13 @@ def _check_zarr_shard(source: FileSource, length: int) -> FileCheck:
     if end < source.size - length:
         raise CheckUndecided(f"has {source.size - length - end} bytes that belong to no chunk")
     return FileCheck("valid", "zarr shard")
+
+
+def _check_zarr_checksum(source: FileSource) -> FileCheck:
+    """Check a chunk that ends with the checksum of all its bytes before, whatever they are."""
+    if crc32c(source.read(0, max(0, source.size - 4))) != int.from_bytes(source.tail(4), "little"):
+        raise FileDamaged("has a wrong checksum")
+    return FileCheck("valid", "zarr chunk")
 
 
 def _check_blosc(source: FileSource) -> FileCheck:

@@ -30,6 +30,7 @@ from exporter.files.checkpoints.names import (
 State = Literal["writing", "complete", "incomplete", "invalid"]
 
 ALIAS_S = 60.0  # `last.ckpt` written within this time of another checkpoint is the same one
+UNFINISHED = ("-unfinished", ".unfinished")
 MARKER_TOLERANCE_S = 1.0  # a file may be this much younger than the marker of its checkpoint
 
 
@@ -175,6 +176,14 @@ class CheckpointSet:
         kinds = (is_text, is_marker, FORMLESS.search)
         parts = [file.path for file in self.files() if not any(is_beside(file.path) for is_beside in kinds)]
         return bool(self.parts) and all(map(is_state_of_training, parts))
+
+    @property
+    def unfinished_mark(self) -> str | None:
+        """The empty file that NeMo leaves beside a checkpoint until it is written, and by which it removes the rest."""
+        for entry in self.temporary.values():
+            if entry.name.endswith(UNFINISHED) and not (entry.is_directory or any(file.size for file in entry.files)):
+                return entry.name
+        return None
 
     @property
     def is_renamed(self) -> bool:

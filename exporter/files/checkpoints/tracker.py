@@ -99,6 +99,8 @@ class CheckpointTracker:
             self.history.record_latest(found)
         there = names if names is None or isinstance(names, (set, frozenset)) else set(names)
         for name in [name for name in self._keys_by_name if there is not None and name not in there]:
+            if name in self._sets[self._keys_by_name[name]].temporary:
+                taken.add(self._keys_by_name[name])  # it may have been a mark of its writer
             self._handle_removed(name, happened)
         for key in sorted(taken & self._sets.keys()):
             if not self._sets[key].pending:

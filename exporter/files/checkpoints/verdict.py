@@ -16,6 +16,8 @@ def doubt(
     ``unusual`` are shards that all similar checkpoints had. ``began_earlier`` means that an earlier job may have
     written some of it.
     """
+    if found.unfinished_mark is not None:
+        return f"{found.unfinished_mark} says that its writer has not finished it"
     entries = [entry for entry in found.entries.values() if not entry.name.marker]
     # notes beside it, such as `checkpoint_500.yaml`, need no proof
     parts = [entry for entry in entries if entry.view.is_directory or is_part(entry.view.bare)]

@@ -134,6 +134,22 @@ def zarr_sharded(step: int) -> Files:
     return {f"checkpoint_{step}.zarr/{name}": content for name, content in files.items()}
 
 
+def zarr_checksums(step: int) -> Files:
+    """A group of Zarr 3 whose chunks end with a checksum."""
+    array = {
+        "shape": [20],
+        "data_type": "float32",
+        "fill_value": None,
+        "zarr_format": 3,
+        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [10]}},
+        "chunk_key_encoding": {"name": "default"},
+        "codecs": [{"name": "bytes"}, {"name": "zstd"}, {"name": "crc32c"}],
+    }
+    chunk = ZSTD_CHUNK + crc32c(ZSTD_CHUNK).to_bytes(4, "little")
+    files = {"w/zarr.json": json.dumps(array).encode(), "w/c/0": chunk, "w/c/1": chunk}
+    return {f"checkpoint_{step}.zarr/{name}": content for name, content in files.items()}
+
+
 def orbax_zarr(step: int) -> Files:
     tree = {"('w',)": {"key_metadata": [{"key": "w", "key_type": 2}]}}
     files = {
@@ -174,7 +190,7 @@ LAYOUTS: dict[str, Callable[[int], Files]] = {
     write.__name__: write
     for write in (
         *(one_file, one_safetensors, hugging_face, hugging_face_bin, deepspeed, megatron, megatron_experts, ranks),
-        *(torch_distributed, megatron_core, zarr, zarr_sharded, orbax_zarr, orbax),
+        *(torch_distributed, megatron_core, zarr, zarr_sharded, zarr_checksums, orbax_zarr, orbax),
     )
 }
 

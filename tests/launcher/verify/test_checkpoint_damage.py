@@ -152,6 +152,7 @@ CASES = {
     "no array of chunks in Zarr 3": ("zarr_sharded", "w/zarr.json", None, "w/zarr.json is missing"),
     "chunk twice": ("orbax_zarr", "w/c/0", ZSTD_CHUNK * 2, "continues for 49 bytes after its values"),
     "shard of chunks with a wrong index": ("zarr_sharded", "w/c/1", bytes(99), "an index of chunks whose checksum is"),
+    "chunk with a wrong checksum": ("zarr_checksums", "w/c/1", ZSTD_CHUNK, "has a wrong checksum"),
     "short chunk": ("zarr", "plain/1.0", bytes(799), "ends 1 bytes too early"),
     "no rank 0 of ZeRO": ("deepspeed", "zero_pp_rank_0_mp_rank_00_optim_states.pt", None, "is missing"),
     "no last rank of ZeRO": ("deepspeed", "zero_pp_rank_3_mp_rank_00_optim_states.pt", None, "is missing"),
@@ -229,6 +230,29 @@ def test_an_index_that_is_too_long_to_be_read_is_a_doubt(tmp_path: Path) -> None
     (tmp_path / index).write_text(json.dumps({**json.loads(files[index]), "note": "x" * (8 << 20)}))
     set_times(tmp_path, files, 200)
     assert judge(tmp_path).checkpoint.reason == f"{index}: only its beginning and end were checked"
+
+
+def test_the_metadata_of_ranks_that_save_on_their_own_is_a_doubt(tmp_path: Path) -> None:
+    files = write_two(tmp_path, "torch_distributed")
+    (tmp_path / "step-200/.metadata").rename(tmp_path / "step-200/__0.metadata")
+    set_times(tmp_path, files, 200)
+    found = judge(tmp_path).checkpoint
+    assert (found.name, found.state, found.valid) == ("step-200", "complete", None)
+
+
+@pytest.mark.parametrize("mark", ["step-200-unfinished", "step-200.unfinished"])
+def test_a_checkpoint_that_its_writer_marks_as_unfinished_is_a_doubt(mark: str, tmp_path: Path) -> None:
+    files = write_two(tmp_path, "torch_distributed")
+    (tmp_path / mark).touch()
+    set_times(tmp_path, {**files, mark: b""}, 200)
+    reason = f"{mark} says that its writer has not finished it"
+    folder = sidecar(tmp_path)
+    folder.poll_for(700)
+    assert judge(tmp_path).checkpoint.reason == folder.last.reason == reason
+    assert verify_path(tmp_path).resume == str(tmp_path / "step-100")
+    folder.remove(mark)
+    folder.poll()
+    assert folder.last.valid is True
 
 
 @pytest.mark.parametrize("items", [12_000, 70_000], ids=["1 MiB", "9 MiB"])

@@ -1,8 +1,11 @@
 """The verdict on any path, as of `gpujob verify`."""
 
 import gzip
+import io
 import json
 import os
+import struct
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -218,8 +221,35 @@ def test_output_files_are_judged_with_their_records(tmp_path: Path) -> None:
     assert verdict(output) == ("file", "damaged", "is empty")
 
 
+LINES = b"12345678\n" * 200_000  # more than 1 MiB, and known as JSON Lines by their name alone
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "expected"),
+    [
+        ("a.safetensors", safetensors_bytes(), ("whole", None)),
+        ("a.safetensors", safetensors_bytes()[:-1], ("damaged", None)),
+        ("a.csv", b"a,b\n1,2\n", ("whole", 1)),
+        ("a.jsonl", LINES, ("whole", 200_000)),
+        ("a.jsonl", LINES[:900_000] + b"{\n" + LINES[900_000:], ("whole", 200_001)),
+    ],
+)
+def test_a_link_says_the_format_of_a_file_without_an_extension(
+    name: str, content: bytes, expected: tuple[str, int | None], tmp_path: Path
+) -> None:
+    write_checkpoint(tmp_path / "blobs", {"0123abcd": content, "own.jsonl": LINES})
+    (tmp_path / name).symlink_to("blobs/0123abcd")
+    (tmp_path / "link.csv").symlink_to("blobs/own.jsonl")
+    found = verify_path(tmp_path / name)
+    assert (found.verdict, found.records) == expected
+    assert verdict(tmp_path / name, deep=True)[1] == ("damaged" if b"{\n" in content else found.verdict)
+    assert verify_path(tmp_path / "link.csv").records == 200_000
+
+
 def test_a_deep_look_reads_what_a_short_one_leaves_out(tmp_path: Path) -> None:
     model, lines, packed = tmp_path / "checkpoint_1.pt", tmp_path / "a.jsonl", tmp_path / "b.gz"
+    text = tmp_path / "c.json"
+    text.write_text(json.dumps(["word" * 5 + ('"' if n == 30_000 else "") for n in range(60_000)]).replace('\\"', '"'))
     content = torch_bytes({}, 5000)
     model.write_bytes(content.replace(b"\7" * 3000, b"\7" * 2999 + b"\6", 1))
     lines.write_text("".join(f'{{"id": {n}}}\n' if n != 50_000 else "{{\n" for n in range(100_000)))
@@ -227,6 +257,7 @@ def test_a_deep_look_reads_what_a_short_one_leaves_out(tmp_path: Path) -> None:
     for path, reason in (
         (model, "Bad CRC-32 for file 'archive/data/0'"),
         (lines, "line 50001 is not JSON"),
+        (text, "is not JSON at line 1, column "),
         (packed, "Error -3 while decompressing data: "),
     ):
         assert verdict(path)[1] != "damaged"
@@ -248,6 +279,54 @@ def test_a_deep_look_names_a_checkpoint_to_resume_from_that_it_has_read_too(tmp_
         assert (found.resume, found.resume_is_whole) == (str(whole), True)
     whole.unlink()
     assert verify_path(tmp_path, deep=True).resume is None
+
+
+def zip_bytes(*, flags: int = 0, method: int = 0, crc: int | None = None) -> bytes:
+    """An archive of one stored member, whose two headers say something else."""
+    out = io.BytesIO()
+    with zipfile.ZipFile(out, "w") as archive:
+        archive.writestr("a", b"text")
+    content = bytearray(out.getvalue())
+    for mark, place in ((b"PK\3\4", 6), (b"PK\1\2", 8)):
+        begin = content.index(mark) + place
+        content[begin : begin + 4] = struct.pack("<2H", flags, method)
+        if crc is not None:
+            content[begin + 8 : begin + 12] = crc.to_bytes(4, "little")
+    return bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "reason"),
+    [
+        ("a.zip", zip_bytes(flags=1), "its member 'a' is encrypted"),
+        ("a.zip", zip_bytes(method=9), "its member 'a' cannot be unpacked: That compression method is not supported"),
+        ("a.zip", zip_bytes(crc=0), "has no checksums"),
+        ("a.jsonl", '{"a": 1}\n{"a": 2}\n'.encode("utf-16"), "is UTF-16 text"),
+        ("a.jsonl", b"[" * 3000 + b"]" * 3000 + b"\n", "is nested too deeply to be checked"),
+        ("a.jsonl", b"1" * 5000 + b"\n", None),
+        ("a.jsonl", b'\xef\xbb\xbf{"a": 1}\n\n', None),
+    ],
+    ids=["encrypted", "Deflate64", "no checksums", "UTF-16", "nested", "long number", "mark"],
+)
+def test_what_a_deep_look_cannot_read_is_no_damage(
+    name: str, content: bytes, reason: str | None, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    _, found, why = verdict(tmp_path / name, deep=True)
+    assert (found, (why or "")[: len(reason or "")]) == ("cannot tell" if reason else "whole", reason or "")
+
+
+def test_a_deep_look_finds_damage_beside_what_it_cannot_read(tmp_path: Path) -> None:
+    lines = tmp_path / "out/c.jsonl"
+    write_checkpoint(tmp_path / "out", {"a.zip": zip_bytes(flags=1), "b.zip": zip_bytes(crc=7)})
+    assert verdict(tmp_path / "out", deep=True)[1:] == ("damaged", "b.zip: Bad CRC-32 for file 'a'")
+    lines.write_bytes(b"[" * 3000 + b"]" * 3000 + b"\n{\n")
+    assert verdict(lines, deep=True)[1:] == ("damaged", "line 2 is not JSON")
+
+
+def test_a_deep_look_reads_a_log_in_a_checkpoint_without_judging_it(tmp_path: Path) -> None:
+    write_checkpoint(tmp_path, {**LAYOUTS["hugging_face"](5), "checkpoint-5/log_history.jsonl": b'{"step": 1}\n{"st'})
+    assert verdict(tmp_path, deep=True)[1:] == ("whole", None)
 
 
 def test_the_bytes_read_are_reported(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from exporter.files.checkpoints import checkpoints_reader
 from exporter.files.checkpoints.checkpoints_reader import CheckpointReading, CheckpointWatch, bare_name
 from exporter.files.checkpoints.entries import CheckpointFile
-from exporter.files.checkpoints.layouts_reader import parse_index
+from exporter.files.checkpoints.layouts_reader import parse_array, parse_index
 from tests.exporter.files.checkpoints.checkpoint_trees import START, Folder, safetensors_bytes, torch_bytes
 from tests.support.exporter import SOON_S, without_rights
 
@@ -291,6 +291,16 @@ def test_inodes_that_change_at_each_read_are_no_change(folder: Folder, monkeypat
     monkeypatch.setattr(CheckpointWatch, "_record_files", record_and_call)
     assert folder.poll_for(60) == ["saved checkpoint_2.pt", "saved step_1"]
     assert folder.watch.poll(folder.now + 5).entries == ()
+
+
+def test_a_long_type_of_an_array_is_searched_quickly() -> None:
+    array = {"zarr_format": 2, "chunks": [1], "shape": [1], "compressor": None, "filters": None}
+    began = time.process_time()
+    for dtype, length in (("<f4", 4), ("1" * 100_000 + "x", None), ("1" * 100_000, None)):
+        found = parse_array(json.dumps({**array, "dtype": dtype}).encode())
+        assert found is not None
+        assert found.chunk_bytes == length
+    assert time.process_time() - began < 1.0
 
 
 def test_a_huge_sparse_file_is_checked_quickly(tmp_path: Path) -> None:
