@@ -170,6 +170,7 @@ def _check_job(job: PlannedJob) -> Iterator[CheckFinding]:
     yield from _describe_policy(job)
     yield from check_placeholders(job)
     yield from job_checks.check_groups(job)
+    yield from job_checks.check_launchers(job)
     yield from job_checks.check_benchmark(job)
     yield from job_checks.check_readiness(job)
     yield from job_checks.check_slurm(job)

@@ -10,6 +10,7 @@ from launcher.check.job_checks import (
     check_benchmark,
     check_container,
     check_groups,
+    check_launchers,
     check_model,
     check_notify,
     check_readiness,
@@ -289,6 +290,50 @@ def test_several_training_workers_are_separate_trainings(
     count = worker["count"]
     for item in items:
         assert item.message == f"{count} workers of {kind} are {count} separate trainings; for a single one{message}"
+
+
+ONLY_SCRIPT = "write only the script and its arguments"
+TORCHRUN, MPI = (f"{ONLY_SCRIPT}, and `backend: {{type: {kind}}}`" for kind in ("torchrun", "mpi"))
+WITH_OTHERS = "each of the 2 processes of a worker starts {}, which knows nothing of the others; "
+AT_ONE_PORT = "several processes on a node start torchrun, all with its default port; "
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "count", "command", "message"),
+    [
+        (*("torchrun", 8, 1), "torchrun --standalone x.py", f"each process of torchrun starts torchrun; {ONLY_SCRIPT}"),
+        (*("deepspeed", 8, 1), "deepspeed x.py", f"each process of deepspeed starts deepspeed; {ONLY_SCRIPT}"),
+        (*("command", 4, 2), "/opt/bin/torchrun --nproc-per-node 4 x.py", AT_ONE_PORT + TORCHRUN),
+        (*("command", 16, 1), "torchrun --nnodes 2 x.py", WITH_OTHERS.format("torchrun") + TORCHRUN),
+        (
+            *("command", 16, 1),
+            "cd x && python3 -u -m torch.distributed.run x.py",
+            WITH_OTHERS.format("python3 -u -m torch.distributed.run") + TORCHRUN,
+        ),
+        (*("command", 16, 1), "mpirun -np 16 solver", WITH_OTHERS.format("mpirun") + MPI),
+        (*("command", 8, 1), "torchrun --nproc-per-node 8 x.py", None),
+        (*("command", 8, 2), "accelerate launch x.py", None),  # on nodes of their own
+        (*("command", 4, 2), "mpirun -np 4 solver", None),
+        (*("command", 4, 2), "torchrun --standalone x.py", None),
+        (*("command", 16, 1), "torchrun --nnodes 2 --node_rank {rank} --master_addr {head} x.py", None),
+        (*("command", 16, 1), "pip install deepspeed && python x.py", None),
+    ],
+)
+def test_a_launcher_in_a_command_is_noticed(
+    kind: str, gpus: int, count: int, command: str, message: str | None, tmp_path: Path
+) -> None:
+    worker = {"gpus": gpus, "count": count, "command": command, "shell": "&&" in command}
+    spec: dict[str, Any] = {"backend": {"type": kind}, "resources": {"gpus_per_node": 8}}
+    items = list(check_launchers(planned_job(tmp_path, local=False, workers=[worker], **spec)))
+    assert [str(item) for item in items] == ([f"workers (worker).command: {message}"] if message else [])
+    assert summaries(items) == [("launcher-in-command", "warning", "workers (worker).command")] * len(items)
+
+
+def test_two_launchers_meet_on_the_machine_of_a_local_run(tmp_path: Path) -> None:
+    workers = [{"role": role, "gpus": 8, "command": "torchrun train.py"} for role in "ab"]
+    spec: dict[str, Any] = {"resources": {"gpus_per_node": 8}, "workers": workers}
+    found = {local: len(list(check_launchers(planned_job(tmp_path, local=local, **spec)))) for local in (False, True)}
+    assert found == {False: 0, True: 2}
 
 
 def test_unknown_model_and_image_aliases_have_their_own_codes(tmp_path: Path) -> None:
