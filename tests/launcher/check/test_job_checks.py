@@ -30,6 +30,7 @@ SERVING: dict[str, Any] = {
 }
 
 
+ONE_GPU_EACH = [{"count": 8, "gpus": 1, "command": "x"}]
 SITE_FIX = "with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all CPUs"
 
 
@@ -41,14 +42,14 @@ SITE_FIX = "with gpus_per_node and cpus_per_node in the cluster file, jobs that 
         ({"gpus_per_node": 16, "cpus_per_node": 96}, "its share of a node is 48, so set how many the job may use, or"),
     ],
 )
-def test_engines_with_one_cpu_per_gpu_are_a_warning(cluster: dict[str, Any], fix: str, tmp_path: Path) -> None:
-    job = planned_job(tmp_path, local=False, cluster=cluster, **SERVING | {"model": {"path": "hf:a/b"}})
-    (item,) = check_cpus(job)
+@pytest.mark.parametrize("kind", ["sglang", "torchrun", "deepspeed", "command"])
+def test_one_cpu_per_gpu_is_a_warning(cluster: dict[str, Any], fix: str, kind: str, tmp_path: Path) -> None:
+    training = {"resources": {"gpus_per_node": 8}, "workers": [{"gpus": 8, "command": "x.py"}]}
+    parts = SERVING | {"model": {"path": "hf:a/b"}} if kind == "sglang" else {**training, "backend": {"type": kind}}
+    (item,) = check_cpus(planned_job(tmp_path, local=False, cluster=cluster, **parts))
     assert (item.code, item.status, item.place) == ("few-cpus", "warning", "resources.cpus_per_node")
-    begin = (
-        "9 CPUs for 8 GPUs of a node: one for each GPU or process and one more; sglang can use several for each GPU; "
-    )
-    assert item.message.startswith(begin)
+    begin = "9 CPUs for 8 GPUs of a node: one for each GPU or process and one more; "
+    assert item.message.startswith(f"{begin}engines and data loaders can use several for each GPU; ")
     assert fix in item.message
 
 
@@ -58,7 +59,7 @@ def test_engines_with_one_cpu_per_gpu_are_a_warning(cluster: dict[str, Any], fix
         ({"resources": {**SERVING["resources"], "cpus_per_node": 9}}, {}, False),
         ({"slurm": {"exclusive": True}}, {"gpus_per_node": 8, "cpus_per_node": 96}, False),
         ({"workers": [{"role": "agg", "cpus": 8}]}, {}, False),
-        ({"backend": {"type": "command"}, "workers": [{"role": "agg", "command": "x"}]}, {}, False),
+        ({"backend": {"type": "command"}, "resources": {"gpus_per_node": 8}, "workers": ONE_GPU_EACH}, {}, False),
         ({}, {}, True),
     ],
 )
