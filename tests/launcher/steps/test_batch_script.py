@@ -40,7 +40,13 @@ CASES: dict[str, Plan] = {
     "options": plan_of(
         job_spec(
             name="embed-v2",
-            resources={"nodes": 4, "gpus_per_node": 8, "gpu_type": "h100", "cpus_per_node": 32, "memory_per_node": "64G"},
+            resources={
+                "nodes": 4,
+                "gpus_per_node": 8,
+                "gpu_type": "h100",
+                "cpus_per_node": 32,
+                "memory_per_node": "64G",
+            },
             workers=[{"count": 32, "gpus": 1, "command": "python embed.py --shard {rank}"}],
             slurm={
                 "partition": "gpu",
