@@ -128,6 +128,7 @@ def _resources(job: PlannedJob, inventory: GpuInventory | str) -> Iterator[Check
     yield preflight.check_gpus_here(job, None if isinstance(inventory, str) else len(inventory.gpus))
     yield from site_facts.check_gpu_memory(job, inventory)
     yield from plan_checks.check_cpus(job)
+    yield from plan_checks.check_step_cpus(job)
     yield site_facts.check_memory(job)
     yield from site_facts.check_disk(job.plan)
     yield site_facts.check_network(job)

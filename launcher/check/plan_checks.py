@@ -2,6 +2,7 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from launcher.check import finding
@@ -19,6 +20,7 @@ from launcher.words import count_text
 def check_plan_alone(job: PlannedJob) -> Iterator[CheckFinding]:
     """Run every check of this module."""
     yield from check_cpus(job)
+    yield from check_step_cpus(job)
     yield from check_gpu_use(job)
     yield check_time_limit(job)
     yield from check_checkpoints(job)
@@ -48,6 +50,22 @@ def check_cpus(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         f"engines and data loaders can use several for each GPU; {fix}"
     )
     yield finding.warning("few-cpus", place, message)
+
+
+def check_step_cpus(job: PlannedJob) -> Iterator[CheckFinding]:
+    """Check that a node has a CPU for each process of a step, without which srun refuses it.
+
+    Only a warning: some partitions give all CPUs of a node to every job.
+    """
+    cpus, has_all = job.plan.cpus_per_node, job.local or job.plan.slurm.exclusive
+    sizes = Counter((planned.step, planned.task.node_index) for planned in job.plan.tasks if planned.step)
+    for (step, _), processes in sizes.most_common(1):
+        if processes > cpus and not has_all:
+            message = (
+                f"{cpus} CPUs, and the step of {step} has {processes} processes on a node; "
+                f"srun refuses it with fewer CPUs than processes; use at least {processes + 1}"
+            )
+            yield finding.warning("step-cpus", "resources.cpus_per_node", message)
 
 
 def check_gpu_use(job: PlannedJob) -> Iterator[CheckFinding]:

@@ -19,7 +19,7 @@ from launcher.check.job_checks import (
     check_setup,
     check_slurm,
 )
-from launcher.check.plan_checks import check_cpus
+from launcher.check.plan_checks import check_cpus, check_step_cpus
 from launcher.check.preflight import check_commands, check_plan
 from tests.launcher.check.planned_jobs import planned_job, summaries
 
@@ -68,6 +68,30 @@ def test_no_cpu_warning_for_explicit_cpus_or_other_programs(
 ) -> None:
     job = SERVING | {"model": {"path": "hf:a/b"}} | over
     assert not list(check_cpus(planned_job(tmp_path, local=local, cluster=cluster, **job)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "cpus", "slurm", "is_refused"),
+    [
+        ("mpi", 4, {}, True),
+        ("mpi", 8, {}, False),
+        ("mpi", None, {}, False),
+        ("mpi", 4, {"exclusive": True}, False),
+        ("deepspeed", 4, {}, False),  # each process is a step of its own
+    ],
+)
+def test_a_step_with_more_processes_than_cpus_is_a_warning(
+    kind: str, cpus: int | None, slurm: dict[str, Any], is_refused: bool, tmp_path: Path
+) -> None:
+    resources = {"gpus_per_node": 8, "cpus_per_node": cpus}
+    spec: dict[str, Any] = {"backend": {"type": kind}, "workers": [{"gpus": 16, "command": "x"}], "slurm": slurm}
+    found = list(check_step_cpus(planned_job(tmp_path, local=False, resources=resources, **spec)))
+    message = (
+        "resources.cpus_per_node: 4 CPUs, and the step of worker_w0 has 8 processes on a node; "
+        "srun refuses it with fewer CPUs than processes; use at least 9"
+    )
+    assert [str(item) for item in found] == ([message] if is_refused else [])
+    assert summaries(found) == [("step-cpus", "warning", "resources.cpus_per_node")] * is_refused
 
 
 def test_engines_on_whole_nodes_have_all_cpus(tmp_path: Path) -> None:
