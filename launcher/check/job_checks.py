@@ -4,7 +4,7 @@ import os
 import re
 import shutil
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from launcher.check import finding
@@ -12,18 +12,27 @@ from launcher.check.finding import CheckFinding
 from launcher.check.role_programs import UNLESS_ON_NODES, may_be_on_nodes
 from launcher.errors import did_you_mean
 from launcher.jobfile.alerts.notify import OWN_NAMES
-from launcher.jobfile.backend_kinds import BACKEND_KINDS
+from launcher.jobfile.backend_kinds import BACKEND_KINDS, ENGINES
 from launcher.jobfile.jobfile import HUB
 from launcher.jobfile.redaction import is_harmless, is_secret_name
+from launcher.jobfile.resources import command_argv
 from launcher.jobfile.slurm import parse_signal
 from launcher.jobfile.value_types import parse_time_limit
 from launcher.plan.container import APPTAINER, ENROOT, PYXIS, container_mounts, is_image_file, parse_mount
-from launcher.plan.placeholders import fill_placeholders, placeholder_values
+from launcher.plan.placeholders import fill_placeholders, placeholder_values, shell_text_index
 from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, Plan
 from launcher.planner.planned_job import PlannedJob
 from launcher.rundir.cluster_file import read_trusted_owners
 from launcher.rundir.trust import distrust
 
+# a launcher as the program of a command or of a line of shell text, in a group with the name of its backend
+_LAUNCHER = re.compile(
+    r"(?:^|[\n;&|(]|\bexec\b)\s*(?:[\w./-]*/)?"
+    r"(?:(?P<torchrun>torchrun|python[\d.]*(?:\s+-\w+)*\s+-m\s+torch\.distributed\.(?:run|launch))"
+    r"|(?P<accelerate>accelerate\s+launch)|(?P<deepspeed>deepspeed)|(?P<mpi>mpirun|mpiexec))(?=\s|$)"
+)
+# an option that says where the processes of a launcher meet
+_MEETING_OPTION = re.compile(r"\s--(?:standalone|hostfile|(?:master|main[_-]process|rdzv|node|machine)[_-][a-z]+)\b")
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
 
 
@@ -36,6 +45,7 @@ def check_planned_job(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         check_secrets,
         check_roles,
         check_groups,
+        check_launchers,
         check_benchmark,
         check_readiness,
         check_slurm,
@@ -257,6 +267,39 @@ def check_groups(planned_job: PlannedJob) -> Iterator[CheckFinding]:
             f"{len(sizes)} workers of {kind} are {len(sizes)} separate trainings; for a single one{where} write {fix}"
         )
         yield finding.warning("separate-workers", f"workers ({role}).count", message)
+
+
+def check_launchers(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    """Warn about launchers in commands that would start too many processes, or that would not find each other."""
+    kind, workers = planned_job.spec.backend.type, planned_job.spec.workers
+    is_group = BACKEND_KINDS[kind].is_group
+    found = {
+        each.role: match
+        for each in (workers if kind not in ENGINES else ())
+        if (match := _launcher_in(command_argv(each))) and (is_group or not _MEETING_OPTION.search(match.string))
+    }
+    tasks = [each for each in planned_job.plan.tasks if each.stage == WORKERS and each.task.role in found]
+    node_of = {each.task.rank: 0 if planned_job.local else each.task.node_index for each in tasks}
+    on_node = Counter(node_of.values())
+    for role, match in found.items():
+        own = [each for each in tasks if each.task.role == role]
+        name, backend = match[match.lastgroup or 0], match.lastgroup
+        processes = max((each.worker_size for each in own), default=0)
+        fix = f"write only the script and its arguments, and `backend: {{type: {backend}}}`"
+        if is_group:
+            problem, fix = f"each process of {kind} starts {name}", "write only the script and its arguments"
+        elif processes > 1:
+            problem = f"each of the {processes} processes of a worker starts {name}, which knows nothing of the others"
+        elif backend != "mpi" and any(on_node[node_of[each.task.rank]] > 1 for each in own):
+            problem = f"several processes on a node start {name}, all with its default port"
+        else:
+            continue
+        yield finding.warning("launcher-in-command", f"workers ({role}).command", f"{problem}; {fix}")
+
+
+def _launcher_in(command: Sequence[str]) -> re.Match[str] | None:
+    at = shell_text_index(command)
+    return _LAUNCHER.match(" ".join(command)) if at is None else _LAUNCHER.search(command[at])
 
 
 def check_benchmark(planned_job: PlannedJob) -> Iterator[CheckFinding]:

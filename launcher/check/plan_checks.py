@@ -2,13 +2,14 @@
 
 import itertools
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.job_checks import has_only_services
 from launcher.check.role_programs import environment_of, is_python, role_commands
-from launcher.jobfile.backend_kinds import ENGINES
+from launcher.jobfile.backend_kinds import BACKEND_KINDS
 from launcher.jobfile.jobfile import cpus_of_full_nodes
 from launcher.plan.placeholders import shell_text_index
 from launcher.plan.plan import WORKERS, TaskPlan
@@ -19,6 +20,7 @@ from launcher.words import count_text
 def check_plan_alone(job: PlannedJob) -> Iterator[CheckFinding]:
     """Run every check of this module."""
     yield from check_cpus(job)
+    yield from check_step_cpus(job)
     yield from check_gpu_use(job)
     yield check_time_limit(job)
     yield from check_checkpoints(job)
@@ -27,11 +29,13 @@ def check_plan_alone(job: PlannedJob) -> Iterator[CheckFinding]:
 
 
 def check_cpus(planned_job: PlannedJob) -> Iterator[CheckFinding]:
-    """Check that engines have more CPUs than one for each GPU: tokenizers and schedulers need some."""
+    """Check that engines and trainings have more CPUs than one for each GPU: tokenizers and data loaders need some."""
     spec, plan, place = planned_job.spec, planned_job.plan, "resources.cpus_per_node"
     is_set = spec.resources.cpus_per_node or spec.slurm.exclusive or any(workers.cpus for workers in spec.workers)
     site = planned_job.cluster
-    if planned_job.local or is_set or not plan.gpus_per_node or spec.backend.type not in ENGINES:
+    kind = BACKEND_KINDS[spec.backend.type]
+    needs_several = kind.is_engine or kind.is_group or any(len(planned.task.gpus) > 1 for planned in plan.tasks)
+    if planned_job.local or is_set or not plan.gpus_per_node or not needs_several:
         return
     if cpus_of_full_nodes(spec, site) is not None:
         yield finding.ok("cpus", place, f"{plan.cpus_per_node} CPUs, all of a node")
@@ -43,9 +47,25 @@ def check_cpus(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         fix += "; with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all CPUs"
     message = (
         f"{plan.cpus_per_node} CPUs for {plan.gpus_per_node} GPUs of a node: one for each GPU or process and one more; "
-        f"{spec.backend.type} can use several for each GPU; {fix}"
+        f"engines and data loaders can use several for each GPU; {fix}"
     )
     yield finding.warning("few-cpus", place, message)
+
+
+def check_step_cpus(job: PlannedJob) -> Iterator[CheckFinding]:
+    """Check that a node has a CPU for each process of a step, without which srun refuses it.
+
+    Only a warning: some partitions give all CPUs of a node to every job.
+    """
+    cpus, has_all = job.plan.cpus_per_node, job.local or job.plan.slurm.exclusive
+    sizes = Counter((planned.step, planned.task.node_index) for planned in job.plan.tasks if planned.step)
+    for (step, _), processes in sizes.most_common(1):
+        if processes > cpus and not has_all:
+            message = (
+                f"{cpus} CPUs, and the step of {step} has {processes} processes on a node; "
+                f"srun refuses it with fewer CPUs than processes; use at least {processes + 1}"
+            )
+            yield finding.warning("step-cpus", "resources.cpus_per_node", message)
 
 
 def check_gpu_use(job: PlannedJob) -> Iterator[CheckFinding]:

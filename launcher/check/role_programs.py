@@ -8,7 +8,8 @@ from pathlib import Path
 
 from launcher.check.python_modules import InterpreterSilent, missing_modules
 from launcher.plan.placeholders import DEFAULT_VARIABLES, fill_placeholders, placeholder_values, task_argv
-from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, TaskPlan
+from launcher.plan.plan import BALANCER, BENCHMARK, FRONTENDS, WORKERS, TaskPlan
+from launcher.planner import nginx
 from launcher.planner.benchmarks import BENCHMARKS
 from launcher.planner.planned_job import PlannedJob
 
@@ -31,8 +32,10 @@ def role_commands(planned_job: PlannedJob) -> Iterator[tuple[str, TaskPlan, list
 
 
 def program_command(planned_job: PlannedJob, planned: TaskPlan, argv: Sequence[str]) -> list[str]:
-    """Words of a task, without the shell around some benchmarks."""
+    """Words of a task, without the shell around nginx and some benchmarks."""
     benchmark = planned_job.spec.benchmark
+    if planned.stage == BALANCER:
+        return list(argv[nginx.SHELL_PREFIX_LENGTH :])
     if planned.stage != BENCHMARK or benchmark is None:
         return list(argv)
     return list(argv[BENCHMARKS[benchmark.type].shell_prefix_length :])

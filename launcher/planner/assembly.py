@@ -352,7 +352,8 @@ class _Assembler:
         configs: dict[str, dict[str, object]] = {}
         for role in self._topology.roles:
             if self._config_environments[role.name]:
-                configs[config_name(self._backends[role.name].name, role.name)] = self._context.config(role.name)
+                backend = self._backends[role.name]
+                configs[config_name(backend.name, role.name)] = backend.config(self._context, role)
         for name, options in (("frontend", self._spec.frontend), ("benchmark", self._benchmark)):
             if options is not None and options.config:
                 configs[f"{name}_config.yaml"] = options.config

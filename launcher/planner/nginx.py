@@ -11,8 +11,12 @@ from collections.abc import Sequence
 from launcher.planner.frontends import Service
 
 FILE = "nginx.conf"
+# each stream takes two descriptors, and the soft limit is often 1024
+_WITH_MANY_FILES = ("sh", "-c", 'ulimit -Sn "$(ulimit -Hn)"; exec "$@"', "sh")
+SHELL_PREFIX_LENGTH = len(_WITH_MANY_FILES)  # words before its own program
 # in the foreground, with errors on stderr
-NGINX = Service("nginx", ("public",), ("nginx", "-p", "{run_dir}/", "-e", "stderr", "-c", FILE, "-g", "daemon off;"))
+_OPTIONS = ("-p", "{run_dir}/", "-e", "stderr", "-c", FILE, "-g", "daemon off;")
+NGINX = Service("nginx", ("public",), (*_WITH_MANY_FILES, "nginx", *_OPTIONS))
 _TEMPORARY = ("client_body", "proxy", "fastcgi", "uwsgi", "scgi")
 
 

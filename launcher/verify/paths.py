@@ -142,7 +142,7 @@ def _verify_checkpoint(folder: Path, name: str | None, read: Callable[[PathVerdi
     pattern = glob.escape(name) if name is not None and is_alone else "*"
     facts = _finished(LastCheckpoint(str(folder), pattern, 0.0, name=name))
     if facts.last is None:
-        return PathVerdict("", "checkpoint", UNDECIDED, "has no file of a checkpoint")
+        return read(PathVerdict("", "checkpoint", UNDECIDED, "has no file of a checkpoint"))
     found = read(_checkpoint_verdict(folder, facts.last))
     damaged = {facts.last.checkpoint.key} if found.verdict == DAMAGED else set[str]()
 

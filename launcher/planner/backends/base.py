@@ -172,6 +172,10 @@ class Backend:
         """Command of one process, with placeholders."""
         return command_argv(worker.role.options)
 
+    def config(self, context: BackendContext, role: Role) -> dict[str, object]:
+        """Content of a role's configuration file."""
+        return context.config(role.name)
+
     def environment(self, context: BackendContext, worker: BackendWorker, task: Task) -> dict[str, str]:
         """Variables of one process, with placeholders. Those of the job file override them."""
         return {}

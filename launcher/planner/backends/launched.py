@@ -122,6 +122,10 @@ class AccelerateBackend(LaunchedBackend):
         program = program_argv(command_argv(worker.role.options), module="--module", no_python="--no_python")
         return [*words, *option_argv(args), *program]
 
+    def config(self, context: BackendContext, role: Role) -> dict[str, object]:
+        # accelerate accepts no file without this key
+        return {"distributed_type": "MULTI_GPU" if role.gpus > 1 else "NO", **context.config(role.name)}
+
 
 def _lacks_deepspeed_launcher(args: Mapping[str, object], config: Mapping[str, object]) -> bool:
     """Whether accelerate would start DeepSpeed by its default, pdsh, which starts the whole job over ssh.

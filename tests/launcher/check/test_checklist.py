@@ -21,6 +21,7 @@ from launcher.check.checklist import (
     verdict,
 )
 from launcher.check.finding import CheckFinding, Status
+from launcher.check.preflight import check_plan
 from launcher.check.site_facts import GIB
 from launcher.cli.partial_check import load_partial_job
 from launcher.errors import ConfigError, ConfigErrors
@@ -106,6 +107,13 @@ def test_the_checklist_of_a_bad_job_has_all_problems(site: Path, golden: Golden)
     urls = {"target_dir": "/no/such/targets", "prometheus_url": "http://127.0.0.1:9"}
     sections = make_checklist(planned_job(site, local=False, environ={"DATA": "/d"}, cluster=urls, **BAD))
     golden("launcher/check-bad.txt", text_of(sections, site))
+
+
+@pytest.mark.parametrize("workers", [BAD["workers"], [{"count": 2, "gpus": 2, "command": "torchrun train.py"}]])
+def test_the_checklist_has_every_finding_of_a_start(workers: list[dict[str, Any]], site: Path) -> None:
+    job = planned_job(site, local=False, **{**BAD, "workers": workers})
+    at_start = {str(item) for item in check_plan(job) if item.status in ("warning", "error")}
+    assert at_start <= {str(item) for item in checklist_findings(make_checklist(job))}
 
 
 def test_only_errors_of_unusable_files_are_listed(golden: Golden) -> None:

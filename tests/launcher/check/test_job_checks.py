@@ -10,6 +10,7 @@ from launcher.check.job_checks import (
     check_benchmark,
     check_container,
     check_groups,
+    check_launchers,
     check_model,
     check_notify,
     check_readiness,
@@ -18,7 +19,7 @@ from launcher.check.job_checks import (
     check_setup,
     check_slurm,
 )
-from launcher.check.plan_checks import check_cpus
+from launcher.check.plan_checks import check_cpus, check_step_cpus
 from launcher.check.preflight import check_commands, check_plan
 from tests.launcher.check.planned_jobs import planned_job, summaries
 
@@ -29,6 +30,7 @@ SERVING: dict[str, Any] = {
 }
 
 
+ONE_GPU_EACH = [{"count": 8, "gpus": 1, "command": "x"}]
 SITE_FIX = "with gpus_per_node and cpus_per_node in the cluster file, jobs that take whole nodes ask for all CPUs"
 
 
@@ -40,14 +42,14 @@ SITE_FIX = "with gpus_per_node and cpus_per_node in the cluster file, jobs that 
         ({"gpus_per_node": 16, "cpus_per_node": 96}, "its share of a node is 48, so set how many the job may use, or"),
     ],
 )
-def test_engines_with_one_cpu_per_gpu_are_a_warning(cluster: dict[str, Any], fix: str, tmp_path: Path) -> None:
-    job = planned_job(tmp_path, local=False, cluster=cluster, **SERVING | {"model": {"path": "hf:a/b"}})
-    (item,) = check_cpus(job)
+@pytest.mark.parametrize("kind", ["sglang", "torchrun", "deepspeed", "command"])
+def test_one_cpu_per_gpu_is_a_warning(cluster: dict[str, Any], fix: str, kind: str, tmp_path: Path) -> None:
+    training = {"resources": {"gpus_per_node": 8}, "workers": [{"gpus": 8, "command": "x.py"}]}
+    parts = SERVING | {"model": {"path": "hf:a/b"}} if kind == "sglang" else {**training, "backend": {"type": kind}}
+    (item,) = check_cpus(planned_job(tmp_path, local=False, cluster=cluster, **parts))
     assert (item.code, item.status, item.place) == ("few-cpus", "warning", "resources.cpus_per_node")
-    begin = (
-        "9 CPUs for 8 GPUs of a node: one for each GPU or process and one more; sglang can use several for each GPU; "
-    )
-    assert item.message.startswith(begin)
+    begin = "9 CPUs for 8 GPUs of a node: one for each GPU or process and one more; "
+    assert item.message.startswith(f"{begin}engines and data loaders can use several for each GPU; ")
     assert fix in item.message
 
 
@@ -57,7 +59,7 @@ def test_engines_with_one_cpu_per_gpu_are_a_warning(cluster: dict[str, Any], fix
         ({"resources": {**SERVING["resources"], "cpus_per_node": 9}}, {}, False),
         ({"slurm": {"exclusive": True}}, {"gpus_per_node": 8, "cpus_per_node": 96}, False),
         ({"workers": [{"role": "agg", "cpus": 8}]}, {}, False),
-        ({"backend": {"type": "command"}, "workers": [{"role": "agg", "command": "x"}]}, {}, False),
+        ({"backend": {"type": "command"}, "resources": {"gpus_per_node": 8}, "workers": ONE_GPU_EACH}, {}, False),
         ({}, {}, True),
     ],
 )
@@ -66,6 +68,30 @@ def test_no_cpu_warning_for_explicit_cpus_or_other_programs(
 ) -> None:
     job = SERVING | {"model": {"path": "hf:a/b"}} | over
     assert not list(check_cpus(planned_job(tmp_path, local=local, cluster=cluster, **job)))
+
+
+@pytest.mark.parametrize(
+    ("kind", "cpus", "slurm", "is_refused"),
+    [
+        ("mpi", 4, {}, True),
+        ("mpi", 8, {}, False),
+        ("mpi", None, {}, False),
+        ("mpi", 4, {"exclusive": True}, False),
+        ("deepspeed", 4, {}, False),  # each process is a step of its own
+    ],
+)
+def test_a_step_with_more_processes_than_cpus_is_a_warning(
+    kind: str, cpus: int | None, slurm: dict[str, Any], is_refused: bool, tmp_path: Path
+) -> None:
+    resources = {"gpus_per_node": 8, "cpus_per_node": cpus}
+    spec: dict[str, Any] = {"backend": {"type": kind}, "workers": [{"gpus": 16, "command": "x"}], "slurm": slurm}
+    found = list(check_step_cpus(planned_job(tmp_path, local=False, resources=resources, **spec)))
+    message = (
+        "resources.cpus_per_node: 4 CPUs, and the step of worker_w0 has 8 processes on a node; "
+        "srun refuses it with fewer CPUs than processes; use at least 9"
+    )
+    assert [str(item) for item in found] == ([message] if is_refused else [])
+    assert summaries(found) == [("step-cpus", "warning", "resources.cpus_per_node")] * is_refused
 
 
 def test_engines_on_whole_nodes_have_all_cpus(tmp_path: Path) -> None:
@@ -319,6 +345,50 @@ def test_several_training_workers_are_separate_trainings(
     count = worker["count"]
     for item in items:
         assert item.message == f"{count} workers of {kind} are {count} separate trainings; for a single one{message}"
+
+
+ONLY_SCRIPT = "write only the script and its arguments"
+TORCHRUN, MPI = (f"{ONLY_SCRIPT}, and `backend: {{type: {kind}}}`" for kind in ("torchrun", "mpi"))
+WITH_OTHERS = "each of the 2 processes of a worker starts {}, which knows nothing of the others; "
+AT_ONE_PORT = "several processes on a node start torchrun, all with its default port; "
+
+
+@pytest.mark.parametrize(
+    ("kind", "gpus", "count", "command", "message"),
+    [
+        (*("torchrun", 8, 1), "torchrun --standalone x.py", f"each process of torchrun starts torchrun; {ONLY_SCRIPT}"),
+        (*("deepspeed", 8, 1), "deepspeed x.py", f"each process of deepspeed starts deepspeed; {ONLY_SCRIPT}"),
+        (*("command", 4, 2), "/opt/bin/torchrun --nproc-per-node 4 x.py", AT_ONE_PORT + TORCHRUN),
+        (*("command", 16, 1), "torchrun --nnodes 2 x.py", WITH_OTHERS.format("torchrun") + TORCHRUN),
+        (
+            *("command", 16, 1),
+            "cd x && python3 -u -m torch.distributed.run x.py",
+            WITH_OTHERS.format("python3 -u -m torch.distributed.run") + TORCHRUN,
+        ),
+        (*("command", 16, 1), "mpirun -np 16 solver", WITH_OTHERS.format("mpirun") + MPI),
+        (*("command", 8, 1), "torchrun --nproc-per-node 8 x.py", None),
+        (*("command", 8, 2), "accelerate launch x.py", None),  # on nodes of their own
+        (*("command", 4, 2), "mpirun -np 4 solver", None),
+        (*("command", 4, 2), "torchrun --standalone x.py", None),
+        (*("command", 16, 1), "torchrun --nnodes 2 --node_rank {rank} --master_addr {head} x.py", None),
+        (*("command", 16, 1), "pip install deepspeed && python x.py", None),
+    ],
+)
+def test_a_launcher_in_a_command_is_noticed(
+    kind: str, gpus: int, count: int, command: str, message: str | None, tmp_path: Path
+) -> None:
+    worker = {"gpus": gpus, "count": count, "command": command, "shell": "&&" in command}
+    spec: dict[str, Any] = {"backend": {"type": kind}, "resources": {"gpus_per_node": 8}}
+    items = list(check_launchers(planned_job(tmp_path, local=False, workers=[worker], **spec)))
+    assert [str(item) for item in items] == ([f"workers (worker).command: {message}"] if message else [])
+    assert summaries(items) == [("launcher-in-command", "warning", "workers (worker).command")] * len(items)
+
+
+def test_two_launchers_meet_on_the_machine_of_a_local_run(tmp_path: Path) -> None:
+    workers = [{"role": role, "gpus": 8, "command": "torchrun train.py"} for role in "ab"]
+    spec: dict[str, Any] = {"resources": {"gpus_per_node": 8}, "workers": workers}
+    found = {local: len(list(check_launchers(planned_job(tmp_path, local=local, **spec)))) for local in (False, True)}
+    assert found == {False: 0, True: 2}
 
 
 def test_unknown_model_and_image_aliases_have_their_own_codes(tmp_path: Path) -> None:

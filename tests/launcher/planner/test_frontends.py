@@ -208,6 +208,13 @@ def run_dir() -> Iterator[Path]:
         yield Path(folder)
 
 
+def test_nginx_may_open_as_many_files_as_the_hard_limit_allows() -> None:
+    shell = nginx.NGINX.argv[: nginx.NGINX.argv.index("nginx")]
+    limited = ["sh", "-c", 'ulimit -Sn 64; ulimit -Hn 512; exec "$@"', "sh"]
+    done = subprocess.run([*limited, *shell, "sh", "-c", "ulimit -Sn"], capture_output=True, text=True, check=True)
+    assert done.stdout == "512\n"
+
+
 @pytest.mark.skipif(NGINX is None, reason="no nginx here")
 class TestRealNginx:
     """Behaviour of the configuration that we write."""

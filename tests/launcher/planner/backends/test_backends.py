@@ -329,12 +329,18 @@ def test_accelerate_gets_the_number_of_processes_and_a_configuration() -> None:
         *("--module", "my.train"),
     ]
     body = yaml.safe_load(text)
-    body["backend"]["config"] = {"distributed_type": "FSDP"}
-    plan = plan_from(yaml.safe_dump(body))
-    argv = argv_of(plan, "train_w0")
-    assert "--multi_gpu" not in argv
-    assert str(option(argv, "--config_file")).endswith("/accelerate_config_train.yaml")
-    assert plan.templates["accelerate_config_train.yaml"] == "distributed_type: FSDP\n"
+    for gpus, config, kind in (
+        (8, {"distributed_type": "FSDP"}, "FSDP"),
+        (8, {"downcast_bf16": False}, "MULTI_GPU"),  # accelerate accepts no file without a type
+        (1, {"downcast_bf16": False}, "NO"),
+    ):
+        body["backend"]["config"], body["workers"][0]["gpus"] = config, gpus
+        plan = plan_from(yaml.safe_dump(body))
+        argv = argv_of(plan, "train_w0")
+        assert "--multi_gpu" not in argv
+        assert str(option(argv, "--config_file")).endswith("/accelerate_config_train.yaml")
+        written = yaml.safe_load(plan.templates["accelerate_config_train.yaml"])
+        assert written == {**config, "distributed_type": kind}
 
 
 @pytest.mark.parametrize(
