@@ -4,6 +4,7 @@ import gzip
 import math
 import tempfile
 from collections import Counter
+from collections.abc import ValuesView
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from exporter.contract.budget import USER_DAYS, Budget
 from exporter.hub import costs
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
-from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome
+from exporter.hub.jobs import SHOWN_AFTER_END_S, Job, Outcome
 from exporter.hub.look import AFTER_END_S, MOST_IN_QUESTION, WATCHED_NODES_S
+from exporter.hub.runs.budgets import sweeps_with_budgets
 from exporter.hub.runs.reports import Run
 from exporter.hub.runs.stale_runs import GONE_AFTER_S, StaleRuns
 from exporter.hub.site_reader import Site
@@ -694,6 +696,20 @@ def test_tasks_of_arrays_are_those_that_no_longer_wait_together(hub: Hub) -> Non
     hub.slurm.rows = [*tasks, queue_row("7_[4-6]", "PENDING", 1000.0), queue_row("8", "PENDING", 1000.0)]
     hub.steps(5)
     assert hub.engine.array_tasks() == {"7": ["7_0", "7_3"]}
+
+
+def test_ended_runs_with_a_budget_cost_no_look_at_all_jobs_each() -> None:
+    looks = 0
+
+    class Jobs(dict[str, Job]):
+        def values(self) -> ValuesView[Job]:
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+    runs = [Run(str(number), "ada", "/runs", 1.0, budget=Budget(gpu_hours=1.0)) for number in range(100)]
+    assert not list(sweeps_with_budgets(runs, Jobs(), lambda ids, user: (), 5.0))
+    assert looks == 1
 
 
 def test_all_points_of_a_sweep_use_one_budget(hub: Hub) -> None:
