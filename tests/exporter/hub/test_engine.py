@@ -3,7 +3,7 @@
 import gzip
 import math
 import tempfile
-from collections import Counter
+from collections import Counter, UserDict
 from collections.abc import ValuesView
 from pathlib import Path
 
@@ -193,8 +193,9 @@ def test_cost_adds_up_over_attempts_and_restarts_and_idle_time_counts_once(hub: 
 def test_a_suspended_job_takes_only_the_time_in_which_it_runs(hub: Hub) -> None:
     hub.steps(5)
 
-    def poll(state: str, **times: float) -> None:
-        hub.slurm.rows = [queue_row("7", state, 1001.0, started=1010.0, **times)]
+    def poll(state: str, ended: float | None = None) -> None:
+        row = queue_row("7", state, 1001.0, started=1010.0)
+        hub.slurm.rows = [row._replace(sight=row.sight._replace(ended=ended))]
         hub.steps(60)
 
     def gpu_seconds() -> tuple[float, float | None]:
@@ -701,7 +702,7 @@ def test_tasks_of_arrays_are_those_that_no_longer_wait_together(hub: Hub) -> Non
 def test_ended_runs_with_a_budget_cost_no_look_at_all_jobs_each() -> None:
     looks = 0
 
-    class Jobs(dict[str, Job]):
+    class Jobs(UserDict[str, Job]):
         def values(self) -> ValuesView[Job]:
             nonlocal looks
             looks += 1
