@@ -237,17 +237,18 @@ def _scalar(kind: type) -> _Reader:
     accepted = (int, float) if is_number else kind  # other programs write 1.0 where we write 1
     most = run_files.MOST_NUMBER
 
-    def read(value: typing.Any, place: str) -> object:
-        if type(value) is kind and (not is_number or -most < value < most):  # nearly always
+    def read(value: object, place: str) -> object:
+        # nearly always
+        if type(value) is kind and (not is_number or -most < value < most):  # type: ignore[operator]
             return value
         if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
             raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
-        if is_number and not -most < value < most:
+        if is_number and not -most < value < most:  # type: ignore[operator]
             raise RecordError(f"{place}: {_shown(value)} is too large or not finite")
         if kind is int:
-            if value % 1:
+            if value % 1:  # type: ignore[operator]
                 raise RecordError(f"{place}: expected {_name(kind)}, not {_shown(value)}")
-            return int(value)
+            return int(value)  # type: ignore[call-overload]
         return value
 
     _unchanged[read] = frozenset((kind,))

@@ -121,6 +121,7 @@ class Engine:
             "sacct": Pace.of(BETWEEN_QUESTIONS_S),
             "sinfo": Pace.of(NODES_S),
             "sdiag": Pace.of(CONTROLLER_S),
+            "scontrol": Pace.of(CONTROLLER_S),
         }
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
         self._extra = extra_commands(settings.interval_s)
@@ -131,7 +132,7 @@ class Engine:
         self._due_at = 0.0  # time of the next query to accounting
         self._lost_asked: dict[str, float] = {}  # when accounting last answered about a job that left the queue
         self._failing: dict[str, str] = {}  # problem by command
-        self.commands = {command: CommandUse() for command in (*self._pace, "scontrol")}
+        self.commands = {command: CommandUse() for command in self._pace}
         self.nodes: tuple[NodeRow, ...] | None = None  # None before the first answer
         self._node_cpus: Mapping[str, int] = {}
         self.controller: Diagnostics | None = None
@@ -192,6 +193,8 @@ class Engine:
             self._read_nodes()
         if self._may_ask("sdiag") and self.view.is_ready:
             self._read_controller()
+        if self._may_ask("scontrol") and self.view.is_ready:
+            self._read_cluster()  # a reconfiguration may hide jobs
         if self._clock.monotonic() >= self._budgets_at and self.view.is_ready:
             self._check_budgets()
         if self._runs() is not self._runs_taken and self.view.is_ready:
@@ -214,7 +217,7 @@ class Engine:
         return self._clock.monotonic() >= at
 
     def _read_cluster(self) -> None:
-        begun = self._clock.monotonic()
+        begun, before = self._clock.monotonic(), self.facts
         try:
             self.facts = self._slurm.cluster_facts()
         except SlurmUnansweredError as error:
@@ -222,7 +225,7 @@ class Engine:
             return
         self._note("scontrol", begun, None)
         self._slurm_name = self._settings.cluster or self.facts.name or UNNAMED
-        if self.facts.hides_jobs and self._settings.whole_cluster:
+        if self.facts.hides_jobs and self._settings.whole_cluster and not (before and before.hides_jobs):
             log.warning("Slurm has PrivateData=jobs: without operator rights this hub sees its own user's jobs only")
 
     def _read_queue(self) -> None:

@@ -1,7 +1,8 @@
 """When to ask Slurm: the queue at a steady pace, and accounting some seconds after the ends of jobs.
 
-In any ten minutes there are at most 15 commands, whatever the number of jobs and of those who watch: 10 for the queue,
-one for the load of the controller, and four for accounting and the nodes. They cost the controller at most 29 requests.
+In any ten minutes there are at most 16 commands, whatever the number of jobs and of those who watch: 10 for the queue,
+two for the load and configuration of the controller, and four for accounting and the nodes. They cost the controller at
+most 30 requests.
 """
 
 import math
@@ -20,7 +21,7 @@ SLOW_FACTOR = 5.0  # times the usual duration: the controller is in trouble, or 
 USUAL_WEIGHT = 0.2  # of the newest answer in the usual duration
 AFTER_END_S = (5.0, 30.0, 60.0, 120.0, 300.0, 600.0)  # questions for the figures of an ended job
 AFTER_LOSS_S = (0.0, *AFTER_END_S, GIVEN_UP_AFTER_S)  # questions about a job that has left the queue
-CONTROLLER_S = 600.0  # between two questions for the load of the controller
+CONTROLLER_S = 600.0  # between two questions for the load of the controller, and for its configuration
 NODES_S = 600.0  # between two questions for the nodes
 EXTRA_S = 200.0  # between two questions for accounting or the nodes: four in ten minutes, two of them at once
 WATCHED_NODES_S = 240.0  # age at which nodes are read again for somebody who asks; above EXTRA_S, for accounting's sake

@@ -108,7 +108,7 @@ class ClusterFacts(NamedTuple):
     """What the controller says of itself."""
 
     name: str | None
-    hides_jobs: bool  # whether users see only their own jobs (PrivateData)
+    hides_jobs: bool  # whether users see only their own jobs, or only their own usage (PrivateData)
     ended_listed_s: float | None = None  # how long the queue has ended jobs (MinJobAge)
 
 
@@ -237,7 +237,7 @@ class SlurmReader:
 def parse_cluster_facts(text: str) -> ClusterFacts:
     """Parse ``scontrol show config``."""
     values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in text.splitlines())}
-    private = values.get("PrivateData", "jobs")  # without an answer nobody sees the jobs of others
+    private = values.get("PrivateData", "jobs").lower()  # without an answer nobody sees the jobs of others
     age = values.get("MinJobAge", "").partition(" ")[0]
-    hides_jobs = "jobs" in private.lower().split(",")
+    hides_jobs = not {"jobs", "usage"}.isdisjoint(private.split(","))
     return ClusterFacts(values.get("ClusterName") or None, hides_jobs, float(age) if age.isdecimal() else None)

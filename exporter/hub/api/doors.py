@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from exporter.contract.errors import ExporterError
+from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.web.limits import KERNEL_QUEUE
 
 MOST_PER_USER = 64  # open connections; each `gpujob ps -w` has one
@@ -27,7 +28,7 @@ def peer_uid(connection: Any) -> int:
 
 
 def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "LocalEntrance":
-    """Listen on a socket file. Whoever calls this has the lock of the hub, so that an old file is nobody's.
+    """Listen on a socket file. A lock beside it, kept until the process ends, says that an old file is nobody's.
 
     ``admits`` decides about users by their uid. ``for_all`` lets others connect, as their own users.
     """
@@ -41,6 +42,7 @@ def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "
         owner = path.parent.stat()
         if owner.st_uid != os.geteuid() or owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ExporterError(f"{path.parent} belongs to another user, or others may write there; remove it")
+        lock_file(f"{path}.lock")
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise ExporterError(f"{path} exists and is not a socket; remove it")
@@ -51,6 +53,9 @@ def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "
     except OSError as error:
         listening.close()
         raise ExporterError(f"cannot listen on {path}: {error.strerror}") from error
+    except FileLockedError as error:
+        listening.close()
+        raise ExporterError(f"another hub listens on {path}: {error}; end it first") from error
     except ExporterError:
         listening.close()
         raise

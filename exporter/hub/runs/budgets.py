@@ -44,14 +44,14 @@ def sweeps_with_budgets(
 
     ``tasks_of`` finds the tasks of a user's arrays in the index.
     """
+    by_array: dict[str, list[Job]] = {}
+    for job in jobs.values():
+        by_array.setdefault(array_of(job.tracked.job_id), []).append(job)
     for run in runs:
         if run.budget is None or run.job_id in jobs or not run.job_id.isdecimal():
             continue
-        present = {
-            name_of(job): job
-            for job in jobs.values()
-            if array_of(job.tracked.job_id) in run.job_ids and is_of_run(job, run)
-        }
+        own = (job for job_id in run.job_ids for job in by_array.get(job_id, ()))
+        present = {name_of(job): job for job in own if is_of_run(job, run)}
         if all(job.tracked.is_over for job in present.values()):
             continue
         past = {name_of(job): job for job in tasks_of(run.job_ids, run.user) if is_of_run(job, run)}

@@ -3,7 +3,8 @@
 import gzip
 import math
 import tempfile
-from collections import Counter
+from collections import Counter, UserDict
+from collections.abc import ValuesView
 from pathlib import Path
 
 import pytest
@@ -14,8 +15,9 @@ from exporter.contract.budget import USER_DAYS, Budget
 from exporter.hub import costs
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
-from exporter.hub.jobs import SHOWN_AFTER_END_S, Outcome
+from exporter.hub.jobs import SHOWN_AFTER_END_S, Job, Outcome
 from exporter.hub.look import AFTER_END_S, MOST_IN_QUESTION, WATCHED_NODES_S
+from exporter.hub.runs.budgets import sweeps_with_budgets
 from exporter.hub.runs.reports import Run
 from exporter.hub.runs.stale_runs import GONE_AFTER_S, StaleRuns
 from exporter.hub.site_reader import Site
@@ -200,8 +202,9 @@ def test_cost_adds_up_over_attempts_and_restarts_and_idle_time_counts_once(hub: 
 def test_a_suspended_job_takes_only_the_time_in_which_it_runs(hub: Hub) -> None:
     hub.steps(5)
 
-    def poll(state: str, **times: float) -> None:
-        hub.slurm.rows = [queue_row("7", state, 1001.0, started=1010.0, **times)]
+    def poll(state: str, ended: float | None = None) -> None:
+        row = queue_row("7", state, 1001.0, started=1010.0)
+        hub.slurm.rows = [row._replace(sight=row.sight._replace(ended=ended))]
         hub.steps(60)
 
     def gpu_seconds() -> tuple[float, float | None]:
@@ -483,7 +486,7 @@ def test_an_answer_that_the_hub_fails_to_use_does_not_count(hub: Hub, monkeypatc
     assert (use.answers, use.last_success, hub.engine.view.as_of) == (2, START + 5, START + 5)
 
 
-def test_the_controller_is_asked_for_its_name_until_it_answers_once(hub: Hub) -> None:
+def test_the_controller_is_asked_for_its_name_until_it_answers_and_then_every_ten_minutes(hub: Hub) -> None:
     hub.slurm.facts = hub.slurm.rows = None
     hub.steps(400)
     assert hub.slurm.facts_asked == 0  # while the queue has no answer either
@@ -495,8 +498,15 @@ def test_the_controller_is_asked_for_its_name_until_it_answers_once(hub: Hub) ->
     hub.steps(60)
     assert 'cluster="c1",job_id="7"' in hub.page()
     asked = hub.slurm.facts_asked
-    hub.steps(600)
+    hub.steps(500)
     assert hub.slurm.facts_asked == asked
+    hub.slurm.facts = ClusterFacts("c1", True)  # after a reconfiguration
+    hub.steps(160)
+    assert hub.slurm.facts_asked == asked + 1
+    assert hub.engine.facts == ClusterFacts("c1", True)
+    hub.slurm.facts = None
+    hub.steps(600)
+    assert hub.engine.facts == ClusterFacts("c1", True)  # no answer opens nothing
 
 
 def test_figures_that_accounting_lacks_for_ten_minutes_are_not_measured(hub: Hub) -> None:
@@ -515,7 +525,7 @@ def test_figures_that_accounting_lacks_for_ten_minutes_are_not_measured(hub: Hub
 
 
 @pytest.mark.parametrize("is_watched", [False, True])
-def test_in_no_ten_minutes_are_there_more_than_15_commands_or_30_requests(hub: Hub, is_watched: bool) -> None:
+def test_in_no_ten_minutes_are_there_more_than_16_commands_or_30_requests(hub: Hub, is_watched: bool) -> None:
     requests = {"squeue": 2, "sinfo": 2, "sdiag": 1, "scontrol": 1, "sacct": 0}  # to the controller, by Slurm 22.05
     hub.slurm.facts = ClusterFacts("c1", False, 2.0)  # accounting is also asked for jobs that came and went
     minutes = list[Counter[str]]()
@@ -534,7 +544,8 @@ def test_in_no_ten_minutes_are_there_more_than_15_commands_or_30_requests(hub: H
         after = {name: use.answers + use.failures for name, use in hub.engine.commands.items()}
         minutes.append(Counter({name: after[name] - before[name] for name in after}))
     windows = [sum(minutes[first : first + 10], Counter[str]()) for first in range(111)]
-    assert max(window.total() - window["scontrol"] for window in windows) <= 15  # scontrol is run once, at the start
+    assert max(window.total() for window in windows) <= 16
+    assert max(window.total() - window["scontrol"] for window in windows) <= 15
     assert max(sum(requests[name] * count for name, count in window.items()) for window in windows) <= 30
     # all of them have their turn
     assert all(window["squeue"] == 10 and window["sinfo"] >= 1 and window["sacct"] >= 1 for window in windows)
@@ -695,6 +706,20 @@ def test_tasks_of_arrays_are_those_that_no_longer_wait_together(hub: Hub) -> Non
     hub.slurm.rows = [*tasks, queue_row("7_[4-6]", "PENDING", 1000.0), queue_row("8", "PENDING", 1000.0)]
     hub.steps(5)
     assert hub.engine.array_tasks() == {"7": ["7_0", "7_3"]}
+
+
+def test_ended_runs_with_a_budget_cost_no_look_at_all_jobs_each() -> None:
+    looks = 0
+
+    class Jobs(UserDict[str, Job]):
+        def values(self) -> ValuesView[Job]:
+            nonlocal looks
+            looks += 1
+            return super().values()
+
+    runs = [Run(str(number), "ada", "/runs", 1.0, budget=Budget(gpu_hours=1.0)) for number in range(100)]
+    assert not list(sweeps_with_budgets(runs, Jobs(), lambda ids, user: (), 5.0))
+    assert looks == 1
 
 
 def test_all_points_of_a_sweep_use_one_budget(hub: Hub) -> None:

@@ -132,6 +132,17 @@ def test_a_second_hub_names_the_first_one(slurm: FakeSlurm, hub: HubProcess) -> 
     assert hub.json("/api/v1/jobs")["jobs"]
 
 
+def test_a_second_hub_with_another_folder_leaves_the_socket_to_the_first(slurm: FakeSlurm, runtime: Path) -> None:
+    first = HubProcess(slurm, runtime=runtime).ready()
+    second = HubProcess(slurm, "--state-dir", str(slurm.folder / "other"), runtime=runtime)
+    problem = second.process.communicate(timeout=SOON_S)[1]
+    assert second.process.returncode == 2
+    assert f"another hub listens on {first.socket}: process {first.process.pid} on " in problem
+    assert first.json("/api/v1/jobs")["jobs"]
+    first.end(signal.SIGKILL)
+    HubProcess(slurm, runtime=runtime).ready().end()
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [

@@ -139,3 +139,7 @@ def test_what_the_controller_says_of_itself(folder: Path) -> None:
     assert SlurmReader(None, None, os.environ).cluster_facts() == ("c1", True, 2.0)
     assert parse_cluster_facts("ClusterName = c1\nPrivateData             = none\n") == ("c1", False, None)
     assert parse_cluster_facts("") == (None, True, None)
+    hidden = {
+        what: parse_cluster_facts(f"PrivateData={what}\n").hides_jobs for what in ("users,usage", "Jobs", "nodes")
+    }
+    assert hidden == {"users,usage": True, "Jobs": True, "nodes": False}
