@@ -415,6 +415,18 @@ def test_a_disk_that_is_almost_full_or_will_be_is_shown_in_the_colour_of_its_ale
     shown = screen(a_view(filesystems=[space | {"full_at": NOW + 60}]), 120, colors=True)
     assert "\x1b[33m! the disk of output will be full at 2025-11-22 04:14, before the job ends\x1b[0m" in shown
     assert "will be full" not in screen(a_view(filesystems=[space | {"full_at": NOW + 600}]), 120)
+    shown = screen(a_view(filesystems=[space | {"full_at": NOW + 60, "lacks": "inodes"}]), 120)
+    assert "! the disk of output will be out of inodes at 2025-11-22 04:14, before the job ends" in shown
+
+
+@pytest.mark.parametrize(
+    ("left", "text"), [(1, "disk 1.0 GiB left of the user quota (1%)"), (70, "disk 50.0 GiB free (5%)")]
+)
+def test_a_quota_is_shown_if_it_leaves_less_than_the_disk(left: int, text: str) -> None:
+    quota = {"kind": "user", "limit_bytes": 100 * 1024**3, "available_bytes": left * 1024**3}
+    space = {"group": "output", "available_bytes": 50 * 1024**3, "size_bytes": 1000 * 1024**3, "quota": quota}
+    output = {"group": "output", "files": 6, "bytes": 5 * 1024**2}
+    assert f"output 6 files 5.0 MiB, {text}" in screen(a_view(filesystems=[space], outputs=[output]), 120)
 
 
 def test_stragglers_and_the_first_worker_to_stop_are_named() -> None:
