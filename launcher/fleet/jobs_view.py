@@ -40,6 +40,7 @@ LEFT_OUT = (
     "MARGIN",
     "ETA",
 )  # in a narrow window
+LEAST_WIDTHS = {"NAME": 24}  # to which a column shrinks before others are left out; the id names the job too
 MIB = 1024**2
 NOT_MEASURED = Figures()
 MOST_FORECAST_S = 90 * 86400.0  # of a start; Slurm forecasts a year behind a job without a time limit
@@ -242,7 +243,9 @@ def render_jobs(
     head = (*HEAD, *(MORE if verbose else ()))
     rows = [_cells(job, now, prices, verbose) for job in jobs]
     optional = (*OPTIONAL, *(OPTIONAL_MORE if verbose else ()))
-    lines = render_table(head, rows, optional=optional, width=None if verbose else width, left_out=LEFT_OUT)
+    lines = render_table(
+        head, rows, optional=optional, width=None if verbose else width, left_out=LEFT_OUT, least_widths=LEAST_WIDTHS
+    )
     reasons = [job.row.sight.reason for job in jobs if job.row.sight.reason and "PENDING" in (job.state, *job.tasks)]
     notes = [printable_line(line) for line in advice_lines(reasons)]
     return [*lines, *([""] if notes else []), *notes]

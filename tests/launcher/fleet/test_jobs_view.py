@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from exporter.contract.report import GpuSums
 from exporter.contract.status import EtaEstimate
@@ -87,6 +88,16 @@ def test_narrow_windows_lose_whole_columns(golden: Golden, width: int) -> None:
     table = render_jobs(jobs, later, verbose=False, prices=PRICES, width=width)
     assert max(len(line) for line in table) <= width
     golden(f"launcher/ps-{width}.txt", "\n".join(table) + "\n")
+
+
+def test_a_long_name_is_cut_before_columns_are_left_out_and_wide_letters_count_twice() -> None:
+    names, now = ("train", "日本語の学習ジョブ", "x" * 60), (TRAIN.sight.started or 0.0) + 3600
+    jobs = [Job(TRAIN._replace(name=name), TRAIN_RUN) for name in names]
+    head, *lines = render_jobs(jobs, now, verbose=False, width=80)
+    assert head.split() == ["NAME", "JOB", "STATUS", "PROGRESS", "ETA", "MARGIN"]
+    assert {cell_len(line) for line in lines} == {80}
+    assert {cell_len(line.partition("  7  ")[0]) for line in lines} == {24}
+    assert lines[2].startswith(f"{'x' * 21}...  7    RUNNING  34.5% 2,070/6,000 items  ")
 
 
 def test_without_an_unfinished_job_the_last_ended_one_is_shown() -> None:
