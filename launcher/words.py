@@ -50,6 +50,12 @@ def duration_text(seconds: float | None) -> str:
     return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
 
 
+def percent_text(done: float, total: float) -> str:
+    """``34.5%``; ``100.0%`` only if all is done."""
+    percent = 100 * done / total
+    return f"{percent if done >= total else min(percent, 99.9):.1f}%"
+
+
 def text_width(text: str) -> int:
     """Cells of a terminal that a text takes: Chinese, Japanese and Korean letters take two."""
     return len(text) if text.isascii() else sum(map(_character_width, text))

@@ -16,7 +16,7 @@ from launcher.fleet.pending import advice_lines
 from launcher.registry.entries import LOCAL_PREFIX
 from launcher.rundir.job_ids import task_ranges
 from launcher.watch.text import printable_line
-from launcher.words import duration_text
+from launcher.words import duration_text, percent_text
 
 HEAD = (
     *("NAME", "JOB", "BACKEND", "GPU", "PRICE", "STATUS", "PROGRESS", "ETA", "MARGIN", "COST", "CPU%", "MEM%"),
@@ -318,9 +318,9 @@ def _state_text(job: Job, now: float) -> str:
 def _progress_text(run: RunProgress | None) -> str:
     if run is None or run.items is None:
         return "-"
-    if run.ratio is None:
+    if not run.items_expected:
         return f"{run.items:,.0f} {run.unit}"
-    return f"{100 * run.ratio:.1f}% {run.items:,.0f}/{run.items_expected:,.0f} {run.unit}"
+    return f"{percent_text(run.items, run.items_expected)} {run.items:,.0f}/{run.items_expected:,.0f} {run.unit}"
 
 
 def _gpu_text(job: Job) -> str:

@@ -18,7 +18,7 @@ from launcher.watch.text import (
     worker_state,
 )
 from launcher.watch.waiting import is_pending, job_only_serves, job_state, stop_text, wait_text
-from launcher.words import clock_text, duration_text, names_text
+from launcher.words import clock_text, duration_text, names_text, percent_text
 
 LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
 STALLED_SHOWN = 4  # stalled workers named in one line
@@ -31,7 +31,7 @@ def progress_text(view: JobView) -> str:
         units = job_work(view.workers).units
         unseen = "no progress seen" if view.report is not None else "no progress yet"
         return f"{' and '.join(units)}, which have no common total" if len(units) > 1 else unseen
-    return f"{100 * items / expected:.1f}% {items:,}/{expected:,} {unit}" if expected else f"{items:,} {unit}"
+    return f"{percent_text(items, expected)} {items:,}/{expected:,} {unit}" if expected else f"{items:,} {unit}"
 
 
 def rate_text(view: JobView) -> str:

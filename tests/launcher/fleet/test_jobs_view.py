@@ -100,6 +100,11 @@ def test_a_long_name_is_cut_before_columns_are_left_out_and_wide_letters_count_t
     assert lines[2].startswith(f"{'x' * 21}...  7    RUNNING  34.5% 2,070/6,000 items  ")
 
 
+def test_work_that_is_not_done_is_not_100_percent() -> None:
+    line = render_jobs([Job(TRAIN, TRAIN_RUN._replace(items=9999.0, items_expected=1e4))], NOW, verbose=False)[1]
+    assert " 99.9% 9,999/10,000 items " in line
+
+
 def test_without_an_unfinished_job_the_last_ended_one_is_shown() -> None:
     ended = [QueueRow(str(end), Sight("COMPLETED", 1.0, 2.0, end), "job", None) for end in (30.0, 50.0, 40.0)]
     assert [job.row.job_id for job in shown_jobs(map(Job, ended), ended_too=False)] == ["50.0"]

@@ -290,6 +290,7 @@ def test_progress_shows_the_known_parts() -> None:
     assert progress_text(items=None, items_expected=10) == "no progress yet"
     assert progress_text(items=5, items_expected=None) == "5 items"
     assert progress_text(items=5, items_expected=10) == "50.0% 5/10 items"
+    assert progress_text(items=9999, items_expected=10_000) == "99.9% 9,999/10,000 items"
 
 
 def test_progress_is_in_the_unit_of_the_job() -> None:
