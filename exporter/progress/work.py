@@ -91,10 +91,12 @@ def job_work(workers: Iterable[TaskPosition]) -> JobWork:
 
 def job_rate(workers: Iterable[ProgressFacts], work: JobWork) -> float | None:
     """Units per second of the job: the sum of the workers' rates, or the lowest if they are in step."""
-    rates = [worker.rate for worker in workers if worker.rate is not None]
-    if not rates or len(work.units) > 1:
-        return None
-    return min(rates) if work.is_in_step else sum(rates)
+    return _joint_rate((worker.rate for worker in workers), work)
+
+
+def job_average_rate(workers: Iterable[ProgressFacts], work: JobWork) -> float | None:
+    """The same since the first positions of the workers' runs, so without the time in which they load."""
+    return _joint_rate((worker.average_rate for worker in workers), work)
 
 
 def with_current_eta(worker: W, now: float) -> W:
@@ -134,6 +136,13 @@ def unit_word(unit: str | None) -> str:
 def rate_digits(rate: float) -> str:
     """``12.3``, and with three digits what is slower than one a second: ``0.0303``."""
     return f"{rate:.1f}" if rate >= 1 else f"{rate:.3g}"
+
+
+def _joint_rate(rates: Iterable[float | None], work: JobWork) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    if not known or len(work.units) > 1:
+        return None
+    return min(known) if work.is_in_step else sum(known)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:
