@@ -17,6 +17,7 @@ W = TypeVar("W", bound=ProgressFacts)
 ITEMS = UNITS[0]
 # Patterns of progress bars; those of tqdm count items or batches and do not show which.
 BARS = frozenset(("bar", "plain_bar"))
+LEAST_PER_SECOND = 0.01  # slower work is counted by the hour
 BATCH_LEAST = 1.5  # bars whose total is this factor below the job's items count batches
 
 
@@ -133,9 +134,11 @@ def unit_word(unit: str | None) -> str:
     return unit or ITEMS
 
 
-def rate_digits(rate: float) -> str:
-    """``12.3``, and with three digits what is slower than one a second: ``0.0303``."""
-    return f"{rate:.1f}" if rate >= 1 else f"{rate:.3g}"
+def speed_text(rate: float, unit: str = "") -> str:
+    """``12.3 items/s``, below one with three digits, ``0.0303 items/s``; below 0.01 by the hour, ``4.0 items/h``."""
+    count, time = (rate, "s") if rate >= LEAST_PER_SECOND else (3600 * rate, "h")
+    digits = f"{count:.1f}" if count >= 1 else f"{count:.3g}"
+    return f"{digits} {unit}/{time}" if unit else f"{digits}/{time}"
 
 
 def _joint_rate(rates: Iterable[float | None], work: JobWork) -> float | None:

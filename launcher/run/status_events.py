@@ -10,7 +10,7 @@ from exporter.progress.work import (
     job_eta,
     job_rate,
     job_work,
-    rate_digits,
+    speed_text,
     unit_word,
     with_current_eta,
 )
@@ -73,6 +73,6 @@ class StatusEvents:
         eta = job_eta([with_current_eta(worker, now) for worker in workers])
         texts = [f"{done} of {expected} {unit_word(work.unit)}" if expected else f"{done} {unit_word(work.unit)}"]
         texts += [percent_text(done, expected)] if expected else []
-        texts += [f"{rate_digits(rate)}/s"] if rate else []
+        texts += [speed_text(rate)] if rate else []
         texts += [f"ETA {duration_text(eta.seconds)}"] if eta else []
         record("progress", "progress", ", ".join(texts))

@@ -5,7 +5,7 @@ from typing import TextIO
 
 from exporter.contract.view import JobView
 from exporter.gpus.analysis.node_status import GpuProblem
-from exporter.progress.work import job_work, rate_digits, unit_word
+from exporter.progress.work import job_work, speed_text, unit_word
 from launcher.report.restarts import restart_causes, restart_text
 from launcher.watch.gpus import clearable_problems, gpu_problems, mean_utilization
 from launcher.watch.text import (
@@ -36,8 +36,11 @@ def progress_text(view: JobView) -> str:
 
 def rate_text(view: JobView) -> str:
     """``37.5 items/s (average 35.1)``; empty while the rate is unknown."""
-    average = f" (average {rate_digits(view.average_rate)})" if view.average_rate else ""
-    return f"{rate_digits(view.rate)} {unit_word(view.unit)}/s{average}" if view.rate else ""
+    if not view.rate:
+        return ""
+    rate = speed_text(view.rate, unit_word(view.unit))
+    average = speed_text(view.average_rate).removesuffix(rate[-len("/s") :]) if view.average_rate else ""
+    return f"{rate} (average {average})" if average else rate
 
 
 def eta_text(view: JobView) -> str:

@@ -113,6 +113,20 @@ def eta_text(view: dict[str, Any]) -> str:
     return plain_lines.eta_text(JobView.from_json(view))
 
 
+@pytest.mark.parametrize(
+    ("rate", "average", "text"),
+    [
+        (37.5, 35.1, "37.5 items/s (average 35.1)"),
+        (1 / 10800, 1 / 7200, "0.333 items/h (average 0.5)"),
+        (0.02, 1 / 7200, "0.02 items/s (average 0.5/h)"),
+        (2.0, None, "2.0 items/s"),
+        (None, 2.0, ""),
+    ],
+)
+def test_slow_work_has_a_rate_by_the_hour(rate: float | None, average: float | None, text: str) -> None:
+    assert plain_lines.rate_text(JobView.from_json(job_view(rate=rate, average_rate=average))) == text
+
+
 def progress_text(**over: Any) -> str:
     return plain_lines.progress_text(JobView.from_json(job_view(**over)))
 
@@ -542,6 +556,7 @@ def test_a_job_that_only_serves_has_neither_progress_nor_eta() -> None:
         ({"output_tokens_per_second": 9.0, "input_tokens_per_second": 2012.4, "role": "prefill"}, "2012 tok/s in"),
         ({"output_tokens_per_second": 9.0, "role": "prefill"}, "9.0 tok/s"),
         ({"output_tokens_per_second": 9.0, "rate": 3.25}, "3.2"),
+        ({"rate": 1 / 10800}, "0.333/h"),
         ({"output_tokens_per_second": 9.0, "up": False}, "-"),
         ({"output_tokens_per_second": None, "input_tokens_per_second": None}, "-"),
         ({}, "-"),
