@@ -111,6 +111,12 @@ def test_without_an_unfinished_job_the_last_ended_one_is_shown() -> None:
     assert shown_jobs([], ended_too=False) == []
 
 
+def test_a_local_sweep_with_a_point_that_never_started_has_ended() -> None:
+    sweep = Job(QueueRow("local-1", Sight("MISSING", 1.0), "lr", None))
+    assert sweep.has_ended
+    assert [job.row.job_id for job in shown_jobs([sweep, Job(TRAIN)], ended_too=False)] == ["7"]
+
+
 def test_tasks_of_an_array_are_one_line_with_counts() -> None:
     rows = [job.row for job in array("RUNNING", "COMPLETED", "PENDING")] + [TRAIN._replace(sight=Sight("COMPLETED"))]
     found = shown_jobs(map(Job, rows), ended_too=False)  # with the ended task, not with the other ended job
