@@ -3,6 +3,7 @@
 import re
 import time
 from collections.abc import Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -47,6 +48,36 @@ def duration_text(seconds: float | None) -> str:
         return f"{minutes}m {left:02d}s"
     hours, minutes = divmod(minutes, 60)
     return f"{hours}h {minutes:02d}m" if hours < 24 else f"{hours // 24}d {hours % 24:02d}h"
+
+
+def percent_text(done: float, total: float) -> str:
+    """``34.5%``; ``100.0%`` only if all is done."""
+    percent = 100 * done / total
+    return f"{percent if done >= total else min(percent, 99.9):.1f}%"
+
+
+def text_width(text: str) -> int:
+    """Cells of a terminal that a text takes: Chinese, Japanese and Korean letters take two."""
+    return len(text) if text.isascii() else sum(map(_character_width, text))
+
+
+def _character_width(character: str) -> int:
+    from unicodedata import combining, east_asian_width  # lazy: nearly all text is ASCII
+
+    return 0 if combining(character) else 2 if east_asian_width(character) in "WF" else 1
+
+
+def padded_text(text: str, width: int) -> str:
+    """The text with blanks up to ``width`` cells."""
+    return text + " " * (width - text_width(text))
+
+
+def cut_text(text: str, most: int | None) -> str:
+    """The text, or its beginning and ``...`` if it takes more than ``most`` cells."""
+    if most is None or text_width(text) <= most:
+        return text
+    ends = accumulate(map(_character_width, text))
+    return f"{text[: sum(end <= most - len('...') for end in ends)].rstrip()}..."
 
 
 def count_text(count: int, noun: str) -> str:

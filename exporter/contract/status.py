@@ -369,6 +369,7 @@ class FileSystem(Record):
     inodes: int | None = None
     low: bool | None = None
     full_at: float | None = None  # when it will be full at the present pace
+    lacks: str | None = None  # what is used up then if not the space: inodes or quota
     quota: Quota | None = None
 
 

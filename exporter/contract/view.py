@@ -127,7 +127,7 @@ class JobView(Record):
     items_expected: float | None = None
     items_processed: float | None = None
     rate: float | None = None  # units per second, lately
-    average_rate: float | None = None  # units per second since the starts of the running workers
+    average_rate: float | None = None  # units per second since the first positions of the running workers
     output_tokens_per_second: float | None = None
     eta: EtaEstimate | None = None
     time_limit_met_probability: float | None = None

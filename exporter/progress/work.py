@@ -17,6 +17,7 @@ W = TypeVar("W", bound=ProgressFacts)
 ITEMS = UNITS[0]
 # Patterns of progress bars; those of tqdm count items or batches and do not show which.
 BARS = frozenset(("bar", "plain_bar"))
+LEAST_PER_SECOND = 0.01  # slower work is counted by the hour
 BATCH_LEAST = 1.5  # bars whose total is this factor below the job's items count batches
 
 
@@ -91,10 +92,12 @@ def job_work(workers: Iterable[TaskPosition]) -> JobWork:
 
 def job_rate(workers: Iterable[ProgressFacts], work: JobWork) -> float | None:
     """Units per second of the job: the sum of the workers' rates, or the lowest if they are in step."""
-    rates = [worker.rate for worker in workers if worker.rate is not None]
-    if not rates or len(work.units) > 1:
-        return None
-    return min(rates) if work.is_in_step else sum(rates)
+    return _joint_rate((worker.rate for worker in workers), work)
+
+
+def job_average_rate(workers: Iterable[ProgressFacts], work: JobWork) -> float | None:
+    """The same since the first positions of the workers' runs, so without the time in which they load."""
+    return _joint_rate((worker.average_rate for worker in workers), work)
 
 
 def with_current_eta(worker: W, now: float) -> W:
@@ -131,9 +134,18 @@ def unit_word(unit: str | None) -> str:
     return unit or ITEMS
 
 
-def rate_digits(rate: float) -> str:
-    """``12.3``, and with three digits what is slower than one a second: ``0.0303``."""
-    return f"{rate:.1f}" if rate >= 1 else f"{rate:.3g}"
+def speed_text(rate: float, unit: str = "") -> str:
+    """``12.3 items/s``, below one with three digits, ``0.0303 items/s``; below 0.01 by the hour, ``4.0 items/h``."""
+    count, time = (rate, "s") if rate >= LEAST_PER_SECOND else (3600 * rate, "h")
+    digits = f"{count:.1f}" if count >= 1 else f"{count:.3g}"
+    return f"{digits} {unit}/{time}" if unit else f"{digits}/{time}"
+
+
+def _joint_rate(rates: Iterable[float | None], work: JobWork) -> float | None:
+    known = [rate for rate in rates if rate is not None]
+    if not known or len(work.units) > 1:
+        return None
+    return min(known) if work.is_in_step else sum(known)
 
 
 def _sum(values: Iterable[float | None]) -> float | None:

@@ -6,7 +6,7 @@ from dataclasses import field
 from exporter.contract.events import Event
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import GpuDevice, NodeStatus, WorkerStatus
-from exporter.progress.work import rate_digits
+from exporter.progress.work import speed_text
 
 SLOW, NOT_SLOW = 1.25, 1.1  # factors to the earlier time per item at which a slowdown begins and ends
 ODD_STATE_S = 30.0  # a wait for a disk that is shorter is ordinary
@@ -92,7 +92,7 @@ class WorkerEvents:
         if slowdown is not None and not worker.stalled and (slowdown >= SLOW) != known.is_slow:
             if slowdown >= SLOW:
                 known.is_slow = True
-                rate = f", now {rate_digits(worker.rate)} {worker.unit or 'items'}/s" if worker.rate else ""
+                rate = f", now {speed_text(worker.rate, worker.unit or 'items')}" if worker.rate else ""
                 yield event("warning", SLOW_EVENT, f"{100 * (1 - 1 / slowdown):.0f}% below its rate{rate}")
             elif slowdown <= NOT_SLOW:
                 known.is_slow = False

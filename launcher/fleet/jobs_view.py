@@ -16,7 +16,7 @@ from launcher.fleet.pending import advice_lines
 from launcher.registry.entries import LOCAL_PREFIX
 from launcher.rundir.job_ids import task_ranges
 from launcher.watch.text import printable_line
-from launcher.words import duration_text
+from launcher.words import duration_text, percent_text
 
 HEAD = (
     *("NAME", "JOB", "BACKEND", "GPU", "PRICE", "STATUS", "PROGRESS", "ETA", "MARGIN", "COST", "CPU%", "MEM%"),
@@ -40,10 +40,11 @@ LEFT_OUT = (
     "MARGIN",
     "ETA",
 )  # in a narrow window
+LEAST_WIDTHS = {"NAME": 24}  # to which a column shrinks before others are left out; the id names the job too
 MIB = 1024**2
 NOT_MEASURED = Figures()
 MOST_FORECAST_S = 90 * 86400.0  # of a start; Slurm forecasts a year behind a job without a time limit
-ENDED = frozenset((*ENDS, "INCOMPLETE", "UNKNOWN"))  # the last two of jobs without Slurm
+ENDED = frozenset((*ENDS, "INCOMPLETE", "UNKNOWN", "MISSING"))  # the last three of jobs and sweeps without Slurm
 
 
 class Job(NamedTuple):
@@ -242,7 +243,9 @@ def render_jobs(
     head = (*HEAD, *(MORE if verbose else ()))
     rows = [_cells(job, now, prices, verbose) for job in jobs]
     optional = (*OPTIONAL, *(OPTIONAL_MORE if verbose else ()))
-    lines = render_table(head, rows, optional=optional, width=None if verbose else width, left_out=LEFT_OUT)
+    lines = render_table(
+        head, rows, optional=optional, width=None if verbose else width, left_out=LEFT_OUT, least_widths=LEAST_WIDTHS
+    )
     reasons = [job.row.sight.reason for job in jobs if job.row.sight.reason and "PENDING" in (job.state, *job.tasks)]
     notes = [printable_line(line) for line in advice_lines(reasons)]
     return [*lines, *([""] if notes else []), *notes]
@@ -315,9 +318,9 @@ def _state_text(job: Job, now: float) -> str:
 def _progress_text(run: RunProgress | None) -> str:
     if run is None or run.items is None:
         return "-"
-    if run.ratio is None:
+    if not run.items_expected:
         return f"{run.items:,.0f} {run.unit}"
-    return f"{100 * run.ratio:.1f}% {run.items:,.0f}/{run.items_expected:,.0f} {run.unit}"
+    return f"{percent_text(run.items, run.items_expected)} {run.items:,.0f}/{run.items_expected:,.0f} {run.unit}"
 
 
 def _gpu_text(job: Job) -> str:

@@ -55,10 +55,6 @@ class RunProgress(NamedTuple):
     health: Mapping[str, NodeHealth] = NOTHING  # by node
     gpus: "GpuSums | None" = None  # None without GPUs, or if a sidecar has not seen them
 
-    @property
-    def ratio(self) -> float | None:
-        return self.items / self.items_expected if self.items is not None and self.items_expected else None
-
 
 def run_dir_of(output: str | None) -> Path | None:
     """The run directory in which Slurm writes the output of a job that gpujob launched."""

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from exporter.contract.report import CheckResult, EndCause, Report, Verification, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
-from exporter.progress.work import ITEMS, position_units, rate_digits, unit_word
+from exporter.progress.work import ITEMS, position_units, speed_text, unit_word
 from launcher.report.accounting.text import accounting_lines
 from launcher.report.gpus import gpu_sections
 from launcher.report.restarts import restart_lines
@@ -96,7 +96,7 @@ def _head(report: Report) -> list[str]:
 def _work_line(report: Report) -> str:
     expected = f" of {report.items_expected}" if report.items_expected else ""
     rate, unit = report.throughput_items_per_second, plain_item(unit_word(report.unit))
-    speed = f", {rate_digits(rate)} {unit}/s over the whole job" if rate else ""
+    speed = f", {speed_text(rate, unit)} over the whole job" if rate else ""
     return f"- {unit}: {report.items}{expected}{speed}"
 
 

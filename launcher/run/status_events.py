@@ -10,11 +10,11 @@ from exporter.progress.work import (
     job_eta,
     job_rate,
     job_work,
-    rate_digits,
+    speed_text,
     unit_word,
     with_current_eta,
 )
-from launcher.words import duration_text
+from launcher.words import duration_text, percent_text
 
 # events that the orchestrator writes itself
 ORCHESTRATOR_EVENTS = frozenset(("worker started", "worker restarted", "worker ended", "worker daemonised"))
@@ -72,7 +72,7 @@ class StatusEvents:
         rate, now = job_rate(at_work, work), time.time()
         eta = job_eta([with_current_eta(worker, now) for worker in workers])
         texts = [f"{done} of {expected} {unit_word(work.unit)}" if expected else f"{done} {unit_word(work.unit)}"]
-        texts += [f"{100 * done / expected:.1f}%"] if expected else []
-        texts += [f"{rate_digits(rate)}/s"] if rate else []
+        texts += [percent_text(done, expected)] if expected else []
+        texts += [speed_text(rate)] if rate else []
         texts += [f"ETA {duration_text(eta.seconds)}"] if eta else []
         record("progress", "progress", ", ".join(texts))

@@ -25,7 +25,7 @@ from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_
 from launcher.rundir.rundir import SWEEP_FILE, user_name
 from launcher.steps.slurm_queue import is_over, is_queued_again, read_unfinished
 from launcher.watch.view import CONCLUDING_S, STARTING_S, JobClient
-from launcher.words import duration_text
+from launcher.words import cut_text, duration_text, padded_text, text_width
 
 JOB_FILE = "job.yaml"  # copy of the job file
 MISSING = "MISSING"  # state of a point without a run and not in the queue
@@ -326,8 +326,8 @@ def sweep_json(sweep_dir: Path, record: SweepRecord, states: Sequence[PointState
 
 def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     """Join rows into lines with aligned columns."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return ["  ".join(word.ljust(width) for word, width in zip(row, widths, strict=True)).rstrip() for row in rows]
+    widths = [max(map(text_width, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join(map(padded_text, row, widths)).rstrip() for row in rows]
 
 
 def render_states(states: Sequence[PointState], width: int | None = None) -> list[str]:
@@ -340,25 +340,21 @@ def render_states(states: Sequence[PointState], width: int | None = None) -> lis
     head = ("", "point", "state", "items", *results, *LAST_COLUMNS)
     table = [head, *(_row(state, results) for state in states)]
     causes = [" ".join((state.cause or "").split()) for state in states]
-    wanted = min(max(map(len, causes), default=0), LEAST_CAUSE_WIDTH)
+    wanted = min(max(map(text_width, causes), default=0), LEAST_CAUSE_WIDTH)
     for name in (None, *LEFT_OUT):
         if name is not None:
             at = table[0].index(name)
             table = [(*row[:at], *row[at + 1 :]) for row in table]
-        start = max(map(len, align_columns([(*row, "|") for row in table]))) - 1
+        start = max(map(text_width, align_columns([(*row, "|") for row in table]))) - 1
         if width is None or width - start >= wanted:
             break
     room = None if width is None else max(width - start, LEAST_CAUSE_WIDTH)
     rows = [
-        (*row, cause) for row, cause in zip(table, ("cause", *(_cut(cause, room) for cause in causes)), strict=True)
+        (*row, cause) for row, cause in zip(table, ("cause", *(cut_text(cause, room) for cause in causes)), strict=True)
     ]
     counts = Counter(state.state for state in states)
     counts_text = ", ".join(f"{count} {name}" for name, count in counts.items())
     return [*align_columns(rows), f"{len(states)} points: {counts_text}"]
-
-
-def _cut(text: str, most: int | None) -> str:
-    return text if most is None or len(text) <= most else f"{text[: most - 3].rstrip()}..."
 
 
 def _row(state: PointState, results: Sequence[str]) -> tuple[str, ...]:

@@ -11,7 +11,7 @@ from exporter.contract.report import EndCause, Report, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
-from exporter.progress.work import ITEMS, rate_digits, unit_word
+from exporter.progress.work import ITEMS, speed_text, unit_word
 from launcher.report.accounting.text import accounting_summary
 from launcher.report.report import REPORT_TEXT_FILE
 from launcher.report.state import VERIFIED_STATES, verification_words
@@ -157,7 +157,7 @@ def _ends(ends: Sequence[EndCause]) -> list[str]:
 def _work_line(report: Report) -> str:
     unit, rate = unit_word(report.unit), report.throughput_items_per_second
     expected = f" of {report.items_expected}" if report.items_expected else ""
-    return f"{unit}: {report.items}{expected}" + (f", {rate_digits(rate)} {unit}/s over the whole job" if rate else "")
+    return f"{unit}: {report.items}{expected}" + (f", {speed_text(rate, unit)} over the whole job" if rate else "")
 
 
 def _worker_lines(workers: Sequence[WorkerReport]) -> list[str]:

@@ -5,7 +5,7 @@ from typing import TextIO
 
 from exporter.contract.view import JobView
 from exporter.gpus.analysis.node_status import GpuProblem
-from exporter.progress.work import job_work, rate_digits, unit_word
+from exporter.progress.work import job_work, speed_text, unit_word
 from launcher.report.restarts import restart_causes, restart_text
 from launcher.watch.gpus import clearable_problems, gpu_problems, mean_utilization
 from launcher.watch.text import (
@@ -18,7 +18,7 @@ from launcher.watch.text import (
     worker_state,
 )
 from launcher.watch.waiting import is_pending, job_only_serves, job_state, stop_text, wait_text
-from launcher.words import clock_text, duration_text, names_text
+from launcher.words import clock_text, duration_text, names_text, percent_text
 
 LIKELY = 0.99  # a lower chance to meet the time limit is shown with the margin
 STALLED_SHOWN = 4  # stalled workers named in one line
@@ -31,13 +31,16 @@ def progress_text(view: JobView) -> str:
         units = job_work(view.workers).units
         unseen = "no progress seen" if view.report is not None else "no progress yet"
         return f"{' and '.join(units)}, which have no common total" if len(units) > 1 else unseen
-    return f"{100 * items / expected:.1f}% {items:,}/{expected:,} {unit}" if expected else f"{items:,} {unit}"
+    return f"{percent_text(items, expected)} {items:,}/{expected:,} {unit}" if expected else f"{items:,} {unit}"
 
 
 def rate_text(view: JobView) -> str:
     """``37.5 items/s (average 35.1)``; empty while the rate is unknown."""
-    average = f" (average {rate_digits(view.average_rate)})" if view.average_rate else ""
-    return f"{rate_digits(view.rate)} {unit_word(view.unit)}/s{average}" if view.rate else ""
+    if not view.rate:
+        return ""
+    rate = speed_text(view.rate, unit_word(view.unit))
+    average = speed_text(view.average_rate).removesuffix(rate[-len("/s") :]) if view.average_rate else ""
+    return f"{rate} (average {average})" if average else rate
 
 
 def eta_text(view: JobView) -> str:

@@ -154,6 +154,9 @@ def _output_text(group: OutputView) -> str:
 def _space_text(space: FileSystem) -> str:
     if space.available_bytes is None:
         return ""
+    if space.quota and space.quota.available_bytes < space.available_bytes:
+        left, limit = space.quota.available_bytes, space.quota.limit_bytes
+        return f"disk {size_text(left)} left of the {space.quota.kind} quota ({100 * left / limit:.0f}%)"
     share = f" ({100 * space.available_bytes / space.size_bytes:.0f}%)" if space.size_bytes else ""
     return f"disk {size_text(space.available_bytes)} free{share}"
 
@@ -216,8 +219,8 @@ def _file_conditions(view: JobView) -> Iterator[Row]:
         elif space.low:
             yield Row(f"! the disk of {space.group} is almost full: {size_text(space.available_bytes)} free", CRITICAL)
         elif space.full_at and view.eta and space.full_at < view.time + view.eta.seconds:
-            full = clock_time_text(space.full_at)
-            yield Row(f"! the disk of {space.group} will be full at {full}, before the job ends", WARNING)
+            full, at = f"out of {space.lacks}" if space.lacks else "full", clock_time_text(space.full_at)
+            yield Row(f"! the disk of {space.group} will be {full} at {at}, before the job ends", WARNING)
     for group in view.outputs:
         stalled = [names.get(rank, f"rank {rank}") for rank in sorted(group.stalled_ranks)]
         if stalled:

@@ -3,7 +3,7 @@
 import time
 from typing import TYPE_CHECKING
 
-from exporter.progress.work import rate_digits
+from exporter.progress.work import speed_text
 
 if TYPE_CHECKING:
     from exporter.contract.report import EndCause
@@ -53,14 +53,14 @@ def token_rate_text(rate: float | None) -> str:
 
 
 def throughput_text(worker: "WorkerView") -> str:
-    """``37.5`` items per second, or an engine's output ``182 tok/s``, or its input ``2012 tok/s in``.
+    """``37.5`` items per second, ``0.333/h``, or an engine's output ``182 tok/s``, or its input ``2012 tok/s in``.
 
     A dash if all are unknown.
     """
     if not worker.up:
         return "-"
     if worker.rate:
-        return rate_digits(worker.rate)
+        return speed_text(worker.rate).removesuffix("/s")
     from launcher.plan.plan import PREFILL  # lazy: a view of jobs needs no plan
 
     made, read = worker.output_tokens_per_second, worker.input_tokens_per_second

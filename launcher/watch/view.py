@@ -32,7 +32,7 @@ from exporter.contract.view import (
 from exporter.gpus.analysis.node_status import worker_devices
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
-from exporter.progress.work import counting_workers, job_eta, job_rate, job_work, with_current_eta
+from exporter.progress.work import counting_workers, job_average_rate, job_eta, job_rate, job_work, with_current_eta
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.inputs import UNHURRIED, KnownEnds, ReportPace
 from launcher.report.report import build_report
@@ -270,6 +270,7 @@ class JobClient:
             )
         ]
         work = job_work(workers)
+        at_work = [worker for worker in counting_workers(workers) if worker.up]
         job = next((status.job for status in statuses.values() if status.job.job_id), JobStatus())
         published = JobStateRecord()
         if coming is None:
@@ -295,8 +296,8 @@ class JobClient:
             items=work.done,
             items_expected=report.items_expected if report else work.expected_total(self.manifest.total_items),
             items_processed=work.processed,
-            rate=None if report else job_rate((worker for worker in counting_workers(workers) if worker.up), work),
-            average_rate=work.processed / (now - start) if work.processed and start and not report else None,
+            rate=None if report else job_rate(at_work, work),
+            average_rate=None if report else job_average_rate(at_work, work),
             output_tokens_per_second=output_tokens_rate(workers),
             eta=eta,
             time_limit_met_probability=time_limit_met_probability(now, limit_end, eta) if eta else None,

@@ -8,7 +8,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from exporter.contract.view import JobView, WorkerView
-from exporter.progress.work import position_units, rate_digits, unit_word
+from exporter.progress.work import position_units, speed_text, unit_word
 from exporter.workers.exit_reason import CONSEQUENCES
 from launcher.report.state import UNFINISHED
 from launcher.watch.gpus import gpu_cells, gpus_by_node, has_gpus, is_done
@@ -119,8 +119,8 @@ def _folded_text(workers: Sequence[WorkerView], *, is_planned: bool, mixed: bool
     rates = [worker.rate for worker in workers if worker.up and worker.rate]
     if not rates or mixed:
         return printable_line(counts)
-    low, high = rate_digits(min(rates)), rate_digits(max(rates))
-    return printable_line(f"{counts}, {low if low == high else f'{low} to {high}'}/s")
+    low, high = speed_text(min(rates)), speed_text(max(rates))
+    return printable_line(f"{counts}, {low if low == high else f'{low.removesuffix(high[-2:])} to {high}'}")
 
 
 def _state_cell(worker: WorkerView, state: str, now: float, *, is_failed: bool) -> Text:

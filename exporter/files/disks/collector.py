@@ -1,6 +1,7 @@
 """File systems that the job writes to: whether they answer, free space, and when they will be full."""
 
 import errno
+import operator
 from collections import deque
 from dataclasses import replace
 from functools import partial
@@ -52,6 +53,7 @@ HANG_REPORT_S = 5.0  # a poll without an answer for this long is an event
 FULL_SOON_S = 3600.0  # a disk full this soon, or before the job's time limit, is an event
 REPEAT_INTERVAL_S = 600.0  # that event is not repeated within this time
 MOST_EVENTS = 50
+NO_SPACE, NO_INODES, NO_QUOTA = None, "inodes", "quota"  # what is used up
 
 
 @dataclass(frozen=True)
@@ -63,6 +65,7 @@ class GroupSpace:
     space: SpaceFacts | None = None
     quota: QuotaFacts | None = None
     full_at: float | None = None
+    lacks: str | None = None  # what is used up then if not the space
     mount: str | None = None
     fstype: str | None = None
     silent_since: float | None = None  # since when it has not answered
@@ -88,14 +91,14 @@ class _SpaceGroupWatch:
     def __init__(self, name: str, handle: WatchHandle[SpaceReading]) -> None:
         self.name = name
         self.handle = handle
-        self._forecasts = (DiskForecast(), DiskForecast(), DiskForecast())
+        self._forecasts = {kind: DiskForecast() for kind in (NO_SPACE, NO_INODES, NO_QUOTA)}
         self.silent_since: float | None = None
         self.hang_reported = False
         self.low_reported = False
         self.full_report_time: float | None = None
 
-    def full_at(self, reading: SpaceReading) -> float | None:
-        """When bytes, files or the quota run out, whichever is first."""
+    def first_full(self, reading: SpaceReading) -> tuple[float | None, str | None]:
+        """When space, inodes or the quota run out, whichever is first, and which of them."""
         space, quota = reading.space, reading.quota
         left = (
             space.available_bytes if space is not None else None,
@@ -103,11 +106,12 @@ class _SpaceGroupWatch:
             quota.available_bytes if quota is not None else None,
         )
         times = []
-        for forecast, free in zip(self._forecasts, left, strict=True):
+        for (kind, forecast), free in zip(self._forecasts.items(), left, strict=True):
             if free is not None:
                 forecast.update(reading.time, free)
-                times.append(forecast.full_at(reading.time))
-        return min((time for time in times if time is not None), default=None)
+                if (at := forecast.full_at(reading.time)) is not None:
+                    times.append((at, kind))
+        return min(times, key=operator.itemgetter(0), default=(None, None))
 
 
 class DiskCollector:
@@ -154,7 +158,8 @@ class DiskCollector:
             return replace(unseen, responding=True, error=answer.strerror or str(answer))
         if isinstance(answer, Exception):
             raise answer
-        return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=group.full_at(answer))
+        at, kind = group.first_full(answer)
+        return replace(unseen, responding=True, space=answer.space, quota=answer.quota, full_at=at, lacks=kind)
 
     def _log_events(self, group: _SpaceGroupWatch, facts: GroupSpace, now: float) -> None:
         """Emit events for changes."""
@@ -173,17 +178,18 @@ class DiskCollector:
             self._event(now, "info", "file system answers again", group.name, where)
         if facts.space is None:
             return
-        left = f"{_decimal_size(facts.space.available_bytes)} of {_decimal_size(facts.space.size_bytes)} left"
         if facts.low and not group.low_reported:
-            self._event(now, "warning", "disk low", group.name, f"{where} has {left}")
+            text = f"{where} has {_size_left(facts.space.available_bytes, facts.space.size_bytes)}"
+            self._event(now, "warning", "disk low", group.name, text)
         group.low_reported = bool(facts.low)
         before = max(now + FULL_SOON_S, self._end or now)
         if facts.full_at is not None and facts.full_at < before:
             if group.full_report_time is None or now - group.full_report_time > REPEAT_INTERVAL_S:
                 in_s = facts.full_at - now
                 soon = f"{in_s / 60:.0f} minutes" if in_s >= 120 else f"{in_s:.0f} seconds"
-                state = f"will be full in {soon} at the current rate" if in_s > 0 else "is full now"
-                detail = f"{where} {state}: {left}"
+                word = f"out of {facts.lacks}" if facts.lacks else "full"
+                state = f"will be {word} in {soon} at the current rate" if in_s > 0 else f"is {word} now"
+                detail = f"{where} {state}: {_left_text(facts, facts.space)}"
                 self._event(now, "warning", "disk full expected", group.name, detail)
             group.full_report_time = now
 
@@ -226,8 +232,22 @@ def _file_system(facts: GroupSpace) -> FileSystem:
         inodes=None if space is None else space.inodes,
         low=facts.low,
         full_at=facts.full_at,
+        lacks=facts.lacks,
         quota=None if quota is None else Quota(*quota),
     )
+
+
+def _left_text(facts: GroupSpace, space: SpaceFacts) -> str:
+    """What is left of that which is used up first."""
+    if facts.lacks == NO_INODES and space.inodes_available is not None:
+        return f"{space.inodes_available} of {space.inodes} left"
+    if facts.lacks == NO_QUOTA and facts.quota is not None:
+        return f"{_size_left(facts.quota.available_bytes, facts.quota.limit_bytes)} of the {facts.quota.kind} quota"
+    return _size_left(space.available_bytes, space.size_bytes)
+
+
+def _size_left(available_bytes: float, size_bytes: float) -> str:
+    return f"{_decimal_size(available_bytes)} of {_decimal_size(size_bytes)} left"
 
 
 def _decimal_size(count: float) -> str:

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from exporter.contract.status import EtaEstimate, WorkerStatus
 from exporter.logs.search.findings import UNITS
-from exporter.progress.work import JobWork, job_eta, job_rate, job_work, rate_digits, unit_word, with_current_eta
+from exporter.progress.work import JobWork, job_eta, job_rate, job_work, speed_text, unit_word, with_current_eta
 
 
 def worker(unit: str | None, done: int | None, expected: int | None = None, **over: Any) -> WorkerStatus:
@@ -129,5 +129,17 @@ def test_the_progress_of_a_job_is_at_most_the_sum_of_its_workers(workers: list[W
     assert work.has_all_positions == (len(known) == len(workers))
 
 
-def test_slow_rates_have_digits() -> None:
-    assert [rate_digits(rate) for rate in (1234.56, 1.0, 0.5, 1 / 33)] == ["1234.6", "1.0", "0.5", "0.0303"]
+@pytest.mark.parametrize(
+    ("rate", "text"),
+    [
+        (1234.56, "1234.6 items/s"),
+        (1.0, "1.0 items/s"),
+        (0.5, "0.5 items/s"),
+        (1 / 33, "0.0303 items/s"),
+        (1 / 900, "4.0 items/h"),
+        (1 / 10800, "0.333 items/h"),
+    ],
+)
+def test_slow_rates_have_digits(rate: float, text: str) -> None:
+    assert speed_text(rate, "items") == text
+    assert speed_text(rate) == text.replace(" items", "")

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.cells import cell_len
 
 from exporter.contract.report import GpuSums
 from exporter.contract.status import EtaEstimate
@@ -89,10 +90,31 @@ def test_narrow_windows_lose_whole_columns(golden: Golden, width: int) -> None:
     golden(f"launcher/ps-{width}.txt", "\n".join(table) + "\n")
 
 
+def test_a_long_name_is_cut_before_columns_are_left_out_and_wide_letters_count_twice() -> None:
+    names, now = ("train", "日本語の学習ジョブ", "x" * 60), (TRAIN.sight.started or 0.0) + 3600
+    jobs = [Job(TRAIN._replace(name=name), TRAIN_RUN) for name in names]
+    head, *lines = render_jobs(jobs, now, verbose=False, width=80)
+    assert head.split() == ["NAME", "JOB", "STATUS", "PROGRESS", "ETA", "MARGIN"]
+    assert {cell_len(line) for line in lines} == {80}
+    assert {cell_len(line.partition("  7  ")[0]) for line in lines} == {24}
+    assert lines[2].startswith(f"{'x' * 21}...  7    RUNNING  34.5% 2,070/6,000 items  ")
+
+
+def test_work_that_is_not_done_is_not_100_percent() -> None:
+    line = render_jobs([Job(TRAIN, TRAIN_RUN._replace(items=9999.0, items_expected=1e4))], NOW, verbose=False)[1]
+    assert " 99.9% 9,999/10,000 items " in line
+
+
 def test_without_an_unfinished_job_the_last_ended_one_is_shown() -> None:
     ended = [QueueRow(str(end), Sight("COMPLETED", 1.0, 2.0, end), "job", None) for end in (30.0, 50.0, 40.0)]
     assert [job.row.job_id for job in shown_jobs(map(Job, ended), ended_too=False)] == ["50.0"]
     assert shown_jobs([], ended_too=False) == []
+
+
+def test_a_local_sweep_with_a_point_that_never_started_has_ended() -> None:
+    sweep = Job(QueueRow("local-1", Sight("MISSING", 1.0), "lr", None))
+    assert sweep.has_ended
+    assert [job.row.job_id for job in shown_jobs([sweep, Job(TRAIN)], ended_too=False)] == ["7"]
 
 
 def test_tasks_of_an_array_are_one_line_with_counts() -> None:

@@ -19,7 +19,7 @@ from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, log_for_missing_report
 from launcher.report.workers import read_runs, stalled_text
 from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
-from launcher.words import clock_text, duration_text, names_text
+from launcher.words import clock_text, duration_text, names_text, percent_text
 from tests.launcher.conftest import Golden
 from tests.support.builders import KILLED, START, TERM_SENT, RunDir, as_json, rendered, restartable
 from tests.support.exporter import FakeClock, make_context
@@ -724,6 +724,20 @@ def test_the_report_is_written_as_json_and_as_text(tmp_path: Path) -> None:
 )
 def test_a_duration_has_at_most_two_units(seconds: float | None, text: str) -> None:
     assert duration_text(seconds) == text
+
+
+@pytest.mark.parametrize(
+    ("done", "total", "text"),
+    [
+        (2070, 6000, "34.5%"),
+        (2, 3, "66.7%"),
+        (99_999, 100_000, "99.9%"),
+        (100, 100, "100.0%"),
+        (150, 100, "150.0%"),
+    ],
+)
+def test_only_all_of_the_work_is_100_percent(done: int, total: int, text: str) -> None:
+    assert percent_text(done, total) == text
 
 
 @pytest.mark.parametrize(

@@ -121,3 +121,6 @@ def test_progress_is_reported_at_intervals_while_workers_run(copied: CopiedEvent
         copied.events.copy_new_events({"n1": status(**worker)}, logged.append)
     assert logged == ["PROGRESS progress: 50 of 1000 items, 5.0%, 2.0/s, ETA 7m 55s"]
     assert [(line["level"], line["items"]) for line in copied.lines()] == [("progress", 50)]
+    copied.now += PROGRESS_S
+    copied.events.copy_new_events({"n1": status(items=999.9, up=True)}, logged.append)
+    assert logged[-1] == "PROGRESS progress: 999.9 of 1000 items, 99.9%"

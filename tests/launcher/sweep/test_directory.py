@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from rich.cells import cell_len
 
 from exporter.contract import run_files
 from launcher.errors import LauncherError
@@ -146,6 +147,16 @@ def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
     assert (len(line), line[:-3], line[-3:]) == (80, full_line[:77], "...")
     assert render_states(states, 10)[1].endswith("  worker_w0 (rank 0) on...")
     assert render_states(states, 400) == render_states(states)
+
+
+def test_wide_letters_count_twice() -> None:
+    cause = "エラー: メモリが足りません " * 9
+    states = [PointState(n, name, {}, "FAILED", None, None, 1, cause=cause) for n, name in enumerate(("p", "学習"))]
+    lines = render_states(states, 80)
+    assert [cell_len(line.partition("エラー")[0]) for line in lines[1:3]] == [
+        cell_len(lines[0].partition("cause")[0])
+    ] * 2
+    assert all(77 <= cell_len(line) <= 80 and line.endswith("...") for line in lines[1:3])
 
 
 def test_a_narrow_terminal_does_without_columns_so_that_no_line_wraps() -> None:

@@ -113,6 +113,20 @@ def eta_text(view: dict[str, Any]) -> str:
     return plain_lines.eta_text(JobView.from_json(view))
 
 
+@pytest.mark.parametrize(
+    ("rate", "average", "text"),
+    [
+        (37.5, 35.1, "37.5 items/s (average 35.1)"),
+        (1 / 10800, 1 / 7200, "0.333 items/h (average 0.5)"),
+        (0.02, 1 / 7200, "0.02 items/s (average 0.5/h)"),
+        (2.0, None, "2.0 items/s"),
+        (None, 2.0, ""),
+    ],
+)
+def test_slow_work_has_a_rate_by_the_hour(rate: float | None, average: float | None, text: str) -> None:
+    assert plain_lines.rate_text(JobView.from_json(job_view(rate=rate, average_rate=average))) == text
+
+
 def progress_text(**over: Any) -> str:
     return plain_lines.progress_text(JobView.from_json(job_view(**over)))
 
@@ -290,6 +304,7 @@ def test_progress_shows_the_known_parts() -> None:
     assert progress_text(items=None, items_expected=10) == "no progress yet"
     assert progress_text(items=5, items_expected=None) == "5 items"
     assert progress_text(items=5, items_expected=10) == "50.0% 5/10 items"
+    assert progress_text(items=9999, items_expected=10_000) == "99.9% 9,999/10,000 items"
 
 
 def test_progress_is_in_the_unit_of_the_job() -> None:
@@ -415,6 +430,18 @@ def test_a_disk_that_is_almost_full_or_will_be_is_shown_in_the_colour_of_its_ale
     shown = screen(a_view(filesystems=[space | {"full_at": NOW + 60}]), 120, colors=True)
     assert "\x1b[33m! the disk of output will be full at 2025-11-22 04:14, before the job ends\x1b[0m" in shown
     assert "will be full" not in screen(a_view(filesystems=[space | {"full_at": NOW + 600}]), 120)
+    shown = screen(a_view(filesystems=[space | {"full_at": NOW + 60, "lacks": "inodes"}]), 120)
+    assert "! the disk of output will be out of inodes at 2025-11-22 04:14, before the job ends" in shown
+
+
+@pytest.mark.parametrize(
+    ("left", "text"), [(1, "disk 1.0 GiB left of the user quota (1%)"), (70, "disk 50.0 GiB free (5%)")]
+)
+def test_a_quota_is_shown_if_it_leaves_less_than_the_disk(left: int, text: str) -> None:
+    quota = {"kind": "user", "limit_bytes": 100 * 1024**3, "available_bytes": left * 1024**3}
+    space = {"group": "output", "available_bytes": 50 * 1024**3, "size_bytes": 1000 * 1024**3, "quota": quota}
+    output = {"group": "output", "files": 6, "bytes": 5 * 1024**2}
+    assert f"output 6 files 5.0 MiB, {text}" in screen(a_view(filesystems=[space], outputs=[output]), 120)
 
 
 def test_stragglers_and_the_first_worker_to_stop_are_named() -> None:
@@ -529,6 +556,7 @@ def test_a_job_that_only_serves_has_neither_progress_nor_eta() -> None:
         ({"output_tokens_per_second": 9.0, "input_tokens_per_second": 2012.4, "role": "prefill"}, "2012 tok/s in"),
         ({"output_tokens_per_second": 9.0, "role": "prefill"}, "9.0 tok/s"),
         ({"output_tokens_per_second": 9.0, "rate": 3.25}, "3.2"),
+        ({"rate": 1 / 10800}, "0.333/h"),
         ({"output_tokens_per_second": 9.0, "up": False}, "-"),
         ({"output_tokens_per_second": None, "input_tokens_per_second": None}, "-"),
         ({}, "-"),

@@ -118,15 +118,16 @@ def test_the_job_has_the_steps_of_its_slowest_worker(run_dir: Path, sidecar: dic
     for rank in range(2):
         record(run_dir, "start", rank, pid=77, start=1500.0)
     entry = {"state": "running", "unit": "steps", "items": 7, "items_expected": 10, "items_processed": 7, "rate": 2.0}
+    entry["average_rate"] = 1.8  # since the first position, as the metrics have it, and not since the start
     report_workers(sidecar, entry, {**entry, "items": 5, "items_processed": 4, "rate": 1.5})
-    keys = ("unit", "items", "items_expected", "items_processed", "rate")
+    keys = ("unit", "items", "items_expected", "items_processed", "rate", "average_rate")
     view = read_view(run_dir)
-    assert [view[key] for key in keys] == ["steps", 5, 10, 4, 1.5]
+    assert [view[key] for key in keys] == ["steps", 5, 10, 4, 1.5, 1.8]
     assert [worker["unit"] for worker in view["workers"]] == ["steps", "steps"]
     report_workers(sidecar, {**entry, "unit": "items"}, {**entry, "unit": None})
-    assert [read_view(run_dir)[key] for key in keys] == ["items", 14, 20, 14, 4.0]
+    assert [read_view(run_dir)[key] for key in keys] == ["items", 14, 20, 14, 4.0, 3.6]
     report_workers(sidecar, {**entry, "unit": "items"}, entry)
-    assert [read_view(run_dir)[key] for key in keys] == [None] * 5
+    assert [read_view(run_dir)[key] for key in keys] == [None] * 6
 
 
 def test_token_rates_of_engines_are_added_up(run_dir: Path, sidecar: dict[str, Any]) -> None:

@@ -138,6 +138,9 @@ def test_inodes_fill_a_disk_as_well(context: CollectorContext, set_space: SetSpa
     assert samples_of(page, FULL)[OUTPUT] == pytest.approx(start + 500, abs=5)
     assert samples_of(page, INODES)[OUTPUT] == 2000
     assert samples_of(page, INODES_AVAILABLE)[OUTPUT] == 760
+    assert entries(collector, snapshot)["output"].lacks == "inodes"
+    detail = next(event.detail for event in snapshot.events if event.event == "disk full expected")
+    assert detail.endswith("will be out of inodes in 8 minutes at the current rate: 950 of 2000 left")
 
 
 def test_a_disk_that_fills_up_only_after_the_job_is_no_event(
@@ -176,6 +179,11 @@ def test_a_quota_is_reported_and_may_be_used_up_first(
         "limit_bytes": 20_000_000_000,
         "available_bytes": left[0],
     }
+    assert entries(collector, snapshot)["output"].lacks == "quota"
+    detail = next(event.detail for event in snapshot.events if event.event == "disk full expected")
+    assert detail.endswith(
+        "will be out of quota in 16 minutes at the current rate: 9.8 GB of 20.0 GB left of the user quota"
+    )
 
 
 @pytest.mark.parametrize("number", [errno.ENOTCONN, errno.ESTALE, errno.EIO])
