@@ -245,11 +245,15 @@ class JobRun(NamedTuple):
         """Seconds since the start, also if the clock was set."""
         return time.monotonic() - self.began
 
+    def exit_reason_finder(self) -> ExitReasonFinder:
+        """A new finder, whose work gives signs of life."""
+        return ExitReasonFinder(self.plan.manifest, self.facts.attempt, self.time_limit_end, self.signals.show_life)
+
     def know(self, ends: Mapping[int, WorkerEnd], finder: ExitReasonFinder | None = None) -> KnownEnds:
         """What a report needs of this process."""
         return KnownEnds(
             ends=ends,
-            finder=finder,
+            finder=finder or self.exit_reason_finder(),
             job_end=self.time_limit_end,
             orchestrator=self.record,
             job_state={"stop": self.state.published_stop},

@@ -3,6 +3,7 @@
 import os
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,11 +12,20 @@ import pytest
 
 from exporter.contract import run_files
 from exporter.contract.report import Report
+from exporter.contract.status import NodeStatus, WorkerEnd
 from launcher.plan.plan import Plan, RunFacts
 from launcher.report.report import build_report, write_report
 from launcher.run import end_of_job
 from launcher.run.before.nodes_survey import PortReservation
-from launcher.run.end_of_job import LEAST_VERIFY_S, REPORT_MARGIN_S, VERIFY_S, EndOfJob, verification_s
+from launcher.run.end_of_job import (
+    LEAST_VERIFY_S,
+    MOST_DIAGNOSES,
+    REPORT_MARGIN_S,
+    VERIFY_S,
+    EndOfJob,
+    verification_s,
+    write_diagnoses,
+)
 from launcher.run.job_state import JobRun, JobState
 from launcher.run.orchestrator import Orchestrator, load_plan
 from launcher.run.signals import OrchestratorSignals
@@ -23,6 +33,7 @@ from launcher.run.tasks import JobTasks
 from launcher.rundir.job_records import report_path_elsewhere
 from launcher.rundir.secrets_file import SECRETS_FILE
 from launcher.steps.steps import ExternalEnd, Steps
+from tests.support.exporter import make_manifest, make_task
 from tests.support.launcher import settled_run_dir
 
 
@@ -95,6 +106,26 @@ def test_the_report_knows_when_no_time_is_left(
     now = time.monotonic()
     monkeypatch.setattr("launcher.run.end_of_job.time.monotonic", lambda: now + 30.0)
     assert arguments["pace"].out_of_time() is is_over
+
+
+def test_the_first_failures_without_a_diagnosis_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = MOST_DIAGNOSES + 4
+    tasks = tuple(replace(make_task(rank, node_index=rank), critical=rank < count - 1) for rank in range(count))
+    manifest, hosts = make_manifest(tmp_path, *tasks), [f"cn{rank:02}" for rank in range(count)]
+    (tmp_path / "status").mkdir()
+    for host in hosts:
+        run_files.write_json(tmp_path / "status" / f"{host}.json", {"attempt": 0})
+    ends = [(task, WorkerEnd(reason="app_error", code=1, time=1000.0 - task.rank, restart=0)) for task in tasks]
+    read = Mock(wraps=NodeStatus.read_valid)
+    monkeypatch.setattr(NodeStatus, "read_valid", read)
+    found, reads, show_life = list[set[int]](), list[int](), Mock()
+    for _ in range(3):
+        write_diagnoses(manifest, 0, hosts, ends, show_life)
+        found.append({int(path.stem.removeprefix("worker_w")) for path in (tmp_path / "diagnostics").glob("*.txt")})
+        reads.append(read.call_count)
+    assert found == [set(range(3, count - 1)), set(range(count)), set(range(count))], "later ranks failed earlier"
+    assert reads == [count, 2 * count, 2 * count], "the statuses are read at most once"
+    assert show_life.call_count >= count
 
 
 @pytest.mark.parametrize(
