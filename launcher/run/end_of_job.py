@@ -167,7 +167,8 @@ class EndOfJob:
         if hurry:
             run_files.release_reserve(self._facts.run_dir)
             attempt_optional("write a first report", lambda: self._write_first_report(checklist))
-        self._sidecars.await_final_values(FINAL_VALUES_IN_KILL_WAIT_S if hurry else FINAL_VALUES_S)
+        final_values_s = FINAL_VALUES_IN_KILL_WAIT_S if hurry else FINAL_VALUES_S
+        self._sidecars.await_final_values(final_values_s, job_state.repeat_writes)
         if checklist is None and not hurry and self._job_tasks.ends:
             checklist = conclude_launch()
         run_files.release_reserve(self._facts.run_dir)
@@ -185,6 +186,7 @@ class EndOfJob:
             self._write_diagnoses()  # after the report, with whatever time is left
         job_state.publish("finished")
         self._sidecars.end(hurry=hurry or will_requeue)
+        job_state.repeat_writes()
         is_slurm_ending = hurry or self._job_tasks.slurm_end_query.signal_deadline is not None
         if isinstance(self._steps, LocalSteps) or not (will_requeue or (is_slurm_ending and self._may_run_again())):
             attempt_optional("remove the secrets", lambda: remove_secrets(self._facts.run_dir))
