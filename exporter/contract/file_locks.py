@@ -1,5 +1,6 @@
 """Locks on files (flock(2)). A lock ends with its process, however that ends, and works across the nodes of NFS."""
 
+import contextlib
 import fcntl
 import json
 import os
@@ -26,26 +27,26 @@ def lock_file(path: str | os.PathLike[str], facts: Mapping[str, object] | None =
     """Lock a file for this process, and write into it who holds it, with these facts. Return the descriptor.
 
     Shared locks exclude only others. Returns -1 without a lock if the file system has none. Raises FileLockedError,
-    and OSError if the file cannot be written.
+    and OSError if the file cannot be opened. If there is no room for the holder, the lock holds all the same.
     """
     while True:
         flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
         descriptor = os.open(path, flags, run_files.FILE_MODE)
-        try:
-            fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            holder = _parse_holder(os.pread(descriptor, MOST_BYTES, 0))
-            os.close(descriptor)
-            raise FileLockedError(os.fspath(path), holder) from error
-        except OSError:
-            os.close(descriptor)
-            return -1
-        if os.fstat(descriptor).st_nlink:
-            break
-        os.close(descriptor)  # its last holder has just removed it
+        with contextlib.ExitStack() as unused:
+            unused.callback(os.close, descriptor)
+            try:
+                fcntl.flock(descriptor, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise FileLockedError(os.fspath(path), _parse_holder(os.pread(descriptor, MOST_BYTES, 0))) from error
+            except OSError:
+                return -1
+            if os.fstat(descriptor).st_nlink:  # else its last holder has just removed it
+                unused.pop_all()
+                break
     holder = {"pid": os.getpid(), "host": os.uname().nodename, "since": time.time(), **(facts or {})}
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"{json.dumps(holder)}\n".encode(), 0)
+    with contextlib.suppress(OSError):
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{json.dumps(holder)}\n".encode(), 0)
     return descriptor
 
 

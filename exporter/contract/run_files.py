@@ -274,6 +274,20 @@ def read_json(path: str | os.PathLike[str]) -> dict[str, object] | None:
     return value if isinstance(value, dict) else None
 
 
+class JobStateFile:
+    """``state.json`` of a running job. A file server may fail for a moment, which must not change the phase."""
+
+    def __init__(self, run_dir: str | os.PathLike[str]) -> None:
+        self._path = os.path.join(run_dir, STATE_FILE)
+        self._last: dict[str, object] = {}
+
+    def read(self) -> dict[str, object]:
+        """What the file contains, or contained when it could last be read; empty before."""
+        found = read_json(self._path)
+        self._last = self._last if found is None else found
+        return self._last
+
+
 def record_name(worker: str, rank: int, attempt: int, restart: int) -> str:
     """Return the stem of the start and exit record of one run of a task."""
     return f"{worker}_rank{rank}_a{attempt}_r{restart}"

@@ -4,7 +4,7 @@ import fnmatch
 import os
 import re
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from functools import partial
 from pathlib import Path
 
@@ -41,20 +41,17 @@ def progress_path(task: Task, run_dir: Path, node: str, attempt: int, restart: i
     return run_dir / run_files.PROGRESS_DIR / f"{name}.jsonl"
 
 
-def extra_log_finder(
-    manifest: Manifest, rank_of: Callable[[str], int | None], since: float | None = None
-) -> "LogFinder | None":
+def extra_log_finder(manifest: Manifest, rank_of: Callable[[str], int | None]) -> "LogFinder | None":
     """Finder of files of the job's own log pattern, by the rank that ``rank_of`` finds in their names.
 
-    A file without a worker's number is that of the only worker, if the job has one. ``since`` keeps only files written
-    after it: others are from an earlier job.
+    A file without a worker's number is that of the only worker, if the job has one.
     """
     group = manifest.logs
     if group is None or group.pattern is None:
         return None
     if len(manifest.tasks) == 1:
         rank_of = partial(_rank_or_only, rank_of=rank_of, only=manifest.tasks[0].rank)
-    return LogFinder(manifest.directory(group), group.pattern, rank_of, since)
+    return LogFinder(manifest.directory(group), group.pattern, rank_of)
 
 
 def _rank_or_only(name: str, rank_of: Callable[[str], int | None], only: int) -> int | None:
@@ -64,11 +61,11 @@ def _rank_or_only(name: str, rank_of: Callable[[str], int | None], only: int) ->
 
 
 def find_extra_logs(
-    manifest: Manifest, rank_of: Callable[[str], int | None], since: float | None = None
+    manifest: Manifest, rank_of: Callable[[str], int | None], since: float | None = None, ranks: Iterable[int] = ()
 ) -> Mapping[int, list[Path]]:
-    """Find the files of ``extra_log_finder`` once."""
-    finder = extra_log_finder(manifest, rank_of, since)
-    return finder.find() if finder is not None else {}
+    """Find the files of ``extra_log_finder`` once; with ``since``, those of ``ranks`` that were written after it."""
+    finder = extra_log_finder(manifest, rank_of)
+    return finder.find_since(since, ranks) if finder is not None else {}
 
 
 def _rotated_from(name: str) -> tuple[str, ...]:
@@ -82,11 +79,8 @@ class LogFinder:
     Rotated files are left out: the tail of the current log reads them to their end.
     """
 
-    def __init__(
-        self, directory: Path, pattern: str, rank_of: Callable[[str], int | None], since: float | None = None
-    ) -> None:
+    def __init__(self, directory: Path, pattern: str, rank_of: Callable[[str], int | None]) -> None:
         self._directory = directory
-        self._since = since
         self._matches = re.compile(fnmatch.translate(pattern)).match
         self._hidden = pattern.startswith(".")
         self._rank_of = rank_of
@@ -94,6 +88,7 @@ class LogFinder:
         self._known: dict[str, tuple[int | None, Path, tuple[str, ...]]] = {}
         # Of files and of logs renamed to them: between a rotation and the next record the original may be missing
         self._ranks: dict[str, int] = {}
+        self._names: dict[int, list[str]] = {}  # by rank, with rotated ones
         self._found: dict[int, list[Path]] = {}
         # Device, inode and mtime of the folder when read; None if a later change may not show in them
         self._folder: tuple[int, int, int] | None = None
@@ -104,7 +99,7 @@ class LogFinder:
         try:
             facts = os.stat(self._directory)
         except (OSError, ValueError):  # the latter for a name that no folder can have
-            self._folder, self._found = None, {}
+            self._folder, self._names, self._found = None, {}, {}
             return self._found
         folder = (facts.st_dev, facts.st_ino, facts.st_mtime_ns)
         now = time.monotonic()
@@ -114,6 +109,25 @@ class LogFinder:
                 self._folder, self._read_at = folder if settled else None, now
         return self._found
 
+    def find_since(self, since: float | None, ranks: Iterable[int]) -> Mapping[int, list[Path]]:
+        """Files of these ranks that were written after ``since``: others are from an earlier job.
+
+        Only files of these ranks cost a ``stat`` each: a job has thousands of ranks, which may all end at once.
+        """
+        found = self.find()
+        return found if since is None else {rank: self._find_new(since, rank) for rank in ranks}
+
+    def _find_new(self, since: float, rank: int) -> list[Path]:
+        names = self._names.get(rank, [])
+        old = {name for name in names if (read_mtime(self._directory / name) or 0.0) < since}
+        return [self._known[name][1] for name in names if name not in old and not self._is_rotated(name, old)]
+
+    def _is_rotated(self, name: str, old: Container[str] = ()) -> bool:
+        """Whether it was renamed from another log of its rank that is not among the ``old`` ones."""
+        rank, _, others = self._known[name]
+        # a name with another rank is another worker's
+        return any(self._ranks.get(other) == rank and other not in old for other in others)
+
     def _scan(self) -> bool:
         known: dict[str, tuple[int | None, Path, tuple[str, ...]]] = {}
         try:
@@ -121,8 +135,6 @@ class LogFinder:
                 for entry in entries:
                     name = entry.name
                     if (name.startswith(".") and not self._hidden) or not self._matches(name):
-                        continue
-                    if self._since is not None and (read_mtime(Path(entry.path)) or 0.0) < self._since:
                         continue
                     if entry.is_file(follow_symlinks=False):
                         known[name] = self._known.get(name) or (
@@ -132,15 +144,16 @@ class LogFinder:
                         )
         except OSError:
             return False  # keep the last result until the folder can be read again
-        self._known, self._found = known, {}
+        self._known, self._names, self._found = known, {}, {}
         originals = {other for _, _, others in known.values() for other in others}
         self._ranks = {name: rank for name, rank in self._ranks.items() if name in originals}
         self._ranks.update((name, rank) for name, (rank, _, _) in known.items() if rank is not None)
         for name in sorted(known):
-            rank, path, others = known[name]
-            # a name with another rank is another worker's
-            if rank is not None and all(self._ranks.get(other) != rank for other in others):
-                self._found.setdefault(rank, []).append(path)
+            rank, path, _ = known[name]
+            if rank is not None:
+                self._names.setdefault(rank, []).append(name)
+                if not self._is_rotated(name):
+                    self._found.setdefault(rank, []).append(path)
         return True
 
 

@@ -3,9 +3,9 @@
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import JobProgress, Published, Publisher
-from exporter.contract import run_files
 from exporter.contract.alert_thresholds import THRESHOLDS
 from exporter.contract.lazy_dataclass import dataclass
+from exporter.contract.run_files import JobStateFile
 from exporter.contract.status import JobFacts
 
 PHASES = ("launching", "running", "checkpointing", "evaluating", "completing", "finished")
@@ -51,9 +51,10 @@ class JobCollector:
     def __init__(self, context: CollectorContext, published: Publisher[str], progress: Published[JobProgress]) -> None:
         self._manifest, self._identity, self._tasks = context.manifest, context.identity, context.tasks
         self._published, self._progress = published, progress
+        self._state_file = JobStateFile(self._manifest.run_dir)
 
     def read(self) -> JobSnapshot:
-        state = run_files.read_json(self._manifest.run_dir / run_files.STATE_FILE) or {}
+        state = self._state_file.read()
         phase = state.get("phase")
         if phase == "running":
             phase = self._progress.recent.phase or phase  # logs that cannot be read do not hold a phase

@@ -112,6 +112,7 @@ class WorkersCollector:
     ) -> None:
         self._context, self._published = context, published
         self._events: deque[Event] = deque(maxlen=50)
+        self._state_file = run_files.JobStateFile(context.manifest.run_dir)
         self._change_check = FolderChangeCheck(context.manifest.run_dir / run_files.WORKERS_DIR)
         node = NodeFacts(context, published, gpus, gpu_use)
         self._log_starts = LogStartFinder(context)
@@ -120,7 +121,7 @@ class WorkersCollector:
 
     def read(self) -> WorkersSnapshot:
         self._context.exits.dispatch()  # in case no other thread does it
-        now, state = self._context.clock.time(), self._read_state()
+        now, state = self._context.clock.time(), self._state_file.read()
         stop = parse_job_stop(state)
         fresh = self._change_check.may_have_changed(now)
         ends = [end for worker in self._workers for end in worker.poll(stop, now, fresh=fresh)]
@@ -153,9 +154,6 @@ class WorkersCollector:
                 can_wait = not is_last or now - end.time < OOM_BURST_S
                 if not end.worker.judge(end, peers, may_await_victim=can_wait):
                     waiting.append(end)
-
-    def _read_state(self) -> dict[str, object]:
-        return run_files.read_json(self._context.manifest.run_dir / run_files.STATE_FILE) or {}
 
     def _add_event(self, time: float | None, level: str, kind: str, task: Task, detail: str) -> None:
         moment = time if time is not None else self._context.clock.time()

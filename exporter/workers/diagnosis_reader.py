@@ -92,6 +92,22 @@ def has_diagnosis(run_dir: Path, found: Diagnosis) -> bool:
     return any(_is_same_case(_read(folder, stem), found) for stem in (_run_stem(found), _latest_stem(found)))
 
 
+def has_failure_diagnosis(run_dir: Path, task: Task, node: str, attempt: int, restart: int) -> bool:
+    """Whether a diagnosis of this end exists, without reading anything else about it."""
+    found = Diagnosis(
+        worker=task.worker,
+        role=task.role,
+        rank=task.rank,
+        ranks=1,
+        node=node,
+        attempt=attempt,
+        restart=restart,
+        kind="failure",
+        time=0.0,
+    )
+    return has_diagnosis(run_dir, found)
+
+
 def write_diagnosis(run_dir: Path, found: Diagnosis, text: str) -> bool:
     """Write a diagnosis; false if a richer one of the same end exists.
 

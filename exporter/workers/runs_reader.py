@@ -446,7 +446,7 @@ class WorkerRuns:
     def _read_log_ends(self, restart: int, since: float | None) -> list[tuple[str, bytes]]:
         identity, manifest = self._context.identity, self._context.manifest
         paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
-        others = find_extra_logs(manifest, self._rank_of, since).get(self.task.rank, [])
+        others = find_extra_logs(manifest, self._rank_of, since, [self.task.rank]).get(self.task.rank, [])
         starts = read_log_starts(self._record_path(restart, "logs"))
         return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path))) for path in (*paths, *others)]
 

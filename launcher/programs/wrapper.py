@@ -83,7 +83,7 @@ def wait_forwarding(
             info = timed
         else:
             kill_at = math.inf
-            os.kill(pid, signal.SIGKILL)  # not yet waited for
+            send_signal(pid, signal.SIGKILL)
             continue
         if info.si_signo == signal.SIGCHLD:
             ended, status, usage = os.wait4(pid, os.WNOHANG)
@@ -99,10 +99,15 @@ def wait_forwarding(
 def forward_signal(pid: int, info: signal.struct_siginfo) -> None:
     """Forward a signal to a child, unless it is from the kernel."""
     if info.si_code <= 0:
-        try:
-            os.kill(pid, info.si_signo)
-        except ProcessLookupError:
-            pass  # it has just ended; SIGCHLD follows
+        send_signal(pid, info.si_signo)
+
+
+def send_signal(pid: int, number: int) -> None:
+    """Send a signal to a child, which may be another user's by now, as that of ``sudo``: then it is waited for."""
+    try:
+        os.kill(pid, number)
+    except (ProcessLookupError, PermissionError):
+        pass  # the former has just ended; SIGCHLD follows
 
 
 def record_signal(received: list[list[float]], entry: list[float]) -> None:

@@ -5,9 +5,9 @@ import copy
 import math
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
@@ -29,6 +29,9 @@ from exporter.workers.exit_reason import (
     parse_job_stop,
     signal_name,
 )
+
+if TYPE_CHECKING:
+    from launcher.report.run_logs import RunLogs
 
 LISTED_RUNS = 20  # runs of a task whose ends are in the report; earlier ones are counted
 SETTLED_S = 60.0 + OOM_BURST_S  # after its end, when sidecars have added what they found to it and to its peers
@@ -58,10 +61,19 @@ class ExitReasonFinder:
     records would take twice the memory.
     """
 
-    def __init__(self, manifest: Manifest, attempt: int, job_end: float | None) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        attempt: int,
+        job_end: float | None,
+        show_life: Callable[[], object] = lambda: None,
+    ) -> None:
+        """``show_life`` is called for each run: thousands of them take long."""
+        self._show_life = show_life
         self._manifest = manifest
         self.attempt = attempt
         self._job_end = job_end
+        self._logs: RunLogs | None = None
         self._evidence_by_run: dict[tuple[int, int], LogEvidence] = {}
         self._settled: dict[tuple[int, int], dict[tuple[JobStop | None, bool], TaskRun]] = {}
         self._counts: dict[tuple[int, int], int] = {}  # runs, by rank and attempt
@@ -86,6 +98,7 @@ class ExitReasonFinder:
         return f"{self._manifest.run_dir}/{run_files.WORKERS_DIR}/{name}"
 
     def _read_records(self, task: Task, restart: int) -> RunRecords:
+        self._show_life()
         stem = self._stem(task, self.attempt, restart)
         return RunRecords(*(run_files.read_json(f"{stem}.{kind}.json") for kind in RunRecords._fields))
 
@@ -201,12 +214,22 @@ class ExitReasonFinder:
         if evidence is None and not self._may_read_logs:
             return LogEvidence()
         if evidence is None:
-            from launcher.report.run_logs import read_log_evidence  # lazy: only a failed run needs the log patterns
-
-            evidence = read_log_evidence(self._manifest, task, self.attempt, restart, node, since)
+            evidence = self._run_logs().read_evidence(task, restart, node, since)
             self._evidence_by_run[task.rank, restart] = evidence
             self._evidence_by_run.pop((task.rank, restart - LISTED_RUNS), None)
         return evidence
+
+    def last_position(self, task: Task, node: str, run: TaskRun) -> tuple[int, int | None, str] | None:
+        """Final position, total and unit in the logs of a run; None if they contain no position."""
+        self._show_life()
+        return self._run_logs().last_position(task, run.restart, node, run.start)
+
+    def _run_logs(self) -> "RunLogs":
+        if self._logs is None:
+            from launcher.report.run_logs import RunLogs  # lazy: only a failed run needs the log patterns
+
+            self._logs = RunLogs(self._manifest, self.attempt)
+        return self._logs
 
 
 def never_started_end(task: Task, node: str, stop: JobStop) -> WorkerEnd:

@@ -221,7 +221,7 @@ def _worker_entries(
         exit_ = last_end(finder, task, node, own, stop, ends.get(task.rank), ended)
         position = Position.of(status)
         if ended and not quick and own and (status.items is None or status.exit is None):
-            position = last_known_position(found.manifest, task, found.orchestrator.attempt, node, own[-1], status)
+            position = last_known_position(finder, task, node, own[-1], status)
         gpus = found.statuses[node].gpus if node in found.statuses else None
         entry = WorkerReport.join(
             position,

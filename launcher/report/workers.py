@@ -161,13 +161,9 @@ def stalled_text(workers: Iterable[WorkerReport]) -> str:
     return f"{names_text(list(names), STALLED_SHOWN)}: no progress in the last {' to '.join(spans)} before the end"
 
 
-def last_known_position(
-    manifest: Manifest, task: Task, attempt: int, node: str, run: TaskRun, seen: WorkerStatus
-) -> Position:
+def last_known_position(finder: ExitReasonFinder, task: Task, node: str, run: TaskRun, seen: WorkerStatus) -> Position:
     """Position of a worker whose end its sidecar missed: that of its log, unless it counts in another unit."""
-    from launcher.report.run_logs import last_position  # lazy: few runs need the log patterns
-
-    logged = last_position(manifest, task, attempt, run.restart, node, run.start)
+    logged = finder.last_position(task, node, run)
     if logged is None or (seen.items is not None and logged[2] != unit_word(seen.unit)):
         return Position.of(seen)
     last, total, unit = logged

@@ -2,11 +2,13 @@
 
 import contextlib
 import functools
+import itertools
 import json
+import math
 import os
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
@@ -17,7 +19,7 @@ from exporter.contract.status import NodeStatus, WorkerEnd
 from exporter.logs.packs_reader import read_error_patterns
 from exporter.progress.history_reader import build_run_history, write_run_history
 from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis
-from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
+from exporter.workers.diagnosis_reader import has_failure_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
 from exporter.workers.slurm_end_notice import LAST_ENDS
@@ -39,24 +41,12 @@ from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.steps.local_steps import LocalSteps
 from launcher.words import end_line, plain_text
 
-
-def write_missing_diagnosis(manifest: Manifest, attempt: int, task: Task, node: str, ended: WorkerEnd) -> Path | None:
-    """Write the diagnosis of one end. Return its path, or None if it exists or none is needed. Raises OSError."""
-    if ended.restart is None or ended.reason in CONSEQUENCES:
-        return None
-    files = read_run_files(manifest, task, node, attempt, ended.restart)
-    status = read_statuses(manifest.run_dir, attempt).get(node) or NodeStatus()
-    found = build_failure_diagnosis(files, NodeSituation(time.time(), status), ended, read_error_patterns())
-    if has_diagnosis(manifest.run_dir, found) or not write_diagnosis(manifest.run_dir, found, render_diagnosis(found)):
-        return None
-    return manifest.run_dir / run_files.DIAGNOSTICS_DIR / f"{task.worker}.txt"
-
-
 FINAL_VALUES_S = 15.0
 FINAL_VALUES_IN_KILL_WAIT_S = 0.7  # wait for final values while KillWait is running
 VERIFY_S = 60.0  # longest verification of output files, while the nodes wait
 LEAST_VERIFY_S = 2.0  # shortest verification
 REPORT_MARGIN_S = 15.0  # kept free before the time limit for writing the report
+MOST_DIAGNOSES = 20  # written here: if hundreds of workers fail together, more explain nothing, and the nodes wait
 REQUEUE_S = 60.0  # how long Slurm may take to end a job that is requeued
 
 
@@ -120,12 +110,39 @@ def _end_tracked_runs(plan: Plan, report: Report, wait_s: float) -> None:
 
 
 def write_diagnoses(
-    manifest: Manifest, attempt: int, hosts: Sequence[str], ends: Iterable[tuple[Task, WorkerEnd]]
+    manifest: Manifest,
+    attempt: int,
+    hosts: Sequence[str],
+    ends: Iterable[tuple[Task, WorkerEnd]],
+    show_life: Callable[[], object] = lambda: None,
 ) -> None:
-    """Write the diagnoses that the sidecars have not written."""
-    for task, ended in ends:
-        write = functools.partial(write_missing_diagnosis, manifest, attempt, task, hosts[task.node_index], ended)
+    """Write the diagnoses that the sidecars have not written, of the first failures; critical workers come first."""
+    failures = [end for end in ends if end[1].restart is not None and end[1].reason not in CONSEQUENCES]
+    failures.sort(key=lambda end: (not end[0].critical, end[1].time or math.inf))
+
+    def is_missing(end: tuple[Task, WorkerEnd]) -> bool:
+        show_life()
+        task, ended = end
+        node = hosts[task.node_index]
+        return not has_failure_diagnosis(manifest.run_dir, task, node, attempt, ended.restart or 0)
+
+    statuses: Mapping[str, NodeStatus] | None = None
+    for task, ended in itertools.islice(filter(is_missing, failures), MOST_DIAGNOSES):
+        if statuses is None:
+            statuses = read_statuses(manifest.run_dir, attempt)
+        node = hosts[task.node_index]
+        write = functools.partial(_write_diagnosis, manifest, attempt, task, node, ended, statuses.get(node))
         attempt_optional(f"write the diagnosis of {task.worker}", write)
+
+
+def _write_diagnosis(
+    manifest: Manifest, attempt: int, task: Task, node: str, ended: WorkerEnd, status: NodeStatus | None
+) -> None:
+    """Write the diagnosis of one end. Raises OSError."""
+    files = read_run_files(manifest, task, node, attempt, ended.restart or 0)
+    situation = NodeSituation(time.time(), status or NodeStatus())
+    found = build_failure_diagnosis(files, situation, ended, read_error_patterns())
+    write_diagnosis(manifest.run_dir, found, render_diagnosis(found))
 
 
 class EndOfJob:
@@ -150,7 +167,8 @@ class EndOfJob:
         if hurry:
             run_files.release_reserve(self._facts.run_dir)
             attempt_optional("write a first report", lambda: self._write_first_report(checklist))
-        self._sidecars.await_final_values(FINAL_VALUES_IN_KILL_WAIT_S if hurry else FINAL_VALUES_S)
+        final_values_s = FINAL_VALUES_IN_KILL_WAIT_S if hurry else FINAL_VALUES_S
+        self._sidecars.await_final_values(final_values_s, job_state.repeat_writes)
         if checklist is None and not hurry and self._job_tasks.ends:
             checklist = conclude_launch()
         run_files.release_reserve(self._facts.run_dir)
@@ -168,6 +186,7 @@ class EndOfJob:
             self._write_diagnoses()  # after the report, with whatever time is left
         job_state.publish("finished")
         self._sidecars.end(hurry=hurry or will_requeue)
+        job_state.repeat_writes()
         is_slurm_ending = hurry or self._job_tasks.slurm_end_query.signal_deadline is not None
         if isinstance(self._steps, LocalSteps) or not (will_requeue or (is_slurm_ending and self._may_run_again())):
             attempt_optional("remove the secrets", lambda: remove_secrets(self._facts.run_dir))
@@ -189,8 +208,8 @@ class EndOfJob:
         return self._signals.end_signal is not None or self._job_tasks.slurm_end_query.is_kill_wait_running
 
     def _write_diagnoses(self) -> None:
-        ends = self._job_tasks.ended_tasks()
-        write_diagnoses(self._plan.manifest, self._facts.attempt, self._facts.hosts, ends)
+        ends, show_life = self._job_tasks.ended_tasks(), self._signals.show_life
+        write_diagnoses(self._plan.manifest, self._facts.attempt, self._facts.hosts, ends, show_life)
 
     def _build_and_publish_report(self, checklist: LaunchChecklist | None, *, requeued: bool) -> Report:
         """Build, write and log the report."""

@@ -1,5 +1,6 @@
 """Phase of a job and the reason for its stop, published in ``state.json`` and ``events.jsonl``."""
 
+import contextlib
 import functools
 import os
 import time
@@ -105,6 +106,7 @@ class JobState:
         self.have_workers_ended = False
         self.is_disk_full = False  # whether the run directory had no room for the state at any time
         self._run_dir, self._attempt = str(facts.run_dir), facts.attempt
+        self._unwritten: dict[str, Callable[[], object]] = {}  # failed writes, by the names of their files
         self._progress_fd = progress_fd
         self._kill_wait_s = kill_wait_s
         self._signals = signals
@@ -126,8 +128,26 @@ class JobState:
         self._write_state(self.phase)
         return state.orchestrator_silent_since
 
+    def write(self, name: str, action: Callable[[], object]) -> None:
+        """Write a file that others read, and log an error. ``repeat_writes`` repeats a write that failed."""
+        attempt_optional(f"write {name}", functools.partial(self._attempt_write, name, action))
+
+    def repeat_writes(self) -> None:
+        """Repeat writes that failed: a file server may fail for a moment, and these files may never change again."""
+        for name, action in list(self._unwritten.items()):
+            with contextlib.suppress(OSError):  # already logged
+                self._attempt_write(name, action)
+
+    def _attempt_write(self, name: str, action: Callable[[], object]) -> None:
+        self._unwritten.pop(name, None)
+        try:
+            action()
+        except OSError:
+            self._unwritten[name] = action
+            raise
+
     def _write_state(self, phase: str) -> None:
-        attempt_optional(f"write {run_files.STATE_FILE}", functools.partial(self._try_write_state, phase))
+        self.write(run_files.STATE_FILE, functools.partial(self._try_write_state, phase))
 
     def _try_write_state(self, phase: str) -> None:
         stop, ended = self.published_stop, self.have_workers_ended
@@ -245,11 +265,15 @@ class JobRun(NamedTuple):
         """Seconds since the start, also if the clock was set."""
         return time.monotonic() - self.began
 
+    def exit_reason_finder(self) -> ExitReasonFinder:
+        """A new finder, whose work gives signs of life."""
+        return ExitReasonFinder(self.plan.manifest, self.facts.attempt, self.time_limit_end, self.signals.show_life)
+
     def know(self, ends: Mapping[int, WorkerEnd], finder: ExitReasonFinder | None = None) -> KnownEnds:
         """What a report needs of this process."""
         return KnownEnds(
             ends=ends,
-            finder=finder,
+            finder=finder or self.exit_reason_finder(),
             job_end=self.time_limit_end,
             orchestrator=self.record,
             job_state={"stop": self.state.published_stop},

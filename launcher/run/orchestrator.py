@@ -159,6 +159,7 @@ class Orchestrator:
             self._sidecars.maintain(may_restart=job_state.stop is None)
             if time.monotonic() >= self._next_statuses_at:
                 attempt_optional("read the events of the sidecars", self._copy_status_events)
+                job_state.repeat_writes()
                 self._watch_guard()
                 self._correct_silence()
                 garbage.poll()
@@ -301,7 +302,7 @@ def locate_job(plan: Plan, run_dir: Path, start: float, *, local: bool) -> tuple
     return facts, SlurmSteps(plan, facts)
 
 
-def write_orchestrator_record(facts: RunFacts, *, local: bool) -> OrchestratorRecord:
+def write_orchestrator_record(facts: RunFacts, job_state: JobState, *, local: bool) -> OrchestratorRecord:
     """Write which process orchestrates the job, and the facts of the job. A full disk costs only the file."""
     record = OrchestratorRecord(
         job_id=facts.job_id,
@@ -316,9 +317,7 @@ def write_orchestrator_record(facts: RunFacts, *, local: bool) -> OrchestratorRe
         port_offset=facts.port_offset,
     )
     path = facts.run_dir / run_files.ORCHESTRATOR_FILE
-    attempt_optional(
-        f"write {path.name}", lambda: run_files.write_json_with_reserve(None, path, record.to_json(), spare=path)
-    )
+    job_state.write(path.name, lambda: run_files.write_json_with_reserve(None, path, record.to_json(), spare=path))
     return record
 
 
@@ -346,20 +345,21 @@ def main(arguments: list[str]) -> None:
     plan, start, began, local = load_plan(run_dir), time.time(), time.monotonic(), "--local" in arguments
     (run_dir / run_files.WORKERS_DIR).mkdir(run_files.FOLDER_MODE, exist_ok=True)
     facts, steps = locate_job(plan, run_dir, start, local=local)
-    record = write_orchestrator_record(facts, local=local)
+    signals = OrchestratorSignals(guard, signs)
+    job_state = JobState(facts, plan.kill_wait_s, signals, progress_fd)
+    record = write_orchestrator_record(facts, job_state, local=local)
     if progress_fd is not None:
         os.eventfd_write(progress_fd, STARTED)
-    signals = OrchestratorSignals(guard, signs)
     signals.install_handlers()
     reservation = PortReservation()
     if needs_survey(plan):
         facts, reservation = run_node_survey(plan, facts, steps, signals)
         steps.update_facts(facts)
-        record = write_orchestrator_record(facts, local=local)
+        record = write_orchestrator_record(facts, job_state, local=local)
     if checkpoint := find_checkpoint(plan, facts, signals.is_ending):
         facts = dataclasses.replace(facts, checkpoint=checkpoint)
         steps.update_facts(facts)
-    job_state, limit = JobState(facts, plan.kill_wait_s, signals, progress_fd), time_limit_end(plan, start)
+    limit = time_limit_end(plan, start)
     job = JobRun(plan, facts, steps, job_state, signals, limit, record, began, given.get("--report-fd"))
     status = Orchestrator(job, reservation).run()
     signals.continue_guard(0.0)

@@ -139,8 +139,8 @@ class Sidecars:
             log_line("The sidecars have ended; restarting them")
             self._start()
 
-    def await_final_values(self, timeout_s: float) -> None:
-        """Wait until every sidecar has written its final status."""
+    def await_final_values(self, timeout_s: float, repeat_writes: Callable[[], None]) -> None:
+        """Wait until every sidecar has written its final status, once it has read that the workers have ended."""
         if not self._processes:
             return
         end = time.monotonic() + timeout_s
@@ -153,6 +153,7 @@ class Sidecars:
             if not waiting or self._have_ended:
                 return
             self._sleep(0.1)
+            repeat_writes()
             if self._is_ending() and timeout_s > 1.0:
                 end = min(end, time.monotonic() + 1.0)
         log_line(f"No final values in time from the sidecars on {', '.join(sorted(waiting))}")

@@ -13,7 +13,7 @@ from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import evidence_from_record, signal_name
 from launcher.errors import LauncherError
 from launcher.plan.plan import WORKERS, TaskPlan
-from launcher.report.exit_reasons import ExitReasonFinder, TaskFailures
+from launcher.report.exit_reasons import TaskFailures
 from launcher.run.before.resume import find_checkpoint, may_resume
 from launcher.run.job_log import launch_lines, log_line
 from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, Stop, attempt_optional
@@ -63,7 +63,7 @@ class JobTasks:
         self._job_state, self._signals = job.state, job.signals
         self._records = RunRecords(job.facts)
         self.slurm_end_query = SlurmEndQuery(job, self.first_signalled_at)
-        self.exit_reason_finder = ExitReasonFinder(job.plan.manifest, job.facts.attempt, job.time_limit_end)
+        self.exit_reason_finder = job.exit_reason_finder()
         self._failures = TaskFailures()
         self._tasks = {planned.task.rank: planned.task for planned in job.plan.tasks}
         self._task_groups: dict[int, TaskGroup] = {}  # task groups that were started, by rank

@@ -88,20 +88,25 @@ class TargetFiles:
         self._paths = [run_dir / run_files.TARGETS_FILE]
         if target_dir:
             self._paths.append(Path(target_dir, f"{SITE_PREFIX}{safe_file_word(run_dir.name)}.json"))
-        self._published: list[TargetGroup] | None = None
+        self._published: dict[Path, list[TargetGroup]] = {}
+        self._failures: dict[Path, str] = {}  # last problem of each file that could not be written
         self.problems: list[str] = []  # why a file could not be written or removed, one sentence each
 
     def publish(self, groups: list[TargetGroup]) -> bool:
-        """Write the groups if they changed. Returns whether anything was written."""
-        if groups == self._published or not groups:
-            return False
-        for path in self._paths:
+        """Write the groups to each file that does not have them yet. Returns whether anything was written."""
+        due = [path for path in self._paths if groups and self._published.get(path) != groups]
+        for path in due:
             try:
                 run_files.write_json(path, to_json(groups), mode=0o644)  # Prometheus is another user
             except OSError as error:
-                self.problems.append(f"cannot write targets to {path}: {error.strerror}")
-        self._published = groups
-        return True
+                problem = f"cannot write targets to {path}: {error.strerror}"
+                if self._failures.get(path) != problem:
+                    self.problems.append(problem)
+                self._failures[path] = problem
+            else:
+                self._published[path] = groups
+                self._failures.pop(path, None)
+        return any(path not in self._failures for path in due)
 
     def remove(self) -> None:
         """Remove the files, so that Prometheus drops the targets."""

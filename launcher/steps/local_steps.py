@@ -57,6 +57,7 @@ class LocalSteps:
         self._die_with_parent = die_with_parent()
         self._own_pids: set[int] = set()  # pids started here; any other child is an orphan of a task
         self._wrapper_pids: set[int] = set()  # pids of the wrappers of running tasks
+        self._foreign_pids: set[int] = set()  # pids of processes that this user may not kill
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
     def update_facts(self, facts: RunFacts) -> None:
@@ -143,17 +144,28 @@ class LocalSteps:
         for entry in running:
             workers = read_children(entry.process.pid)
             for pid in workers:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    pass
+                self._kill(pid)
             if not workers:
                 self._kill_group(entry)
+
+    def _kill(self, pid: int) -> None:
+        """Kill a process. One of another user, as of ``sudo``, runs on, which is logged once."""
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            pass
+        except PermissionError:
+            if pid not in self._foreign_pids:
+                self._foreign_pids.add(pid)
+                message = (
+                    f"process {pid} runs on: it belongs to another user, perhaps through sudo, and cannot be ended"
+                )
+                print(f"gpujob: {message}", file=sys.stderr, flush=True)  # noqa: T201
 
     def _kill_group(self, running: RunningTask) -> None:
         try:
             os.killpg(running.process.pid, signal.SIGKILL)
-        except ProcessLookupError:
+        except (ProcessLookupError, PermissionError):  # the latter if all are another user's
             pass
 
     def kill_leftovers(self, running: RunningTask) -> int:
@@ -176,7 +188,7 @@ class LocalSteps:
                 continue
             try:
                 ended += environment == own and os.getpgid(pid) != running.process.pid
-                os.kill(pid, signal.SIGKILL)
+                self._kill(pid)
                 os.waitpid(pid, os.WNOHANG)
             except (ProcessLookupError, ChildProcessError):
                 pass

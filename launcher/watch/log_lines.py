@@ -97,7 +97,7 @@ class JobLogs:
         found = list(self._runs_of(tasks, record or OrchestratorRecord()))
         ranks = partial(rank_in_file_name, ranks=self._manifest.ranks_of_roles())
         since = record.start if record is not None else None
-        for rank, paths in find_extra_logs(self._manifest, ranks, since).items():
+        for rank, paths in find_extra_logs(self._manifest, ranks, since, self._tasks).items():
             if rank in self._tasks:
                 found += [(path, _Source(self._tasks[rank], "")) for path in paths]
         return iter(sorted(found, key=lambda entry: (entry[1].task.rank, _run_number(entry[1].run), entry[0])))

@@ -89,7 +89,7 @@ class CheckpointsCollector:
         self._saved_state = self._tracker.history.state().to_json()  # state saved for the next sidecar
         self._saved_at: float | None = None  # when it was last saved
         self._save_problem: str | None = None  # why the last save failed
-        self._state_file = manifest.run_dir / run_files.STATE_FILE
+        self._state_file = run_files.JobStateFile(manifest.run_dir)
         self._workers_dir = manifest.run_dir / run_files.WORKERS_DIR
         self._handle: WatchHandle[CheckpointReading] | None = None
         for group in manifest.groups:
@@ -129,7 +129,7 @@ class CheckpointsCollector:
         self._restore()
         now = self._clock.time()
         found, history = self._tracker, self._tracker.history
-        ended = (run_files.read_json(self._state_file) or {}).get("workers_ended") is True
+        ended = self._state_file.read().get("workers_ended") is True
         last_worker_change = self._last_worker_change()
         for _ in range(MOST_POLLS):
             wait_s = POLL_WAIT_S if self._handle.responding else 0.0

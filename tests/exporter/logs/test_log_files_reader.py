@@ -195,7 +195,7 @@ def test_a_rotated_part_of_a_found_log_is_no_separate_log(tmp_path: Path, name: 
 
 def extra_names(folder: Path, since: float | None = None) -> list[str]:
     manifest = make_manifest(folder, make_task(0), logs=PathGroup("log", ".", "worker*"))
-    return [path.name for paths in find_extra_logs(manifest, by_worker, since).values() for path in paths]
+    return [path.name for paths in find_extra_logs(manifest, by_worker, since, [0]).values() for path in paths]
 
 
 @pytest.mark.parametrize("name", ROTATED_AWAY)

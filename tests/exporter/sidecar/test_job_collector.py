@@ -1,6 +1,9 @@
 """The phase of the job, from the orchestrator and from the logs."""
 
+from collections.abc import Callable
 from pathlib import Path
+
+import pytest
 
 from exporter.collecting.families import Samples
 from exporter.collecting.published import RECENT_S, JobProgress
@@ -20,6 +23,18 @@ def test_the_logs_name_the_phase_of_a_running_job_as_long_as_they_are_read(tmp_p
         assert (job.read().phase, phase.value) == (shown, shown)
     clock.advance(RECENT_S + 1)
     assert (job.read().phase, phase.value) == ("running", "running")
+
+
+@pytest.mark.parametrize("damage", [lambda path: path.write_text('{"phase": "runn'), Path.unlink])
+def test_a_state_that_cannot_be_read_for_a_moment_keeps_the_phase(
+    damage: Callable[[Path], object], tmp_path: Path
+) -> None:
+    job = JobCollector(make_context(make_manifest(tmp_path)), publisher(""), publisher(JobProgress()))
+    assert job.read().phase == "launching"
+    run_files.write_job_state(str(tmp_path), "running")
+    assert job.read().phase == "running"
+    damage(tmp_path / run_files.STATE_FILE)
+    assert job.read().phase == "running"
 
 
 def test_only_the_last_attempt_of_a_requeued_job_has_to_finish_before_its_limit(tmp_path: Path) -> None:

@@ -438,6 +438,26 @@ def test_a_signal_that_the_worker_ignores_does_not_end_the_wrapper(wrapped: Wrap
     assert {entry[1] for entry in wrapped.record("exit")["signals"]} == {signal.SIGTERM}
 
 
+def test_a_worker_of_another_user_is_waited_for(wrapped: Wrapped) -> None:
+    refuse = """
+import os, runpy
+def kill(pid, number):
+    raise PermissionError(1, "Operation not permitted")
+os.kill = kill
+runpy.run_module("launcher.programs.wrapper", run_name="__main__", alter_sys=True)
+"""
+    arguments = wrapped.argv("sh", "-c", "echo ready; read x; exit 4")[4:]
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "bufsize": 0}
+    with subprocess.Popen([sys.executable, "-I", "-c", refuse, *arguments], env=clean_environment(), **pipes) as child:
+        assert line_of(child) == "ready"
+        wrapped.started()
+        child.terminate()
+        child.communicate(b"\n", timeout=10)
+    assert child.returncode == 4
+    record = wrapped.record("exit")
+    assert (record["code"], [entry[1] for entry in record["signals"]]) == (4, [signal.SIGTERM])
+
+
 def test_an_orphan_that_ignores_sigterm_is_killed_with_its_children(wrapped: Wrapped) -> None:
     worker = "trap '' TERM; sleep 99 & echo $!; wait; wait"
     argv = wrapped.argv("sh", "-c", worker, options=("--kill-wait", "0.5"))

@@ -1,17 +1,20 @@
 """The report of a job and its checks, built from hand-written run directories."""
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock, call
 
 import pytest
 
 from exporter.contract import run_files
-from exporter.contract.manifest import read_manifest
+from exporter.contract.manifest import PathGroup, read_manifest
 from exporter.contract.report import Report, WorkerReport
 from exporter.contract.status import WorkerStatus
 from exporter.logs.log_files_reader import progress_path
 from exporter.logs.log_starts_reader import LogStartFinder
+from exporter.machine.folders import read_mtime
 from exporter.progress.work import job_work
 from launcher.report.exit_reasons import ExitReasonFinder, TaskRun
 from launcher.report.inputs import KnownEnds
@@ -93,6 +96,23 @@ def test_runs_that_were_seen_are_not_looked_for_again(tmp_path: Path, monkeypatc
     assert len([path for path in asked if "worker_w" in path]) < 20
     stopped = run_dir.stop("cancelled", "scancel", at=61).report(finder=finder, ended=False)
     assert stopped["workers"][0]["exits"] == second["workers"][0]["exits"]
+
+
+def test_the_logs_of_workers_that_fail_together_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir, logs = RunDir(tmp_path, 20), PathGroup("logs", str(tmp_path / "logs"), "worker_*.log")
+    for rank in range(20):
+        run_dir.ended(rank, code=1).write(f"{logs.directory}/worker_{rank}.log", "ValueError: no data\n")
+    os.utime(logs.directory, (1, 1))
+    read_time, scan, show_life = Mock(wraps=read_mtime), Mock(wraps=os.scandir), Mock()
+    monkeypatch.setattr("exporter.logs.log_files_reader.read_mtime", read_time)
+    monkeypatch.setattr(os, "scandir", scan)
+    finder = ExitReasonFinder(replace(read_manifest(run_dir.path), logs=logs), 0, None, show_life)
+    report = run_dir.report(finder=finder)
+    for worker in report["workers"]:
+        assert f"ValueError: no data (worker_{worker['rank']}.log)" in worker["exit"]["evidence"][-1]
+    assert scan.mock_calls.count(call(Path(logs.directory))) == 1
+    assert read_time.call_count == 2 * 20, "for its end and its position, each worker needs the time of its own log"
+    assert show_life.call_count >= 2 * 20
 
 
 def test_a_quick_report_of_a_completed_job_is_not_verified(tmp_path: Path) -> None:

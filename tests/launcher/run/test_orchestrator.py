@@ -1,8 +1,11 @@
 """The end of a job in the batch step: time limits, reports and the reserve."""
 
+import errno
 import os
+import re
 import signal
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -11,19 +14,29 @@ import pytest
 
 from exporter.contract import run_files
 from exporter.contract.report import Report
+from exporter.contract.status import NodeStatus, WorkerEnd
 from launcher.plan.plan import Plan, RunFacts
 from launcher.report.report import build_report, write_report
 from launcher.run import end_of_job
 from launcher.run.before.nodes_survey import PortReservation
-from launcher.run.end_of_job import LEAST_VERIFY_S, REPORT_MARGIN_S, VERIFY_S, EndOfJob, verification_s
+from launcher.run.end_of_job import (
+    LEAST_VERIFY_S,
+    MOST_DIAGNOSES,
+    REPORT_MARGIN_S,
+    VERIFY_S,
+    EndOfJob,
+    verification_s,
+    write_diagnoses,
+)
 from launcher.run.job_state import JobRun, JobState
-from launcher.run.orchestrator import Orchestrator, load_plan
+from launcher.run.orchestrator import Orchestrator, load_plan, write_orchestrator_record
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.tasks import JobTasks
 from launcher.rundir.job_records import report_path_elsewhere
 from launcher.rundir.secrets_file import SECRETS_FILE
 from launcher.steps.steps import ExternalEnd, Steps
-from tests.support.launcher import settled_run_dir
+from tests.support.exporter import make_manifest, make_task
+from tests.support.launcher import read_json, settled_run_dir
 
 
 def end_of(folder: Path, signals: OrchestratorSignals, sidecars: Any = None, limit: float | None = None) -> EndOfJob:
@@ -97,6 +110,52 @@ def test_the_report_knows_when_no_time_is_left(
     assert arguments["pace"].out_of_time() is is_over
 
 
+def test_failed_writes_of_the_state_and_the_orchestrator_are_repeated(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    facts = RunFacts("1", tmp_path, ("cn01",))
+    job_state = JobState(facts, 30.0, OrchestratorSignals())
+    job_state.publish("launching")
+    for phase in ("running", "completing"):
+        with monkeypatch.context() as patched:
+            patched.setattr(run_files, "replace_file", Mock(side_effect=OSError(errno.ESTALE, "Stale file handle")))
+            job_state.publish(phase)
+            write_orchestrator_record(facts, job_state, local=True)
+            job_state.repeat_writes()
+        assert re.findall("cannot write (.*): Stale file handle", capfd.readouterr().out) == [
+            "state.json",
+            "orchestrator.json",
+        ]
+        assert read_json(tmp_path / "state.json")["phase"] != phase
+        job_state.repeat_writes()
+        assert read_json(tmp_path / "state.json")["phase"] == phase
+        assert read_json(tmp_path / "orchestrator.json")["pid"] == os.getpid()
+        (tmp_path / "orchestrator.json").unlink()
+    with monkeypatch.context() as patched:
+        patched.setattr(run_files, "replace_file", Mock(side_effect=AssertionError))
+        job_state.repeat_writes()
+
+
+def test_the_first_failures_without_a_diagnosis_get_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    count = MOST_DIAGNOSES + 4
+    tasks = tuple(replace(make_task(rank, node_index=rank), critical=rank < count - 1) for rank in range(count))
+    manifest, hosts = make_manifest(tmp_path, *tasks), [f"cn{rank:02}" for rank in range(count)]
+    (tmp_path / "status").mkdir()
+    for host in hosts:
+        run_files.write_json(tmp_path / "status" / f"{host}.json", {"attempt": 0})
+    ends = [(task, WorkerEnd(reason="app_error", code=1, time=1000.0 - task.rank, restart=0)) for task in tasks]
+    read = Mock(wraps=NodeStatus.read_valid)
+    monkeypatch.setattr(NodeStatus, "read_valid", read)
+    found, reads, show_life = list[set[int]](), list[int](), Mock()
+    for _ in range(3):
+        write_diagnoses(manifest, 0, hosts, ends, show_life)
+        found.append({int(path.stem.removeprefix("worker_w")) for path in (tmp_path / "diagnostics").glob("*.txt")})
+        reads.append(read.call_count)
+    assert found == [set(range(3, count - 1)), set(range(count)), set(range(count))], "later ranks failed earlier"
+    assert reads == [count, 2 * count, 2 * count], "the statuses are read at most once"
+    assert show_life.call_count >= count
+
+
 @pytest.mark.parametrize(
     ("answer", "is_over"),
     [(ExternalEnd(), True), (ExternalEnd(ends_all=True), False), (ExternalEnd(is_unanswered=True), False)],
@@ -124,7 +183,7 @@ def test_a_job_that_slurm_ends_has_a_report_before_the_final_values(tmp_path: Pa
     reports: list[Any] = []
     signals, sidecars = OrchestratorSignals(), Mock()
     signals.end_signal = signal.SIGTERM
-    sidecars.await_final_values.side_effect = lambda _timeout_s: reports.append(
+    sidecars.await_final_values.side_effect = lambda *_: reports.append(
         run_files.read_json(next(tmp_path.rglob(run_files.REPORT_FILE)))
     )
     end = end_of(tmp_path, signals, sidecars)
@@ -164,7 +223,7 @@ def test_the_reserve_is_released_only_for_the_report(
     end = end_of(tmp_path, signals, sidecars)
     reserve = end._facts.run_dir / run_files.RESERVE_DIR
     run_files.make_reserve(end._facts.run_dir)
-    sidecars.await_final_values.side_effect = lambda _timeout_s: seen.append(reserve.exists())
+    sidecars.await_final_values.side_effect = lambda *_: seen.append(reserve.exists())
     end.finish(None, lambda: None, lambda: None)
     assert seen == [exists_at_final_values]
     assert not reserve.exists()

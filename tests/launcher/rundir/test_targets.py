@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -86,6 +87,18 @@ def test_a_missing_target_directory_is_reported_and_the_other_file_written(run_d
     assert problem.startswith(f"cannot write targets to {tmp_path}/none/gpujob-")
     assert problem.endswith(": No such file or directory")
     assert json.loads((run_dir / "targets.json").read_text()) == WRITTEN
+
+
+def test_a_failed_write_of_a_target_file_is_repeated_and_logged_once(run_dir: Path, tmp_path: Path) -> None:
+    targets, site = TargetFiles(run_dir, str(tmp_path / "site")), tmp_path / "site"
+    assert [targets.publish(GROUPS) for _ in range(3)] == [True, False, False]
+    assert len(targets.problems) == 1
+    site.mkdir()
+    assert [targets.publish(GROUPS) for _ in range(2)] == [True, False]
+    assert json.loads((site / f"gpujob-{run_dir.name}.json").read_text()) == WRITTEN
+    shutil.rmtree(site)
+    assert targets.publish(GROUPS * 2) is True
+    assert len(targets.problems) == 2
 
 
 def test_a_link_in_the_target_directory_is_not_followed(run_dir: Path, tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Steps of a local job."""
 
 import json
+import os
 import subprocess
 import time
 from dataclasses import replace
@@ -9,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from exporter.contract.process_identity import read_start_ticks
-from exporter.machine.procfs import is_zombie
+from exporter.machine.procfs import is_zombie, read_children
 from launcher.plan.plan import RunFacts
 from launcher.steps import local_steps
 from launcher.steps.local_steps import LocalSteps, local_hosts, wait_for_guard
+from launcher.steps.steps import RunningTask
 from tests.support.launcher import job_spec, plan_of
 
 
@@ -45,3 +47,30 @@ def test_an_unreaped_orchestrator_is_not_waited_for(tmp_path: Path, monkeypatch:
         started_at = time.monotonic()
         assert wait_for_guard(guard, tmp_path) == -9
         assert time.monotonic() - started_at < 15
+
+
+def test_a_process_of_another_user_is_reported_once_and_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = plan_of(job_spec(), local=True)
+    steps = LocalSteps(plan, RunFacts("local-1", tmp_path, ("here",)))
+
+    def refuse(_pid: int, _number: int) -> None:
+        raise PermissionError(1, "Operation not permitted")
+
+    with subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True) as wrapper:
+        while not (children := read_children(wrapper.pid)):
+            time.sleep(0.01)
+        running = RunningTask(plan.tasks[0], 0, wrapper)
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "kill", refuse)
+            patched.setattr(os, "killpg", refuse)
+            for _ in range(2):
+                steps.kill([running])
+            assert f"process {children[0]} runs on: it belongs to another user" in (text := capfd.readouterr().err)
+            assert text.count("\n") == 1
+            wrapper.pid, leader = children[0], wrapper.pid  # its group, and the only child of this process
+            assert steps.kill_leftovers(running) == 0
+            assert f"process {leader} runs on" in capfd.readouterr().err
+        os.killpg(leader, 9)
+        wrapper.pid = leader
