@@ -1,16 +1,20 @@
-"""All commands as one: groups in the help, and the loss of standard output."""
+"""All commands as one: groups in the help, and the loss of standard output and error."""
 
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.parts import fail
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 BROKEN_PIPE = 141
 
@@ -87,8 +91,7 @@ def _handle_output_errors() -> Iterator[None]:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # as with >&-
-                sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()
         sys.exit(BROKEN_PIPE)
@@ -97,6 +100,35 @@ def _handle_output_errors() -> Iterator[None]:
             raise
         _discard_output()
         fail(f"cannot write: {error.strerror}")
+
+
+def prepare_streams() -> None:
+    """Prepare standard output and error: neither a closed one nor a name that is not text ends a command."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as with >&-
+    if isinstance(sys.stderr, io.TextIOWrapper) and isinstance(sys.stderr.buffer, io.BufferedWriter):
+        out = io.BufferedWriter(_StandardError())
+        sys.stderr = io.TextIOWrapper(out, sys.stderr.encoding, line_buffering=True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _StandardError(io.RawIOBase):
+    """Standard error without errors: a message that nobody can read changes no exit status."""
+
+    def fileno(self) -> int:
+        return 2
+
+    def isatty(self) -> bool:
+        return os.isatty(2)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: "Buffer", /) -> int:
+        with contextlib.suppress(OSError):
+            return os.write(2, data)
+        return memoryview(data).nbytes
 
 
 def _discard_output() -> None:
