@@ -173,7 +173,7 @@ def _read_run(name: str, rows: "Iterable[QueueRow]") -> "tuple[dict[str, str], l
     from launcher.rundir.rundir import user_name
     from launcher.track.selection import runs_of
 
-    found, _ = runs_of(find_job(name, os.environ, Path.cwd()).directory)
+    found, _ = runs_of(find_job(name, os.environ, Path.cwd(), takes_newest=True).directory)
     listed = {task for row in rows for task in task_ids(row.job_id)}
     entries = [
         JobEntry(job_id=job_id, job_name=run.name, run_dir=str(run.run_dir), submitted=0.0, user=user_name())
