@@ -43,7 +43,7 @@ LEFT_OUT = (
 MIB = 1024**2
 NOT_MEASURED = Figures()
 MOST_FORECAST_S = 90 * 86400.0  # of a start; Slurm forecasts a year behind a job without a time limit
-ENDED = frozenset((*ENDS, "INCOMPLETE", "UNKNOWN"))  # the last two of jobs without Slurm
+ENDED = frozenset((*ENDS, "INCOMPLETE", "UNKNOWN", "MISSING"))  # the last three without Slurm; MISSING of a sweep
 
 
 class Job(NamedTuple):

@@ -114,8 +114,10 @@ def ps(
             else:
                 look = read_queue_look(slurm, os.environ, since=since_last)
         except SlurmUnansweredError as error:
-            if not local and not late:
-                raise
+            if not (local or late):
+                if not (error.is_local and shows_mine and not all_users and name is None):
+                    raise
+                click.echo(f"gpujob: no job of yours is known: none on this machine, and {error}", err=True)
             has_slurm = False
             if not error.is_local:  # a machine without Slurm has only jobs of its own
                 warn(str(error))
