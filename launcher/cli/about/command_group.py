@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from launcher.cli.parts import fail
+from launcher.errors import did_you_mean
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -36,6 +37,20 @@ _GROUPS = {
     ),
     "The cluster": ("fleet", "usage", "alerts", "stack", "boards", "index"),
 }  # commands in the order in which people meet them; others come last
+OTHER_WORDS = {
+    **dict.fromkeys(("kill", "cancel", "scancel"), "stop"),
+    **dict.fromkeys(("list", "ls", "jobs", "queue", "squeue"), "ps"),
+    **dict.fromkeys(("start", "launch"), "run"),
+    **dict.fromkeys(("validate", "lint"), "check"),
+    **dict.fromkeys(("exec", "ssh", "shell"), "connect"),
+    "sbatch": "submit",
+    "status": "watch --once",
+    "tail": "logs -f",
+    "dry-run": "plan",
+    "help": "--help",
+    "version": "--version",
+}  # what users of other programs type, and the command that does it here
+LIKENESS = 0.6  # least likeness of a suggested command
 _SHORT_HELP = 100  # characters of a line about a command
 
 
@@ -57,6 +72,16 @@ class CommandGroup(click.Group):
             module, _, function = self._modules[cmd_name].partition(":")
             self.add_command(getattr(importlib.import_module(module), function))
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+            other = OTHER_WORDS.get(name)
+            hint = f'; did you mean "{other}"?' if other else did_you_mean(name, self.list_commands(ctx), LIKENESS)
+            ctx.fail(f"No such command {name!r}{hint}")
+        return super().resolve_command(ctx, args)
 
     def all_commands(self) -> dict[str, click.Command]:
         """Load all commands; returns them by name."""
