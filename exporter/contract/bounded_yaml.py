@@ -90,21 +90,37 @@ def _place(mark: yaml.Mark) -> str:
     return f"line {mark.line + 1}, column {mark.column + 1}"
 
 
-def _hint(text: str, problem: yaml.Mark) -> str:
-    """The cure for a tab, or a question about a quoted text that began on an earlier line and ended on this one."""
-    if text.startswith("\t", problem.index):
-        return "; indent with spaces"
+_CURES = {
+    "mapping values are not allowed here": 'indent the keys of a mapping alike, write a space after a colon, '
+    'and put a text with ": " in quotes',
+    "expected <block end>, but found '<block mapping start>'": "begin the keys of a mapping in the same column",
+    "expected <block end>, but found '<scalar>'": "put the whole text in quotes",
+    "could not find expected ':'": "write a colon and a space after a key",
+    "found unknown escape character": "put a pattern in single quotes",
+    "expected alphabetic or numeric character": "put a text that begins with * or & in quotes",
+    "found character": "put the text in quotes",
+    "but found another document": "write one document in a file",
+}  # of what PyYAML reports, by the beginning of its words
+
+
+def _hint(text: str, problem: str, mark: yaml.Mark) -> str:
+    """The cure, or a question about a quoted text that began on an earlier line and ended on this one."""
+    if text.startswith("\t", mark.index):
+        is_indentation = not text[text.rfind("\n", 0, mark.index) + 1 : mark.index].strip()
+        return "; indent with spaces" if is_indentation else "; write a space instead of the tab"
     opening = None
     try:
         for token in yaml.scan(text, Loader=yaml.SafeLoader):
-            if token.start_mark.index > problem.index:
+            if token.start_mark.index > mark.index:
                 break
             is_quoted = isinstance(token, yaml.ScalarToken) and token.style in ("'", '"')
-            if is_quoted and token.start_mark.line < token.end_mark.line == problem.line:
+            if is_quoted and token.start_mark.line < token.end_mark.line == mark.line:
                 opening = token.start_mark
     except yaml.YAMLError:
         pass  # the problem itself
-    return f"; is the quote of {_place(opening)} closed?" if opening is not None else ""
+    if opening is not None:
+        return f"; is the quote of {_place(opening)} closed?"
+    return next((f"; {cure}" for words, cure in _CURES.items() if problem.startswith(words)), "")
 
 
 def yaml_problem(error: Exception, text: str) -> str:
@@ -120,7 +136,7 @@ def yaml_problem(error: Exception, text: str) -> str:
             return f"{_place(mark)}: {error.problem}"
         if error.context == OPEN_QUOTE and error.context_mark is not None:
             return f"{_place(error.context_mark)}: not YAML: the quote is not closed"
-        return f"{_place(mark)}: not YAML: {error.problem}{_hint(text, mark)}"
+        return f"{_place(mark)}: not YAML: {error.problem}{_hint(text, str(error.problem), mark)}"
     return f"not YAML: {error if isinstance(error, yaml.YAMLError) else f'{type(error).__name__}: {error}'}"
 
 

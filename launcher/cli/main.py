@@ -1,7 +1,6 @@
 """The commands of ``gpujob``. Only the modules of this package print for people and decide exit statuses."""
 
 import errno
-import io
 import json
 import os
 import sys
@@ -13,7 +12,7 @@ import click
 
 from exporter.contract import run_files
 from exporter.contract.errors import ExporterError, ManifestError
-from launcher.cli.about.command_group import CommandGroup
+from launcher.cli.about.command_group import CommandGroup, prepare_streams
 from launcher.cli.about.version import print_version
 from launcher.cli.job_source import USAGE, JobCommand, in_option_words, takes_job, warn
 from launcher.cli.parts import (
@@ -70,9 +69,7 @@ def main() -> None:
     from launcher.programs.environment import remove_coerced_locale
 
     remove_coerced_locale()
-    for stream in (sys.stdout, sys.stderr):  # a name that is not text must not end a command
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")
+    prepare_streams()
     try:
         # otherwise click answers Ctrl-C with "Aborted!" and status 1
         status = commands.main(prog_name="gpujob", standalone_mode=False)

@@ -5,7 +5,7 @@ import os
 import shlex
 import shutil
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -159,6 +159,14 @@ def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool, name
         raise ConfigError(source, errors)
 
 
+def show_notices(notices: Iterable[str]) -> None:
+    """Print on standard error how a job was found."""
+    from launcher.watch.text import printable_line
+
+    for notice in notices:
+        click.echo(f"gpujob: {printable_line(notice)}", err=True)
+
+
 def open_target(job: str | None, *, trusted: bool = False) -> Path:
     """Find the directory of a job, sweep or pipeline; see `find_job`.
 
@@ -171,9 +179,8 @@ def open_target(job: str | None, *, trusted: bool = False) -> Path:
     from launcher.rundir.trust import read_facts
     from launcher.watch.text import printable_line
 
-    found = find_job(job, os.environ, Path.cwd())
-    for notice in found.notices:
-        click.echo(f"gpujob: {printable_line(notice)}", err=True)
+    found = find_job(job, os.environ, Path.cwd(), takes_newest=not trusted)
+    show_notices(found.notices)
     if trusted:
         for name in (run_files.MANIFEST_FILE, run_files.ORCHESTRATOR_FILE, SWEEP_FILE, PIPELINE_FILE):
             require_trusted(

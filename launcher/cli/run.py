@@ -1,6 +1,5 @@
 """The command `gpujob run`: run a job on this machine to its end."""
 
-import contextlib
 import os
 import signal
 import sys
@@ -108,20 +107,27 @@ def run(
                 on_interrupt=STOPS_JOB,
             )
         except Exception as error:  # noqa: BLE001 - the job continues without its view
-            sys.stdout = open(os.devnull, "w")  # noqa: SIM115
-            with contextlib.suppress(OSError):
-                click.echo(f"gpujob: the view has ended ({error}); the job continues, see {run_dir}", err=True)
+            _discard_output(f"the view has ended ({error}); the job continues, see {run_dir}")
     code = wait_for_guard(started.job.process, run_dir)
     report = started.job.read_report()
     if report is None:
         see = log_for_missing_report(run_dir)
         click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)
         sys.exit(EXIT_STATUS["UNKNOWN"])
-    print_report(report, as_json)
+    try:
+        print_report(report, as_json)
+    except OSError as error:
+        _discard_output(f"the report cannot be printed ({error}); it is in {run_dir}")
     if read_report_elsewhere(run_dir) is not None:
         place = report_path_elsewhere(run_dir, os.environ)
         click.echo(f"gpujob: the report cannot be written to {run_dir}, so it is {place}", err=True)
     sys.exit(INTERRUPTED if started.interrupted else report.exit_status)
+
+
+def _discard_output(why: str) -> None:
+    """Discard output from now on, so that the exit status is still that of the job."""
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115
+    click.echo(f"gpujob: {why}", err=True)
 
 
 def _start_stack() -> str:

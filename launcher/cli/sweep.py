@@ -12,7 +12,7 @@ import click
 
 from launcher.cli.job_source import warn
 from launcher.cli.jobs.sweep_states import show_states
-from launcher.cli.parts import HUB, INTERRUPTED, JSON, come_back_lines, print_json
+from launcher.cli.parts import HUB, INTERRUPTED, JSON, come_back_lines, print_json, show_notices
 from launcher.errors import ConfigError, ConfigErrors, LauncherError
 
 if TYPE_CHECKING:
@@ -249,11 +249,12 @@ def _run_points(
     sys.exit(INTERRUPTED if local.received_signal == signal.SIGINT else status)
 
 
-def _find_sweep(sweep: str) -> Path:
+def _find_sweep(sweep: str, *, takes_newest: bool = False) -> Path:
     from launcher.registry.search import find_job
     from launcher.rundir.rundir import SWEEP_FILE
 
-    directory = find_job(sweep, os.environ, Path.cwd()).directory
+    directory, notices = find_job(sweep, os.environ, Path.cwd(), takes_newest=takes_newest)
+    show_notices(notices)
     if not (directory / SWEEP_FILE).is_file():
         raise LauncherError(f"{sweep!r} is a job, not a sweep; see `gpujob watch`")
     return directory
@@ -371,7 +372,7 @@ def sweep(sweep: str, again: bool, sort: str | None, as_json: bool) -> None:
     The exit status is 0 when all have completed, 10 while some still run or wait, else that of the first that
     did not complete.
     """
-    home = _find_sweep(sweep)
+    home = _find_sweep(sweep, takes_newest=not again)
     if again:
         resume_points(home, as_json=as_json)
         return

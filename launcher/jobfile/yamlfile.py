@@ -2,10 +2,11 @@
 
 import difflib
 import functools
+import re
 import types
 import typing
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeGuard
 
 import yaml
 from pydantic import BaseModel, ValidationError
@@ -20,6 +21,8 @@ Location = Sequence[int | str]
 FindMore = Callable[[Mapping[str, object]], list[str]]
 Place = tuple[int, int]  # line and column of a text, from 0
 
+_SECONDS = {"s": 1, "sec": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
+_NUMBER = re.compile(rf"(\d{{1,15}}(?:\.\d{{1,9}})?) ?({'|'.join(_SECONDS)})?", re.ASCII)
 MOST_ERRORS = 100  # of the model; nobody reads more, and to name the nearest known key takes a millisecond each
 
 
@@ -186,8 +189,9 @@ def _places_of_typos(errors: Sequence[ErrorDetails], model: type[BaseModel]) -> 
 
 def _nearest(location: Location, model: type[BaseModel]) -> str | None:
     """The known key most similar to an unknown one, or the place of its name in another section, or None."""
-    near = difflib.get_close_matches(str(location[-1]), _known_names(model, location[:-1]), 1, 0.5)
-    if near:
+    word, known = str(location[-1]), _known_names(model, location[:-1])
+    longer = [name for name in known if name.startswith(f"{word}_per_node")]
+    if near := longer or difflib.get_close_matches(word, known, 1, 0.5):
         return near[0]
     elsewhere = [place for place in _key_places(model) if place.endswith(f".{location[-1]}".replace("-", "_"))]
     return elsewhere[0] if len(elsewhere) == 1 else None
@@ -232,7 +236,8 @@ def _problems(
                 entries = [entry for entry in entries if entry.details["type"] != "list_type"]
             elif all(kinds):
                 words = ", ".join(str(kind) for kind in kinds[:-1]) + f" or {str(kinds[-1]).partition(' or ')[0]}"
-                problems.append(f"{base}: {_value_text(value)} is not {words}")
+                fix = f'; write it in quotes: "{yaml_text(value)}"' if _is_placeholder(value) else ""
+                problems.append(f"{base}: {_value_text(value)} is not {words}{fix}")
                 continue
         elif len(entries) > 1:
             deeper = [entry for entry in entries if entry.place != base]
@@ -257,11 +262,13 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
             return f'{place}: {word} is not {_EXPECTED[kind]}; write it in quotes: "{word}"'
         if (kind in ("string_type", "list_type") or is_section) and value is None:
             fix = "; leave the key out"
-        elif kind == "string_type" and not isinstance(value, dict | list):
+        elif kind == "string_type" and (_is_placeholder(value) or not isinstance(value, dict | list)):
             fix = f'; write it in quotes: "{yaml_text(value)}"'
         elif kind == "list_type":
             has_sections = isinstance(value, dict) or _known_names(model, (*error["loc"], 0))
             fix = '; begin each entry with "- "' if has_sections else f"; write it as [{_value_text(value)}]"
+        elif _EXPECTED[kind].endswith("number") and isinstance(value, str):
+            fix = _number_hint(value)
         elif is_section and (keys := _known_names(model, error["loc"])):
             fix = f"; give it keys (known: {', '.join(sorted(keys))})"
         return f"{place}: {_value_text(value)} is not {_EXPECTED[kind]}{fix}"
@@ -278,6 +285,14 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
         return f"{place}: {message}" if place else message
     _, should, requirement = message.partition(" should ")  # as in "Input should be ..." and "String should match ..."
     return f"{place}: {_value_text(value)} must {requirement}" if should else f"{place}: {message}"
+
+
+def _number_hint(text: str) -> str:
+    """How to write a number that is in quotes, or has a unit of time."""
+    if (found := _NUMBER.fullmatch(text.strip())) is None:
+        return ""
+    number, unit = found.groups()
+    return f"; give seconds, as in {float(number) * _SECONDS[unit]:.15g}" if unit else "; leave out the quotes"
 
 
 def _source_text(text: str, location: Location) -> str | None:
@@ -313,10 +328,17 @@ def _compose(text: str) -> yaml.Node | None:
     return yaml.compose(text, yaml.SafeLoader)
 
 
+def _is_placeholder(value: object) -> TypeGuard[Mapping[str, None]]:
+    """Whether this is ``{rank}`` without quotes, which YAML reads as a mapping."""
+    return isinstance(value, dict) and list(value.values()) == [None]
+
+
 def yaml_text(value: object) -> str:
     """A value as YAML writes it."""
     if value is None:
         return "null"
+    if _is_placeholder(value):
+        return f"{{{next(iter(value))}}}"
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
@@ -324,7 +346,7 @@ def _value_text(value: object) -> str:
     if isinstance(value, str):
         text = f'"{value}"'
     else:
-        text = yaml_text(value) if isinstance(value, bool | None) else repr(value)
+        text = yaml_text(value) if isinstance(value, bool | None) or _is_placeholder(value) else repr(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

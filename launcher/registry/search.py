@@ -12,6 +12,7 @@ from exporter.contract.identity import safe_label
 from launcher.errors import LauncherError, SlurmError
 from launcher.registry.entries import LOCAL_PREFIX, JobEntry, read_own_entries, read_site_entries
 from launcher.rundir.cluster_file import find_logs_dir
+from launcher.rundir.job_records import read_orchestrator
 from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
 from launcher.steps.slurm_steps import run_command
 from launcher.words import clock_text
@@ -36,9 +37,10 @@ def is_pipeline(directory: Path) -> bool:
     return (directory / PIPELINE_FILE).is_file() and not (directory / run_files.MANIFEST_FILE).is_file()
 
 
-def find_job(job: str | None, environ: Mapping[str, str], workdir: Path) -> FoundJob:
+def find_job(job: str | None, environ: Mapping[str, str], workdir: Path, *, takes_newest: bool = False) -> FoundJob:
     """Find a job by its path, id, the beginning of an id that Slurm did not give, or name; None is the newest.
 
+    ``takes_newest`` is for commands that leave the job as it is: of several with one name, the newest counts.
     Raises LauncherError, with the candidates if several fit.
     """
     if job is None:
@@ -57,10 +59,10 @@ def find_job(job: str | None, environ: Mapping[str, str], workdir: Path) -> Foun
             found = _among_entries(job, entries) or _in_slurm(job)
             if found is None and entries:
                 raise LauncherError(f"job {job} was in {entries[0].run_dir}, {_why_missing(Path(entries[0].run_dir))}")
-        if found is None:
-            found = _by_part_or_name(job, read_own_entries(environ))
         if found is not None:
             return FoundJob(found.resolve())
+        if (named := _by_part_or_name(job, read_own_entries(environ), takes_newest=takes_newest)) is not None:
+            return named._replace(directory=named.directory.resolve())
     if logs_dir.exists():
         os.scandir(logs_dir).close()  # raises what hides its contents from a glob
     raise LauncherError(
@@ -148,19 +150,32 @@ def _in_slurm(job: str) -> Path | None:
     return run_dir if _is_job(run_dir) else None  # the error of a directory that others cannot read passes on
 
 
-def _by_part_or_name(job: str, entries: Sequence[JobEntry]) -> Path | None:
-    """The job whose id begins so, or whose name this is; of several, the only one without a report.
+def _by_part_or_name(job: str, entries: Sequence[JobEntry], *, takes_newest: bool) -> FoundJob | None:
+    """The job whose id begins so, or whose name this is; of several, the only one that may still run.
 
     A number is always a whole id: half of one must not stop another job. A sweep or pipeline never has a report of its
-    own, so its missing one does not show that it still runs. Raises LauncherError if several fit.
+    own, so its missing one does not show that it still runs. Raises LauncherError if several fit, unless all have this
+    name and the newest is enough.
     """
     found = {entry.run_dir: entry for entry in entries if _fits(job, entry) and _is_readable_job(Path(entry.run_dir))}
     if len(found) < 2:
-        return next(map(Path, found), None)
-    running = [run_dir for run_dir in map(Path, found) if not (run_dir / run_files.REPORT_FILE).exists()]
-    if len(running) != 1 or is_sweep(running[0]) or is_pipeline(running[0]):
+        return next((FoundJob(Path(run_dir)) for run_dir in found), None)
+    running = [run_dir for run_dir in map(Path, found) if _may_run(run_dir)]
+    if len(running) == 1 and not (is_sweep(running[0]) or is_pipeline(running[0])):
+        return FoundJob(running[0])
+    newest = max(found.values(), key=lambda entry: entry.submitted)
+    if not takes_newest or any(entry.job_name != job for entry in found.values()):
         raise _ambiguity(job, list(found.values()))
-    return running[0]
+    notice = f"newest of {len(found)} jobs named {safe_label(job)}: {newest.job_id}, {newest.run_dir}"
+    return FoundJob(Path(newest.run_dir), (notice,))
+
+
+def _may_run(run_dir: Path) -> bool:
+    """Whether a job has no report, and its process on this machine, if it has one, is still there."""
+    if (run_dir / run_files.REPORT_FILE).exists():
+        return False
+    process = read_orchestrator(run_dir)
+    return process is None or not process.local or process.is_elsewhere() or process.is_running_here()
 
 
 def _fits(job: str, entry: JobEntry) -> bool:

@@ -138,7 +138,11 @@ def build_report(
     if cause is not None:
         cause = with_earlier_failures(cause, restarted)
         cause = cause.replace(diagnosis=_diagnosis(run_dir, cause, orchestrator.attempt))
-    over_at = _last_sign_of_life(found, workers, now) if ended and known.is_past else now
+    over_at: float | None = now
+    if ended and known.is_past:
+        over_at = _last_sign_of_life(found, workers, now)
+    elif ended and manifest.attached:
+        over_at = _last_exit(workers) or now
     end = over_at if ended else None
     duration = max(0.0, over_at - start) if start is not None and over_at is not None else None
     duration = duration if known.elapsed_s is None else known.elapsed_s
@@ -183,6 +187,16 @@ def _last_sign_of_life(found: _RunDirContents, workers: Iterable[WorkerReport], 
     signs += [worker.exit.time for worker in workers if worker.exit is not None]
     seen = [float(sign) for sign in signs if isinstance(sign, int | float) and sign]
     return min(now, max(seen)) if seen else None
+
+
+def _last_exit(workers: Sequence[WorkerReport]) -> float | None:
+    """When the last worker ended; None if that is not known of all.
+
+    It is the end of an attached job, whose report comes some seconds later: a script may restart its workers.
+    """
+    times = [worker.exit.time if worker.exit is not None else None for worker in workers]
+    known = [time for time in times if time is not None]
+    return max(known) if known and len(known) == len(times) else None
 
 
 def _read_all_runs(

@@ -32,7 +32,7 @@ from launcher.verify.benchmark_results import (
     read_benchmark_results,
     with_counted_requests,
 )
-from launcher.verify.logged_total import short_workers
+from launcher.verify.logged_total import short_workers, state_totals
 from launcher.verify.timed_reads import ReportProgress
 from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 
@@ -119,6 +119,7 @@ def _verify(
         files_before=earlier.files if earlier is not None else 0,
         incomplete=None if of_files else job.incomplete,
         short=() if manifest.attached else short_workers(workers, manifest.verify.complete_share, _with_epochs(job)),
+        has_own_totals=state_totals(workers, _with_epochs(job)),
     )
     found = verify_results(finished, out_of_time=pace.out_of_time, progress=pace.progress)
     if of_benchmark is None:

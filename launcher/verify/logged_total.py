@@ -1,4 +1,4 @@
-"""Workers that completed short of the total that their own log states."""
+"""Whether workers completed the total that their own log states, or short of it."""
 
 from collections.abc import Collection, Iterable, Sequence
 
@@ -24,6 +24,12 @@ def short_workers(workers: Iterable[TaskPosition], share: float, counts_epochs: 
         for worker in counted
         if worker.rank not in counts_epochs and _is_short(worker, share) and not _may_share_total(worker, counted)
     ]
+
+
+def state_totals(workers: Iterable[TaskPosition], counts_epochs: Collection[int]) -> bool:
+    """Whether the logs show the total of the whole work: every worker with a position states that of its own."""
+    counted = [worker for worker in workers if worker.items is not None]
+    return bool(counted) and all(_states_total(each) and each.rank not in counts_epochs for each in counted)
 
 
 def _states_total(worker: TaskPosition) -> bool:

@@ -88,6 +88,7 @@ class FinishedJob:
     files_before: int = 0  # number of output files at the end of the job, if repeated
     incomplete: str | None = None  # why `work_source` may lack some of the work
     short: Sequence[TaskPosition] = ()  # workers that completed short of the total of their own log
+    has_own_totals: bool = False  # whether the logs state the total of the whole work
 
 
 def verify_results(
@@ -197,6 +198,9 @@ def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
     if total is None:
         if job.short:
             checks.append(_short_check(job.short))
+        elif job.has_own_totals and (done or 0) >= required_count(wanted.complete_share, expected or 0):
+            check = _count_check(ITEMS, done or 0, expected or 0, work.processed, wanted)
+            checks.append(replace(check, detail=f"{check.detail}, by the totals in {job.work_source}"))
         elif not checks:
             counted = "" if work.counts_items else f" {work.unit}"
             option = "--total-items" if manifest.attached else "--total, or progress.total_items in the job file"

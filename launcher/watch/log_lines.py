@@ -20,6 +20,7 @@ from launcher.rundir.job_records import OrchestratorRecord
 
 BLOCK_BYTES = 64 * 1024  # read at once from the end of a file
 MOST_KNOWN = 8  # workers that an error names
+_TRACEBACK = re.compile(rb"(.*)Traceback \(most recent call last\):")
 _RUN = re.compile(r"(?P<head>.*?)(?P<run>(?:_a\d+)?(?:_r\d+)?)(?P<end>\.[^.]*)?")
 
 
@@ -59,6 +60,7 @@ class JobLogs:
         self._manifest, self._tasks, self._last = manifest, {task.rank: task for task in tasks}, last
         self._tails: dict[Path, tuple[_Source, LogTail]] = {}
         self._errors = SearchEngine(lexicon_of_job(manifest).errors) if errors else None
+        self._tracebacks: dict[Path, bytes] = {}  # what each line of an unfinished traceback begins with
         self._is_first_read = True
         self._earlier_nodes: dict[tuple[int, int], str | None] = {}  # by rank and attempt
 
@@ -69,23 +71,41 @@ class JobLogs:
                 is_limited = self._last is not None and self._is_first_read
                 self._tails[path] = source, _tail_of(path, self._last if is_limited else None)
         self._is_first_read = False
-        for source, tail in self._tails.values():
+        for path, (source, tail) in self._tails.items():
             while True:
                 for records in tail.read_chunks():
-                    yield from self._lines(source, bytes(records.buffer[: records.end]))
+                    yield from self._lines(path, source, bytes(records.buffer[: records.end]))
                 if not tail.has_more and not tail.lag_bytes:
                     break
                 if tail.problem is not None:
                     break
             if ended and (rest := tail.pop_unfinished_record()):
-                yield from self._lines(source, rest)
+                yield from self._lines(path, source, rest)
 
-    def _lines(self, source: _Source, text: bytes) -> Iterator[LogLine]:
-        if self._errors is not None and not self._errors.scan(text).errors:
+    def _lines(self, path: Path, source: _Source, text: bytes) -> Iterator[LogLine]:
+        engine = self._errors
+        if engine is not None and path not in self._tracebacks and not engine.scan(text).errors:
             return
         for raw in text.removesuffix(b"\n").split(b"\n"):
-            if self._errors is None or self._errors.scan(raw + b"\n").errors:
+            if engine is None or self._is_in_traceback(path, raw) or self._is_error(path, raw, engine):
                 yield LogLine(source.task.worker, source.task.rank, source.run, plain_line(raw, None))
+
+    def _is_error(self, path: Path, line: bytes, engine: SearchEngine) -> bool:
+        if not engine.scan(line + b"\n").errors:
+            return False
+        if traceback := _TRACEBACK.match(line):
+            self._tracebacks[path] = traceback[1]
+        return True
+
+    def _is_in_traceback(self, path: Path, line: bytes) -> bool:
+        """Whether a line belongs to a traceback of Python, which ends with the error, the first line not indented."""
+        head = self._tracebacks.get(path)
+        if head is None:
+            return False
+        rest = line.removeprefix(head)
+        if not rest[:1].isspace() or not line.startswith(head):
+            del self._tracebacks[path]
+        return line.startswith(head) and not _TRACEBACK.match(line)
 
     def _find_files(self) -> Iterator[tuple[Path, _Source]]:
         """New files of all runs, by rank and run. Raises RecordError."""

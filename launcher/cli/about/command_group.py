@@ -1,16 +1,21 @@
-"""All commands as one: groups in the help, and the loss of standard output."""
+"""All commands as one: groups in the help, and the loss of standard output and error."""
 
 import contextlib
 import errno
 import importlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from launcher.cli.parts import fail
+from launcher.errors import did_you_mean
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
 
 BROKEN_PIPE = 141
 
@@ -32,6 +37,20 @@ _GROUPS = {
     ),
     "The cluster": ("fleet", "usage", "alerts", "stack", "boards", "index"),
 }  # commands in the order in which people meet them; others come last
+OTHER_WORDS = {
+    **dict.fromkeys(("kill", "cancel", "scancel"), "stop"),
+    **dict.fromkeys(("list", "ls", "jobs", "queue", "squeue"), "ps"),
+    **dict.fromkeys(("start", "launch"), "run"),
+    **dict.fromkeys(("validate", "lint"), "check"),
+    **dict.fromkeys(("exec", "ssh", "shell"), "connect"),
+    "sbatch": "submit",
+    "status": "watch --once",
+    "tail": "logs -f",
+    "dry-run": "plan",
+    "help": "--help",
+    "version": "--version",
+}  # what users of other programs type, and the command that does it here
+LIKENESS = 0.6  # least likeness of a suggested command
 _SHORT_HELP = 100  # characters of a line about a command
 
 
@@ -53,6 +72,16 @@ class CommandGroup(click.Group):
             module, _, function = self._modules[cmd_name].partition(":")
             self.add_command(getattr(importlib.import_module(module), function))
         return super().get_command(ctx, cmd_name)
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        name = args[0]
+        if not ctx.resilient_parsing and not name.startswith("-") and self.get_command(ctx, name) is None:
+            other = OTHER_WORDS.get(name)
+            hint = f'; did you mean "{other}"?' if other else did_you_mean(name, self.list_commands(ctx), LIKENESS)
+            ctx.fail(f"No such command {name!r}{hint}")
+        return super().resolve_command(ctx, args)
 
     def all_commands(self) -> dict[str, click.Command]:
         """Load all commands; returns them by name."""
@@ -87,8 +116,7 @@ def _handle_output_errors() -> Iterator[None]:
         try:
             yield
         finally:
-            if sys.stdout is not None:  # as with >&-
-                sys.stdout.flush()
+            sys.stdout.flush()
     except BrokenPipeError:
         _discard_output()
         sys.exit(BROKEN_PIPE)
@@ -97,6 +125,35 @@ def _handle_output_errors() -> Iterator[None]:
             raise
         _discard_output()
         fail(f"cannot write: {error.strerror}")
+
+
+def prepare_streams() -> None:
+    """Prepare standard output and error: neither a closed one nor a name that is not text ends a command."""
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115 - as with >&-
+    if isinstance(sys.stderr, io.TextIOWrapper) and isinstance(sys.stderr.buffer, io.BufferedWriter):
+        out = io.BufferedWriter(_StandardError())
+        sys.stderr = io.TextIOWrapper(out, sys.stderr.encoding, line_buffering=True)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
+
+
+class _StandardError(io.RawIOBase):
+    """Standard error without errors: a message that nobody can read changes no exit status."""
+
+    def fileno(self) -> int:
+        return 2
+
+    def isatty(self) -> bool:
+        return os.isatty(2)
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: "Buffer", /) -> int:
+        with contextlib.suppress(OSError):
+            return os.write(2, data)
+        return memoryview(data).nbytes
 
 
 def _discard_output() -> None:

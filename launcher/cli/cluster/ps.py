@@ -114,8 +114,10 @@ def ps(
             else:
                 look = read_queue_look(slurm, os.environ, since=since_last)
         except SlurmUnansweredError as error:
-            if not local and not late:
-                raise
+            if not (local or late):
+                if not (error.is_local and shows_mine and not all_users and name is None):
+                    raise
+                click.echo(f"gpujob: no job of yours is known: none on this machine, and {error}", err=True)
             has_slurm = False
             if not error.is_local:  # a machine without Slurm has only jobs of its own
                 warn(str(error))
@@ -173,7 +175,7 @@ def _read_run(name: str, rows: "Iterable[QueueRow]") -> "tuple[dict[str, str], l
     from launcher.rundir.rundir import user_name
     from launcher.track.selection import runs_of
 
-    found, _ = runs_of(find_job(name, os.environ, Path.cwd()).directory)
+    found, _ = runs_of(find_job(name, os.environ, Path.cwd(), takes_newest=True).directory)
     listed = {task for row in rows for task in task_ids(row.job_id)}
     entries = [
         JobEntry(job_id=job_id, job_name=run.name, run_dir=str(run.run_dir), submitted=0.0, user=user_name())

@@ -22,7 +22,7 @@ LINES_FOLLOWED = 10  # last lines of each file that --follow begins with
 @JOB
 @click.argument("worker", metavar="[WORKER]", required=False)
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the job ends.")
-@click.option("--errors", is_flag=True, help="Only lines that match an error pattern of the job.")
+@click.option("--errors", is_flag=True, help="Only lines that match an error pattern of the job, and tracebacks.")
 @click.option(
     "-n",
     "--lines",

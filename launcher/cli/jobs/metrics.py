@@ -45,7 +45,7 @@ def metrics(job: str | None, watch: bool, user: str | None, chart: bool, as_json
 
     client = None
     try:
-        find_job(job, os.environ, Path.cwd())
+        find_job(job, os.environ, Path.cwd(), takes_newest=True)
     except LauncherError:
         if job is None or not _SLURM_ID.fullmatch(job):
             raise

@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 
 from exporter import __version__
+from launcher.cli.about.command_group import OTHER_WORDS
 from launcher.cli.about.completion import complete_keys
 from launcher.cli.about.version import driver_text
 from launcher.cli.main import commands
@@ -42,6 +43,27 @@ def test_every_command_has_a_place_in_the_help() -> None:
     for name, command in commands.all_commands().items():
         if not command.hidden:
             assert f"\n  {name} " in shown
+
+
+@pytest.mark.parametrize(
+    ("word", "hint"),
+    [
+        ("wacth", '; did you mean "watch"?'),
+        ("stopp", '; did you mean "stop"?'),
+        ("kill", '; did you mean "stop"?'),
+        ("tail", '; did you mean "logs -f"?'),
+        ("nothing-like-it", ""),
+    ],
+)
+def test_an_unknown_command_is_answered_with_the_one_that_is_meant(word: str, hint: str) -> None:
+    done = CliRunner().invoke(commands, [word])
+    assert (done.exit_code, done.output.splitlines()[-1]) == (2, f"Error: No such command '{word}'{hint}")
+
+
+def test_words_of_other_programs_lead_to_commands() -> None:
+    for other, meant in OTHER_WORDS.items():
+        assert other not in commands.all_commands()
+        assert meant.startswith("--") or meant.split()[0] in commands.all_commands()
 
 
 def test_the_options_of_a_job_are_in_groups() -> None:

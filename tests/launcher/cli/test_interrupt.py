@@ -3,10 +3,11 @@
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from tests.support.launcher import GPUJOB
+from tests.support.launcher import GPUJOB, clean_environment
 
 
 def python(program: str) -> "subprocess.CompletedProcess[str]":
@@ -53,6 +54,23 @@ def test_output_that_cannot_be_written_is_reported_in_one_line(arguments: str) -
     script = f'"$0" {arguments} > /dev/full'
     done = subprocess.run(["sh", "-c", script, str(GPUJOB)], capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (2, "gpujob: cannot write: No space left on device\n")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "redirection", "status"),
+    [
+        ("run -- false", "2>&1 | true", 1),
+        ("run --quiet -- false", "> /dev/full", 1),
+        ("run -- false", ">&- 2>&-", 1),
+        ("no-such-command", "2>&1 | true", 2),
+        ("no-such-command", "2> /dev/full", 2),
+        ("report no-such-job", ">&-", 2),
+    ],
+)
+def test_lost_output_changes_no_exit_status(arguments: str, redirection: str, status: int, tmp_path: Path) -> None:
+    command = f'{{ "$0" {arguments}; echo $? > status; }} {redirection}'
+    subprocess.run(["sh", "-c", command, str(GPUJOB)], cwd=tmp_path, timeout=60, check=False, env=clean_environment())
+    assert (tmp_path / "status").read_text() == f"{status}\n"
 
 
 def test_a_missing_file_is_not_mistaken_for_the_working_directory() -> None:

@@ -179,24 +179,37 @@ def test_jobs_of_this_machine_are_listed_too(
     assert (status, err, names(out)) == (0, "", ["smoke"])
 
 
+@pytest.mark.parametrize(("end", "last"), [(130, "embed"), (110, "smoke")])
 def test_a_sweep_of_this_machine_can_be_the_last_one_that_ended(
-    slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path
+    end: int, last: str, slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path
 ) -> None:
     slurm.say("squeue", "out", "")
     job, sweep = tmp_path / "logs" / "local-3f_smoke", tmp_path / "logs" / "local-4a_embed"
-    ends = ((job, "local-3f", "COMPLETED", 120), (sweep / "p0", "local-4a_0", "FAILED", 130))
-    for folder, job_id, state, end in ends:
+    ends = ((job, "local-3f", "COMPLETED", 120), (sweep / "p0", "local-4a_0", "FAILED", end))
+    for folder, job_id, state, ended in ends:
         run_directory(folder)
-        report = {**REPORT, "job_id": job_id, "state": state, "end": end}
+        report = {**REPORT, "job_id": job_id, "state": state, "end": ended}
         (folder / "report.json").write_text(json.dumps(report))
     submission: dict[str, JsonValue] = {"job_id": "local-4a", "job_name": "embed", "submitted": 98.0, "user": "ada"}
-    point = SweepPoint(0, "p0", {}, ("p0",))
-    record = SweepRecord(submission=submission, max_parallel=1, local=True, points=(point,))
+    points = (SweepPoint(0, "p0", {}, ("p0",)), SweepPoint(1, "p1", {}))  # Ctrl-C came before the second
+    record = SweepRecord(submission=submission, max_parallel=1, local=True, points=points)
     sweep_directory.write_record(sweep, record)
     register_job(sweep, submission, os.environ, tmp_path)
     register_job(job, {**submission, "job_id": "local-3f", "job_name": "smoke"}, os.environ, tmp_path)
-    assert gpujob("ps")[1].splitlines()[1].split()[:4] == ["embed", "local-4a", "local", "-"]
-    assert "FAILED" in gpujob("ps")[1]
+    assert names(gpujob("ps")[1]) == [last]
+    line = next(line for line in gpujob("ps", "-a")[1].splitlines() if "embed" in line)
+    assert line.split()[:5] == ["embed", "local-4a", "local", "-", "FAILED"]
+
+
+def test_without_slurm_and_jobs_the_list_is_empty(
+    slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    problem = "squeue is not on PATH; load the Slurm module\n"
+    status, out, err = gpujob("ps")
+    assert (status, names(out), err) == (0, [], f"gpujob: no job of yours is known: none on this machine, and {problem}")
+    assert json.loads(gpujob("ps", "--json")[1])["runs"] == []
+    assert gpujob("ps", "--all-users") == (2, "", f"gpujob: {problem}")
 
 
 def test_a_job_of_this_machine_that_is_not_read_in_time_is_named(

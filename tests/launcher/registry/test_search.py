@@ -106,6 +106,27 @@ def test_several_candidates_are_listed(tmp_path: Path, elsewhere: Path, environ:
     assert found("embed", environ, elsewhere) == runs[1]
 
 
+def test_a_command_that_reads_takes_the_newest_job_of_a_name(
+    tmp_path: Path, elsewhere: Path, environ: dict[str, str]
+) -> None:
+    crashed, older, newer = (
+        directory(tmp_path / f"a/local-aaa{n}_embed", f"local-aaa{n}", submitted=float(n)) for n in (1, 2, 3)
+    )
+    gone = {"schema": 1, "host": os.uname().nodename, "local": True, "pid": 4_194_304, "start_ticks": 1}
+    (crashed / "orchestrator.json").write_text(json.dumps(gone))
+    for run_dir in (older, newer):
+        (run_dir / "report.json").write_text("{}")
+    assert find_job("embed", environ, elsewhere, takes_newest=True) == (
+        newer,
+        (f"newest of 3 jobs named embed: local-aaa3, {newer}",),
+    )
+    for job, takes_newest in (("embed", False), ("local-aaa", True)):
+        with pytest.raises(LauncherError, match=f"'{job}' fits 3 jobs"):
+            find_job(job, environ, elsewhere, takes_newest=takes_newest)
+    (older / "report.json").unlink()  # it may still run, and without a process of its own it may be on Slurm
+    assert find_job("embed", environ, elsewhere, takes_newest=True) == (older, ())
+
+
 @pytest.mark.parametrize("table", ["sweep.json", "pipeline.json"])
 def test_a_sweep_or_pipeline_is_not_preferred_because_it_has_no_report(
     table: str, tmp_path: Path, elsewhere: Path, environ: dict[str, str]

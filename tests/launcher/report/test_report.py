@@ -121,6 +121,15 @@ def test_a_quick_report_of_a_completed_job_is_not_verified(tmp_path: Path) -> No
     assert rendered(report).startswith("# Job 4459 job: COMPLETED, output not verified\n")
 
 
+def test_an_attached_job_ends_with_its_last_worker(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0, end=190).ended(1, end=196)
+    run_dir.edit(run_files.MANIFEST_FILE, attached=True)
+    report = run_dir.report()
+    assert (report["end"], report["duration_s"]) == (START + 196, 196.0)
+    only_one = RunDir(tmp_path / "lost").ended(0, end=190).edit(run_files.MANIFEST_FILE, attached=True)
+    assert only_one.report()["duration_s"] == 200.0
+
+
 def test_a_job_with_completed_workers_is_completed(tmp_path: Path) -> None:
     report = RunDir(tmp_path).ended(0).ended(1).report()
     assert (report["state"], report["exit_status"], report["cause"]) == ("COMPLETED", 0, None)

@@ -393,6 +393,27 @@ def test_ctrl_c_ends_a_verification_that_waits_for_a_lost_file_server(tmp_path: 
         mount.close()
 
 
+@pytest.mark.parametrize(
+    ("position", "passed", "detail"),
+    [
+        ({"items": 30}, True, "30 of 30 items done, by the totals in the logs"),
+        ({"items": 29}, None, "no total is given (--total, or progress.total_items in the job file); the logs show 29"),
+        ({"items": 30, "epoch": 1}, None, "no total is given"),
+        ({"items": 30, "pattern": "bar"}, None, "no total is given"),
+    ],
+)
+def test_all_of_the_total_in_the_log_is_verified(
+    position: dict[str, object], passed: bool | None, detail: str, tmp_path: Path
+) -> None:
+    facts = {"rank": 0, "worker": "worker_w0", "pattern": "items", "unit": "items", "items_expected": 30}
+    run_dir = RunDir(tmp_path, count=1).ended(0).status({**facts, **position})
+    report = run_dir.report()
+    check = next(check for check in report["verification"]["checks"] if check["name"] == "items")
+    assert (check["passed"], check["detail"].startswith(detail)) == (passed, True)
+    assert rendered(report).startswith("# Job 4459 job: COMPLETED and verified\n") == bool(passed)
+    assert run_dir.verify_again(report)["verification"]["differs"] == []
+
+
 @pytest.mark.parametrize(("share", "state", "status"), [(0.99, "INCOMPLETE", 8), (0.3, "COMPLETED", 0)])
 def test_exit_status_0_short_of_the_total_in_the_log_is_incomplete(
     share: float, state: str, status: int, tmp_path: Path

@@ -6,7 +6,7 @@ import pytest
 
 from exporter.contract.status import TaskPosition
 from exporter.progress.work import ITEMS
-from launcher.verify.logged_total import short_workers
+from launcher.verify.logged_total import short_workers, state_totals
 
 
 def worker(rank: int = 0, done: float | None = 6, total: float | None = 20, **over: Any) -> TaskPosition:
@@ -54,6 +54,14 @@ def test_a_worker_within_reach_of_its_total_is_not_short(complete: TaskPosition)
 )
 def test_a_count_that_may_be_of_a_part_of_the_work_proves_nothing(unsure: TaskPosition) -> None:
     assert short(unsure) == []
+
+
+@pytest.mark.parametrize("unsure", [worker(1, pattern="bar"), worker(1, unit="steps"), worker(1, total=None)])
+def test_the_logs_show_the_whole_work_if_every_count_has_its_own_total(unsure: TaskPosition) -> None:
+    assert state_totals([worker(0), worker(1, done=None, total=None)], ())
+    assert not state_totals([worker(0)], (0,))
+    assert not state_totals([worker(0), unsure], ())
+    assert not state_totals([worker(done=None)], ())
 
 
 def test_a_smaller_share_accepts_less() -> None:

@@ -116,6 +116,20 @@ def test_only_lines_with_errors(run_dir: Path) -> None:
     assert texts(reader(run_dir, errors=True)) == [("worker_w0", "RuntimeError: CUDA out of memory")]
 
 
+@pytest.mark.parametrize("head", ["", "[rank1]: "])
+def test_a_traceback_is_shown_to_its_error(head: str, run_dir: Path) -> None:
+    first = [f"{head}Traceback (most recent call last):", f'{head}  File "train.py", line 3', f"{head}KeyError: 'x'"]
+    second = [first[0], f"{head}    raise Flaky", f"{head}my.Flaky: no"]
+    path = run_dir / "gn1_worker_w0.out"
+    path.write_text("\n".join(["begin", *first[:2], ""]))
+    logs = reader(run_dir, errors=True)
+    found = texts(logs)
+    with path.open("a") as out:
+        out.write("\n".join([first[2], "During handling", *second, "  indented", "end", ""]))
+    found += texts(logs)
+    assert [text.strip() for _, text in found] == [line.strip() for line in (*first, *second)]
+
+
 def test_an_unknown_worker_is_named_with_those_there_are(run_dir: Path) -> None:
     with pytest.raises(LauncherError, match=r"no worker 'worker_w7'; did you mean .*\(known: worker_w0, worker_w1\)"):
         select_tasks(read_manifest(run_dir), "worker_w7")
