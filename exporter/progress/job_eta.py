@@ -9,6 +9,7 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.status import JobOutlook
 from exporter.progress.eta.interval import slowest_eta
 from exporter.progress.outlook import (
+    STEP_S,
     WorkerPosition,
     first_to_stop,
     lags,
@@ -41,8 +42,6 @@ LAG = Family(
     labels=WORKER_LABELS,
 )
 FAMILIES = (JOB_ETA, JOB_FINISH, DEADLINE, TIME_LIMIT_MET, CHECKPOINT_NEXT, CHECKPOINT_FITS, LAG)
-
-STEP_S = 2.0  # clock differences and log buffers hide the order of stops closer than twice this
 
 
 @dataclass(frozen=True)

@@ -55,6 +55,7 @@ def next_checkpoint(
     return max(now, starts[-1] + interval_s) + (statistics.median(durations) if durations else 0.0)
 
 
+STEP_S = 2.0  # clock differences and log buffers hide the order of stops closer than twice this
 LEAST_WORKERS = 3  # with two, the median does not show which one lags
 
 

@@ -7,8 +7,9 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.contract.events import Event, LoggedEvent
 from exporter.contract.status import FileSystem, NodeStatus, WorkerOutput
-from exporter.contract.view import LaunchView, OutputView
+from exporter.contract.view import LaunchView, OutputView, WorkerView
 from exporter.logs.log_files_reader import read_last_bytes
+from exporter.progress import outlook
 
 EVENTS_TAIL_BYTES = 64 * 1024  # end of `events.jsonl` that is searched
 JOB_EVENTS = ("milestone", "near completion", "progress")  # of the whole job, from the orchestrator
@@ -44,10 +45,11 @@ def _sum_known(*values: float | None) -> float | None:
     return sum(known) if known else None
 
 
-def first_to_stop(status: NodeStatus) -> str | None:
-    """The worker of a node that stalled first, or None."""
-    rank = status.job.first_to_stop
-    return next((worker.worker for worker in status.workers if worker.rank == rank), None)
+def first_to_stop(workers: Sequence[WorkerView]) -> str | None:
+    """The running worker of all nodes that stalled first, or None; each sidecar knows only its own workers."""
+    last = {worker.rank: worker.last_progress for worker in workers if worker.last_progress is not None}
+    rank = outlook.first_to_stop(last, [worker.rank for worker in workers if worker.stalled], outlook.STEP_S)
+    return next((worker.worker for worker in workers if worker.rank == rank), None)
 
 
 def outputs(statuses: Iterable[NodeStatus]) -> tuple[OutputView, ...]:

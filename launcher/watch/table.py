@@ -10,13 +10,14 @@ from rich.table import Table
 from rich.text import Text
 
 GAP = 2  # blanks between columns
+LEAST_WORD = 3  # cells to which a column of words shrinks at last: a letter or two, and the ellipsis
 
 
 class FittedTable:
     """Rows of cells by column. Columns that do not fit the window are dropped, since half a number misleads.
 
     Columns of ``drop_order`` are dropped in order until the rest fits. Before that, columns of ``least_widths`` shrink
-    to the given width. If the last columns are still too wide, all are cropped.
+    to the given width. If the last columns are still too wide, those of words shrink, the last one first.
     """
 
     def __init__(
@@ -55,6 +56,9 @@ class FittedTable:
             if spare() >= 0:
                 break
             widths.pop(column, None)
+        for column in reversed(self._left_aligned):
+            if column in widths and spare() < 0:
+                widths[column] = min(widths[column], max(LEAST_WORD, widths[column] + spare()))
         for column in widths:
             widths[column] += min(whole[column] - widths[column], max(0, spare()))
         return widths

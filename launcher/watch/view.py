@@ -303,7 +303,7 @@ class JobClient:
             time_limit_met_probability=time_limit_met_probability(now, limit_end, eta) if eta else None,
             stop=StopView.from_json(published.stop) if published.stop and state == "RUNNING" else None,
             readiness=self._readiness(state, orchestrator, published),
-            first_to_stop=next((name for name in map(merge.first_to_stop, statuses.values()) if name), None),
+            first_to_stop=merge.first_to_stop(at_work),
             workers=tuple(workers),
             outputs=merge.outputs(statuses.values()),
             checkpoints=next((found for status in statuses.values() if (found := status.checkpoints)), None),

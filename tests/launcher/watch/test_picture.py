@@ -113,6 +113,16 @@ def eta_text(view: dict[str, Any]) -> str:
     return plain_lines.eta_text(JobView.from_json(view))
 
 
+@pytest.mark.parametrize("width", [40, 33, 20])
+def test_a_position_is_whole_in_a_narrow_window(width: int) -> None:
+    workers = [worker_entry(rank, worker=f"worker_w{rank + 500}") for rank in range(3)]
+    workers[1].update(stalled=True, rate=None, eta=None, last_progress=NOW - 1000)
+    lines = [line for line in screen(job_view(workers=workers), width).splitlines() if "/1500" in line]
+    assert [line.split()[-1] for line in lines] == ["750/1500", "751/1500", "752/1500"]
+    assert [line.split()[0][:2] for line in lines] == ["wo", "wo", "wo"]
+    assert max(map(len, lines)) <= width
+
+
 @pytest.mark.parametrize(
     ("rate", "average", "text"),
     [

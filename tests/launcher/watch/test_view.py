@@ -233,10 +233,22 @@ def test_the_moment_of_the_end_does_not_move_between_two_reads(run_dir: Path, si
     assert JobClient(run_dir).read_view().eta is None, "it is overdue"
 
 
-def test_the_worker_that_stopped_first_is_named(run_dir: Path, sidecar: dict[str, Any]) -> None:
-    report_workers(sidecar, {"state": "running"}, {"state": "running"})
-    sidecar["job"] = {"phase": "running", "end": None, "job_id": "7", "first_to_stop": 1}
-    assert read_view(run_dir)["first_to_stop"] == "worker_w1"
+def test_the_worker_of_all_nodes_that_stopped_first_is_named(tmp_path: Path) -> None:
+    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"count": 4, "command": "true"}]})
+    write(run_dir / "orchestrator.json", orchestrator_record(hosts=["a", "b"]))
+    nodes = {"a": {0: 2000.0, 1: 2010.0}, "b": {2: 1500.0, 3: 2005.0}}
+    for node, last in nodes.items():
+        body = status()
+        body["job"]["first_to_stop"] = min(last, key=last.__getitem__)  # as far as its sidecar knows
+        body["workers"] = [
+            {"rank": rank, "worker": f"worker_w{rank}", "node": node, "stalled": True, "last_progress": at}
+            for rank, at in last.items()
+        ]
+        (run_dir / "status").mkdir(exist_ok=True)
+        write(run_dir / f"status/{node}.json", body)
+        for rank in last:
+            record(run_dir, "start", rank, pid=77, start=1000.0)
+    assert read_view(run_dir)["first_to_stop"] == "worker_w2"
 
 
 def test_an_ended_worker_has_its_exit_reason(run_dir: Path, sidecar: dict[str, Any]) -> None:
