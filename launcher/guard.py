@@ -12,9 +12,11 @@ whether the job needs its orchestrator. Only then, and after a signal that ends 
 It uses few imports, all from gpujob or the standard library, so that little can fail here.
 """
 
+import contextlib
 import os
 import signal
 import sys
+import time
 
 from exporter.contract import run_files
 from exporter.contract.python_flags import ISOLATED
@@ -30,6 +32,7 @@ STARTED, FINISHED = 1, 2  # what the orchestrator adds to the eventfd
 WAIT_S = 1.0  # between two looks for signs of life
 SILENT_S = 30.0  # without a sign of life, until this is reported
 LOST_S = 120.0  # without one, until the orchestrator is replaced if the job needs it: longer than any call of it takes
+START_TRIES = 30  # of the program that ends the job, one each second: nothing else would
 ENDING_S = 20.0  # the same after a signal that ends the job: KillWait is 30 s by default
 
 
@@ -48,7 +51,7 @@ def guard(arguments: list[str]) -> None:
     argv = ["launcher.run.lost_orchestrator", *arguments, "--status", str(status)]
     if orchestrator.is_killed:
         argv += ["--silent", str(orchestrator.silent_s), "--signal", str(orchestrator.end_signal)]
-    status = wait_program(start_program(argv, mask | set(HANDLED_SIGNALS)), waited)
+    status = wait_program(start_eventually(argv, mask | set(HANDLED_SIGNALS)), waited)
     end_with_status(status)
 
 
@@ -101,9 +104,11 @@ class Orchestrator:
 
     def _handle_silence(self) -> None:
         if self.silent_s >= SILENT_S and not self._is_observed:
-            self._is_observed = True
             argv = ["launcher.run.silent_orchestrator", *self._arguments, "--pid", str(self.pid)]
-            self._observer = start_program([*argv, "--silent", str(self.silent_s)], self._mask - set(HANDLED_SIGNALS))
+            argv += ["--silent", str(self.silent_s)]
+            with contextlib.suppress(OSError):  # no memory or no free process: try again at the next wait
+                self._observer = start_program(argv, self._mask - set(HANDLED_SIGNALS))
+                self._is_observed = True
         limit_s = ENDING_S if self.end_signal else LOST_S
         if (self.end_signal or self._is_needed) and self.silent_s >= limit_s and not self.is_killed:
             self.is_killed = True
@@ -153,6 +158,16 @@ def start_program(argv: list[str], mask: set[int]) -> int:
         setsigmask=mask,
         setsigdef=[signal.SIGPIPE],
     )
+
+
+def start_eventually(argv: list[str], mask: set[int]) -> int:
+    """Start a gpujob program; try again for a while if there is no memory or no free process. Raises OSError."""
+    for _ in range(START_TRIES - 1):
+        try:
+            return start_program(argv, mask)
+        except OSError:
+            time.sleep(WAIT_S)
+    return start_program(argv, mask)
 
 
 def wait_program(pid: int, signals: set[int]) -> int:

@@ -4,7 +4,8 @@
 
 A killed sidecar is restarted within seconds, without another job step. Exit status 0 (done) or 2 (configuration
 error) is final. After any other, the program is restarted: immediately at its first request (75) in a row, else with a
-delay. After status 0 without a request to stop, LAST replaces this process.
+delay. A start that fails (no memory, no free process) counts as such an end, unless it is the first.
+After status 0 without a request to stop, LAST replaces this process.
 """
 
 import os
@@ -15,6 +16,7 @@ import time
 BACKOFF_S = (0.5, 1.0, 2.0, 5.0)
 STEADY_S = 60.0  # a run of this length resets the delay
 FINAL_STATUSES = (0, 2)
+NOT_STARTED = 127
 RESTART_STATUS = 75  # a sidecar asks for a new process (`exporter.cli.RESTART_STATUS`)
 SUPERVISED = {"GPUJOB_SUPERVISED": "1"}  # shows the program that `RESTART_STATUS` works
 STOP_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
@@ -29,7 +31,7 @@ def supervise(argv: list[str], last_argv: list[str]) -> int:
     """
     waited = {*STOP_SIGNALS, *IGNORED_SIGNALS, signal.SIGCHLD}
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, waited)
-    failures = 0
+    failures, has_run = 0, False
     while True:
         started = time.monotonic()
         try:
@@ -41,10 +43,16 @@ def supervise(argv: list[str], last_argv: list[str]) -> int:
                 setsigdef=[signal.SIGPIPE, signal.SIGXFSZ],
             )
         except OSError as error:
-            print(f"gpujob: cannot start {argv[0]!r}: {error.strerror}", file=sys.stderr, flush=True)
-            return 127
-        status, stopping = _wait(pid, waited)
-        code = os.waitstatus_to_exitcode(status)
+            text = f"cannot start {argv[0]!r}: {error.strerror}"
+            if not has_run:
+                print(f"gpujob: {text}", file=sys.stderr, flush=True)
+                return NOT_STARTED
+            code, stopping = NOT_STARTED, False
+        else:
+            has_run = True
+            status, stopping = _wait(pid, waited)
+            code = os.waitstatus_to_exitcode(status)
+            text = f"the sidecar ended by {f'signal {-code}' if code < 0 else f'exit status {code}'}"
         if code == 0 and not stopping and last_argv:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             os.execvp(last_argv[0], last_argv)  # noqa: S606
@@ -53,12 +61,7 @@ def supervise(argv: list[str], last_argv: list[str]) -> int:
         failures = 1 if time.monotonic() - started > STEADY_S else failures + 1
         is_immediate = code == RESTART_STATUS and failures == 1
         delay = 0.0 if is_immediate else BACKOFF_S[min(failures, len(BACKOFF_S)) - 1]
-        end_text = f"signal {-code}" if code < 0 else f"exit status {code}"
-        print(
-            f"gpujob: the sidecar ended by {end_text}; restarting it in {delay:g} s",
-            file=sys.stderr,
-            flush=True,
-        )
+        print(f"gpujob: {text}; restarting it in {delay:g} s", file=sys.stderr, flush=True)
         if _sleep_until_stop(delay, waited):
             return 0
 

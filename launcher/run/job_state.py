@@ -36,6 +36,11 @@ def teardown_limit_s(kill_wait_s: float) -> float:
     return max(1.0, kill_wait_s - min(KILL_MARGIN_S, MOST_KILL_MARGIN_SHARE * kill_wait_s))
 
 
+def write_problem(error: OSError) -> str:
+    """Describe why a file of the run directory could not be written."""
+    return DISK_FULL if run_files.is_full(error) else f"the run directory cannot be written: {error.strerror}"
+
+
 def attempt_optional(what: str, action: Callable[[], object]) -> None:
     """Do something optional: log errors, so that neither a full disk nor a bug of ours ends the job."""
     try:
@@ -104,7 +109,8 @@ class JobState:
         self.sigterm_at = 0.0  # when SIGTERM to the tasks is due, monotonic clock
         self.is_sigterm_sent = False  # whether the tasks got SIGTERM: many programs treat a second SIGTERM as "hurry"
         self.have_workers_ended = False
-        self.is_disk_full = False  # whether the run directory had no room for the state at any time
+        self._incomplete: str | None = None  # why records are missing for good
+        self._unwritable: str | None = None  # why the last write of the state failed
         self._run_dir, self._attempt = str(facts.run_dir), facts.attempt
         self._unwritten: dict[str, Callable[[], object]] = {}  # failed writes, by the names of their files
         self._progress_fd = progress_fd
@@ -154,9 +160,16 @@ class JobState:
         try:
             had_room = run_files.write_job_state(self._run_dir, phase, stop, workers_ended=ended, attempt=self._attempt)
         except OSError as error:
-            self.is_disk_full |= run_files.is_full(error)
+            self._unwritable = write_problem(error)
+            self._incomplete = DISK_FULL if run_files.is_full(error) else self._incomplete
             raise
-        self.is_disk_full |= not had_room
+        self._unwritable = None
+        self._incomplete = self._incomplete if had_room else DISK_FULL
+
+    @property
+    def incomplete(self) -> str | None:
+        """Why records, logs or output may be missing; None if nothing is known to be."""
+        return self._incomplete or self._unwritable
 
     @property
     def published_stop(self) -> dict[str, object] | None:
@@ -166,10 +179,14 @@ class JobState:
         left = {} if self.deadline is None else {"kill_at": time.time() + self.deadline - time.monotonic()}
         return {**self.stop.to_json(), **left}
 
-    def test_disk(self) -> bool:
-        """Whether the run directory has no room now, or had none at any time."""
+    def find_why_incomplete(self) -> str | None:
+        """Why a file that should exist may be missing: no room at any time, or another error of a write now.
+
+        The report then says so, even if the error was only for a moment.
+        """
         self._write_state(self.phase)
-        return self.is_disk_full
+        self._incomplete = self.incomplete
+        return self._incomplete
 
     @property
     def may_finish_work(self) -> bool:
@@ -278,5 +295,5 @@ class JobRun(NamedTuple):
             orchestrator=self.record,
             job_state={"stop": self.state.published_stop},
             elapsed_s=self.elapsed_s,
-            incomplete=DISK_FULL if self.state.is_disk_full else None,
+            incomplete=self.state.incomplete,
         )

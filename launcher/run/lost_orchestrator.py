@@ -29,7 +29,7 @@ from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
 from launcher.run.end_of_job import publish_report, save_report, write_diagnoses
 from launcher.run.job_log import log_line
-from launcher.run.job_state import DISK_FULL, OWN_TEARDOWN_S, Stop, attempt_optional, lost_part_cause
+from launcher.run.job_state import DISK_FULL, OWN_TEARDOWN_S, Stop, attempt_optional, lost_part_cause, write_problem
 from launcher.run.orchestrator import load_plan, time_limit_end
 from launcher.run.run_records import have_all_runs_ended
 from launcher.run.signals import signal_text
@@ -147,7 +147,7 @@ class LostOrchestrator:
         self._end = end
         self._report_fd = report_fd
         self._stop: dict[str, object] = {}
-        self._is_disk_full = False
+        self._incomplete: str | None = None
 
     def run(self) -> int:
         """End the job; return its exit status."""
@@ -180,10 +180,14 @@ class LostOrchestrator:
 
     def _publish(self, phase: str, *, workers_ended: bool = False) -> None:
         def write() -> None:
-            had_room = run_files.write_job_state(
-                str(self._run_dir), phase, self._stop, workers_ended=workers_ended, attempt=self._attempt
-            )
-            self._is_disk_full |= not had_room
+            try:
+                had_room = run_files.write_job_state(
+                    str(self._run_dir), phase, self._stop, workers_ended=workers_ended, attempt=self._attempt
+                )
+            except OSError as error:
+                self._incomplete = write_problem(error)
+                raise
+            self._incomplete = self._incomplete if had_room else DISK_FULL
 
         attempt_optional(f"write {run_files.STATE_FILE}", write)
 
@@ -234,7 +238,7 @@ class LostOrchestrator:
             orchestrator=self._record,
             job_state={"stop": self._stop},
             elapsed_s=self._record.elapsed_s(),
-            incomplete=DISK_FULL if self._is_disk_full else None,
+            incomplete=self._incomplete,
         )
         return build_report(self._run_dir, now=time.time(), ended=True, known=known).replace(requeued=False)
 

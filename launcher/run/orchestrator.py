@@ -32,7 +32,7 @@ from launcher.run.before.nodes_survey import PortReservation, needs_survey, run_
 from launcher.run.before.resume import find_checkpoint
 from launcher.run.end_of_job import EndOfJob
 from launcher.run.job_log import access_lines, log_line, log_raw_line, place_lines
-from launcher.run.job_state import DISK_FULL, JobRun, JobState, attempt_optional
+from launcher.run.job_state import JobRun, JobState, attempt_optional
 from launcher.run.launch_check import JobLaunchCheck, LaunchChecklist, render_launch_checklist
 from launcher.run.sidecars import Sidecars
 from launcher.run.signals import OrchestratorSignals
@@ -261,8 +261,8 @@ class Orchestrator:
         if checklist is None:
             self._is_launch_check_due = True
             return
-        if not checklist.is_verified and self._job_state.test_disk():
-            log_line(f"The launch cannot be checked: {DISK_FULL}")
+        if not checklist.is_verified and (problem := self._job_state.find_why_incomplete()):
+            log_line(f"The launch cannot be checked: {problem}")
             return
         self._checklist = checklist
         log_line(title)

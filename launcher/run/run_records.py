@@ -89,16 +89,16 @@ class RunRecords:
         is_exact: bool,
         is_node_lost: bool,
         was_signalled: bool = False,
-        is_disk_full: bool = False,
+        may_lack_records: bool = False,
     ) -> dict[str, object]:
         """Derive an exit record from the status of a step; ``is_exact`` if it is the task's own status.
 
         The status means nothing if the node is ``is_node_lost`` (srun 24.11 then exits with its own 1), or if the task
-        was ``was_signalled`` to end before it started. If the run directory ``is_disk_full``, a missing record means
-        nothing, and the status is all that is known.
+        was ``was_signalled`` to end before it started. If the run directory ``may_lack_records``, a missing record
+        means nothing, and the status is all that is known.
         """
         service = {"service": True} if running.planned.service else {}
-        if is_disk_full and not is_node_lost:
+        if may_lack_records and not is_node_lost:
             number = -code if code < 0 else 0 if is_exact else max(0, code - 128)  # srun adds 128
             status = {"signal": number} if number else {"code": code}
             return {**status, "source": "step", "end": time.time(), **service}

@@ -222,7 +222,7 @@ class JobTasks:
                     is_exact=self._steps.has_exact_status,
                     is_node_lost=self._is_on_a_failed_node(running),
                     was_signalled=self._job_state.stop is not None or self._task_groups[rank].kill_at is not None,
-                    is_disk_full=self._job_state.test_disk(),
+                    may_lack_records=self._job_state.find_why_incomplete() is not None,
                 )
                 save_record = functools.partial(self._records.save_exit, running.planned, running.restart, record)
                 attempt_optional("write its record", save_record)

@@ -151,8 +151,16 @@ def test_workers_complete_under_a_stopped_orchestrator(tmp_path: Path) -> None:
     assert (details.count("it is stopped (SIGSTOP)"), details[-1]) == (1, "it is stopped (SIGSTOP)")
 
 
-def test_a_failure_under_a_stopped_orchestrator_ends_the_job(tmp_path: Path) -> None:
-    with job_of(tmp_path, "sh -c '[ $RANK = 0 ] && sleep 1 && exit 3; sleep 600'", limits=LIMITS) as job:
+# starts the orchestrator, but its observer and what replaces it only at the second try
+SHORT_OF_PROCESSES = """(lambda real, turns: lambda *args, **more: real(*args, **more) if next(turns) else open("/no"))(
+    guard.os.posix_spawn, __import__("itertools").chain((1, 0, 1, 0), __import__("itertools").repeat(1))
+)"""
+
+
+@pytest.mark.parametrize("changes", [{}, {"os.posix_spawn": SHORT_OF_PROCESSES}], ids=["", "short of processes"])
+def test_a_failure_under_a_stopped_orchestrator_ends_the_job(changes: dict[str, Any], tmp_path: Path) -> None:
+    limits = {**LIMITS, **changes}
+    with job_of(tmp_path, "sh -c '[ $RANK = 0 ] && sleep 1 && exit 3; sleep 600'", limits=limits) as job:
         stop_orchestrator(job)
         assert job.wait() == 1
         assert_all_ended(job)

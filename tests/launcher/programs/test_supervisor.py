@@ -23,6 +23,21 @@ sys.exit(supervisor.supervise(sys.argv[1:], []))
 """  # a supervisor whose restart delay is longer than a test
 
 
+FAILING_RESTART = """
+import errno, os, sys
+from launcher.programs import supervisor
+real, starts = os.posix_spawnp, []
+def spawn(*args, **more):
+    starts.append(args)
+    if len(starts) == 2:
+        raise OSError(errno.EAGAIN, os.strerror(errno.EAGAIN))
+    return real(*args, **more)
+os.posix_spawnp = spawn
+supervisor.BACKOFF_S = (0.01,)
+sys.exit(supervisor.supervise(sys.argv[1:], []))
+"""  # a supervisor whose first restart finds no free process
+
+
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a shell program under the supervisor. Leftover processes are killed."""
@@ -146,6 +161,16 @@ def test_the_last_command_does_not_run_after_sigterm(tmp_path: Path) -> None:
         assert child.stdout.readline() == "up\n"
         child.terminate()
         assert (child.wait(60), child.stdout.read()) == (0, "")
+
+
+def test_a_restart_that_fails_is_repeated(start: Start, tmp_path: Path) -> None:
+    child = start("echo $$ >> pids; [ $(wc -l < pids) = 1 ] && kill -9 $$; exit 0", by=("-c", FAILING_RESTART))
+    output, _ = child.communicate(timeout=60)
+    assert (child.returncode, len(starts(tmp_path))) == (0, 2)
+    assert output.splitlines() == [
+        "gpujob: the sidecar ended by signal 9; restarting it in 0.01 s",
+        "gpujob: cannot start 'sh': Resource temporarily unavailable; restarting it in 0.01 s",
+    ]
 
 
 def test_a_missing_program_ends_the_supervisor(tmp_path: Path) -> None:

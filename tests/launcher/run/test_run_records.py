@@ -55,9 +55,9 @@ def test_the_status_is_what_is_known_of_a_run_whose_records_had_no_room(
     code: int, exact: bool, known: dict[str, int], tmp_path: Path
 ) -> None:
     records, running_task = run_of(tmp_path)
-    found = records.derive_exit(running_task, code, is_exact=exact, is_node_lost=False, is_disk_full=True)
+    found = records.derive_exit(running_task, code, is_exact=exact, is_node_lost=False, may_lack_records=True)
     assert {name: value for name, value in found.items() if name != "end"} == {"source": "step", **known}
-    lost = records.derive_exit(running_task, code, is_exact=exact, is_node_lost=True, is_disk_full=True)
+    lost = records.derive_exit(running_task, code, is_exact=exact, is_node_lost=True, may_lack_records=True)
     assert lost.keys() == {"end"}
 
 

@@ -4,6 +4,7 @@ import dataclasses
 import errno
 import itertools
 import json
+import os
 import subprocess
 import sys
 import time
@@ -325,6 +326,37 @@ def test_a_completed_task_waits_for_its_step(tmp_path: Path) -> None:
     job.processes[0].poll.return_value = 0
     job.job_tasks.reap()
     assert [job.job_tasks.ends[rank].reason for rank in (0, 1)] == ["completed", "completed"]
+
+
+@pytest.mark.parametrize(
+    "number", [errno.EROFS, errno.EACCES, errno.EKEYEXPIRED, errno.EIO, errno.ESTALE, errno.ENOSPC]
+)
+def test_a_run_directory_that_cannot_be_written_costs_records_and_no_result(
+    number: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.run.tasks.RECORD_GRACE_S", 0.0)
+    job, error = SimulatedJob(tmp_path, mpi_plan(["solve"])), OSError(number, os.strerror(number))
+    job.job_tasks.start(job.plan.tasks)
+    with monkeypatch.context() as patched:
+        patched.setattr(run_files, "replace_file", Mock(side_effect=error))
+        job.processes[0].poll.return_value = 0
+        job.job_tasks.reap()
+    assert [job.job_tasks.ends[rank].reason for rank in (0, 1)] == ["completed", "completed"]
+    assert job.job_state.stop is None
+    job.job_state.repeat_writes()
+    is_full = number == errno.ENOSPC
+    why = "is full" if is_full else f"cannot be written: {os.strerror(number)}"
+    assert job.job_state.incomplete == f"the run directory {why}"
+
+
+def test_an_error_of_one_write_that_is_repeated_costs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job_state = SimulatedJob(tmp_path, mpi_plan(["solve"])).job_state
+    with monkeypatch.context() as patched:
+        patched.setattr(run_files, "replace_file", Mock(side_effect=OSError(errno.EIO, os.strerror(errno.EIO))))
+        job_state.publish("running")
+    assert job_state.incomplete == "the run directory cannot be written: Input/output error"
+    job_state.repeat_writes()
+    assert job_state.incomplete is None
 
 
 def test_an_oom_kill_in_a_shared_cgroup_is_blamed_on_its_victim_that_ends_later(tmp_path: Path) -> None:
