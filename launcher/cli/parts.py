@@ -223,7 +223,12 @@ def come_back_lines(job_id: str, *, sweep: bool = False) -> str:
     return "\n".join([f"Watch: gpujob watch {job_id}", *logs, f"Stop: gpujob stop {job_id}"])
 
 
-def print_report(report: "Report", as_json: bool, *, markdown: bool = False) -> None:
+def has_screen() -> bool:
+    """Whether standard output is a terminal on which a picture can be drawn again."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def print_report(report: "Report", as_json: bool, *, markdown: bool = False, after_view: bool = False) -> None:
     """Print JSON, or on a terminal the end of the job, or else the Markdown of ``report.md``."""
     if as_json:
         print_json(report.to_json())
@@ -237,4 +242,4 @@ def print_report(report: "Report", as_json: bool, *, markdown: bool = False) -> 
         from launcher.watch.text import printable_line
 
         lines = [printable_line(line) for line in render_report(report).splitlines()]
-    click.echo("\n" + "\n".join(lines))
+    click.echo("\n".join([*([""] if after_view else []), *lines]))

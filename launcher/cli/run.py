@@ -115,7 +115,7 @@ def run(
         click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)
         sys.exit(EXIT_STATUS["UNKNOWN"])
     try:
-        print_report(report, as_json)
+        print_report(report, as_json, after_view=not quiet)
     except OSError as error:
         _discard_output(f"the report cannot be printed ({error}); it is in {run_dir}")
     if read_report_elsewhere(run_dir) is not None:

@@ -57,6 +57,16 @@ def test_the_first_job_file_runs_as_it_is(tmp_path: Path) -> None:
     assert "- items: 400 of 400" in done.stdout
 
 
+def test_a_dumb_terminal_gets_lines(tmp_path: Path) -> None:
+    """It cannot show a picture again, and rich shows it nothing."""
+    terminal, side = os.openpty()
+    environment = clean_environment(TERM="dumb")
+    subprocess.run([GPUJOB, "run", "--", "true"], cwd=tmp_path, env=environment, stdout=side, timeout=60, check=True)
+    os.close(side)
+    assert b" starting | workers 1 planned" in os.read(terminal, 65536)
+    os.close(terminal)
+
+
 @pytest.mark.parametrize("word", HARD_NAMES)
 def test_init_writes_a_job_file_for_a_command(word: str, tmp_path: Path) -> None:
     done = gpujob("init", "--", "echo", word, cwd=tmp_path)
