@@ -91,7 +91,7 @@ def _place(mark: yaml.Mark) -> str:
 
 
 _CURES = {
-    "mapping values are not allowed here": 'indent the keys of a mapping alike, write a space after a colon, '
+    "mapping values are not allowed here": "indent the keys of a mapping alike, write a space after a colon, "
     'and put a text with ": " in quotes',
     "expected <block end>, but found '<block mapping start>'": "begin the keys of a mapping in the same column",
     "expected <block end>, but found '<scalar>'": "put the whole text in quotes",

@@ -82,7 +82,7 @@ def run(
         return
     if resume is not None:
         fail(f"--resume: {job.source} has no sweep; leave --resume out")
-    plan = checked_plan(job, local=True, quiet=as_json)
+    plan = checked_plan(job, local=True)
     job_id = f"local-{secrets.token_hex(4)}"
     run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
     register_run(run_dir, job_id)

@@ -283,6 +283,12 @@ def test_run_refuses_errors_and_only_prints_warnings(folder: Path) -> None:
     assert "environment.required: NO_SUCH_VARIABLE is not set for worker" in done.stderr
 
 
+def test_json_is_without_warnings_and_standard_error_has_them(folder: Path) -> None:
+    done = gpujob("run", "--json", "--gpus", "64", "--", "true", cwd=folder)
+    assert done.stderr.startswith("gpujob: warning: --gpus: the plan uses 64 GPUs and this machine has ")
+    assert json.loads(done.stdout)["state"] == "COMPLETED"
+
+
 @pytest.mark.parametrize("job", ["name: 5\n", "a: [", {**JOB, "name": ""}])
 def test_check_prints_json_for_an_invalid_file(job: Any, folder: Path) -> None:
     found = findings_of(folder, job)
