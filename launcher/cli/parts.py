@@ -2,7 +2,6 @@
 
 import json
 import os
-import shlex
 import shutil
 import sys
 from collections.abc import Iterable, Mapping
@@ -125,20 +124,19 @@ def show_files(job: "JobText") -> None:
     )
 
 
-def checked_plan(job: "JobText", *, local: bool, quiet: bool = False, names_file: bool = False) -> "Plan":
+def checked_plan(job: "JobText", *, local: bool, names_file: bool = False) -> "Plan":
     """The plan of a job. Raises one error with all problems; writes nothing.
 
-    Runs the cheap checks of this machine and shows their warnings, unless ``quiet``; ``names_file`` is for one of
-    several jobs.
+    Runs the cheap checks of this machine and shows their warnings; ``names_file`` is for one of several jobs.
     """
     from launcher.planner.planned_job import read_planned_job
 
     subject = read_planned_job(job, local=local)
-    _show_preflight(subject, job.source, quiet=quiet, names_file=names_file)
+    _show_preflight(subject, job.source, names_file=names_file)
     return subject.plan
 
 
-def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool, names_file: bool) -> None:
+def _show_preflight(planned_job: "PlannedJob", source: str, *, names_file: bool) -> None:
     """Show the warnings found before the start. Raises ConfigError with the errors."""
     from launcher.check.preflight import check_plan
     from launcher.errors import ConfigError
@@ -150,10 +148,9 @@ def _show_preflight(planned_job: "PlannedJob", source: str, *, quiet: bool, name
 
         items += check_partition(planned_job, read_partitions())
         items.append(check_installation(planned_job.plan, mount_table().current()))
-    if not quiet:
-        for item in items:
-            if item.status == "warning":
-                warn(f"{source}: {item}" if names_file else str(item))
+    for item in items:
+        if item.status == "warning":
+            warn(f"{source}: {item}" if names_file else str(item))
     errors = [str(item) for item in items if item.status == "error"]
     if errors:
         raise ConfigError(source, errors)
@@ -195,12 +192,13 @@ def open_target(job: str | None, *, trusted: bool = False) -> Path:
 def open_job(job: str | None, *, trusted: bool = False) -> "JobClient":
     """Find a job, which must not be a sweep or pipeline; see `open_target`."""
     from launcher.registry.search import is_pipeline, is_sweep
+    from launcher.rundir.job_ids import job_id_of
     from launcher.watch.view import JobClient
 
     directory = open_target(job, trusted=trusted)
     if is_sweep(directory):
         points = sorted(path.parent for path in directory.glob(f"*/{run_files.MANIFEST_FILE}"))
-        name = f", as in {shlex.quote(str(points[0]))}" if points else ""
+        name = f", as in {job_id_of(points[0])}" if points else ""
         raise LauncherError(f"{job or str(directory)!r} is a sweep; name one of its points{name}")
     if is_pipeline(directory):
         raise LauncherError(
@@ -223,7 +221,12 @@ def come_back_lines(job_id: str, *, sweep: bool = False) -> str:
     return "\n".join([f"Watch: gpujob watch {job_id}", *logs, f"Stop: gpujob stop {job_id}"])
 
 
-def print_report(report: "Report", as_json: bool, *, markdown: bool = False) -> None:
+def has_screen() -> bool:
+    """Whether standard output is a terminal on which a picture can be drawn again."""
+    return sys.stdout.isatty() and os.environ.get("TERM") not in ("dumb", "unknown")
+
+
+def print_report(report: "Report", as_json: bool, *, markdown: bool = False, after_view: bool = False) -> None:
     """Print JSON, or on a terminal the end of the job, or else the Markdown of ``report.md``."""
     if as_json:
         print_json(report.to_json())
@@ -237,4 +240,4 @@ def print_report(report: "Report", as_json: bool, *, markdown: bool = False) -> 
         from launcher.watch.text import printable_line
 
         lines = [printable_line(line) for line in render_report(report).splitlines()]
-    click.echo("\n" + "\n".join(lines))
+    click.echo("\n".join([*([""] if after_view else []), *lines]))

@@ -82,7 +82,7 @@ def run(
         return
     if resume is not None:
         fail(f"--resume: {job.source} has no sweep; leave --resume out")
-    plan = checked_plan(job, local=True, quiet=as_json)
+    plan = checked_plan(job, local=True)
     job_id = f"local-{secrets.token_hex(4)}"
     run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
     register_run(run_dir, job_id)
@@ -115,7 +115,7 @@ def run(
         click.echo(f"gpujob: the job ended without a report (status {code}); see {see}", err=True)
         sys.exit(EXIT_STATUS["UNKNOWN"])
     try:
-        print_report(report, as_json)
+        print_report(report, as_json, after_view=not quiet)
     except OSError as error:
         _discard_output(f"the report cannot be printed ({error}); it is in {run_dir}")
     if read_report_elsewhere(run_dir) is not None:

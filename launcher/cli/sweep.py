@@ -5,6 +5,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -102,13 +103,12 @@ def _require_same_points(planned: "PlannedSweep", record: "SweepRecord") -> None
         )
 
 
-def show_warnings(planned: "PlannedSweep", *, quiet: bool) -> None:
+def show_warnings(planned: "PlannedSweep") -> None:
     """Show the warnings found before the start. Raises ConfigError with the errors."""
     from launcher.sweep.plan import check_sweep
 
     for warning in check_sweep(planned):
-        if not quiet:
-            warn(warning)
+        warn(warning)
 
 
 def _adapt_for_slurm(planned: "PlannedSweep", dependency: str | None) -> "PlannedSweep":
@@ -131,7 +131,7 @@ def submit_command(
     if resume is not None:
         resume_points(_find_sweep(resume), new=(planned, job_text), local=False, dependency=dependency, as_json=as_json)
         return
-    show_warnings(planned, quiet=as_json)
+    show_warnings(planned)
     home, record = submit_sweep(_adapt_for_slurm(planned, dependency), job_text.encode())
     register_sweep(home, record)
     ids = [array.job_id for array in record.arrays]
@@ -186,7 +186,7 @@ def run_command_for_sweep(
             raise LauncherError("--detach: not with --resume; leave one of them out")
         resume_points(_find_sweep(resume), new=(planned, job_text), local=True, as_json=as_json)
         return
-    show_warnings(planned, quiet=as_json)
+    show_warnings(planned)
     gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
     home, record = begin_sweep(planned, job_text.encode())
     if detach and not _continue_in_background(home, str(record.submission["job_id"]), as_json=as_json):
@@ -308,7 +308,7 @@ def resume_points(
     if planned is None:
         planned = _replan_sweep(sweep_dir, record)
         _require_same_points(planned, record)
-    show_warnings(planned, quiet=as_json)
+    show_warnings(replace(planned, points=tuple(one for one in planned.points if one.point.index in indexes)))
     if record.local:
         if new is not None:
             keep_job_file(sweep_dir, new[1].encode())

@@ -10,7 +10,18 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import ASCII, HUB, INTERRUPTED, INTERVAL, JOB, NO_COLOR, open_target, print_json, print_report
+from launcher.cli.parts import (
+    ASCII,
+    HUB,
+    INTERRUPTED,
+    INTERVAL,
+    JOB,
+    NO_COLOR,
+    has_screen,
+    open_target,
+    print_json,
+    print_report,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -34,13 +45,13 @@ def show_job(
 ) -> "JobView":
     """Show the job until ``is_over`` returns true. Returns the last view.
 
-    On a terminal the last picture of an ended job gives way to the report that the caller prints.
+    On a screen the last picture of an ended job gives way to the report that the caller prints.
     ``on_interrupt`` is what Ctrl-C does to this command. ``complete`` adds to a view what the job does not know.
     """
     from launcher.watch.lines import LineView
 
     view = complete(client.read_view())
-    with _picture(no_color, ascii_only, on_interrupt) if sys.stdout.isatty() else nullcontext() as show_picture:
+    with _picture(no_color, ascii_only, on_interrupt) if has_screen() else nullcontext() as show_picture:
         show = show_picture or LineView(sys.stdout).show
         while True:
             if ends := is_over(view):
@@ -161,7 +172,7 @@ def watch(
             ends_view = "ends the view, not the job"
             view = show_job(client, interval, over, no_color, ascii_only, on_interrupt=ends_view, complete=complete)
             if view.state not in UNFINISHED and sys.stdout.isatty():
-                print_report(view.report or client.report(), as_json=False)
+                print_report(view.report or client.report(), as_json=False, after_view=True)
     except KeyboardInterrupt:
         sys.exit(INTERRUPTED)
     if until == "running" and view.state == "RUNNING" and not once:

@@ -109,7 +109,8 @@ class LineView:
             self._waiting_text,
         ) and now - self._last_summary_at >= self.EVERY_S
         if phase != self._phase or moved or now - self._last_summary_at >= self.HEARTBEAT_S:
-            self._print_line(view.time, self._summary(view))
+            end = view.report.end if view.report is not None else None
+            self._print_line(end or view.time, self._summary(view))
             self._last_summary_at, self._items, self._waiting_text = now, view.items, waits
         self._phase, self._states = phase, states
 

@@ -154,5 +154,5 @@ def _watch(request: dict[str, object], interval: float, no_color: bool, ascii_on
     except (LauncherError, OSError) as error:
         click.echo(f"gpujob: the view has ended ({error}); the watching continues, see {run_dir}", err=True)
     status = child.wait()
-    print_report(JobClient(run_dir).report(), as_json=False)
+    print_report(JobClient(run_dir).report(), as_json=False, after_view=True)
     sys.exit(status)

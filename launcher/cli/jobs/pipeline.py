@@ -40,7 +40,7 @@ def pipeline(file: str, dry_run: bool, as_json: bool) -> None:
 
     text = read_job_text(Path(file), file)
     show_files(text)
-    planned = plan_pipeline(text, lambda job: _check_part(job, quiet=as_json))
+    planned = plan_pipeline(text, _check_part)
     if dry_run:
         if as_json:
             print_json(plan_json(planned))
@@ -65,7 +65,7 @@ def pipeline(file: str, dry_run: bool, as_json: bool) -> None:
     click.echo(f"Watch: gpujob watch {name}\nStop: gpujob stop {name}")
 
 
-def _check_part(job: "JobText", *, quiet: bool) -> "Plan | PlannedSweep":
+def _check_part(job: "JobText") -> "Plan | PlannedSweep":
     from launcher.cli.sweep import read_planned_sweep, show_warnings
     from launcher.rundir.cluster_file import require_trusted
     from launcher.sweep.submit import check_array_size
@@ -74,10 +74,10 @@ def _check_part(job: "JobText", *, quiet: bool) -> "Plan | PlannedSweep":
         Path(job.source), "its commands would run as you, so read it and use a copy of your own", is_named=True
     )
     if (sweep := read_planned_sweep(job, local=False)) is not None:
-        show_warnings(sweep, quiet=quiet)
+        show_warnings(sweep)
         check_array_size(sweep)
         return sweep
-    return checked_plan(job, local=False, quiet=quiet, names_file=True)
+    return checked_plan(job, local=False, names_file=True)
 
 
 def show_pipeline(directory: Path, *, as_json: bool) -> int:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.parts import print_json
+from launcher.cli.parts import has_screen, print_json
 
 if TYPE_CHECKING:
     from launcher.sweep.directory import PointState, SweepRecord
@@ -54,7 +54,7 @@ def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_
     from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
 
     live, shown = None, ""
-    if sys.stdout.isatty() and not (once or as_json):
+    if has_screen() and not (once or as_json):
         from rich.live import Live
 
         live = Live(auto_refresh=False, vertical_overflow="crop")

@@ -57,6 +57,16 @@ def test_the_first_job_file_runs_as_it_is(tmp_path: Path) -> None:
     assert "- items: 400 of 400" in done.stdout
 
 
+def test_a_dumb_terminal_gets_lines(tmp_path: Path) -> None:
+    """It cannot show a picture again, and rich shows it nothing."""
+    terminal, side = os.openpty()
+    environment = clean_environment(TERM="dumb")
+    subprocess.run([GPUJOB, "run", "--", "true"], cwd=tmp_path, env=environment, stdout=side, timeout=60, check=True)
+    os.close(side)
+    assert b" starting | workers 1 planned" in os.read(terminal, 65536)
+    os.close(terminal)
+
+
 @pytest.mark.parametrize("word", HARD_NAMES)
 def test_init_writes_a_job_file_for_a_command(word: str, tmp_path: Path) -> None:
     done = gpujob("init", "--", "echo", word, cwd=tmp_path)
@@ -271,6 +281,12 @@ def test_run_refuses_errors_and_only_prints_warnings(folder: Path) -> None:
     done = gpujob("run", "job.yaml", "--quiet", cwd=folder)
     assert (done.returncode, files_in(folder)) == (2, before)
     assert "environment.required: NO_SUCH_VARIABLE is not set for worker" in done.stderr
+
+
+def test_json_is_without_warnings_and_standard_error_has_them(folder: Path) -> None:
+    done = gpujob("run", "--json", "--gpus", "64", "--", "true", cwd=folder)
+    assert done.stderr.startswith("gpujob: warning: --gpus: the plan uses 64 GPUs and this machine has ")
+    assert json.loads(done.stdout)["state"] == "COMPLETED"
 
 
 @pytest.mark.parametrize("job", ["name: 5\n", "a: [", {**JOB, "name": ""}])

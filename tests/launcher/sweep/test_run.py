@@ -105,6 +105,17 @@ def test_two_points_run_at_once_and_only_failed_ones_are_resumed(tmp_path: Path)
     assert gpujob("sweep", sweep_id, cwd=tmp_path).returncode == 0
 
 
+def test_only_points_that_run_again_are_checked(tmp_path: Path) -> None:
+    worker = {"command": ["sh", "-c", "echo 1 > out/$0/output_worker_0.json; test $0 = a", "{x}"]}
+    job = {"name": "s", "workers": [worker], "paths": {"output_dir": "out/{x}"}, "sweep": {"grid": {"x": ["a", "b"]}}}
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
+    assert gpujob("run", "job.yaml", "--quiet", cwd=tmp_path, timeout=120).returncode == 1
+    (home,) = (tmp_path / "logs").iterdir()
+    again = gpujob("sweep", home, "--resume", cwd=tmp_path, timeout=120)
+    assert "out/b" in again.stderr
+    assert "out/a" not in again.stderr
+
+
 def test_ctrl_c_ends_running_points_and_the_rest_can_be_resumed(tmp_path: Path) -> None:
     spec = {**JOB, "workers": [{"command": ["sleep", "{seconds}"]}]}
     spec["sweep"] = {"max_parallel": 2, "grid": {"seconds": [300, 301, 302]}}

@@ -660,6 +660,13 @@ def test_the_end_of_a_worker_has_its_own_line(lines: Lines) -> None:
     assert lines.show(ended) == ["- worker_w0 on cn00 ended: app_error (exit status 3)"]
 
 
+def test_the_line_of_the_end_has_the_time_of_the_end(lines: Lines) -> None:
+    view = ended_view()
+    view["report"]["end"] = NOW - 3600
+    line = lines.show(view)[-1]
+    assert line.startswith("2025-11-22 03:13:41 job 4459 ")
+
+
 def test_a_restart_has_a_line_with_its_reason_even_if_the_end_was_not_seen(lines: Lines) -> None:
     lines.show(two_workers())
     evidence = ["killed by SIGKILL", "sender unknown"]
