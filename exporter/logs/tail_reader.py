@@ -25,8 +25,10 @@ COPY_MARK_BYTES = 64  # least agreement for a file with another inode: short tex
 SETTLED_S = 2.0  # a file written this recently may change again without a new mtime
 DELETED_S = 60.0  # a deleted file without a successor is closed after this time without writes
 SPARE_BUFFERS = 4
+STATE_BYTES = 4096  # longest state of a progress bar: they fit in a few lines of a terminal
 
 RETURN = 13
+NUMBER_BYTES = b"0123456789.,_"  # a record that ends in one of these may be cut within a number
 ROTATED = re.compile(r"[._-]\d[\d._:T+-]*")  # number or date that rotation adds to a log's name
 SEPARATED_NUMBER = re.compile(r"[._-](\d{1,5})")
 DIGIT = re.compile(r"\d")
@@ -187,6 +189,18 @@ class LogTail:
         if closed:
             self.close()
         return rest
+
+    def read_bar_state(self) -> bytes:
+        """The unfinished record if it is the newest state of a progress bar; else empty. It stays unfinished.
+
+        Bars that write a return before each state, as tqdm does, end a state only with the next one. A state is written
+        in one piece, unless its end shows that it may not be.
+        """
+        size = self._offset - self._record_start
+        if not self._record_start or not 0 < size <= STATE_BYTES:
+            return b""
+        text = _pread(self._fd, size + 1, self._record_start - 1)
+        return text[1:] if text[:1] == b"\r" and text[-1] not in NUMBER_BYTES else b""
 
     def reread(self, offset: int, size: int) -> bytes:
         """Read text of the current generation again; short or empty if the file no longer has it."""

@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
 from typing import NamedTuple
@@ -133,6 +133,7 @@ class _LogSource:
     newest_stamp: float | None = None
     newest_stamp_at: float = 0.0  # when that was read
     same_stamps: int = 0  # reads in a row that have not changed it
+    ahead: list[LogPosition] = field(default_factory=list)  # from its unfinished record, which will be read again
 
     def stands_still(self, newest: float, now: float) -> bool:
         """Whether the newest stamp of new lines is the same at several reads, such as the start of the program."""
@@ -272,7 +273,8 @@ class WorkerLogs:
             if source.lasting and source.tail.is_gone:
                 self._remove_file(path)
             if self.ended and not source.tail.lag_bytes and (rest := source.tail.pop_unfinished_record()):
-                self._apply(source, self._search_text(source, rest), now)
+                offset = source.tail.position().offset - len(rest)
+                self._apply(source, self._search_text(source, rest, offset), now)
                 self._lines += 1
         if self.ended and not self.has_unread:
             self.track.decide_starts()
@@ -296,7 +298,11 @@ class WorkerLogs:
                 scan.feed(text, piece.end, piece.offset)
             if scan is not None:
                 self.track.skips_positions = tail.bytes_read - before > SMALL_BYTES
-                self._apply(source, scan.finish(tail.reread), now)
+                state = b"" if tail.lag_bytes else tail.read_bar_state()
+                if state and self.track.pattern is None:  # it may be the first record that shows the pack
+                    scan = self._current_search(bytearray(state), len(state), scan, source, now)
+                ahead = self._search_text(source, state, tail.position().offset).positions if state else []
+                self._apply(source, scan.finish(tail.reread), now, ahead)
             self.track.skips_positions = False
             left -= tail.bytes_read - before
             if not tail.has_more or should_stop():
@@ -333,10 +339,10 @@ class WorkerLogs:
                 self._detected_at = now
         return self._pack_detector.choice or self._pack
 
-    def _search_text(self, source: _LogSource, text: bytes) -> LogFindings:
+    def _search_text(self, source: _LogSource, text: bytes, offset: int) -> LogFindings:
         if source.order == PROGRESS_FILE:
-            return self._parse_progress(text, 0)
-        return self._lexicon.engine(self._pack).scan(text, source.stamps)
+            return self._parse_progress(text, offset)
+        return self._lexicon.engine(self._pack).scan(text, source.stamps, offset)
 
     def _parse_progress(self, text: bytes, offset: int) -> LogFindings:
         """Parse the progress file."""
@@ -355,8 +361,15 @@ class WorkerLogs:
 
     # -- records ----------------------------------------------------------------------------------
 
-    def _apply(self, source: _LogSource, found: LogFindings, now: float) -> None:
-        """Take the records of a piece in order; positions with the same time are one reading of the estimator."""
+    def _apply(self, source: _LogSource, found: LogFindings, now: float, ahead: Sequence[LogPosition] = ()) -> None:
+        """Take the records of a piece in order; positions with the same time are one reading of the estimator.
+
+        ``ahead`` are the positions of the unfinished record after it; once it is whole, they do not count again.
+        """
+        if source.ahead:
+            found.positions = [position for position in found.positions if position not in source.ahead]
+        found.positions += ahead
+        source.ahead = list(ahead)
         self._learn_clock(source, found, now)
         if found.errors:
             self._reported_errors = None

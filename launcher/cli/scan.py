@@ -32,7 +32,8 @@ def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: boo
     A log may be finished or still growing; it is read once, to its present end. The position is the one
     that a sidecar would report: that of the work, not of an evaluation that runs after it. A last record
     without a line end may be half written. It is searched and marked "(unfinished)", but the position
-    leaves it out: a sidecar reads it when it is complete or the worker has ended.
+    leaves it out: a sidecar reads it when it is complete or the worker has ended. Only the newest state of
+    a progress bar counts at once: a record after a carriage return that does not end in a number.
 
     Lines that look like progress but contain no known position are shown with a suggested pattern.
 

@@ -282,11 +282,12 @@ class _LogScanner:
                     self._add_findings(engine, scan.finish(tail.reread), (begin, end))
                     scan, begin = engine.begin_file(self._timestamps), end
             offset = max(end, tail.position().offset)
+            is_bar_state = bool(tail.read_bar_state())
             if rest := tail.pop_unfinished_record():
                 self._lines_before.append((offset, report.lines))
                 scan.feed(rest, len(rest), offset)
                 end = offset + len(rest)
-                if text := _shown_text(rest):
+                if not is_bar_state and (text := _shown_text(rest)):
                     report.unfinished = ScanRecord(offset, text, unfinished=True)
             self._add_findings(engine, scan.finish(tail.reread), (begin, end))
             if tail.problem is not None:

@@ -108,11 +108,11 @@ class SearchEngine:
         self._units.append(unit)
         return unit
 
-    def scan(self, text: bytes, stamps: SupportsTimestamps | None = None) -> LogFindings:
-        """Find everything in whole records; the last one may lack its end."""
+    def scan(self, text: bytes, stamps: SupportsTimestamps | None = None, offset: int = 0) -> LogFindings:
+        """Find everything in whole records at ``offset`` of a file; the last one may lack its end."""
         scan = FileSearch(self, stamps)
-        scan.search_all(LogChunk(text, len(text), 0))
-        return scan.finish(lambda offset, size: text[offset : offset + size])
+        scan.search_all(LogChunk(text, len(text), offset))
+        return scan.finish(lambda start, size: text[start - offset : start - offset + size])
 
     def begin_file(self, stamps: SupportsTimestamps | None = None) -> "FileSearch":
         return FileSearch(self, stamps)

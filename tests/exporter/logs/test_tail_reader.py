@@ -113,6 +113,15 @@ def test_an_unfinished_last_record_is_returned_once(path: Path) -> None:
     assert read(tail) == [b" and more\n"]
 
 
+def test_the_newest_state_of_a_bar_stays_unfinished(path: Path, tail: LogTail) -> None:
+    append(path, b"one\r 50%|#  | 5/10 [00:05]")
+    assert read(tail) == [b"one\r"]
+    assert tail.read_bar_state() == tail.read_bar_state() == b" 50%|#  | 5/10 [00:05]"
+    append(path, b"\r 60%|## | 6")
+    assert read(tail) == [b" 50%|#  | 5/10 [00:05]\r"]
+    assert tail.read_bar_state() == b""  # it may be cut within a number
+
+
 def test_a_log_that_appears_later_is_read_from_its_top(path: Path, tail: LogTail) -> None:
     assert read(tail) == []
     append(path, b"first\n")

@@ -519,7 +519,7 @@ def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
     logs.facts()
     logs.append(items(31, 32) + "Connection refused\nProcessed 33/1")
     logs.facts()  # not in the saved state
-    logs.append("00 items\n")
+    logs.append("000, loss 2.1\n")
     once = logs.facts()
     logs.collector = logs.fresh()
     again = logs.facts()
@@ -676,6 +676,41 @@ def test_timestamps_in_a_backlog_give_its_history_at_once(logs: Logs) -> None:
     assert facts.eta is not None
     assert facts.eta.seconds == pytest.approx(1000, rel=0.05)
     assert facts.last_rise == pytest.approx(logs.clock.now, abs=1)
+
+
+def bar_state(done: int, hours: int = 3) -> str:
+    """A state of tqdm, which writes the return before it."""
+    return f"\r{5 * done:3d}%|#  | {done}/20 [{hours * done}:00:00<{hours * (20 - done)}:00:00, {3600 * hours}.00s/it]"
+
+
+def test_the_newest_state_of_a_bar_is_read_before_the_next_one(logs: Logs) -> None:
+    for done in range(4):
+        logs.append(bar_state(done))
+        facts = logs.facts()
+        assert (facts.pack, facts.position, facts.expected, facts.processed) == ("tqdm", done, 20, done)
+        logs.clock.advance(3 * 3600)
+    assert facts.eta is not None
+    assert facts.eta.low < 17 * 3 * 3600 < facts.eta.high
+    assert facts.last_rise == logs.clock.now - 3 * 3600
+
+
+def test_a_state_read_before_its_end_counts_once(logs: Logs) -> None:
+    logs.append(bar_state(8))
+    assert logs.facts().position == 8
+    logs.append(bar_state(1))  # alone it is no reset
+    assert logs.facts().position == 8
+    logs.append("\nsaved\n")
+    assert logs.facts().position == 8
+    logs.append(bar_state(2))
+    assert logs.facts().position == 2
+
+
+@pytest.mark.parametrize("half", ["Step 4/10", "\rStep 4/10", "\rStep 4/10,"])
+def test_a_record_that_may_be_half_written_waits(logs: Logs, half: str) -> None:
+    logs.append("starting\n" + half)
+    assert logs.facts().position is None
+    logs.append("000, loss 2.1\n")
+    assert logs.facts().position == 4
 
 
 def test_a_progress_file_takes_precedence_over_the_log(logs: Logs) -> None:

@@ -341,6 +341,13 @@ def test_an_unfinished_last_record_is_marked_and_not_in_the_position(tmp_path: P
     assert any(line.startswith("  note: line 2 ends in an unfinished record, ") for line in shown)
 
 
+def test_the_newest_state_of_a_bar_is_in_the_position(tmp_path: Path) -> None:
+    report = report_of(tmp_path / "a.log", b"\rProcessed 14/400 items\rProcessed 15/400 items")
+    assert report.unfinished is None
+    assert report.position is not None
+    assert report.position.done == 15
+
+
 def test_a_long_unfinished_last_record_is_not_in_the_position(tmp_path: Path) -> None:
     text = b"Processed 14/400 items\nProcessed 15/400 items" + b"." * 400_000
     assert position_of(tmp_path / "a.log", text) == (14, 400, False)
