@@ -1127,3 +1127,13 @@ def test_the_eta_of_the_node_is_that_of_its_critical_workers(tmp_path: Path) -> 
     working, beside = logs.collector.read().workers
     assert (beside.position, beside.eta) == (5, None)
     assert logs.collector.read().outlook.job.eta == working.eta is not None
+
+
+def test_workers_that_may_share_a_queue_give_the_node_no_eta(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, TASK, make_task(1), total_items=100)
+    for done in range(1, 61):
+        logs.append(items(done))
+        logs.append(items(done // 2), f"{NODE}_worker_w1.out")
+        outlook = logs.collector.read().outlook
+        logs.clock.advance(1)
+        assert (outlook.job.eta is None) == (done + done // 2 <= 100) or done < 4
