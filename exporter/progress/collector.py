@@ -222,6 +222,7 @@ class LogsCollector:
             outlook=job_eta.job_outlook(
                 *(facts, now, self._deadline, self._checkpoint_times.value),
                 self._context.manifest.checkpoint_interval_s,
+                self._context.manifest.total_items,
             ),
             timeouts=tuple(timeouts.items()),
             notes=tuple(dict.fromkeys(note for engine in engines for note in engine.notes)),

@@ -16,6 +16,7 @@ from exporter.progress.outlook import (
     next_checkpoint,
     time_limit_met_probability,
 )
+from exporter.progress.work import may_share_queue
 from exporter.progress.worker_logs_reader import WorkerLogFacts
 
 JOB_ETA = Family(
@@ -59,15 +60,17 @@ def job_outlook(
     deadline: float | None,
     checkpoint_times: Sequence[float],
     checkpoint_interval_s: float | None = None,
+    total_items: int | None = None,
 ) -> NodeOutlook:
     """Outlook of the job; ``checkpoint_times`` has the times of the last checkpoints, from their files.
 
-    ``checkpoint_interval_s`` is from the job file.
+    ``checkpoint_interval_s`` and ``total_items`` are from the job file.
     """
     known = [facts for facts in workers if facts.position is not None]
     known = [facts for facts in known if facts.task.critical] or known  # others do not do the work of the job
     running = [facts for facts in known if not facts.ended]
-    unknown = any(facts.eta is None for facts in running)
+    positions = [(facts.unit, facts.position, facts.expected) for facts in known if facts.position is not None]
+    unknown = any(facts.eta is None for facts in running) or may_share_queue(positions, total_items)
     eta = slowest_eta([facts.eta for facts in running if facts.eta is not None]) if not unknown else None
     logged = max((facts for facts in workers), key=lambda facts: len(facts.checkpoints), default=None)
     begun, durations = (logged.checkpoints, logged.checkpoint_seconds) if logged is not None else ((), ())

@@ -113,13 +113,33 @@ def with_current_eta(worker: W, now: float) -> W:
     return worker.replace(eta=EtaEstimate(*(max(0.0, left - age) for left in worker.eta)), eta_time=now)
 
 
-def job_eta(workers: "Sequence[WorkerView] | Sequence[WorkerStatus]") -> EtaEstimate | None:
+def may_share_queue(positions: Sequence[tuple[str | None, float, float | None]], total_items: int | None) -> bool:
+    """Whether several workers may take their items from one queue, so that none works up to its own total.
+
+    ``positions`` has the unit, position and total of each. Each total is that of the whole job, and all together have
+    not done more than that.
+    """
+    return (
+        total_items is not None
+        and len(positions) > 1
+        and all(unit_word(unit) == ITEMS and (total or 0) >= total_items for unit, _, total in positions)
+        and sum(done for _, done, _ in positions) <= total_items
+    )
+
+
+def job_eta(
+    workers: "Sequence[WorkerView] | Sequence[WorkerStatus]", total_items: int | None = None
+) -> EtaEstimate | None:
     """ETA of the job: that of its slowest worker that counts.
 
-    None if a running worker with a position has no ETA. If any worker has a position, those without one are ignored:
-    often only the first worker writes a log. So are workers with an overdue ETA: they are about to end.
+    None if a running worker with a position has no ETA, or if the workers may share a queue of ``total_items``. If any
+    worker has a position, those without one are ignored: often only the first worker writes a log. So are workers with
+    an overdue ETA: they are about to end.
     """
     counting: list[WorkerView | WorkerStatus] = counting_workers(workers)
+    positions = [(worker.unit, worker.items, worker.items_expected) for worker in counting if worker.items is not None]
+    if may_share_queue(positions, total_items):
+        return None
     progressing = any(worker.items is not None for worker in counting)
     estimates = [
         worker.eta

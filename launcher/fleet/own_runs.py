@@ -86,14 +86,14 @@ def _read_run(output: str, now: float) -> RunProgress | None:
         return RunProgress(str(run_dir), report.items, report.items_expected, unit_word(report.unit), gpus=report.gpus)
     statuses = {} if orchestrator is None else read_statuses(run_dir, orchestrator.attempt)
     workers = [with_current_eta(worker, now) for worker in merge_workers(statuses).values()]
-    work = job_work(workers)
+    work, total_items = job_work(workers), read_manifest(run_dir).total_items
     at_work = [worker for worker in workers if worker.up]
     return RunProgress(
         str(run_dir),
         work.done,
-        work.expected_total(read_manifest(run_dir).total_items),
+        work.expected_total(total_items),
         None if work.done is None else unit_word(work.unit),
-        job_eta(workers),
+        job_eta(workers, total_items),
         bool(at_work) and all(worker.stalled for worker in at_work),
         {
             node: NodeHealth(status.gpus.health, status.time, status.gpus.reasons)

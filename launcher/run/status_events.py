@@ -70,7 +70,7 @@ class StatusEvents:
             return
         self._next_progress_at = self._clock() + PROGRESS_S
         rate, now = job_rate(at_work, work), time.time()
-        eta = job_eta([with_current_eta(worker, now) for worker in workers])
+        eta = job_eta([with_current_eta(worker, now) for worker in workers], self._total_items)
         texts = [f"{done} of {expected} {unit_word(work.unit)}" if expected else f"{done} {unit_word(work.unit)}"]
         texts += [percent_text(done, expected)] if expected else []
         texts += [speed_text(rate)] if rate else []

@@ -277,7 +277,7 @@ class JobClient:
             published = JobStateRecord.read_valid(self.run_dir / run_files.STATE_FILE) or published
         limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
         limit_end = job.end or (start + limit if start and limit else None)
-        eta = None if report else job_eta(workers)
+        eta = None if report else job_eta(workers, self.manifest.total_items)
         return JobView(
             time=now,
             job_id=summary.job_id,

@@ -519,7 +519,7 @@ def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
     logs.facts()
     logs.append(items(31, 32) + "Connection refused\nProcessed 33/1")
     logs.facts()  # not in the saved state
-    logs.append("00 items\n")
+    logs.append("000, loss 2.1\n")
     once = logs.facts()
     logs.collector = logs.fresh()
     again = logs.facts()
@@ -705,11 +705,11 @@ def test_a_state_read_before_its_end_counts_once(logs: Logs) -> None:
     assert logs.facts().position == 2
 
 
-@pytest.mark.parametrize("half", ["Processed 4/1", "\rProcessed 4/1", "\rProcessed 4/1,0"])
+@pytest.mark.parametrize("half", ["Step 4/10", "\rStep 4/10", "\rStep 4/10,"])
 def test_a_record_that_may_be_half_written_waits(logs: Logs, half: str) -> None:
     logs.append("starting\n" + half)
     assert logs.facts().position is None
-    logs.append("00 items\n")
+    logs.append("000, loss 2.1\n")
     assert logs.facts().position == 4
 
 
@@ -1127,3 +1127,13 @@ def test_the_eta_of_the_node_is_that_of_its_critical_workers(tmp_path: Path) -> 
     working, beside = logs.collector.read().workers
     assert (beside.position, beside.eta) == (5, None)
     assert logs.collector.read().outlook.job.eta == working.eta is not None
+
+
+def test_workers_that_may_share_a_queue_give_the_node_no_eta(tmp_path: Path) -> None:
+    logs = Logs(tmp_path, TASK, make_task(1), total_items=100)
+    for done in range(1, 61):
+        logs.append(items(done))
+        logs.append(items(done // 2), f"{NODE}_worker_w1.out")
+        outlook = logs.collector.read().outlook
+        logs.clock.advance(1)
+        assert (outlook.job.eta is None) == (done + done // 2 <= 100) or done < 4

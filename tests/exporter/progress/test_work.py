@@ -69,6 +69,27 @@ def test_the_eta_of_a_job_is_that_of_its_slowest_worker_whatever_the_age_of_the_
     assert job_eta(workers[1:]) == left
 
 
+@pytest.mark.parametrize(
+    ("done", "totals", "total_items", "is_known"),
+    [
+        ((360, 120), (500, 500), 500, False),
+        ((360, 160), (500, 500), 500, True),  # more than the queue has
+        ((200, 120), (250, 250), 500, True),
+        ((200, 120), (500, 400), 500, True),
+        ((360,), (500,), 500, True),
+        ((360, 120), (500, 500), None, True),
+    ],
+)
+def test_workers_that_may_share_a_queue_have_no_eta(
+    done: tuple[int, ...], totals: tuple[int, ...], total_items: int | None, is_known: bool
+) -> None:
+    eta = EtaEstimate(9.0, 8.0, 10.0)
+    workers = [worker("items", *position, eta=eta) for position in zip(done, totals, strict=True)]
+    assert job_eta(workers, total_items) == (eta if is_known else None)
+    steps = [entry.replace(unit="steps") for entry in workers]
+    assert job_eta(steps, total_items) == eta
+
+
 def test_workers_with_different_units_have_no_sum() -> None:
     work = job_work([worker("items", 5, 10), worker("steps", 7, 10), worker("items", 5, 10)])
     assert work == JobWork(("items", "steps"), has_all_positions=True)
