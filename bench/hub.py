@@ -19,7 +19,7 @@ from bench.clock import rss_mib
 from exporter.contract.clock import SystemClock
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.jobs import Job
-from exporter.hub.look import JITTER
+from exporter.hub.polling import JITTER
 from exporter.hub.store import Batch, Store
 from exporter.slurm.commands_reader import SlurmReader
 from exporter.slurm.tracking import TrackedJob

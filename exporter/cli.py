@@ -31,7 +31,7 @@ from exporter.machine.own_process import limit_reserved_memory
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.log_limit import LogLimit
 from exporter.sidecar.sidecar import Sidecar
-from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address
+from exporter.web.addresses import Listener, OwnNames, open_socket, parse_listen_address
 
 if TYPE_CHECKING:
     from exporter.sidecar.service import HttpService
@@ -270,7 +270,7 @@ def _interval(text: str) -> float:
 
 
 def _run_hub(arguments: argparse.Namespace) -> None:
-    from exporter.hub.look import INTERVAL_S
+    from exporter.hub.polling import INTERVAL_S
     from exporter.hub.process import Options, run_hub  # aiohttp and SQLite are needed by this command alone
     from exporter.slurm.sources.rest_reader import SOURCE
 
@@ -394,9 +394,9 @@ def _watch(arguments: argparse.Namespace) -> NoReturn:
         criteria = WorkerSearchCriteria.of_node(manifest, manifest.search, identity.node_index)
         finder = WorkerFinder(sidecar, WorkerSearch(criteria, os.environ))
         sidecar.slots.append(CollectorSlot(finder, sidecar.context.clock))
-    server, doors = _open_page(sidecar, arguments, web_file)
+    server, listeners = _open_page(sidecar, arguments, web_file)
     _lower_priority()
-    asyncio.run(server.run(doors))
+    asyncio.run(server.run(listeners))
     if manifest.search is not None and identity.node_index == 0:
         _conclude(sidecar, server)
     _exit_now(sidecar, RESTART_STATUS if server.should_restart else 0)
@@ -417,15 +417,15 @@ def _lock_node(manifest: Manifest, identity: Identity) -> None:
 
 def _open_page(
     sidecar: Sidecar, arguments: argparse.Namespace, web_file: "WebConfigFile | None"
-) -> "tuple[HttpService, list[Door]]":
+) -> "tuple[HttpService, list[Listener]]":
     """The page of a sidecar, and the sockets on which it already listens."""
-    from exporter.sidecar.doors import open_doors
+    from exporter.sidecar.listeners import open_listeners
     from exporter.sidecar.service import HttpService, needs_of_pages  # aiohttp is needed by this command alone
     from exporter.web.access import Access
 
     manifest, identity = sidecar.context.manifest, sidecar.context.identity
     tls = None if web_file is None else web_file.server_context()
-    doors = open_doors(sidecar, arguments.listen or manifest.listen_address, tls)
+    listeners = open_listeners(sidecar, arguments.listen or manifest.listen_address, tls)
     if web_file is not None:
         sidecar.certificate = lambda: web_file.latest.certificate
         web_file.watch()
@@ -433,7 +433,7 @@ def _open_page(
     names.learn()
     needs = needs_of_pages(arguments.metrics_access or manifest.metrics_access)
     token = run_files.read_token(manifest.run_dir)
-    return HttpService(sidecar, Access(needs, names=names, token=token, web_file=web_file)), doors
+    return HttpService(sidecar, Access(needs, names=names, token=token, web_file=web_file)), listeners
 
 
 def _conclude(sidecar: Sidecar, server: "HttpService") -> NoReturn:

@@ -53,7 +53,7 @@ TOUCHES_MACHINE = (  # rooms whose purpose is to touch the machine
         "exporter.collecting",
         "exporter.cli",
     ),
-    *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.api.doors", "exporter.hub.api.service"),
+    *("exporter.hub.store", "exporter.hub.engine", "exporter.hub.api.listeners", "exporter.hub.api.service"),
     *("exporter.hub.process", "exporter.alerts.receiver", "exporter.alerts.log_file", "exporter.gate"),
 )
 PURE_IN_LAUNCHER = (

@@ -31,7 +31,7 @@ from exporter.contract.records import RecordError
 from exporter.contract.user_state import make_own_folder, user_state_folder
 from exporter.web import limits
 from exporter.web.access import Access, Needs
-from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address
+from exporter.web.addresses import Listener, OwnNames, open_socket, parse_listen_address
 from exporter.web.aiohttp_server import web
 
 if TYPE_CHECKING:
@@ -185,14 +185,14 @@ class Receiver:
             self._hooks.add(task)
             task.add_done_callback(self._hooks.discard)
 
-    async def run(self, door: Door, access: Access) -> None:
+    async def run(self, listener: Listener, access: Access) -> None:
         """Serve until a signal."""
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         runner = web.AppRunner(self.application(access), access_log=None, handle_signals=False)
         await runner.setup()
-        servers = await limits.serve(runner, [(door.listening, door.context)])
+        servers = await limits.serve(runner, [(listener.listening, listener.context)])
         try:
             while not stop.is_set():
                 self.check()
@@ -245,8 +245,8 @@ def run_receiver(options: Options, environ: Mapping[str, str]) -> None:
         run_files.make_token(folder)
         web_file = None if options.web_config is None else _load_web_config(options.web_config)
         host, port = parse_listen_address(options.listen)
-        door = Door(open_socket(host, port), None if web_file is None else web_file.server_context())
-        alert_log.say(f"{iso(time.time())} gpujob receives alerts on {door}")
+        listener = Listener(open_socket(host, port), None if web_file is None else web_file.server_context())
+        alert_log.say(f"{iso(time.time())} gpujob receives alerts on {listener}")
     except FileLockedError as error:
         raise ExporterError(f"{folder} already has a receiver: {error}") from error
     except OSError as error:
@@ -260,15 +260,17 @@ def run_receiver(options: Options, environ: Mapping[str, str]) -> None:
     where = f"the receiver's token as `Authorization: Bearer TOKEN`; it is in the file `token` of {folder}"
     token = run_files.read_token(folder)
     access = Access(NEEDS, names=names, token=token, web_file=web_file, other_paths=Needs.CREDENTIALS, place=where)
-    run_files.write_json(folder / "receiver.json", {"url": f"http{'s' if door.context else ''}://{_reach(door)}"})
-    log.info("listening on %s; the log is %s", door, alert_log.path)
-    asyncio.run(Receiver(alert_log, options).run(door, access))
+    run_files.write_json(
+        folder / "receiver.json", {"url": f"http{'s' if listener.context else ''}://{_reach(listener)}"}
+    )
+    log.info("listening on %s; the log is %s", listener, alert_log.path)
+    asyncio.run(Receiver(alert_log, options).run(listener, access))
 
 
-def _reach(door: Door) -> str:
-    host = str(door.listening.getsockname()[0])
+def _reach(listener: Listener) -> str:
+    host = str(listener.listening.getsockname()[0])
     host = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(host, f"[{host}]" if ":" in host else host)  # noqa: S104
-    return f"{host}:{door.port}"
+    return f"{host}:{listener.port}"
 
 
 def _check_command(command: str) -> None:

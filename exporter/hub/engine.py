@@ -26,26 +26,26 @@ from exporter.hub.jobs import (
     unknown_rows,
     with_prices,
 )
-from exporter.hub.look import (
+from exporter.hub.page.job_page import JobPage
+from exporter.hub.page.series import CommandUse
+from exporter.hub.polling import (
     BETWEEN_QUESTIONS_S,
     CONTROLLER_S,
     JITTER,
     MISSED_EACH_S,
     NODES_S,
     WATCHED_NODES_S,
-    Pace,
-    Question,
-    choose_question,
+    AccountingQuery,
+    PollInterval,
     due_at,
     extra_commands,
+    next_query,
 )
-from exporter.hub.page.job_page import JobPage
-from exporter.hub.page.series import CommandUse
 from exporter.hub.runs.budgets import sweeps_with_budgets, user_budget_use
 from exporter.hub.runs.reports import Run, rows_of_runs, take_reports, with_runs
 from exporter.hub.runs.stale_runs import StaleRuns, ids_of
 from exporter.hub.site_reader import NO_SITE, Site
-from exporter.hub.store import Batch, Store, ToldChange, name_of
+from exporter.hub.store import Batch, PublishedChange, Store, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
 from exporter.slurm.diagnostics import Diagnostics
 from exporter.slurm.nodes import NodeRow, most_cpus
@@ -113,15 +113,15 @@ class Engine:
         self._covers_until = max(float(saved.meta.get(name, 0.0)) for name in ("covers_until", "as_of"))
         self._born = float(saved.meta.get("born", 0.0))  # changes before it are not this hub's
         self.last_number = saved.last_number
-        self.recent: deque[ToldChange] = deque(maxlen=RECENT_CHANGES)
+        self.recent: deque[PublishedChange] = deque(maxlen=RECENT_CHANGES)
         self.facts: ClusterFacts | None = None
         self._slurm_name = settings.cluster or saved.meta.get("cluster", UNNAMED)
         self._pace = {
-            "squeue": Pace.of(settings.interval_s),
-            "sacct": Pace.of(BETWEEN_QUESTIONS_S),
-            "sinfo": Pace.of(NODES_S),
-            "sdiag": Pace.of(CONTROLLER_S),
-            "scontrol": Pace.of(CONTROLLER_S),
+            "squeue": PollInterval.of(settings.interval_s),
+            "sacct": PollInterval.of(BETWEEN_QUESTIONS_S),
+            "sinfo": PollInterval.of(NODES_S),
+            "sdiag": PollInterval.of(CONTROLLER_S),
+            "scontrol": PollInterval.of(CONTROLLER_S),
         }
         self._next_at = dict.fromkeys(self._pace, clock.monotonic())
         self._extra = extra_commands(settings.interval_s)
@@ -206,7 +206,7 @@ class Engine:
         question, now = None, self._clock.time()
         if now >= self._due_at and self._may_ask("sacct"):
             due = [(due_at(job.tracked, self._lost_asked.get(key)), job.tracked) for key, job in self._jobs.items()]
-            question, self._due_at = choose_question(due, now), min((at for at, _ in due), default=math.inf)
+            question, self._due_at = next_query(due, now), min((at for at, _ in due), default=math.inf)
         if question is not None:
             self._ask_accounting(question)
         wait_s = self._next_at["squeue"] - self._clock.monotonic()
@@ -377,7 +377,11 @@ class Engine:
             return
         self._note("sacct", begun, None)
         self._missed_since = now
-        new = [row for row in rows if (row.sight.submitted or 0.0) >= self._born and (row.sight.ended or 0.0) >= since]
+        new = [
+            row
+            for row in rows
+            if (row.snapshot.submitted or 0.0) >= self._born and (row.snapshot.ended or 0.0) >= since
+        ]
         seen = take_missed(self._jobs, self._not_in_store(new), now)
         self._take(seen, now, {"missed_since": str(now)})
         self._publish(is_ready=self.view.is_ready)
@@ -408,7 +412,7 @@ class Engine:
         self.view = self.view._replace(number=self.view.number + 1)
         self._node_cpus = most_cpus(self.nodes)
 
-    def _ask_accounting(self, question: Question) -> None:
+    def _ask_accounting(self, question: AccountingQuery) -> None:
         begun, attempts = self._clock.monotonic(), None
         times = [job.submitted or 0.0 for job in question.jobs]
         if self._has_accounting:
@@ -451,10 +455,10 @@ class Engine:
         self.recent.extend(told)
         self.last_number += len(told)  # from now on they are told, and so not before they are saved
 
-    def _number(self, changes: Sequence[Change], jobs: Mapping[str, Job]) -> list[ToldChange]:
+    def _number(self, changes: Sequence[Change], jobs: Mapping[str, Job]) -> list[PublishedChange]:
         own = [(change, jobs[change.job.job_id]) for change in changes if change.time > self._born]
         return [
-            ToldChange(number, change.time, job.user, change_json(change, job))
+            PublishedChange(number, change.time, job.user, change_json(change, job))
             for number, (change, job) in enumerate(own, self.last_number + 1)
         ]
 

@@ -23,9 +23,9 @@ from exporter.hub.store import JOBS_KEPT_S, Batch, Store, StoreFacts, name_of
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.sources.hub_look_reader import hub_look
+from exporter.slurm.sources.cached_answers_reader import cluster_name
+from exporter.slurm.sources.hub_queue_reader import hub_queue
 from exporter.slurm.sources.hub_reader import MOST_JOBS, VARIABLE, HubJob, hub_addresses, read_hub
-from exporter.slurm.sources.look_file_reader import cluster_name
 from exporter.slurm.tracking import Event
 
 FILE_NAME = "hub-user.sqlite"
@@ -65,7 +65,7 @@ def read_history(slurm: SlurmReader, environ: Mapping[str, str], since: float) -
     found, now = read_hub(slurm, environ, since), time.time()
     if found is not None:
         answer = found.answer
-        if answer is None or answer.covers_since is None or hub_look(found.address, answer, now) is None:
+        if answer is None or answer.covers_since is None or hub_queue(found.address, answer, now) is None:
             return None
         return History(found.address, answer.jobs, answer.covers_since, now, is_of_hub=True)
     return _read_own_history(slurm, environ, since, now) if _may_read_index(slurm, environ) else None
@@ -179,7 +179,7 @@ def rebuild_index(
         for _, attempt in history:
             earlier.setdefault(attempt.job_id, []).append(attempt)
         for row, attempt in history:
-            if row.job_id in jobs and jobs[row.job_id].tracked.submitted == row.sight.submitted:
+            if row.job_id in jobs and jobs[row.job_id].tracked.submitted == row.snapshot.submitted:
                 job = jobs[row.job_id]
                 jobs[row.job_id] = job._replace(tracked=job.tracked.replace(figures=attempt.figures()))
         jobs = {key: with_earlier(job, earlier.get(key, ())) for key, job in jobs.items()}
@@ -199,15 +199,15 @@ def rebuild_index(
 def with_earlier(job: Job, attempts: Iterable[Attempt]) -> Job:
     """The job with the earlier attempts that led to it by requeues, each right after the end of the previous one."""
     history, submitted, count = job.tracked.history, job.tracked.submitted, 0
-    for attempt in sorted(attempts, key=lambda each: -(each.sight.submitted or 0.0)):
-        begin, end = attempt.sight.started, attempt.sight.ended
-        if submitted is None or end is None or (attempt.sight.submitted or 0.0) >= submitted:
+    for attempt in sorted(attempts, key=lambda each: -(each.snapshot.submitted or 0.0)):
+        begin, end = attempt.snapshot.started, attempt.snapshot.ended
+        if submitted is None or end is None or (attempt.snapshot.submitted or 0.0) >= submitted:
             continue
         if abs(submitted - end) > SAME_SUBMISSION_S or attempt.user != job.user:
             break  # an older job with this id
         ran = () if begin is None else (Event(state="RUNNING", time=begin, seen=end),)
         history = (*ran, Event(state="PENDING", time=end, seen=end), *history)
-        submitted, count = attempt.sight.submitted, count + 1
+        submitted, count = attempt.snapshot.submitted, count + 1
     tracked = job.tracked.replace(history=history, restarts=count, attempt=count + 1)
     return job._replace(tracked=tracked, first_submitted=submitted) if count else job
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from exporter.contract.budget import Budget
 from exporter.contract.identity import safe_label
 from exporter.contract.records import NOTHING, Record
-from exporter.hub.look import is_last_question, shown_from, wants_figures
+from exporter.hub.polling import is_last_question, shown_from, wants_figures
 from exporter.slurm.accounting import Attempt, gpu_counts, tres
 from exporter.slurm.prices import Price, Prices
 from exporter.slurm.queue import QueueRow
@@ -112,7 +112,7 @@ def waiting_key(job_id: str) -> str:
 
 
 def _waits_together(row: QueueRow) -> bool:
-    return row.job_id.endswith("]") and row.sight.state not in ENDS
+    return row.job_id.endswith("]") and row.snapshot.state not in ENDS
 
 
 def split_rows(rows: Iterable[QueueRow]) -> dict[str, QueueRow]:
@@ -149,7 +149,7 @@ def take_queue(
     own = dict(rows)
     for key in [key for key in rows if key in changed or key not in found]:
         row, old = rows[key], found.get(key)
-        if old is not None and not key.endswith("_[]") and not is_same_job(old.tracked, row.sight):
+        if old is not None and not key.endswith("_[]") and not is_same_job(old.tracked, row.snapshot):
             if not old.tracked.is_over:
                 del own[key]  # its end is looked up first
                 continue
@@ -228,13 +228,13 @@ def unknown_rows(rows: Iterable[QueueRow], known: Iterable[Job]) -> list[QueueRo
     return [
         row
         for row in rows
-        if all(abs(time - (row.sight.submitted or 0.0)) > SAME_SUBMISSION_S for time in times.get(row.job_id, ()))
+        if all(abs(time - (row.snapshot.submitted or 0.0)) > SAME_SUBMISSION_S for time in times.get(row.job_id, ()))
     ]
 
 
 def take_missed(jobs: Mapping[str, Job], rows: Iterable[QueueRow], now: float) -> Observation:
     """Take jobs that have ended before the queue was read."""
-    ended = {key: row for key, row in split_rows(rows).items() if row.sight.state in ENDS and key not in jobs}
+    ended = {key: row for key, row in split_rows(rows).items() if row.snapshot.state in ENDS and key not in jobs}
     new = {key: _with_row(None, row)._replace(is_listed=False) for key, row in ended.items()}
     known = compare_queue({key: job.tracked for key, job in new.items()}, ended.values(), now)
     found = {**jobs, **new}
@@ -268,16 +268,16 @@ def _begin(job_id: str, job: TrackedJob) -> TrackedJob:
 
 def _with_row(job: Job | None, row: QueueRow) -> Job:
     """The job with what its row says of it, except its state, which is compared."""
-    sight = row.sight
+    snapshot = row.snapshot
     if job is None or _waits_together(row):
         tracked = TrackedJob(
             job_id=row.job_id,
             name=row.name,
-            attempt=sight.restarts + 1,
-            restarts=sight.restarts,
-            submitted=sight.submitted,
-            limit_s=sight.limit_s,
-            reason=sight.reason,
+            attempt=snapshot.restarts + 1,
+            restarts=snapshot.restarts,
+            submitted=snapshot.submitted,
+            limit_s=snapshot.limit_s,
+            reason=snapshot.reason,
             log=row.output,
             run_dir=job.tracked.run_dir if job is not None else None,
         )
@@ -285,7 +285,7 @@ def _with_row(job: Job | None, row: QueueRow) -> Job:
         tracked = job.tracked
     return Job(
         tracked,
-        sight.submitted if job is None else job.first_submitted,
+        snapshot.submitted if job is None else job.first_submitted,
         user=intern(row.user),  # few texts, many jobs
         partition=intern(row.partition),
         account=intern(row.account),

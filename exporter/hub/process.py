@@ -14,7 +14,7 @@ from exporter.contract.clock import SystemClock
 from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, make_own_folder, user_state_folder
-from exporter.hub.api.doors import open_local
+from exporter.hub.api.listeners import open_local
 from exporter.hub.api.service import NEEDS, HubService
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.registry_reader import RegistryReader
@@ -23,7 +23,7 @@ from exporter.hub.store import Store
 from exporter.machine.own_process import limit_reserved_memory, name_thread
 from exporter.slurm.sources.rest_reader import slurm_reader
 from exporter.web.access import Access, Needs
-from exporter.web.addresses import Door, OwnNames, open_socket, parse_listen_address
+from exporter.web.addresses import Listener, OwnNames, open_socket, parse_listen_address
 
 if TYPE_CHECKING:
     from exporter.web.config_file import WebConfigFile
@@ -72,7 +72,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     except OSError as error:
         raise ExporterError(f"{folder}: {error.strerror}; give another --state-dir") from error
     web_file = None if options.web_config is None else _load_web_config(options.web_config)
-    doors = _open_doors(options, web_file)
+    listeners = _open_listeners(options, web_file)
     store, clock = Store(folder / f"{options.name}.sqlite"), SystemClock()
     slurm = slurm_reader(options.user, options.cluster, environ, options.partitions)
     is_whole = options.user is None
@@ -84,7 +84,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
     stop = threading.Event()
     thread = threading.Thread(target=_ask, args=(engine, stop), name="ask_slurm", daemon=True)
     try:
-        asyncio.run(_serve(options, environ, folder, engine, store, registry, doors, web_file, thread))
+        asyncio.run(_serve(options, environ, folder, engine, store, registry, listeners, web_file, thread))
     finally:
         stop.set()
         engine.wake.set()
@@ -117,11 +117,11 @@ def _registry_folders(options: Options, environ: Mapping[str, str]) -> list[Path
     return [*([Path(own, "runs")] if own is not None else []), *options.registries]
 
 
-def _open_doors(options: Options, web_file: "WebConfigFile | None") -> list[Door]:
+def _open_listeners(options: Options, web_file: "WebConfigFile | None") -> list[Listener]:
     if options.listen is None:
         return []
     listening = open_socket(*parse_listen_address(options.listen))
-    return [Door(listening, None if web_file is None else web_file.server_context())]
+    return [Listener(listening, None if web_file is None else web_file.server_context())]
 
 
 async def _serve(
@@ -131,7 +131,7 @@ async def _serve(
     engine: Engine,
     store: Store,
     registry: RegistryReader,
-    doors: Sequence[Door],
+    listeners: Sequence[Listener],
     web_file: "WebConfigFile | None",
     thread: threading.Thread,
 ) -> None:
@@ -140,14 +140,14 @@ async def _serve(
     name = HUB_SOCKET if options.name == "hub-user" else f"{options.name}.sock"
     path = Path(hub_socket(environ, str(folder), name))
     local = open_local(path, service.admits, for_all=is_whole)
-    access = _access(folder, web_file) if doors else None
+    access = _access(folder, web_file) if listeners else None
     if web_file is not None:
         web_file.watch()
     registry.start()
     thread.start()
-    log.info("listening on %s", ", ".join([str(path), *map(str, doors)]))
+    log.info("listening on %s", ", ".join([str(path), *map(str, listeners)]))
     try:
-        await service.run(local, doors, access)
+        await service.run(local, listeners, access)
     finally:
         path.unlink(missing_ok=True)
 

@@ -19,7 +19,7 @@ from exporter.contract.records import JsonValue, RecordError, from_json, to_json
 from exporter.hub import costs
 from exporter.hub.counters import CounterKey
 from exporter.hub.jobs import Job
-from exporter.hub.look import end_of
+from exporter.hub.polling import end_of
 
 VERSION = 2
 GROUPS = ("user", "account", "partition", "name")  # by which sums are made
@@ -55,7 +55,7 @@ CREATE TABLE counters (name TEXT, user TEXT, partition TEXT, state TEXT, value R
 log = logging.getLogger("gpujob.hub")
 
 
-class ToldChange(NamedTuple):
+class PublishedChange(NamedTuple):
     """A published change with its number."""
 
     number: int
@@ -71,7 +71,7 @@ class Batch(NamedTuple):
     jobs: Sequence[Job] = ()
     kept: frozenset[tuple[str, float]] = frozenset()  # those of the jobs that a restarted hub needs at once
     removed: Sequence[Job] = ()
-    changes: Sequence[ToldChange] = ()
+    changes: Sequence[PublishedChange] = ()
     counters: Mapping[CounterKey, float] = {}
     meta: Mapping[str, str] = {}
     is_history: bool = False  # whether its jobs ended long ago, and are found only now
@@ -124,7 +124,7 @@ class Store:
         self._pruned_at = 0.0
         self._jobs: dict[tuple[str, float], tuple[Job, bool, float]] = {}  # unsaved, as are the following
         self._removed: dict[tuple[str, float], None] = {}
-        self._changes: deque[ToldChange] = deque(maxlen=MOST_UNSAVED)
+        self._changes: deque[PublishedChange] = deque(maxlen=MOST_UNSAVED)
         self._counters: dict[CounterKey, float] = {}
         self._meta: dict[str, str] = {}
         self._file: sqlite3.Connection | None = None
@@ -203,7 +203,7 @@ class Store:
                 self._note(f"{self.path} cannot be written: {_reason(error)}; the hub continues in memory")
                 self._limit_unsaved()
                 if _code(error) in _DAMAGED:
-                    self._begin_anew(error)
+                    self._replace_damaged(error)
             else:
                 self._note(None)
                 self._forget_unsaved()
@@ -246,7 +246,7 @@ class Store:
         for name in list(self._removed)[: max(0, len(self._removed) - MOST_UNSAVED_JOBS)]:
             del self._removed[name]
 
-    def _begin_anew(self, error: Exception) -> None:
+    def _replace_damaged(self, error: Exception) -> None:
         """Replace a file that was damaged while open; unsaved rows go into the new one."""
         if self._file is not None:
             self._file.close()
@@ -307,11 +307,11 @@ class Store:
         rows = self._query(sql, ())
         return StoreFacts(self.size_bytes(), *(rows[0] if rows else (0, 0, 0, None)))
 
-    def changes_after(self, number: int, most: int) -> list[ToldChange]:
+    def changes_after(self, number: int, most: int) -> list[PublishedChange]:
         """Changes with higher numbers, oldest first."""
         sql = "SELECT number, time, user, body FROM changes WHERE number > ? ORDER BY number LIMIT ?"
         rows = self._query(sql, (number, most))
-        return [ToldChange(each, moment, user, json.loads(body)) for each, moment, user, body in rows]
+        return [PublishedChange(each, moment, user, json.loads(body)) for each, moment, user, body in rows]
 
     def _query(self, sql: str, values: Sequence[str | float | None]) -> list[Any]:
         with self._lock:

@@ -19,7 +19,7 @@ from exporter.sidecar.scrape_log import ScrapeLog
 from exporter.sidecar.sidecar import Sidecar
 from exporter.web import limits, negotiation
 from exporter.web.access import Access, Needs
-from exporter.web.addresses import Door
+from exporter.web.addresses import Listener
 from exporter.web.aiohttp_server import web
 from exporter.workers.collector import WorkersCollector
 
@@ -164,8 +164,8 @@ class HttpService:
         )
         return web.Response(text=page, content_type="text/html")
 
-    async def run(self, doors: Sequence[Door]) -> None:
-        """Serve at these doors until the job has ended and its last values were scraped, or until a signal."""
+    async def run(self, listeners: Sequence[Listener]) -> None:
+        """Serve at these listeners until the job has ended and its last values were scraped, or until a signal."""
         stop = asyncio.Event()
         loop = asyncio.get_running_loop()
 
@@ -184,8 +184,8 @@ class HttpService:
         loop.add_reader(exits.fileno(), self._on_exits)
         runner = web.AppRunner(self.application(), access_log=None, handle_signals=False)
         await runner.setup()
-        port, places = doors[0].port, ", ".join(map(str, doors))
-        servers = await limits.serve(runner, [(door.listening, door.context) for door in doors])
+        port, places = listeners[0].port, ", ".join(map(str, listeners))
+        servers = await limits.serve(runner, [(listener.listening, listener.context) for listener in listeners])
         try:
             self._sidecar.port = port
             self._sidecar.start()

@@ -5,7 +5,7 @@ from functools import lru_cache
 from typing import NamedTuple
 
 from exporter.contract.records import Record
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.states import ENDS, base_state, known_limit, parse_duration, parse_moment, task_ids
 
 # the last one is the user's text and may contain `|`
@@ -47,7 +47,7 @@ class Attempt(NamedTuple):
     job_id: str
     user: str
     name: str
-    sight: Sight
+    snapshot: AttemptSnapshot
     exit_code: str
     elapsed_s: float
     cpus: int
@@ -59,8 +59,8 @@ class Attempt(NamedTuple):
     @property
     def is_complete(self) -> bool:
         """Whether accounting has the ends of the attempt and all its steps: those of steps come 1 to 2 s later."""
-        ends = (self.sight.ended, *(step.ended for step in self.steps))
-        return self.sight.state in ENDS and None not in ends
+        ends = (self.snapshot.ended, *(step.ended for step in self.steps))
+        return self.snapshot.state in ENDS and None not in ends
 
     def figures(self) -> Figures:
         """The figures of seff: it counts whole seconds of each step, and the largest step's memory."""
@@ -68,7 +68,7 @@ class Attempt(NamedTuple):
         available_s = self.elapsed_s * self.cpus
         return Figures(
             elapsed_s=self.elapsed_s,
-            limit_s=self.sight.limit_s,
+            limit_s=self.snapshot.limit_s,
             cpu_ratio=sum(cpu_s) / available_s if cpu_s and available_s else None,
             memory_bytes=max((step.memory_bytes for step in self.steps if step.memory_bytes), default=None),
             memory_requested_bytes=self.memory_requested_bytes,
@@ -113,7 +113,7 @@ def parse_accounting(text: str) -> tuple[Attempt, ...]:
 
 def _parse_attempt(parts: Sequence[str]) -> Attempt:
     job_id, user, state, exit_code, submit, start, end, elapsed, limit, cpus, _, allocated, _, name = parts
-    sight = Sight(
+    snapshot = AttemptSnapshot(
         base_state(state),
         parse_moment(submit),
         parse_moment(start),
@@ -122,7 +122,9 @@ def _parse_attempt(parts: Sequence[str]) -> Attempt:
     )
     memory = tres(allocated, "mem")
     energy = known_energy(allocated)
-    return Attempt(job_id, user, name, sight, exit_code, float(int(elapsed)), int(cpus), memory, (), allocated, energy)
+    return Attempt(
+        job_id, user, name, snapshot, exit_code, float(int(elapsed)), int(cpus), memory, (), allocated, energy
+    )
 
 
 def parse_history(text: str) -> tuple[tuple[QueueRow, Attempt], ...]:
@@ -136,7 +138,7 @@ def parse_history(text: str) -> tuple[tuple[QueueRow, Attempt], ...]:
     attempts = parse_accounting("\n".join(rest for *_, rest in whole))
     found = []
     for (partition, account, qos, node_count, nodes), last in zip(places, attempts, strict=True):
-        row = QueueRow(last.job_id, last.sight, last.name, None, partition, last.resources, last.user, account, qos)
+        row = QueueRow(last.job_id, last.snapshot, last.name, None, partition, last.resources, last.user, account, qos)
         count = int(node_count) if node_count.isdecimal() else 0
         found.append((row._replace(node_count=count, nodes=nodes), last))
     return tuple(found)

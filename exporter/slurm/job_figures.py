@@ -26,7 +26,7 @@ class JobAttempt(NamedTuple):
 
     @property
     def submitted(self) -> float:
-        return self.attempt.sight.submitted or 0.0
+        return self.attempt.snapshot.submitted or 0.0
 
 
 def parse_job_accounting(text: str) -> tuple[JobAttempt, ...]:
@@ -86,7 +86,7 @@ def last_attempt(attempts: Sequence[JobAttempt]) -> tuple[JobAttempt, ...]:
 def has_ended(attempts: Sequence[JobAttempt]) -> bool:
     """Whether accounting knows the end of the last attempt, perhaps not yet those of its steps."""
     last = last_attempt(attempts)
-    return bool(last) and all(each.attempt.sight.state in ENDS for each in last)
+    return bool(last) and all(each.attempt.snapshot.state in ENDS for each in last)
 
 
 def is_complete(attempts: Sequence[JobAttempt]) -> bool:
@@ -115,7 +115,7 @@ def job_accounting(
     given_s = sum(time.gpu_seconds for time in _gpu_time(last) or ())
     return SlurmAccounting(
         complete=is_complete(attempts),
-        state=last[0].attempt.sight.state,
+        state=last[0].attempt.snapshot.state,
         exit_code=last[0].attempt.exit_code or None,
         derived_exit_code=last[0].derived_exit_code or None,
         allocated=" + ".join(each.attempt.resources for each in last if each.attempt.resources) or None,
@@ -128,7 +128,7 @@ def job_accounting(
         memory_bytes=_total([found.memory_bytes for found in figures]),
         memory_requested_bytes=_total([found.memory_requested_bytes for found in figures]),
         max_rss_bytes=max((each.max_rss_bytes for each in last if each.max_rss_bytes), default=None),
-        lower_bound=any(each.attempt.sight.state in _KILLED for each in last),
+        lower_bound=any(each.attempt.snapshot.state in _KILLED for each in last),
         gpu_time=_gpu_time(attempts),
         gpu_idle_ratio=gpus.idle_s / gpus.seen_s if gpus.seen_s and gpus.idle_s is not None else None,
         gpu_seen_ratio=min(1.0, gpus.seen_s / given_s) if gpus.seen_s and given_s else None,

@@ -39,7 +39,7 @@ class GarbledAnswerError(ValueError):
     """An answer of Slurm that cannot be trusted to be whole."""
 
 
-class Sight(NamedTuple):
+class AttemptSnapshot(NamedTuple):
     """State of a job in one answer of Slurm."""
 
     state: str
@@ -55,7 +55,7 @@ class QueueRow(NamedTuple):
     """One job, array task, or several tasks of an array that wait."""
 
     job_id: str
-    sight: Sight
+    snapshot: AttemptSnapshot
     name: str
     output: str | None  # file of the standard output, its patterns filled in; None if there is none
     partition: str = ""  # several while it waits for one of them
@@ -106,25 +106,25 @@ class QueueParser:
         if clusters > 1:
             raise GarbledAnswerError("it is of several clusters; set SLURM_CLUSTERS to one of them")
         self._known = {row: parsed for row, parsed in zip(rows, found, strict=True) if parsed is not None}
-        return with_never(row for row in found if row is not None)
+        return propagate_never(row for row in found if row is not None)
 
 
-def with_never(rows: Iterable[QueueRow]) -> tuple[QueueRow, ...]:
+def propagate_never(rows: Iterable[QueueRow]) -> tuple[QueueRow, ...]:
     """Copy the reason ``NEVER`` to all rows that wait for a row with it.
 
     Slurm itself gives it only to the first one behind the job whose end decided.
     """
     found = list(rows)
-    never = {array_of(row.job_id) for row in found if row.sight.reason == NEVER and row.sight.state == "PENDING"}
+    never = {array_of(row.job_id) for row in found if row.snapshot.reason == NEVER and row.snapshot.state == "PENDING"}
     if not never:
         return tuple(found)
-    waiting = [index for index, row in enumerate(found) if row.dependency and row.sight.state == "PENDING"]
+    waiting = [index for index, row in enumerate(found) if row.dependency and row.snapshot.state == "PENDING"]
     while never:
-        more = {index for index in waiting if found[index].sight.reason != NEVER and _waits_for(found[index], never)}
+        more = {index for index in waiting if found[index].snapshot.reason != NEVER and _waits_for(found[index], never)}
         if not more:
             break
         for index in more:
-            found[index] = found[index]._replace(sight=found[index].sight._replace(reason=NEVER))
+            found[index] = found[index]._replace(snapshot=found[index].snapshot._replace(reason=NEVER))
         never = {array_of(found[index].job_id) for index in more}
     return tuple(found)
 
@@ -154,7 +154,7 @@ def parse_row(text: str) -> QueueRow | None:
         return None
     state = base_state(word)
     has_started = state != "PENDING" and bool(nodes)  # a job that was cancelled while it waited has no nodes
-    sight = Sight(
+    snapshot = AttemptSnapshot(
         state,
         parse_moment(submit),
         parse_moment(start) if has_started else None,
@@ -177,7 +177,7 @@ def parse_row(text: str) -> QueueRow | None:
     file = path if path.startswith("/") and path != "/dev/null" and not is_of_tasks else None
     return QueueRow(
         job_id,
-        sight,
+        snapshot,
         name,
         file,
         partition,

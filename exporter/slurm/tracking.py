@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from exporter.contract.records import Record
 from exporter.slurm.accounting import Attempt, Figures
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.states import ENDS, NEVER, RETURNING, task_ids
 
 UNKNOWN = "UNKNOWN"
@@ -21,7 +21,7 @@ RETURNS_WITHIN_S = 15.0  # from NODE_FAIL, PREEMPTED or BOOT_FAIL to PENDING, if
 ACCOUNTING_LAG_S = 30.0  # between two questions for the figures of an ended job, of which there are two
 CONFIRMED_WITHIN_S = 120.0  # from the end in a job's own report to that in Slurm, which ends the job's processes first
 SAME_TIME_S = 1.0  # within which two submit times are one
-MOST_EVENTS = 20  # of a job: a gang scheduler suspends it each minute, and each look writes all of them
+MOST_EVENTS = 20  # of a job: a gang scheduler suspends it each minute, and each poll writes all of them
 
 
 class Event(Record):
@@ -87,7 +87,7 @@ class TrackedJob(Record):
         return total
 
     @property
-    def is_never(self) -> bool:
+    def can_never_start(self) -> bool:
         """Whether it waits for what can no longer happen."""
         return self.state == "PENDING" and self.reason == NEVER
 
@@ -109,23 +109,23 @@ class Known(NamedTuple):
 
 def compare_queue(jobs: Mapping[str, TrackedJob], rows: Iterable[QueueRow], now: float) -> Known:
     """Compare with a queue that has been read whole."""
-    sights = {task: row.sight for row in rows for task in task_ids(row.job_id)}
+    snapshots = {task: row.snapshot for row in rows for task in task_ids(row.job_id)}
     found, changes = dict(jobs), list[Change]()
     for job_id, job in jobs.items():
-        sight = sights.get(job_id)
-        if sight is not None and is_same_job(job, sight):
-            is_ending = sight.state in ("PENDING", "RUNNING") and sight.restarts <= job.restarts
+        snapshot = snapshots.get(job_id)
+        if snapshot is not None and is_same_job(job, snapshot):
+            is_ending = snapshot.state in ("PENDING", "RUNNING") and snapshot.restarts <= job.restarts
             if job.is_reported and is_ending and now - (job.ended or 0.0) < CONFIRMED_WITHIN_S:
                 continue
             if job.is_reported:
-                job = job.replace(is_reported=False, ended=sight.ended if sight.state == job.state else job.ended)
-            found[job_id] = _observe(job.replace(missing_since=None, given_up=False), sight, now, changes)
+                job = job.replace(is_reported=False, ended=snapshot.ended if snapshot.state == job.state else job.ended)
+            found[job_id] = _observe(job.replace(missing_since=None, given_up=False), snapshot, now, changes)
         elif not job.is_over and job.missing_since is None:
             found[job_id] = job.replace(missing_since=now)
     return Known(found, _in_order(changes))
 
 
-def take_reported_ends(jobs: Mapping[str, TrackedJob], ends: Mapping[str, Sight], now: float) -> Known:
+def take_reported_ends(jobs: Mapping[str, TrackedJob], ends: Mapping[str, AttemptSnapshot], now: float) -> Known:
     """Take the ends that jobs have reported themselves, which Slurm tells later."""
     found, changes = dict(jobs), list[Change]()
     for job_id, end in ends.items():
@@ -149,12 +149,12 @@ def compare_accounting(jobs: Mapping[str, TrackedJob], attempts: Iterable[Attemp
         if job.missing_since is None or job.is_over:
             continue
         own = own_attempts(job, by_id.get(job_id, ()))
-        if own and own[-1].sight.state in ENDS:
+        if own and own[-1].snapshot.state in ENDS:
             for index, attempt in enumerate(own):
-                sight = attempt.sight._replace(restarts=job.restarts + index)
+                snapshot = attempt.snapshot._replace(restarts=job.restarts + index)
                 if attempt is not own[-1]:  # it has ended by a requeue
-                    sight = sight._replace(state="PENDING" if sight.started is None else "RUNNING", ended=None)
-                found[job_id] = _observe(found[job_id], sight, now, changes)
+                    snapshot = snapshot._replace(state="PENDING" if snapshot.started is None else "RUNNING", ended=None)
+                found[job_id] = _observe(found[job_id], snapshot, now, changes)
         elif now - job.missing_since >= UNKNOWN_AFTER_S:
             if job.state != UNKNOWN:
                 reason = "it has left Slurm's queue, and accounting does not know its end"
@@ -164,20 +164,20 @@ def compare_accounting(jobs: Mapping[str, TrackedJob], attempts: Iterable[Attemp
     return Known(found, _in_order(changes))
 
 
-def is_same_job(job: TrackedJob, sight: Sight) -> bool:
+def is_same_job(job: TrackedJob, snapshot: AttemptSnapshot) -> bool:
     """Whether this is the tracked job, and not a later or earlier one with its id.
 
     A requeue changes the submit time, and raises the count of restarts.
     """
-    if job.submitted is None or sight.submitted is None:
+    if job.submitted is None or snapshot.submitted is None:
         return True
-    difference = sight.submitted - job.submitted
-    return abs(difference) <= SAME_TIME_S or (sight.restarts > job.restarts and difference > 0)
+    difference = snapshot.submitted - job.submitted
+    return abs(difference) <= SAME_TIME_S or (snapshot.restarts > job.restarts and difference > 0)
 
 
 def own_attempts(job: TrackedJob, attempts: Iterable[Attempt]) -> list[Attempt]:
     """Attempts of the job from the present one on, oldest first; older jobs with its id are left out."""
-    known = [(attempt.sight.submitted, attempt) for attempt in attempts]
+    known = [(attempt.snapshot.submitted, attempt) for attempt in attempts]
     own = [(time, attempt) for time, attempt in known if time is not None]
     if job.submitted is not None:
         own = [(time, attempt) for time, attempt in own if time >= job.submitted - SAME_TIME_S]
@@ -192,7 +192,7 @@ def take_figures(job: TrackedJob, attempts: Iterable[Attempt] | None, now: float
     known = [each for each in attempts or () if job.job_id in task_ids(each.job_id)]
     last = next(reversed(own_attempts(job, known)), None)
     is_last_time = job.figures_asked is not None
-    if last is not None and (last.is_complete or (is_last_time and last.sight.state in ENDS)):
+    if last is not None and (last.is_complete or (is_last_time and last.snapshot.state in ENDS)):
         return job.replace(figures=last.figures(), history=_with_ends(job.history, known))
     if not is_last_time and attempts is not None:
         return job.replace(figures_asked=now)
@@ -202,8 +202,10 @@ def take_figures(job: TrackedJob, attempts: Iterable[Attempt] | None, now: float
 
 def _with_ends(history: Sequence[Event], attempts: Iterable[Attempt]) -> tuple[Event, ...]:
     """The history, in which earlier attempts end when accounting says: Slurm may queue the job a second later."""
-    sights = [each.sight for each in attempts]
-    ends = {sight.started: sight.ended for sight in sights if None not in (sight.started, sight.ended)}
+    snapshots = [each.snapshot for each in attempts]
+    ends = {
+        snapshot.started: snapshot.ended for snapshot in snapshots if None not in (snapshot.started, snapshot.ended)
+    }
     return (
         *history[:1],
         *(
@@ -215,36 +217,36 @@ def _with_ends(history: Sequence[Event], attempts: Iterable[Attempt]) -> tuple[E
     )
 
 
-def _observe(job: TrackedJob, sight: Sight, now: float, changes: list[Change]) -> TrackedJob:
+def _observe(job: TrackedJob, snapshot: AttemptSnapshot, now: float, changes: list[Change]) -> TrackedJob:
     """Lead the job to what Slurm reports, over the states in between."""
-    is_back = sight.state == "PENDING" and job.state not in ("PENDING", UNKNOWN)
-    if sight.restarts >= job.attempt or is_back:  # `is_back`: some flags of a requeue come before its count
-        moment = sight.submitted if sight.submitted != job.submitted else None
+    is_back = snapshot.state == "PENDING" and job.state not in ("PENDING", UNKNOWN)
+    if snapshot.restarts >= job.attempt or is_back:  # `is_back`: some flags of a requeue come before its count
+        moment = snapshot.submitted if snapshot.submitted != job.submitted else None
         if job.state == "PENDING":  # it ran and was requeued between two polls
             job = _change(job, "RUNNING", None, now, changes)
             if moment is not None:  # Slurm no longer tells when it began, but it was before the requeue
                 changes[-1] = changes[-1]._replace(time=min(now, moment))
-        attempt = max(job.attempt, sight.restarts) + 1 if is_back else sight.restarts + 1
+        attempt = max(job.attempt, snapshot.restarts) + 1 if is_back else snapshot.restarts + 1
         job = job.replace(attempt=attempt, started=None, ended=None, figures=None, figures_asked=None)
         job = _change(job, "PENDING", moment, now, changes)
-    doubts = sight.state in RETURNING and job.state != sight.state
+    doubts = snapshot.state in RETURNING and job.state != snapshot.state
     doubted_since = (job.doubted_since or now) if doubts else None
     job = job.replace(
-        restarts=sight.restarts,
-        submitted=sight.submitted or job.submitted,
-        limit_s=sight.limit_s if sight.limit_s is not None else job.limit_s,
-        reason=sight.reason,
-        started=sight.started or job.started,
+        restarts=snapshot.restarts,
+        submitted=snapshot.submitted or job.submitted,
+        limit_s=snapshot.limit_s if snapshot.limit_s is not None else job.limit_s,
+        reason=snapshot.reason,
+        started=snapshot.started or job.started,
         doubted_since=doubted_since,
     )
-    if job.state == "PENDING" and job.started is not None and sight.state not in ("PENDING", "RUNNING"):
+    if job.state == "PENDING" and job.started is not None and snapshot.state not in ("PENDING", "RUNNING"):
         job = _change(job, "RUNNING", job.started, now, changes)
-    if sight.state == job.state or (doubted_since is not None and now - doubted_since < RETURNS_WITHIN_S):
+    if snapshot.state == job.state or (doubted_since is not None and now - doubted_since < RETURNS_WITHIN_S):
         return job
-    if sight.state == "RUNNING":
+    if snapshot.state == "RUNNING":
         started = job.started if job.state == "PENDING" else None
         return _change(job.replace(ended=None), "RUNNING", started, now, changes)
-    return _change(job.replace(ended=sight.ended), sight.state, sight.ended, now, changes)
+    return _change(job.replace(ended=snapshot.ended), snapshot.state, snapshot.ended, now, changes)
 
 
 def _change(job: TrackedJob, state: str, time: float | None, now: float, changes: list[Change]) -> TrackedJob:

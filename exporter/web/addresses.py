@@ -66,7 +66,7 @@ def open_sockets(hosts: Sequence[str], port: int) -> list[socket.socket]:
     raise AssertionError("unreachable")
 
 
-class Door(NamedTuple):
+class Listener(NamedTuple):
     """A listening socket of a page, with TLS or without."""
 
     listening: socket.socket

@@ -41,7 +41,7 @@ LOCAL = "this node"  # peer of all loopback connections
 log = logging.getLogger("gpujob.web")
 
 
-class _Visitor(NamedTuple):
+class _OpenConnection(NamedTuple):
     """One open connection."""
 
     connection: socket.socket
@@ -58,7 +58,7 @@ def name_peer(host: str | None) -> str:
     return LOCAL if (mapped or address).is_loopback else str(mapped or address)
 
 
-def choose_crowd(peers: Sequence[str], newcomer: str) -> str | None:
+def choose_evicted(peers: Sequence[str], newcomer: str) -> str | None:
     """Peer whose oldest connection must close for a new one; None within all limits.
 
     One at its own limit gives up one of its own. If all other nodes together are at theirs, the one with the most
@@ -73,14 +73,14 @@ def choose_crowd(peers: Sequence[str], newcomer: str) -> str | None:
     return max(counts, key=counts.__getitem__)
 
 
-class Entrance(socket.socket):
+class LimitedListener(socket.socket):
     """A listening socket that closes an old connection for a new one beyond the limits.
 
     Closing the one that has waited longest, rather than refusing the newest, lets a scrape in while a flood lasts:
     its request is read at once. It works on sockets, since a TLS handshake comes before any protocol.
     """
 
-    def __init__(self, listening: socket.socket, server: web.Server, visitors: dict[object, _Visitor]) -> None:
+    def __init__(self, listening: socket.socket, server: web.Server, visitors: dict[object, _OpenConnection]) -> None:
         """``visitors`` are the connections of all entrances by address and port, oldest first."""
         super().__init__(fileno=listening.detach())
         self._server = server
@@ -103,10 +103,10 @@ class Entrance(socket.socket):
             self._close_one_of(Counter(peers).most_common(1)[0][0], "no descriptor is left")
             raise BlockingIOError(errno.EAGAIN, "its descriptor is free in the next round") from error
         peer = name_peer(address[0])
-        crowd = choose_crowd(peers, peer)
+        crowd = choose_evicted(peers, peer)
         if crowd is not None:
             self._close_one_of(crowd, "there are too many")
-        self._visitors[address] = _Visitor(connection, peer)
+        self._visitors[address] = _OpenConnection(connection, peer)
         return connection, address
 
     def _close_one_of(self, peer: str, reason: str) -> None:
@@ -238,7 +238,7 @@ async def serve(
     server = runner.server
     if server is None:
         raise RuntimeError("the runner is not set up")
-    loop, visitors, listening = asyncio.get_running_loop(), dict[object, _Visitor](), list(listening)
+    loop, visitors, listening = asyncio.get_running_loop(), dict[object, _OpenConnection](), list(listening)
     if any(context is not None for _, context in listening):
         from asyncio.sslproto import SSLProtocol  # lazy: OpenSSL takes 8 MiB
 
@@ -246,7 +246,7 @@ async def serve(
     return [
         await loop.create_server(
             lambda: Connection(server),
-            sock=Entrance(place, server, visitors),
+            sock=LimitedListener(place, server, visitors),
             backlog=ACCEPTS_AT_ONCE,
             ssl=context,
             ssl_handshake_timeout=None if context is None else HEADERS_S,

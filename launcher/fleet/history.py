@@ -8,7 +8,7 @@ from exporter.slurm.accounting import Attempt, Figures, gpu_counts, tres
 from exporter.slurm.commands_reader import SlurmReader
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.sources.hub_reader import HubJob
-from exporter.slurm.sources.shared_look_reader import read_history_look
+from exporter.slurm.sources.shared_answers_reader import read_shared_history
 from exporter.slurm.states import ENDS
 from exporter.slurm.tracking import UNKNOWN
 from exporter.slurm.usage import UsageRow
@@ -40,7 +40,7 @@ def read_ended(
 
     Those who ``watch`` share an answer of accounting.
     """
-    ask: _Ask = (lambda since, _until=None: read_history_look(slurm, environ, since)) if watch else slurm.history
+    ask: _Ask = (lambda since, _until=None: read_shared_history(slurm, environ, since)) if watch else slurm.history
     history = read_history(slurm, environ, since)
     if history is None:
         return Ended(tuple(ended_rows(ask(since), queue)), ACCOUNTING)
@@ -52,7 +52,7 @@ def read_ended(
     for job in sorted(history.jobs, key=lambda job: job.submitted or 0.0):
         ended, listed = job.ended, in_queue.get(job.job_id)
         is_shown = job.state in ENDS and ended is not None and ended >= max(since, history.covers_since)
-        if is_shown and (listed is None or listed.sight.ended == ended):
+        if is_shown and (listed is None or listed.snapshot.ended == ended):
             found[job.job_id] = job.row() if listed is None else listed, job.figures
     return Ended(tuple(found.values()), _source(history, since))
 
@@ -64,9 +64,9 @@ def read_used(slurm: SlurmReader, since: float, until: float, environ: Mapping[s
         return Used(_with_idle(slurm.usage_since(since), since, environ), ACCOUNTING)
     begin, rows = float(int(since)), list[UsageRow]()  # whole seconds, as sacct counts them
     for row, attempt in _read_rest(slurm.history, history, since):
-        sight = attempt.sight
-        if sight.started is not None:
-            cut_s = max(0.0, begin - sight.started)
+        snapshot = attempt.snapshot
+        if snapshot.started is not None:
+            cut_s = max(0.0, begin - snapshot.started)
             rows.append(_usage_row(row, attempt.cpus, max(0.0, attempt.elapsed_s - cut_s)))
     for job in history.jobs:
         row = job.row()
@@ -94,7 +94,7 @@ def _with_idle(rows: Iterable[UsageRow], since: float, environ: Mapping[str, str
 
 
 def _usage_row(row: QueueRow, cpus: int, elapsed_s: float, idle_s: float | None = None) -> UsageRow:
-    known = (row.job_id, row.user, row.account, row.partition, row.sight.state)
+    known = (row.job_id, row.user, row.account, row.partition, row.snapshot.state)
     return UsageRow(*known, elapsed_s, cpus, gpu_counts(row.resources), row.name, idle_s)
 
 
@@ -121,10 +121,12 @@ def _read_rest(ask: _Ask, history: History, since: float) -> list[tuple[QueueRow
     found = list[tuple[QueueRow, Attempt]]()
     if since < history.covers_since:
         pairs = ask(since, history.covers_since)
-        found += [pair for pair in pairs if (pair[1].sight.ended or history.covers_since) < history.covers_since]
+        found += [pair for pair in pairs if (pair[1].snapshot.ended or history.covers_since) < history.covers_since]
     if not history.is_of_hub:
         pairs = ask(max(since, history.covers_until))
-        found += [pair for pair in pairs if pair[1].sight.ended is None or pair[1].sight.ended >= history.covers_until]
+        found += [
+            pair for pair in pairs if pair[1].snapshot.ended is None or pair[1].snapshot.ended >= history.covers_until
+        ]
     return found
 
 

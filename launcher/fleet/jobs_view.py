@@ -64,7 +64,7 @@ class Job(NamedTuple):
 
     @property
     def state(self) -> str:
-        return self.row.sight.state
+        return self.row.snapshot.state
 
     @property
     def has_ended(self) -> bool:
@@ -77,15 +77,15 @@ class Job(NamedTuple):
     def elapsed_s(self, now: float) -> float | None:
         if self.figures is not None and self.figures.elapsed_s is not None:
             return self.figures.elapsed_s
-        sight = self.row.sight
-        return None if sight.started is None else max(0.0, (sight.ended or now) - sight.started)
+        snapshot = self.row.snapshot
+        return None if snapshot.started is None else max(0.0, (snapshot.ended or now) - snapshot.started)
 
     def margin_s(self, now: float) -> float | None:
         """Time between the forecast end and the time limit; negative if the job will miss it."""
-        sight, eta = self.row.sight, self.run.eta if self.run is not None else None
-        if sight.started is None or sight.ended is not None or sight.limit_s is None:
+        snapshot, eta = self.row.snapshot, self.run.eta if self.run is not None else None
+        if snapshot.started is None or snapshot.ended is not None or snapshot.limit_s is None:
             return None
-        return None if eta is None or eta.seconds is None else sight.started + sight.limit_s - now - eta.seconds
+        return None if eta is None or eta.seconds is None else snapshot.started + snapshot.limit_s - now - eta.seconds
 
     @property
     def gpu_idle_ratio(self) -> float | None:
@@ -128,8 +128,8 @@ def _number(job_id: str) -> int:
 
 
 SORTS: Mapping[str, Callable[[Job], tuple[object, ...]]] = {
-    "submitted": lambda job: (-(job.row.sight.submitted or 0.0),),
-    "started": lambda job: (-(job.row.sight.started or 0.0),),
+    "submitted": lambda job: (-(job.row.snapshot.submitted or 0.0),),
+    "started": lambda job: (-(job.row.snapshot.started or 0.0),),
     "name": lambda job: (job.row.name,),
     "job": lambda job: (_number(job.row.job_id),),
     "state": lambda job: (job.state,),
@@ -147,8 +147,8 @@ class Filters(NamedTuple):
     def fits(self, row: QueueRow) -> bool:
         return (
             (not self.partitions or not self.partitions.isdisjoint(row.partition.split(",")))
-            and (not self.states or row.sight.state in self.states)
-            and (self.since is None or row.sight.ended is None or row.sight.ended >= self.since)
+            and (not self.states or row.snapshot.state in self.states)
+            and (self.since is None or row.snapshot.ended is None or row.snapshot.ended >= self.since)
         )
 
 
@@ -159,7 +159,7 @@ def ended_rows(
 
     Those that the queue still has keep the queue's row, which knows more.
     """
-    in_order = sorted(attempts, key=lambda pair: pair[1].sight.submitted or 0.0)
+    in_order = sorted(attempts, key=lambda pair: pair[1].snapshot.submitted or 0.0)
     last: dict[str, tuple[QueueRow, Attempt]] = {}
     restarts = Counter[str]()
     for pair in in_order:
@@ -170,9 +170,9 @@ def ended_rows(
     found = []
     for task, (known, attempt) in last.items():
         row = shown.get(task)
-        is_same = row is not None and row.sight.state in ENDS and row.sight.ended == attempt.sight.ended
-        if attempt.sight.state in ENDS and (row is None or is_same):
-            own = known._replace(job_id=task, sight=attempt.sight._replace(restarts=restarts[task]))
+        is_same = row is not None and row.snapshot.state in ENDS and row.snapshot.ended == attempt.snapshot.ended
+        if attempt.snapshot.state in ENDS and (row is None or is_same):
+            own = known._replace(job_id=task, snapshot=attempt.snapshot._replace(restarts=restarts[task]))
             found.append((row if row is not None and is_same else own, attempt.figures()))
     return found
 
@@ -182,13 +182,13 @@ def shown_jobs(jobs: Iterable[Job], *, ended_too: bool) -> list[Job]:
 
     The newest comes first.
     """
-    newest = sorted(jobs, key=lambda job: job.row.sight.submitted or 0.0, reverse=True)
+    newest = sorted(jobs, key=lambda job: job.row.snapshot.submitted or 0.0, reverse=True)
     if ended_too or not newest:
         return newest
     has_ended = [job.has_ended for job in newest]
     unfinished = {job.run_id for job, ended in zip(newest, has_ended, strict=True) if not ended}
     wanted = [job for job, ended in zip(newest, has_ended, strict=True) if not ended or job.run_id in unfinished]
-    return wanted or [max(newest, key=lambda job: job.row.sight.ended or 0.0)]
+    return wanted or [max(newest, key=lambda job: job.row.snapshot.ended or 0.0)]
 
 
 def rows_of_run(rows: Iterable[QueueRow], names: Mapping[str, str]) -> list[QueueRow]:
@@ -246,15 +246,17 @@ def render_jobs(
     lines = render_table(
         head, rows, optional=optional, width=None if verbose else width, left_out=LEFT_OUT, least_widths=LEAST_WIDTHS
     )
-    reasons = [job.row.sight.reason for job in jobs if job.row.sight.reason and "PENDING" in (job.state, *job.tasks)]
+    reasons = [
+        job.row.snapshot.reason for job in jobs if job.row.snapshot.reason and "PENDING" in (job.state, *job.tasks)
+    ]
     notes = [printable_line(line) for line in advice_lines(reasons)]
     return [*lines, *([""] if notes else []), *notes]
 
 
 def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[str, ...]:
-    row, sight, run = job.row, job.row.sight, job.run
+    row, snapshot, run = job.row, job.row.snapshot, job.run
     figures = job.figures or NOT_MEASURED
-    submitted = "-" if sight.submitted is None else f"{duration_text(max(0.0, now - sight.submitted))} ago"
+    submitted = "-" if snapshot.submitted is None else f"{duration_text(max(0.0, now - snapshot.submitted))} ago"
     memory, asked = figures.memory_bytes, figures.memory_requested_bytes
     cells: tuple[str, ...] = (
         row.name,
@@ -274,12 +276,12 @@ def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[
     if verbose:
         from exporter.gpus.analysis.node_status import energy_text  # lazy: a tenth of the time without it
 
-        limit = "none" if sight.limit_s is None else duration_text(sight.limit_s)
+        limit = "none" if snapshot.limit_s is None else duration_text(snapshot.limit_s)
         elapsed = "-" if job.tasks else duration_text(job.elapsed_s(now))
         cells += (row.user, row.partition or "-", row.account, row.qos, row.nodes, elapsed, limit)
         cells += (_percent(job.gpu_idle_ratio), energy_text(job.energy_j))
         cells += (
-            str(sight.restarts + 1),
+            str(snapshot.restarts + 1),
             figures.exit_code or "-",
             row.dependency,
             row.resources or "-",
@@ -300,16 +302,16 @@ def margin_text(margin_s: float | None) -> str:
 
 
 def _state_text(job: Job, now: float) -> str:
-    sight, start = job.row.sight, job.row.expected_start
-    reason = f" ({sight.reason})" if sight.reason else ""
+    snapshot, start = job.row.snapshot, job.row.expected_start
+    reason = f" ({snapshot.reason})" if snapshot.reason else ""
     if job.tasks:
         return ", ".join(
             f"{count} {state}{reason if state == 'PENDING' else ''}" for state, count in sorted(job.tasks.items())
         )
-    if sight.state != "PENDING":
-        return sight.state
+    if snapshot.state != "PENDING":
+        return snapshot.state
     return (
-        sight.state
+        snapshot.state
         + reason
         + (f", start in {duration_text(start - now)}" if start and 0 < start - now < MOST_FORECAST_S else "")
     )
@@ -351,21 +353,21 @@ def _run_json(jobs: Sequence[Job], now: float, prices: Prices | None) -> JsonVal
     return {
         "run_name": jobs[0].row.name if jobs[0].pipeline is None else jobs[0].pipeline.name,
         "status": state.lower(),
-        "submitted_at": _iso_text(jobs[0].row.sight.submitted),
+        "submitted_at": _iso_text(jobs[0].row.snapshot.submitted),
         "jobs": [_job_json(job, now, prices) for job in jobs],
     }
 
 
 def _job_json(job: Job, now: float, prices: Prices | None) -> JsonValue:
-    row, sight, run = job.row, job.row.sight, job.run
+    row, snapshot, run = job.row, job.row.snapshot, job.run
     cpus, memory = tres(row.resources, "cpu"), tres(row.resources, "mem")
     gpus = gpu_counts(row.resources)
     cost, price = job.cost(prices, now), job.price_per_hour(prices)
     return {
         "job_name": row.name,
         "job_id": row.job_id,
-        "status": sight.state.lower(),
-        "reason": sight.reason,
+        "status": snapshot.state.lower(),
+        "reason": snapshot.reason,
         "backend": job.backend,
         "region": row.partition,
         "resources": {
@@ -378,11 +380,11 @@ def _job_json(job: Job, now: float, prices: Prices | None) -> JsonValue:
         "qos": row.qos or None,
         "nodes": row.nodes or None,
         "dependency": row.dependency or None,
-        "attempt": sight.restarts + 1,
-        "limit_s": sight.limit_s,
+        "attempt": snapshot.restarts + 1,
+        "limit_s": snapshot.limit_s,
         "expected_start": _iso_text(row.expected_start),
-        "started_at": _iso_text(sight.started),
-        "ended_at": _iso_text(sight.ended),
+        "started_at": _iso_text(snapshot.started),
+        "ended_at": _iso_text(snapshot.ended),
         "progress": None if run is None else _progress_json(run),
         "eta_s": None if run is None or run.eta is None else run.eta.seconds,
         "margin_s": job.margin_s(now),

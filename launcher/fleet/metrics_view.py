@@ -104,10 +104,10 @@ def report_metrics(report: Report) -> JobMetrics:
 
 def running_metrics(row: QueueRow, use: RunningUse, now: float) -> JobMetrics:
     """A running job of Slurm; nothing is known of its GPUs but their number."""
-    elapsed_s = None if row.sight.started is None else now - row.sight.started
+    elapsed_s = None if row.snapshot.started is None else now - row.snapshot.started
     metrics = Metrics(
         row.name,
-        row.sight.state,
+        row.snapshot.state,
         use.cpu_s / elapsed_s if use.cpu_s is not None and elapsed_s else None,
         use.memory_bytes,
         tres(row.resources, "mem"),
@@ -118,21 +118,21 @@ def running_metrics(row: QueueRow, use: RunningUse, now: float) -> JobMetrics:
 
 def ended_metrics(attempts: Sequence[Attempt]) -> JobMetrics:
     """The last attempt of each task of a job by the accounting: means of the CPU, peaks of the memory."""
-    last = {attempt.job_id: attempt for attempt in sorted(attempts, key=lambda each: each.sight.submitted or 0.0)}
+    last = {attempt.job_id: attempt for attempt in sorted(attempts, key=lambda each: each.snapshot.submitted or 0.0)}
     rows = []
     for attempt in last.values():
         figures = attempt.figures()
         rows.append(
             Metrics(
                 attempt.name if len(last) == 1 else attempt.job_id,
-                attempt.sight.state,
+                attempt.snapshot.state,
                 None if figures.cpu_ratio is None else figures.cpu_ratio * attempt.cpus,
                 figures.memory_bytes,
                 figures.memory_requested_bytes,
                 gpus_allocated=sum(gpu_counts(attempt.resources).values()) or None,
             )
         )
-    ends = [attempt.sight.ended for attempt in last.values() if attempt.sight.ended is not None]
+    ends = [attempt.snapshot.ended for attempt in last.values() if attempt.snapshot.ended is not None]
     return JobMetrics(SACCT, max(ends, default=None), tuple(rows))
 
 

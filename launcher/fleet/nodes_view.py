@@ -82,7 +82,7 @@ def known_nodes(
     """The nodes with the jobs of the queue, None if it is unknown, and the worst health of the last day."""
     jobs: dict[str, list[str]] = {}
     for row in queue or ():
-        if row.sight.started is not None and row.sight.ended is None:
+        if row.snapshot.started is not None and row.snapshot.ended is None:
             for name in _hosts(row.nodes):
                 jobs.setdefault(name, []).append(row.job_id)
     health: dict[str, NodeHealth] = {}

@@ -11,8 +11,8 @@ from exporter.contract import run_files
 from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import read_manifest
 from exporter.contract.records import NOTHING
-from exporter.slurm.queue import QueueRow, Sight
-from exporter.slurm.sources.look_file_reader import configured_cluster
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
+from exporter.slurm.sources.cached_answers_reader import configured_cluster
 from exporter.slurm.states import array_of
 from launcher.errors import LauncherError
 from launcher.registry.entries import LOCAL_PREFIX, PIPELINE_PREFIX, JobEntry, read_own_entries
@@ -184,13 +184,15 @@ def _read_local(entry: JobEntry) -> QueueRow:
         unfinished = next((state for state in reversed(UNFINISHED) if state in states), None)
         worst = next((state for state in states if state != "COMPLETED"), "COMPLETED")
         ended = None if unfinished else read_last_end(run_dir, record)
-        return QueueRow(entry.job_id, Sight(unfinished or worst, entry.submitted, ended=ended), entry.job_name, None)
+        return QueueRow(
+            entry.job_id, AttemptSnapshot(unfinished or worst, entry.submitted, ended=ended), entry.job_name, None
+        )
     manifest, report = read_manifest(run_dir), read_report(run_dir)
     orchestrator = OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE) or OrchestratorRecord()
     gpus = sum(len(task.gpus) for task in manifest.tasks)
     return QueueRow(
         entry.job_id,
-        Sight(
+        AttemptSnapshot(
             JobClient(run_dir).read_state(),
             entry.submitted,
             orchestrator.start,
@@ -208,7 +210,7 @@ def _read_local(entry: JobEntry) -> QueueRow:
 def read_ended_runs(environ: Mapping[str, str], since: float) -> list[QueueRow]:
     """Jobs of this user that have ended since then, from their reports: for a cluster without accounting."""
     entries = [entry for entry in read_own_entries(environ) if not entry.job_id.startswith(LOCAL_PREFIX)]
-    return [row for row in read_reported(entries) if row.sight.ended is not None and row.sight.ended >= since]
+    return [row for row in read_reported(entries) if row.snapshot.ended is not None and row.snapshot.ended >= since]
 
 
 def read_reported(entries: Iterable[JobEntry]) -> list[QueueRow]:
@@ -222,11 +224,11 @@ def _read_reported(entry: JobEntry) -> QueueRow | None:
     report = read_report(Path(entry.run_dir))
     if report is None or report.requeued:
         return None
-    sight = Sight(report.state, entry.submitted, report.start, report.end, report.attempt)
+    snapshot = AttemptSnapshot(report.state, entry.submitted, report.start, report.end, report.attempt)
     gpus = 0 if report.gpus is None else report.gpus.count
     resources = f"gres/gpu={gpus}" if gpus else ""
     output = f"{entry.run_dir}/log.out"
-    return QueueRow(entry.job_id, sight, entry.job_name, output, resources=resources, user=entry.user)
+    return QueueRow(entry.job_id, snapshot, entry.job_name, output, resources=resources, user=entry.user)
 
 
 def read_within(items: Iterable[T], read: Callable[[T], V], deadline_s: float = DEADLINE_S) -> list[tuple[T, V]]:

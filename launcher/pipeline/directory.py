@@ -22,7 +22,7 @@ from launcher.sweep.directory import (
     has_reports,
     read_last_report,
     read_point_states,
-    sights_of_tasks,
+    snapshots_of_tasks,
 )
 from launcher.sweep.directory import read_record as read_sweep
 from launcher.watch.view import JobClient
@@ -125,10 +125,10 @@ def _sweep_state(
     part: PipelinePart, record: SweepRecord, rows: Sequence[QueueRow], before: Mapping[str, PartState]
 ) -> PartState:
     """The state of a sweep: that of its points if it is one, else the first one that matters."""
-    queue = sights_of_tasks(rows)
+    queue = snapshots_of_tasks(rows)
     states = [point.state for point in read_point_states(Path(part.run_dir), record, queue)]
-    never = {task for row in rows if row.sight.reason == NEVER for task in task_ids(row.job_id)}
-    reason = next((row.sight.reason for row in rows if row.sight.state == "PENDING"), None)
+    never = {task for row in rows if row.snapshot.reason == NEVER for task in task_ids(row.job_id)}
+    reason = next((row.snapshot.reason for row in rows if row.snapshot.state == "PENDING"), None)
     failed = next((state for state in states if state not in ("COMPLETED", *UNFINISHED)), None)
     needs: tuple[str, ...] = ()
     if never and never == queue.keys():
@@ -150,11 +150,11 @@ def _sweep_state(
 def _part_state(
     part: PipelinePart, report: Report | None, row: QueueRow | None, before: Mapping[str, PartState]
 ) -> PartState:
-    if row is not None and (report is None or is_queued_again(row.sight, report.attempt, requeued=report.requeued)):
-        is_pending = row.sight.state == "PENDING"
-        state = "RUNNING" if not is_pending else NEVER_STATE if row.sight.reason == NEVER else "PENDING"
+    if row is not None and (report is None or is_queued_again(row.snapshot, report.attempt, requeued=report.requeued)):
+        is_pending = row.snapshot.state == "PENDING"
+        state = "RUNNING" if not is_pending else NEVER_STATE if row.snapshot.reason == NEVER else "PENDING"
         needs = unmet_needs(part.after, before) if state == NEVER_STATE else ()
-        return PartState(part.name, part.job_id, part.run_dir, state, part.after, row.sight.reason, needs)
+        return PartState(part.name, part.job_id, part.run_dir, state, part.after, row.snapshot.reason, needs)
     found = report or JobClient(Path(part.run_dir)).report()  # Slurm knows ends without a report
     return PartState(
         *(part.name, part.job_id, part.run_dir, found.state, part.after),

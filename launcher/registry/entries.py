@@ -15,7 +15,7 @@ from exporter.contract import run_files
 from exporter.contract.budget import Budget
 from exporter.contract.records import Record, RecordError
 from exporter.contract.user_state import make_private_folder, user_state_folder
-from exporter.slurm.sources.look_file_reader import configured_cluster
+from exporter.slurm.sources.cached_answers_reader import configured_cluster
 from launcher.errors import LauncherError
 from launcher.rundir.cluster_file import find_registry_dir
 

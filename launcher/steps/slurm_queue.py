@@ -8,10 +8,10 @@ from typing import NamedTuple
 from exporter.contract import run_files
 from exporter.contract.report import Report
 from exporter.slurm.commands_reader import SlurmUnansweredError
-from exporter.slurm.queue import QueueRow, Sight, part_rows
-from exporter.slurm.sources.look_file_reader import QueueLook
+from exporter.slurm.queue import AttemptSnapshot, QueueRow, part_rows
+from exporter.slurm.sources.cached_answers_reader import QueueAnswer
 from exporter.slurm.sources.rest_reader import slurm_reader
-from exporter.slurm.sources.shared_look_reader import LEAST_S, LOOK_S, read_queue_look
+from exporter.slurm.sources.shared_answers_reader import LEAST_S, QUEUE_MAX_AGE_S, read_shared_queue
 from exporter.slurm.states import ENDS, RETURNING
 from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.rundir.job_ids import job_id_of
@@ -30,7 +30,7 @@ class QueueState(NamedTuple):
     restarts: int = 0  # how often Slurm has requeued it
 
 
-def is_queued_again(at: QueueState | Sight | None, attempt: int, *, requeued: bool | None) -> bool:
+def is_queued_again(at: QueueState | AttemptSnapshot | None, attempt: int, *, requeued: bool | None) -> bool:
     """Whether the queue has the job for an attempt after this one, which has ``requeued`` the job itself or not.
 
     While the next attempt starts it is running for Slurm, which has counted the restart, but has written nothing yet.
@@ -57,10 +57,10 @@ def read_unfinished(user: str, cluster: str | None, since: float) -> tuple[Queue
     return unfinished(look)
 
 
-def _read_look(user: str, cluster: str | None, since: float) -> QueueLook:
+def _read_look(user: str, cluster: str | None, since: float) -> QueueAnswer:
     """The queue, by an answer of after the beginning of this command. Raises SlurmUnansweredError."""
     least_s = LEAST_S if since > _BEGAN else 0.0
-    return read_queue_look(
+    return read_shared_queue(
         slurm_reader(user, cluster, os.environ), os.environ, since=max(since, _BEGAN), least_s=least_s
     )
 
@@ -71,15 +71,15 @@ def usable_since(moment: float) -> float:
     return min(moment, now) if moment < now + MOST_AHEAD_S else 0.0
 
 
-def unusable(look: QueueLook, since: float) -> str | None:
+def unusable(look: QueueAnswer, since: float) -> str | None:
     """Why an answer says nothing; None if it does."""
     if look.problem is None and (look.as_of or 0.0) < since:
         return f"{look.source} has not been asked since then"
     return look.problem
 
 
-def unfinished(look: QueueLook) -> tuple[QueueRow, ...]:
-    return tuple(row for row in look.rows if row.sight.state not in ENDS)
+def unfinished(look: QueueAnswer) -> tuple[QueueRow, ...]:
+    return tuple(row for row in look.rows if row.snapshot.state not in ENDS)
 
 
 class SlurmQueue:
@@ -104,7 +104,7 @@ class SlurmQueue:
         """Return the state, read again when there may be another answer."""
         if time.monotonic() < self._next_at:
             return self._state
-        since, wait_s = usable_since(self._since), LOOK_S
+        since, wait_s = usable_since(self._since), QUEUE_MAX_AGE_S
         try:
             look = _read_look(self._user, self._cluster, since)
         except SlurmUnansweredError:
@@ -115,11 +115,11 @@ class SlurmQueue:
             else:
                 found = part_rows(unfinished(look), self._job_id)
                 # of the components of a heterogeneous job the first one has the batch step
-                first = found[0].sight if found else Sight("")
+                first = found[0].snapshot if found else AttemptSnapshot("")
                 self._state = QueueState(first.state, first.reason, first.restarts)
             if (look.as_of or 0.0) < since or look.is_of_hub:
                 wait_s = READ_INTERVAL_S
             else:
-                wait_s = min(max(look.tried + LOOK_S - time.time(), READ_INTERVAL_S), LOOK_S)
+                wait_s = min(max(look.tried + QUEUE_MAX_AGE_S - time.time(), READ_INTERVAL_S), QUEUE_MAX_AGE_S)
         self._next_at = time.monotonic() + wait_s
         return self._state

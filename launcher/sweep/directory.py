@@ -13,7 +13,7 @@ from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import JsonObject, JsonValue, Record, RecordError, to_json
 from exporter.contract.report import Report
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.states import array_of, task_ids
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.inputs import KnownEnds
@@ -117,7 +117,7 @@ def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
 
 
 def read_point_states(
-    sweep_dir: Path, record: SweepRecord, queue: Mapping[str, Sight] | None = None
+    sweep_dir: Path, record: SweepRecord, queue: Mapping[str, AttemptSnapshot] | None = None
 ) -> tuple[PointState, ...]:
     """The state of every point now.
 
@@ -163,12 +163,12 @@ def read_last_end(sweep_dir: Path, record: SweepRecord) -> float | None:
     return max((report.end for report in reports if report is not None and report.end is not None), default=None)
 
 
-def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, Sight] | None:
+def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, AttemptSnapshot] | None:
     """What the queue says, by task id (``4459_3``), out of a hub or the shared answer; None if it is not known.
 
     An answer counts if it is not older than the last submission and the last end of a point that is requeued.
     """
-    found: dict[str, Sight] = {}
+    found: dict[str, AttemptSnapshot] = {}
     wanted = {array.job_id for array in record.arrays}
     since = max((last_end, *(array.submitted for array in record.arrays)))
     for cluster in dict.fromkeys(array.cluster for array in record.arrays):
@@ -176,13 +176,13 @@ def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, Sight] 
             rows = read_unfinished(str(record.submission.get("user") or user_name()), cluster, since)
         except SlurmUnansweredError:
             return None
-        found |= sights_of_tasks(row for row in rows if array_of(row.job_id) in wanted)
+        found |= snapshots_of_tasks(row for row in rows if array_of(row.job_id) in wanted)
     return found
 
 
-def read_queue(arrays: Sequence[SweepArray]) -> dict[str, Sight] | None:
+def read_queue(arrays: Sequence[SweepArray]) -> dict[str, AttemptSnapshot] | None:
     """The same of right now, for commands that submit or cancel tasks; None if squeue does not answer."""
-    found: dict[str, Sight] = {}
+    found: dict[str, AttemptSnapshot] = {}
     for cluster in dict.fromkeys(array.cluster for array in arrays):
         try:
             rows = SlurmReader(None, cluster, os.environ).queue_of(
@@ -190,16 +190,16 @@ def read_queue(arrays: Sequence[SweepArray]) -> dict[str, Sight] | None:
             )
         except SlurmUnansweredError:
             return None
-        found |= sights_of_tasks(rows)
+        found |= snapshots_of_tasks(rows)
     return found
 
 
-def sights_of_tasks(rows: Iterable[QueueRow]) -> dict[str, Sight]:
+def snapshots_of_tasks(rows: Iterable[QueueRow]) -> dict[str, AttemptSnapshot]:
     """What the queue says of each task, also of those that wait together."""
-    return {task: row.sight for row in rows for task in task_ids(row.job_id)}
+    return {task: row.snapshot for row in rows for task in task_ids(row.job_id)}
 
 
-def require_queue(sweep_dir: Path, record: SweepRecord) -> dict[str, Sight]:
+def require_queue(sweep_dir: Path, record: SweepRecord) -> dict[str, AttemptSnapshot]:
     """Read the queue for all arrays. Raises SlurmError if squeue does not answer."""
     queue = read_queue(record.arrays)
     if queue is None:
@@ -229,20 +229,20 @@ def _point_outcome(
     record: SweepRecord,
     point: SweepPoint,
     report: Report | None,
-    queue: Mapping[str, Sight] | None,
+    queue: Mapping[str, AttemptSnapshot] | None,
 ) -> PointState:
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
-    sight = (queue or {}).get(job_id)
-    if report is not None and not is_queued_again(sight, report.attempt, requeued=report.requeued):
+    snapshot = (queue or {}).get(job_id)
+    if report is not None and not is_queued_again(snapshot, report.attempt, requeued=report.requeued):
         return _point_state(point, report.state, job_id, run_dir, report)
     began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
         state = JobClient(run_dir).read_view().state
     elif queue is None:
         state = "UNKNOWN"
-    elif sight is not None:
-        state = "PENDING" if sight.state == "PENDING" else "RUNNING"
+    elif snapshot is not None:
+        state = "PENDING" if snapshot.state == "PENDING" else "RUNNING"
     else:
         state = "UNKNOWN" if began else MISSING
     past = KnownEnds(is_past=True)

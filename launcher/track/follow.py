@@ -10,9 +10,9 @@ from exporter.contract.records import RecordError
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
+from exporter.slurm.sources.cached_answers_reader import QueueAnswer
 from exporter.slurm.sources.hub_reader import HubJob
-from exporter.slurm.sources.look_file_reader import QueueLook
-from exporter.slurm.sources.shared_accounting_reader import SharedAccounting, Wanted
+from exporter.slurm.sources.shared_accounting_reader import AccountingRequest, SharedAccounting
 from exporter.slurm.states import array_of
 from exporter.slurm.tracking import (
     ACCOUNTING_LAG_S,
@@ -47,7 +47,7 @@ class Follower:
     def __init__(
         self,
         accounting: SharedAccounting,
-        read_queue: Callable[[float], QueueLook],
+        read_queue: Callable[[float], QueueAnswer],
         read_jobs: Callable[[str, Sequence[str]], Iterable[HubJob]],
         state: TrackState | None,
         start: Callable[[tuple[QueueRow, ...]], TrackState],
@@ -127,11 +127,11 @@ class Follower:
     def _poll(self, now: float) -> None:
         self._poll_at = now + self._interval_s
         try:
-            look = self._read_queue(now if self.state is None else now - self._most_age_s)
-            if look.problem is not None:
-                command, _, problem = look.problem.partition(" ")
+            answer = self._read_queue(now if self.state is None else now - self._most_age_s)
+            if answer.problem is not None:
+                command, _, problem = answer.problem.partition(" ")
                 raise SlurmUnansweredError(command, problem)
-            rows, as_of = look.rows, look.as_of or now
+            rows, as_of = answer.rows, answer.as_of or now
             state = self.state or self._save(self._start(rows))  # before the first report, if it cannot be written
         except SlurmUnansweredError as error:
             if self.state is None and error.is_local:
@@ -139,7 +139,7 @@ class Follower:
             self._poll_at = self._note_failure(error)
             return
         self._note_answer("squeue")
-        self._hub = look.source if look.is_of_hub else None
+        self._hub = answer.source if answer.is_of_hub else None
         self._known_at, polls = now, state.polls + 1
         known = compare_queue(state.jobs, rows, now) if as_of >= self._as_of else Known(state.jobs)
         self._as_of = max(as_of, self._as_of)
@@ -211,7 +211,7 @@ class Follower:
             if (each := known.get(job.job_id)) is not None
             and each.figures is not None
             and each.attempt == job.attempt
-            and is_same_job(job, each.row().sight)
+            and is_same_job(job, each.row().snapshot)
         }
         self._hub_wait_s = HUB_RETRY_S if measured else min(2 * self._hub_wait_s, self._interval_s)
         self._hub_at = now + self._hub_wait_s
@@ -226,14 +226,14 @@ class Follower:
                 if job.figures is not None:
                     self._write(run_log.compute_metrics(now, job))
 
-    def _questions(self, jobs: Iterable[TrackedJob], now: float) -> dict[str, Wanted]:
+    def _questions(self, jobs: Iterable[TrackedJob], now: float) -> dict[str, AccountingRequest]:
         """What to ask: one question covers all tasks of an array."""
-        found: dict[str, Wanted] = {}
+        found: dict[str, AccountingRequest] = {}
         for job in jobs:
             since = max(0.0, min(job.submitted or 0.0, now) - EARLIER_S)
             at, array = self._wanted[job.job_id], array_of(job.job_id)
-            other = found.get(array, Wanted(at, since))
-            found[array] = Wanted(max(at, other.at), min(since, other.since))
+            other = found.get(array, AccountingRequest(at, since))
+            found[array] = AccountingRequest(max(at, other.at), min(since, other.since))
         return found
 
     def _note_failure(self, error: SlurmUnansweredError) -> float:

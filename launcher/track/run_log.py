@@ -109,7 +109,7 @@ def all_complete(now: float, state: TrackState, noun: str) -> str:
         if job.state != "COMPLETED":
             what = f"{job.state} ({job.reason})" if job.reason else job.state
             log = f"; log {job.log}" if job.log else ""
-            advice = f"; cancel it with `scancel {job.job_id}`" if job.is_never else ""
+            advice = f"; cancel it with `scancel {job.job_id}`" if job.can_never_start else ""
             lines.append(f"Not completed: {job.name} ({job.job_id}): {what}{log}{advice}")
     return entry(now, "ALL_COMPLETE: Monitoring finished", *lines)
 

@@ -124,9 +124,9 @@ def selected_jobs(
     """The wanted jobs, out of the first answers of Slurm. Raises LauncherError for those that Slurm does not know."""
     rows = [row._replace(job_id=task) for row in rows for task in task_ids(row.job_id)]
     in_queue = {row.job_id for row in rows}
-    in_order = sorted(attempts, key=lambda attempt: attempt.sight.submitted or 0.0)  # earlier jobs may have its id
+    in_order = sorted(attempts, key=lambda attempt: attempt.snapshot.submitted or 0.0)  # earlier jobs may have its id
     last = {task: attempt for attempt in in_order for task in task_ids(attempt.job_id)}
-    rows += [QueueRow(task, each.sight, each.name, None) for task, each in last.items() if task not in in_queue]
+    rows += [QueueRow(task, each.snapshot, each.name, None) for task, each in last.items() if task not in in_queue]
     wanted = [row for row in rows if _is_wanted(row, selection)]
     missing = [word for word in selection.ids if not any(is_part_of(row.job_id, word) for row in wanted)]
     missing += [name for name in selection.names if not any(row.name == name for row in wanted)]
@@ -143,7 +143,7 @@ def selected_jobs(
 
 def _is_wanted(row: QueueRow, selection: Selection) -> bool:
     if selection.is_everything:
-        return row.sight.state not in ENDS
+        return row.snapshot.state not in ENDS
     return row.name in selection.names or any(is_part_of(row.job_id, word) for word in selection.ids)
 
 
@@ -155,9 +155,9 @@ def _tracked(row: QueueRow, own: OwnRun | None, prefix: str) -> TrackedJob:
     return TrackedJob(
         job_id=row.job_id,
         name=f"{prefix}/{name}" if prefix else name,
-        attempt=row.sight.restarts + 1,
-        restarts=row.sight.restarts,
-        submitted=row.sight.submitted,
+        attempt=row.snapshot.restarts + 1,
+        restarts=row.snapshot.restarts,
+        submitted=row.snapshot.submitted,
         log=row.output if run_dir is None else f"{run_dir}/",
         run_dir=None if run_dir is None else str(run_dir),
     )

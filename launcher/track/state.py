@@ -48,13 +48,13 @@ def exit_status_of(jobs: Iterable[TrackedJob]) -> int:
     jobs = sorted(jobs, key=lambda job: job.ended or float("inf"))
     if not all(map(_is_over, jobs)):
         return EXIT_STATUS["RUNNING"]
-    states = ["FAILED" if job.is_never else job.state for job in jobs if job.state != "COMPLETED"]
+    states = ["FAILED" if job.can_never_start else job.state for job in jobs if job.state != "COMPLETED"]
     # the deadline is a limit of time, too
     return next((EXIT_STATUS.get(state, EXIT_STATUS["TIMEOUT"]) for state in states), 0)
 
 
 def _is_over(job: TrackedJob) -> bool:
-    return job.is_over or job.is_never
+    return job.is_over or job.can_never_start
 
 
 def find_state_files(key: Sequence[str | None], given: Path | None, environ: Mapping[str, str]) -> tuple[Path, Path]:

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from exporter.slurm.accounting import tres
-from exporter.slurm.sources.shared_look_reader import LOOK_S
+from exporter.slurm.sources.shared_answers_reader import QUEUE_MAX_AGE_S
 from tests.endtoend.jobs import JobSpace, embed_job
 from tests.endtoend.test_hub import RealHub
 from tests.endtoend.test_track import COUNTED_SQUEUE, REQUEUED, sbatch
@@ -175,7 +175,7 @@ def test_of_many_watchers_one_asks_slurm(jobs: JobSpace) -> None:
         done = list(pool.map(lambda _: jobs.gpujob("ps", "--json", env=env), range(WATCHERS)))
     assert {(each.returncode, len(json.loads(each.stdout)["runs"])) for each in done} == {(0, 1)}
     asked = len(squeue.with_suffix(".calls").read_text().splitlines())
-    assert asked <= 1 + (time.monotonic() - start) // LOOK_S
+    assert asked <= 1 + (time.monotonic() - start) // QUEUE_MAX_AGE_S
 
 
 def _iso(moment: float) -> str:

@@ -10,11 +10,11 @@ from typing import NamedTuple
 from exporter.contract.records import NOTHING, JsonObject, JsonValue, to_json
 from exporter.hub import costs
 from exporter.hub.jobs import Job
-from exporter.hub.store import GROUPS, Sums, ToldChange
+from exporter.hub.store import GROUPS, PublishedChange, Sums
 from exporter.slurm.accounting import tres
 from exporter.slurm.nodes import NodeRow
 from exporter.slurm.prices import Prices
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.states import ENDS, array_of, is_part_of
 from exporter.slurm.tracking import Change
 
@@ -162,7 +162,7 @@ def job_json(job: Job, now: float, idle: Mapping[str, float] = NOTHING) -> dict[
         "log": tracked.log,
         "is_listed": job.is_listed,
         "is_over": tracked.is_over,
-        "is_never": tracked.is_never,
+        "can_never_start": tracked.can_never_start,
         "figures": to_json(tracked.figures),
         "gpu_seconds": costs.gpu_seconds(job, now) if tracked.started is not None else None,
         "gpu_idle_seconds": costs.idle_s(job, idle),
@@ -178,7 +178,14 @@ def queue_row(job: Job) -> QueueRow:
     tracked = job.tracked
     known = (tracked.state, tracked.submitted, tracked.started, tracked.ended, tracked.attempt - 1, tracked.reason)
     return QueueRow(
-        *(tracked.job_id, Sight(*known, tracked.limit_s), tracked.name, tracked.log, job.partition, job.resources),
+        *(
+            tracked.job_id,
+            AttemptSnapshot(*known, tracked.limit_s),
+            tracked.name,
+            tracked.log,
+            job.partition,
+            job.resources,
+        ),
         *(job.user, job.account, job.qos, job.node_count, job.nodes, job.dependency),
         expected_start=job.expected_start if tracked.state == "PENDING" else None,
     )
@@ -319,7 +326,7 @@ def change_json(change: Change, job: Job) -> dict[str, JsonValue]:
     }
 
 
-def told_json(change: ToldChange) -> dict[str, JsonValue]:
+def change_row(change: PublishedChange) -> dict[str, JsonValue]:
     return {"number": change.number, **change.body}
 
 

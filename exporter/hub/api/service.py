@@ -19,7 +19,7 @@ from exporter.collecting.families import TEXT_TYPE, Samples
 from exporter.contract.records import NOTHING, JsonValue
 from exporter.hub.api import answers
 from exporter.hub.api.answers import Head, WrongQueryError
-from exporter.hub.api.doors import LocalEntrance, peer_uid
+from exporter.hub.api.listeners import UnixListener, peer_uid
 from exporter.hub.costs import attempts_of_active
 from exporter.hub.engine import Engine
 from exporter.hub.jobs import Job
@@ -28,7 +28,7 @@ from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.store import JOBS_KEPT_S, Store, name_of
 from exporter.web import limits, negotiation
 from exporter.web.access import Access, Needs
-from exporter.web.addresses import Door
+from exporter.web.addresses import Listener
 from exporter.web.aiohttp_server import web
 
 POLL_S = 30.0  # longest wait for a change
@@ -333,7 +333,7 @@ class HubService:
         else:
             found = []
         last = found[-1].number if found else after
-        changes = [answers.told_json(change) for change in found if viewer.sees(change.user)]
+        changes = [answers.change_row(change) for change in found if viewer.sees(change.user)]
         return web.json_response(self._head(request).with_body(changes=list[JsonValue](changes), last=last))
 
     async def _healthy(self, request: web.Request) -> web.Response:
@@ -348,7 +348,7 @@ class HubService:
         paths = [path for path in self._routes() if path != "/"]
         return web.Response(text="\n".join((f"gpujob hub {__version__}", *paths, "")))
 
-    async def run(self, local: LocalEntrance, doors: Sequence[Door], access: Access | None) -> None:
+    async def run(self, local: UnixListener, listeners: Sequence[Listener], access: Access | None) -> None:
         """Serve until a signal."""
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -360,7 +360,9 @@ class HubService:
             servers.append(await _serve_local(runners[-1], local))
             if access is not None:
                 runners.append(await _runner(self.application(access)))
-                servers += await limits.serve(runners[-1], [(door.listening, door.context) for door in doors])
+                servers += await limits.serve(
+                    runners[-1], [(listener.listening, listener.context) for listener in listeners]
+                )
             await stop.wait()
         finally:
             self._ends = True

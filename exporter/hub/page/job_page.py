@@ -9,7 +9,6 @@ from exporter.collecting.families import Family, Samples, page_part
 from exporter.hub.costs import budget_use
 from exporter.hub.counters import Counters
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job
-from exporter.hub.look import end_of, shown_from, wants_figures
 from exporter.hub.page.series import (
     HUB_JOBS,
     HUB_LAG,
@@ -20,6 +19,7 @@ from exporter.hub.page.series import (
     render_sums,
     sums_of,
 )
+from exporter.hub.polling import end_of, shown_from, wants_figures
 from exporter.slurm.tracking import UNKNOWN
 
 _TRACKED, _UNKNOWN = Sum(HUB_JOBS, ("tracked",)), Sum(HUB_JOBS, ("unknown",))

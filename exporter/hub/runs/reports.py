@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from exporter.contract.budget import Budget
 from exporter.hub.jobs import GPU, SAME_SUBMISSION_S, Job, Observation, Outcome, update_jobs
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.states import ENDS, array_of
 from exporter.slurm.tracking import take_reported_ends
 
@@ -67,7 +67,7 @@ def take_reports(jobs: Mapping[str, Job], now: float, *, has_accounting: bool) -
     Slurm has forgotten the job and there is no accounting. So is Slurm's time if that of the report cannot be: the
     clock of its node is off.
     """
-    ends = dict[str, Sight]()
+    ends = dict[str, AttemptSnapshot]()
     for key, job in jobs.items():
         outcome, tracked = job.outcome, job.tracked
         if outcome is None or tracked.is_over or outcome.end is None:
@@ -80,7 +80,9 @@ def take_reports(jobs: Mapping[str, Job], now: float, *, has_accounting: bool) -
         is_lost = tracked.missing_since is not None and not has_accounting
         if state in _REPORTED.values() or (is_lost and state in ENDS):
             started = tracked.started if tracked.started is not None else _start(outcome, tracked.submitted)
-            ends[key] = Sight(state, tracked.submitted, started, outcome.end, tracked.restarts, None, tracked.limit_s)
+            ends[key] = AttemptSnapshot(
+                state, tracked.submitted, started, outcome.end, tracked.restarts, None, tracked.limit_s
+            )
     found = dict(jobs)
     known = take_reported_ends({key: jobs[key].tracked for key in ends}, ends, now)
     update_jobs(found, known)
@@ -100,7 +102,7 @@ def rows_of_runs(jobs: Mapping[str, Job], runs: Iterable[Run], since: float, now
         if is_known or outcome is None or outcome.end is None or run.submitted < since or outcome.end > now:
             continue
         state, started = _REPORTED.get(outcome.state, outcome.state), _start(outcome, run.submitted)
-        sight = Sight(state, run.submitted, started, outcome.end, outcome.attempt)
+        snapshot = AttemptSnapshot(state, run.submitted, started, outcome.end, outcome.attempt)
         resources = f"{GPU}={outcome.count}" if outcome.count else ""
-        found.append(QueueRow(run.job_id, sight, run.name, None, "", resources, run.user))
+        found.append(QueueRow(run.job_id, snapshot, run.name, None, "", resources, run.user))
     return found

@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from exporter.hub.jobs import Job
-from exporter.hub.look import end_of
+from exporter.hub.polling import end_of
 from exporter.hub.runs.reports import Run, is_of_run
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import MOST_ASKED
@@ -64,9 +64,9 @@ class StaleRuns:
         for run in asked:
             self._asked[run.run_dir] = now
             own = [each for each in by_id.get(run.job_id, ()) if each.user == run.user]
-            last = max(own, key=lambda each: each.sight.submitted or 0.0, default=None)
-            if last is not None and last.sight.state in ENDS and (last.sight.ended or 0.0) >= run.submitted:
-                self._ended[run.run_dir] = last.sight.ended or now
+            last = max(own, key=lambda each: each.snapshot.submitted or 0.0, default=None)
+            if last is not None and last.snapshot.state in ENDS and (last.snapshot.ended or 0.0) >= run.submitted:
+                self._ended[run.run_dir] = last.snapshot.ended or now
 
 
 def ids_of(runs: Iterable[Run]) -> list[str]:

@@ -12,7 +12,7 @@ from exporter.contract.user_state import HUB_FOLDER, HUB_SOCKET, hub_socket, use
 from exporter.slurm.accounting import Figures
 from exporter.slurm.commands_reader import SlurmReader
 from exporter.slurm.nodes import NodeRow
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.sources.http_reader import UNIX, NoAnswerError, check_address, read_json_text
 from exporter.slurm.states import ENDS
 from exporter.slurm.tracking import Event
@@ -53,11 +53,11 @@ class HubJob(Record):
 
     def row(self) -> QueueRow:
         """The row of squeue of which the hub has learned this."""
-        sight = Sight(
+        snapshot = AttemptSnapshot(
             *(self.state, self.submitted, self.started, self.ended, self.attempt - 1, self.reason, self.limit_s)
         )
         return QueueRow(
-            *(self.job_id, sight, self.job_name, self.log, self.partition, self.resources or "", self.user),
+            *(self.job_id, snapshot, self.job_name, self.log, self.partition, self.resources or "", self.user),
             *(self.account or "", self.qos or "", self.node_count or 0, self.nodes or "", self.dependency or ""),
             expected_start=self.expected_start,
         )
@@ -131,7 +131,7 @@ class HubNodes(Record):
     instances: tuple[HubNode, ...] = ()
 
 
-class HubLook(NamedTuple):
+class HubReply(NamedTuple):
     """What was found of a hub."""
 
     address: str
@@ -140,7 +140,7 @@ class HubLook(NamedTuple):
     text: bytes = b""  # JSON of the answer
 
 
-def read_hub(slurm: SlurmReader, environ: Mapping[str, str], since: float | None = None) -> HubLook | None:
+def read_hub(slurm: SlurmReader, environ: Mapping[str, str], since: float | None = None) -> HubReply | None:
     """The answer of a hub that has all jobs that the reader would ask for; also of those that ended since a time.
 
     None if none runs. One that the user has named and that does not answer has a problem instead.
@@ -153,13 +153,13 @@ def read_hub(slurm: SlurmReader, environ: Mapping[str, str], since: float | None
             answer = HubAnswer.from_json(body, address)
         except (NoAnswerError, RecordError, ValueError) as error:
             if named:
-                return HubLook(address, None, str(error))
+                return HubReply(address, None, str(error))
             continue
         problem = _misfit(answer, slurm.user, _cluster(slurm, environ))
         if problem is None:
-            return HubLook(address, answer, text=text)
+            return HubReply(address, answer, text=text)
         if named:
-            return HubLook(address, None, f"{address} {problem}")
+            return HubReply(address, None, f"{address} {problem}")
     return None
 
 

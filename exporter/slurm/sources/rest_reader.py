@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from exporter.contract.errors import ExporterError
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
-from exporter.slurm.queue import MOST_GARBLED, QueueRow, parse_row, with_never
+from exporter.slurm.queue import MOST_GARBLED, QueueRow, parse_row, propagate_never
 from exporter.slurm.sources.http_reader import NoAnswerError, check_address, read_json
 
 SOURCE = "GPUJOB_SLURM_SOURCE"  # one of SOURCES
@@ -96,7 +96,7 @@ def parse_rest_jobs(body: Mapping[str, object]) -> tuple[QueueRow, ...]:
     if (garbled := len(found) - len(rows)) > MOST_GARBLED * len(found):
         problem = f"{garbled} of the {len(found)} jobs in it cannot be parsed"
         raise SlurmUnansweredError(REST, f"gave an answer that cannot be used: {problem}")
-    return with_never(rows)
+    return propagate_never(rows)
 
 
 def _jobs_in(body: Mapping[str, object]) -> list[object]:

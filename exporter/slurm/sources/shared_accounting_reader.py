@@ -18,30 +18,30 @@ from exporter.contract.records import NOTHING, Record, to_json
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.allowance import Extra
 from exporter.slurm.commands_reader import MOST_ASKED, SlurmReader, SlurmUnansweredError
-from exporter.slurm.sources.look_file_reader import OWNER_ONLY, cluster_name, look_path, own_folder
+from exporter.slurm.sources.cached_answers_reader import OWNER_ONLY, answer_path, cluster_name, own_folder
 from exporter.slurm.states import array_of
 
 LAST_S = 5.0  # between two questions of those who wait for nothing else
 LAST_AHEAD = 4  # questions of the long run that they may take in advance
-KEPT_S = 600.0  # for how long an answer is there for those who look each few minutes, and an id waits without them
+KEPT_S = 600.0  # for how long an answer is there for those who answer each few minutes, and an id waits without them
 MOST_SKEW_S = 5.0  # of the clocks of two hosts
 
 
-class Wanted(NamedTuple):
+class AccountingRequest(NamedTuple):
     """One request about a job or array, or its answer."""
 
     at: float  # an answer to an earlier question is of no use
     since: float  # search from here on; 0 is the whole history
 
 
-class Told(NamedTuple):
-    """Answers of accounting about the requested ids."""
+class AccountingReply(NamedTuple):
+    """SharedAccountingFile of accounting about the requested ids."""
 
     answered: Mapping[str, float] = NOTHING  # when the question about an id began
     attempts: tuple[Attempt, ...] = ()
 
 
-class Answers(Record):
+class SharedAccountingFile(Record):
     """What accounting has said, and what it is to be asked."""
 
     SCHEMA = 1
@@ -49,8 +49,8 @@ class Answers(Record):
     asked: float = 0.0  # when it was last asked
     problem: str | None = None  # why it did not answer then
     used_until: float = 0.0  # of the allowance
-    wanted: Mapping[str, Wanted] = NOTHING
-    answered: Mapping[str, Wanted] = NOTHING
+    wanted: Mapping[str, AccountingRequest] = NOTHING
+    answered: Mapping[str, AccountingRequest] = NOTHING
     rows: tuple[Attempt, ...] = ()
 
 
@@ -66,22 +66,22 @@ class SharedAccounting:
     ) -> None:
         self._slurm, self._each_s, self._clock = slurm, each_s, clock
         folder, names = own_folder(environ), (slurm.user, slurm.cluster, cluster_name(environ))
-        self._path: Path | None = None if folder is None else look_path(folder, Answers, *names)
-        self._own = Answers()  # of this process, without a folder or on a full disk
+        self._path: Path | None = None if folder is None else answer_path(folder, SharedAccountingFile, *names)
+        self._own = SharedAccountingFile()  # of this process, without a folder or on a full disk
         self._failed_at = 0.0  # the last failure that was told here
 
     def next_at(self, *, is_last: bool) -> float:
         """When accounting may be asked; ``is_last``: for somebody who waits for nothing else."""
         return self._next_at(self._read(), is_last)
 
-    def _next_at(self, known: Answers, is_last: bool) -> float:
+    def _next_at(self, known: SharedAccountingFile, is_last: bool) -> float:
         """Time of the next query. A slower or busier process delays this one by at most its own ``each_s``."""
         allowed_at = Extra(self._each_s, known.used_until).next_at
         if is_last:
             allowed_at = max(known.asked + LAST_S, allowed_at - LAST_AHEAD * self._each_s)
         return min(allowed_at, known.asked + self._each_s)
 
-    def read(self, wanted: Mapping[str, Wanted], *, is_last: bool) -> Told:
+    def read(self, wanted: Mapping[str, AccountingRequest], *, is_last: bool) -> AccountingReply:
         """What accounting has said of these ids.
 
         It is asked if that is allowed now; ids without an answer are asked about later, with those of others. Raises
@@ -112,9 +112,9 @@ class SharedAccounting:
                     self._write(known)
         answers = ((job_id, known.answered.get(job_id), each) for job_id, each in wanted.items())
         answered = {job_id: told.at for job_id, told, each in answers if told is not None and told.since <= each.since}
-        return Told(answered, _rows_of(known, answered))
+        return AccountingReply(answered, _rows_of(known, answered))
 
-    def _ask(self, known: Answers, now: float) -> Answers:
+    def _ask(self, known: SharedAccountingFile, now: float) -> SharedAccountingFile:
         """Ask about those who have waited longest. Raises SlurmUnansweredError, and the ids then wait on."""
         by_age = sorted(known.wanted, key=lambda job_id: known.wanted[job_id].at)
         is_endless = not known.wanted[by_age[0]].since  # one such question is enough to search everything for all
@@ -134,19 +134,19 @@ class SharedAccounting:
         kept = {key: told for key, told in known.answered.items() if now - told.at < KEPT_S and key not in asked}
         known = known.replace(
             wanted={job_id: each for job_id, each in known.wanted.items() if job_id not in asked},
-            answered={**kept, **dict.fromkeys(asked, Wanted(now, since))},
+            answered={**kept, **dict.fromkeys(asked, AccountingRequest(now, since))},
             rows=(*_rows_of(known, kept), *rows),
         )
         self._write(known)
         return known
 
-    def _read(self) -> Answers:
-        found = None if self._path is None else Answers.read_valid(self._path)
+    def _read(self) -> SharedAccountingFile:
+        found = None if self._path is None else SharedAccountingFile.read_valid(self._path)
         # one of the future was written by another clock
         is_usable = found is not None and self._own.asked <= found.asked <= self._clock() + MOST_SKEW_S
         return found if found is not None and is_usable else self._own
 
-    def _write(self, known: Answers) -> None:
+    def _write(self, known: SharedAccountingFile) -> None:
         self._own = known
         if self._path is not None:
             with contextlib.suppress(OSError):
@@ -154,19 +154,21 @@ class SharedAccounting:
                 run_files.write_json(self._path, body, durable=False, mode=OWNER_ONLY, default=to_json)
 
 
-def _is_answered(known: Answers, job_id: str, wanted: Wanted) -> bool:
+def _is_answered(known: SharedAccountingFile, job_id: str, wanted: AccountingRequest) -> bool:
     told = known.answered.get(job_id)
     return told is not None and told.at >= wanted.at and told.since <= wanted.since
 
 
-def _merge(waiting: Mapping[str, Wanted], more: Mapping[str, Wanted], oldest: float) -> dict[str, Wanted]:
+def _merge(
+    waiting: Mapping[str, AccountingRequest], more: Mapping[str, AccountingRequest], oldest: float
+) -> dict[str, AccountingRequest]:
     """All that wait, without those of somebody who has gone."""
     found = {job_id: each for job_id, each in waiting.items() if each.at > oldest}
     for job_id, each in more.items():
         other = found.get(job_id, each)
-        found[job_id] = Wanted(max(each.at, other.at), min(each.since, other.since))
+        found[job_id] = AccountingRequest(max(each.at, other.at), min(each.since, other.since))
     return found
 
 
-def _rows_of(known: Answers, job_ids: Collection[str]) -> tuple[Attempt, ...]:
+def _rows_of(known: SharedAccountingFile, job_ids: Collection[str]) -> tuple[Attempt, ...]:
     return tuple(attempt for attempt in known.rows if array_of(attempt.job_id) in job_ids)

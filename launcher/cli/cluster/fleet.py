@@ -32,7 +32,7 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from exporter.slurm.sources.rest_reader import slurm_reader
-    from exporter.slurm.sources.shared_look_reader import LOOK_S, read_nodes_look, read_queue_of_all
+    from exporter.slurm.sources.shared_answers_reader import QUEUE_MAX_AGE_S, read_queue_of_all, read_shared_nodes
     from launcher.fleet.nodes_view import known_nodes, nodes_json, render_nodes
     from launcher.fleet.own_runs import read_progress
     from launcher.fleet.prices import read_prices
@@ -43,25 +43,25 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     prices = read_prices(os.environ, Path.cwd())
 
     def show() -> tuple[Mapping[str, object], list[str]]:
-        look, queue = read_nodes_look(slurm, os.environ, watch=watch), None
-        show_age(look, "nodes ")
+        answer, queue = read_shared_nodes(slurm, os.environ, watch=watch), None
+        show_age(answer, "nodes ")
         try:
-            jobs = read_queue_of_all(slurm, me, os.environ, others_s=JOBS_LOOK_S if watch else LOOK_S)
+            jobs = read_queue_of_all(slurm, me, os.environ, others_s=JOBS_LOOK_S if watch else QUEUE_MAX_AGE_S)
             show_age(jobs, "jobs ")
             queue = jobs.rows
         except SlurmUnansweredError as error:
             warn(f"{error}; the jobs of the nodes are unknown")
         now = time.time()
         own = {row.job_id: row.output for row in queue or () if row.output is not None and row.user == me}
-        rows = [row for row in look.rows if wanted is None or row.partition in wanted]
+        rows = [row for row in answer.rows if wanted is None or row.partition in wanted]
         rows.sort(key=lambda row: row.partition)
         nodes = known_nodes(rows, queue, read_progress(own, now).values(), now)
         lines = render_nodes(nodes, now, verbose=verbose, prices=prices, width=terminal_width())
         return {
             **nodes_json(nodes, now, prices),
-            "as_of": look.as_of,
-            "problem": look.problem,
-            "source": look.source,
+            "as_of": answer.as_of,
+            "problem": answer.problem,
+            "source": answer.source,
         }, lines
 
     repeat(show, watch=watch, as_json=as_json)

@@ -80,9 +80,9 @@ def ps(
     is known.
     """
     from exporter.slurm.commands_reader import SlurmUnansweredError
-    from exporter.slurm.sources.look_file_reader import QueueLook
+    from exporter.slurm.sources.cached_answers_reader import QueueAnswer
     from exporter.slurm.sources.rest_reader import slurm_reader
-    from exporter.slurm.sources.shared_look_reader import read_queue_look, read_queue_of_all
+    from exporter.slurm.sources.shared_answers_reader import read_queue_of_all, read_shared_queue
     from exporter.slurm.states import array_of
     from launcher.fleet.jobs_view import SORTS, Filters, Job, fold_runs, jobs_json, render_jobs, rows_of_run, shown_jobs
     from launcher.fleet.own_runs import late_text, read_local_jobs, read_pipelines, read_progress
@@ -106,13 +106,13 @@ def ps(
         local, late = read_local_jobs(os.environ) if shows_mine else ([], [])
         if late:
             warn(late_text(late))
-        look, has_slurm = QueueLook(cluster="", tried=time.time()), True
+        answer, has_slurm = QueueAnswer(cluster="", tried=time.time()), True
         try:
             since_last = min(last_registered(os.environ), time.time()) if shows_mine else 0.0
             if watch and (all_users or not shows_mine):
-                look = read_queue_of_all(slurm_reader(None, None, os.environ), me, os.environ, user=user)
+                answer = read_queue_of_all(slurm_reader(None, None, os.environ), me, os.environ, user=user)
             else:
-                look = read_queue_look(slurm, os.environ, since=since_last)
+                answer = read_shared_queue(slurm, os.environ, since=since_last)
         except SlurmUnansweredError as error:
             if not (local or late):
                 if not (error.is_local and shows_mine and not all_users and name is None):
@@ -121,12 +121,14 @@ def ps(
             has_slurm = False
             if not error.is_local:  # a machine without Slurm has only jobs of its own
                 warn(str(error))
-        show_age(look)
+        show_age(answer)
         now = time.time()
         figures, source = dict[str, "Figures"](), "queue"
-        rows = [*look.rows, *local]
+        rows = [*answer.rows, *local]
         if since is not None and has_slurm:
-            more, figures, source = _read_ended(slurm, look.rows, since, mine=shows_mine and not all_users, watch=watch)
+            more, figures, source = _read_ended(
+                slurm, answer.rows, since, mine=shows_mine and not all_users, watch=watch
+            )
             rows += more
         if name is not None:
             names, reported = _read_run(name, rows)
@@ -151,7 +153,7 @@ def ps(
         jobs.sort(key=SORTS["job"], reverse=True)  # of those that are equal the newest come first
         jobs.sort(key=SORTS[sort])
         if wants_json:
-            origin = {"as_of": look.as_of, "problem": look.problem, "source": look.source, "ended_from": source}
+            origin = {"as_of": answer.as_of, "problem": answer.problem, "source": answer.source, "ended_from": source}
             return {**jobs_json(jobs[:number], now, prices), **origin}, []
         lines = render_jobs(
             (jobs if verbose or name is not None else fold_runs(jobs))[:number],
@@ -182,7 +184,7 @@ def _read_run(name: str, rows: "Iterable[QueueRow]") -> "tuple[dict[str, str], l
         for job_id, run in found.items()
         if job_id not in listed
     ]
-    ended = [row._replace(sight=row.sight._replace(submitted=None)) for row in read_reported(entries)]
+    ended = [row._replace(snapshot=row.snapshot._replace(submitted=None)) for row in read_reported(entries)]
     return {job_id: run.name for job_id, run in found.items()}, ended
 
 

@@ -16,10 +16,10 @@ from launcher.cli.job_source import warn
 from launcher.cli.parts import INTERRUPTED, fail, print_json
 
 if TYPE_CHECKING:
-    from exporter.slurm.sources.look_file_reader import Look
+    from exporter.slurm.sources.cached_answers_reader import CachedAnswer
 
 F = TypeVar("F", bound=Callable[..., Any])
-WATCH_INTERVAL_S = 5.0  # the shared look asks Slurm less often
+WATCH_INTERVAL_S = 5.0  # the shared answer asks Slurm less often
 OLD_S = 90.0  # the queue is read each minute; what is older is shown with its age
 MOST_SHARE = 0.02  # of a core that watching takes: with thousands of jobs, many watchers would take all of them
 PAST_INTERVAL_S = 60.0  # with jobs of the past, which a hub or an index searches each time
@@ -70,18 +70,18 @@ def terminal_width() -> int | None:
     return shutil.get_terminal_size().columns if sys.stdout.isatty() else None
 
 
-def show_age(look: "Look", what: str = "") -> None:
+def show_age(answer: "CachedAnswer", what: str = "") -> None:
     """Print the age of an old state, and that the named hub does not answer."""
     from launcher.watch.text import clock_time_text
     from launcher.words import duration_text
 
-    if look.hub_problem is not None:
-        warn(f"{look.hub_problem}; Slurm is asked instead")
-    age_s = max(0.0, time.time() - (look.as_of or time.time()))
-    if look.as_of is not None and (look.problem is not None or age_s >= OLD_S):
-        command, _, reason = (look.problem or "").partition(" ")
+    if answer.hub_problem is not None:
+        warn(f"{answer.hub_problem}; Slurm is asked instead")
+    age_s = max(0.0, time.time() - (answer.as_of or time.time()))
+    if answer.as_of is not None and (answer.problem is not None or age_s >= OLD_S):
+        command, _, reason = (answer.problem or "").partition(" ")
         why = f": {command} does not answer: {reason}" if command else ""
-        click.echo(f"gpujob: {what}as of {clock_time_text(look.as_of)} ({duration_text(age_s)} ago){why}", err=True)
+        click.echo(f"gpujob: {what}as of {clock_time_text(answer.as_of)} ({duration_text(age_s)} ago){why}", err=True)
 
 
 def repeat(

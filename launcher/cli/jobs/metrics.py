@@ -103,24 +103,24 @@ def _ask_slurm(job_id: str, user: str, ended: "list[JobMetrics]", *, watch: bool
     """
     from exporter.slurm.queue import part_rows
     from exporter.slurm.sources.rest_reader import slurm_reader
-    from exporter.slurm.sources.shared_look_reader import (
+    from exporter.slurm.sources.shared_answers_reader import (
         WATCHED_USE_BESIDE_HUB_S,
         WATCHED_USE_S,
-        read_queue_look,
-        read_use_look,
+        read_shared_queue,
+        read_shared_use,
     )
     from exporter.slurm.states import ENDS, array_of
     from launcher.fleet.metrics_view import ended_metrics, running_metrics
 
     slurm = slurm_reader(user, None, os.environ)
-    look = read_queue_look(slurm, os.environ)
-    known = part_rows(look.rows, job_id)
+    answer = read_shared_queue(slurm, os.environ)
+    known = part_rows(answer.rows, job_id)
     if not known:  # it may have been submitted since that answer
-        known = part_rows(read_queue_look(slurm, os.environ, since=time.time(), least_s=0.0).rows, job_id)
-    running = [row for row in known if row.sight.started is not None and row.sight.state not in ENDS]
+        known = part_rows(read_shared_queue(slurm, os.environ, since=time.time(), least_s=0.0).rows, job_id)
+    running = [row for row in known if row.snapshot.started is not None and row.snapshot.state not in ENDS]
     if len(running) == 1:
-        watched_s = WATCHED_USE_BESIDE_HUB_S if look.is_of_hub else WATCHED_USE_S
-        use = read_use_look(slurm, running[0].job_id, os.environ, watched_s=watched_s if watch else None)
+        watched_s = WATCHED_USE_BESIDE_HUB_S if answer.is_of_hub else WATCHED_USE_S
+        use = read_shared_use(slurm, running[0].job_id, os.environ, watched_s=watched_s if watch else None)
         show_age(use, "use ")
         return running_metrics(running[0], use.rows[0], use.as_of or time.time())
     if running:
@@ -128,7 +128,7 @@ def _ask_slurm(job_id: str, user: str, ended: "list[JobMetrics]", *, watch: bool
     attempts = [
         attempt
         for attempt in slurm.accounting([job_id], 0.0)
-        if attempt.sight.started is not None and job_id in (attempt.job_id, array_of(attempt.job_id))
+        if attempt.snapshot.started is not None and job_id in (attempt.job_id, array_of(attempt.job_id))
     ]
     if not attempts:
         raise LauncherError(f"{job_id}: Slurm knows no such job of {user} that has started; name its owner with --user")

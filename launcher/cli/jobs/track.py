@@ -15,7 +15,7 @@ from launcher.cli.parts import HUB, SOURCE, print_json
 
 if TYPE_CHECKING:
     from exporter.slurm.queue import QueueRow
-    from exporter.slurm.sources.look_file_reader import QueueLook
+    from exporter.slurm.sources.cached_answers_reader import QueueAnswer
 
 LEAST_INTERVAL_S, ADVISED_INTERVAL_S, MOST_INTERVAL_S = 10.0, 60.0, 3600.0
 
@@ -73,7 +73,7 @@ def track(
     from exporter.slurm.sources.hub_reader import NO_HUB, VARIABLE, read_hub_jobs
     from exporter.slurm.sources.rest_reader import slurm_reader
     from exporter.slurm.sources.shared_accounting_reader import SharedAccounting
-    from exporter.slurm.sources.shared_look_reader import read_queue_look
+    from exporter.slurm.sources.shared_answers_reader import read_shared_queue
     from launcher.errors import LauncherError, os_errors
     from launcher.report.state import EXIT_STATUS
     from launcher.rundir.rundir import user_name
@@ -90,9 +90,9 @@ def track(
         warn(f"--interval {interval:g}: each poll costs Slurm's controller; {ADVISED_INTERVAL_S:g} s suit most jobs")
     path, lock = find_state_files((user, selection.cluster, *jobs), state_file, os.environ)
 
-    def read_queue(since: float) -> "QueueLook":
+    def read_queue(since: float) -> "QueueAnswer":
         # an answer of a moment ago may lack a job that was just submitted
-        return read_queue_look(slurm, os.environ, since=since, least_s=0.0)
+        return read_shared_queue(slurm, os.environ, since=since, least_s=0.0)
 
     def start(rows: "tuple[QueueRow, ...]") -> TrackState:
         found, now = read_selected(slurm, selection, name, rows), time.time()

@@ -60,9 +60,9 @@ def exchange(
 
         listening = socket.create_server(("127.0.0.1", 0))
         port = listening.getsockname()[1]
-        doors = await limits.serve(runner, [(listening, None)])
+        listeners = await limits.serve(runner, [(listening, None)])
         answers = [await ask(port, request) for request in requests]
-        for each in (server, local, *doors):
+        for each in (server, local, *listeners):
             each.close()
         await runner.cleanup()
         return answers, first.requests, hub.requests

@@ -6,21 +6,21 @@ from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
 from exporter.slurm.diagnostics import Diagnostics, RpcUse
 from exporter.slurm.nodes import NodeRow
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 
 GPU_TRES = "cpu=4,mem=600M,node=1,gres/gpu=4"
 
 
 def queue_row(job_id: str, state: str, submitted: float = 100.0, *, restarts: int = 0, **times: float) -> QueueRow:
     """A row of ada's job, whose times are ``started`` and ``ended``."""
-    sight = Sight(state, submitted, times.get("started"), times.get("ended"), restarts, None, 300.0)
-    return QueueRow(job_id, sight, "job", "/out/log", "gpu", GPU_TRES, "ada", "lab", "normal", 1, "n1")
+    snapshot = AttemptSnapshot(state, submitted, times.get("started"), times.get("ended"), restarts, None, 300.0)
+    return QueueRow(job_id, snapshot, "job", "/out/log", "gpu", GPU_TRES, "ada", "lab", "normal", 1, "n1")
 
 
 def attempt(job_id: str, state: str, submitted: float, started: float | None, ended: float | None) -> Attempt:
     """An attempt of ada's job."""
     elapsed_s = (ended or 0.0) - (started or 0.0)
-    return Attempt(job_id, "ada", "job", Sight(state, submitted, started, ended), "0:0", elapsed_s, 4, 600.0)
+    return Attempt(job_id, "ada", "job", AttemptSnapshot(state, submitted, started, ended), "0:0", elapsed_s, 4, 600.0)
 
 
 class MadeUpSlurm(SlurmReader):

@@ -16,7 +16,7 @@ from exporter.hub import costs
 from exporter.hub.counters import COST, ENDED, ENERGY_J, GPU_S, GPU_S_OF_RUNS, IDLE_S, STARTED, CounterKey
 from exporter.hub.engine import Engine, Settings
 from exporter.hub.jobs import SHOWN_AFTER_END_S, Job, Outcome
-from exporter.hub.look import AFTER_END_S, MOST_IN_QUESTION, WATCHED_NODES_S
+from exporter.hub.polling import AFTER_END_S, MOST_IN_QUESTION, WATCHED_NODES_S
 from exporter.hub.runs.budgets import sweeps_with_budgets
 from exporter.hub.runs.reports import Run
 from exporter.hub.runs.stale_runs import GONE_AFTER_S, StaleRuns
@@ -178,8 +178,8 @@ def test_cost_adds_up_over_attempts_and_restarts_and_idle_time_counts_once(hub: 
         'gpujob_job_price_per_hour{cluster="c1",job_id="7",job_name="job",user="ada",partition="gpu",currency="EUR"}'
     )
     assert f"{price} 7200\n" in hub.page()
-    ended = second.sight._replace(state="COMPLETED", ended=1150.0)
-    hub.slurm.rows = [second._replace(sight=ended)]
+    ended = second.snapshot._replace(state="COMPLETED", ended=1150.0)
+    hub.slurm.rows = [second._replace(snapshot=ended)]
     hub.slurm.attempts = [
         attempt("7", "REQUEUED", 1001.0, 1010.0, 1080.0),
         attempt("7", "COMPLETED", 1080.0, 1100.0, 1150.0)._replace(energy_j=900.0),
@@ -204,7 +204,7 @@ def test_a_suspended_job_takes_only_the_time_in_which_it_runs(hub: Hub) -> None:
 
     def poll(state: str, ended: float | None = None) -> None:
         row = queue_row("7", state, 1001.0, started=1010.0)
-        hub.slurm.rows = [row._replace(sight=row.sight._replace(ended=ended))]
+        hub.slurm.rows = [row._replace(snapshot=row.snapshot._replace(ended=ended))]
         hub.steps(60)
 
     def gpu_seconds() -> tuple[float, float | None]:
@@ -245,7 +245,7 @@ def test_the_report_of_a_run_tells_its_end_before_slurm_does(hub: Hub, later: st
     hub.steps(5)
     assert hub.told() == [("7", "RUNNING", "COMPLETED")]
     hub.steps(90)  # Slurm still ends the job
-    hub.slurm.rows = [row._replace(sight=row.sight._replace(state=later, ended=1010.0))]
+    hub.slurm.rows = [row._replace(snapshot=row.snapshot._replace(state=later, ended=1010.0))]
     hub.steps(60)
     assert hub.told() == [("7", "RUNNING", "COMPLETED"), *told]
     assert hub.engine.view.jobs["7"].tracked.ended == 1010.0
@@ -359,8 +359,8 @@ def test_without_accounting_such_a_job_is_found_in_its_run_directory(hub: Hub) -
 def test_budgets_of_users_count_what_ended_in_their_days_and_what_runs(hub: Hub) -> None:
     def row(job_id: str, user: str, start: float, end: float | None) -> QueueRow:
         found = queue_row(job_id, "RUNNING" if end is None else "FAILED", start, started=start)
-        sight = found.sight._replace(ended=end)
-        return found._replace(sight=sight, user=user, resources="gres/gpu=2,gres/gpu:h100=2")
+        snapshot = found.snapshot._replace(ended=end)
+        return found._replace(snapshot=snapshot, user=user, resources="gres/gpu=2,gres/gpu:h100=2")
 
     day = 86400.0
     begun = START + (USER_DAYS + 1) * day
@@ -605,7 +605,7 @@ def test_whenever_it_restarts_no_change_is_told_twice_and_no_counter_falls(
             rows = [
                 row._replace(job_id=str(number), user="ada", partition="gpu", resources="gres/gpu=2")
                 for number, life in enumerate(given_lives)
-                if now >= (life.attempts[0].sight.submitted or 0.0)
+                if now >= (life.attempts[0].snapshot.submitted or 0.0)
                 for row in life.queue(now)
             ]
             hub.slurm.rows = rows if answers else None
@@ -617,7 +617,7 @@ def test_whenever_it_restarts_no_change_is_told_twice_and_no_counter_falls(
             polls = hub.slurm.polls
             hub.engine.step()
             if answers and hub.slurm.polls > polls:
-                seen |= {row.job_id for row in rows if row.sight.submitted != life_end(given_lives, row.job_id) + 1}
+                seen |= {row.job_id for row in rows if row.snapshot.submitted != life_end(given_lives, row.job_id) + 1}
             hub.clock.advance(13.0)
             counters = dict(hub.engine.counters)
             assert all(counters[key] >= value for key, value in last.items())
@@ -639,11 +639,11 @@ def test_whenever_it_restarts_no_change_is_told_twice_and_no_counter_falls(
             for change, name in zip(changes, own, strict=True)
             if name[0] == job_id and name != later
         ]
-        assert final[-1] == given_lives[int(job_id)].attempts[-1].sight.state
+        assert final[-1] == given_lives[int(job_id)].attempts[-1].snapshot.state
 
 
 def life_end(given_lives: list[Life], job_id: str) -> float:
-    return given_lives[int(job_id)].attempts[-1].sight.ended or 0.0
+    return given_lives[int(job_id)].attempts[-1].snapshot.ended or 0.0
 
 
 def test_nodes_are_read_more_often_while_somebody_watches_them(hub: Hub) -> None:

@@ -379,7 +379,7 @@ def test_users_of_a_cluster_see_what_squeue_would_show(slurm: FakeSlurm, runtime
 def test_over_tcp_a_client_needs_the_token(slurm: FakeSlurm) -> None:
     hub = HubProcess(slurm, "--web.listen-address", "127.0.0.1:0").ready()
     assert hub.process.stderr is not None
-    address = hub.process.stderr.readline().rpartition(" ")[2].strip()
+    address = next(line for line in hub.process.stderr if "listening on" in line).rpartition(" ")[2].strip()
     token = run_files.read_token(hub.socket.parent)
     ask = ["curl", "-s", "-o", "/dev/null", "-w", "%{http_code}"]
     for path, code in (("/api/v1/jobs/7", "401"), ("/metrics", "401"), ("/-/healthy", "200")):

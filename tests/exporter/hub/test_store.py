@@ -14,9 +14,9 @@ from exporter.hub.store import (
     JOBS_KEPT_S,
     PRUNED_EACH_S,
     Batch,
+    PublishedChange,
     Store,
     Sums,
-    ToldChange,
     name_of,
 )
 from exporter.slurm.accounting import Figures
@@ -34,7 +34,7 @@ def job(job_id: str, name: str = "job") -> Job:
 
 
 def batch(number: int, *jobs: Job, now: float = 10.0) -> Batch:
-    change = ToldChange(number, now, "ada", {"state": "RUNNING"})
+    change = PublishedChange(number, now, "ada", {"state": "RUNNING"})
     return Batch(now, jobs, frozenset(map(name_of, jobs)), (), [change], {KEY: float(number)}, {"born": "5"})
 
 

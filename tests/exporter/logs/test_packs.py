@@ -68,7 +68,7 @@ def test_the_known_literals_are_those_of_the_patterns(request: pytest.FixtureReq
 
 class SampleFindings(Record):
     position: tuple[JsonObject, ...] | JsonObject = ()  # fields of `LogPosition`
-    values: Mapping[str, float] = NOTHING
+    values: Mapping[str, Any] = NOTHING  # NaN and infinity too, which no other record may hold
     rank: int | None = None  # data-parallel rank of these values
     begins: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()

@@ -124,7 +124,7 @@ def test_a_page_with_tls_and_client_certificates_is_closed_to_other_users(
     assert "gpujob_info{" in text
     assert curl(f"http://127.0.0.1:{sidecar.port}/metrics")[0] == 0, "without TLS"
     own = str(sidecar.record["fom"]).removesuffix("/fom")
-    assert curl(f"{own}/metrics")[0] == 401, "the door of the job"
+    assert curl(f"{own}/metrics")[0] == 401, "the listener of the job"
     assert curl(f"{own}/fom", "-d", FIGURE)[0] == 401
     token = f"Authorization: Bearer {run_files.read_token(sidecar.run_dir)}"
     assert curl(f"{own}/fom", "-H", token, "-d", FIGURE, user=0)[0] == 200

@@ -28,9 +28,9 @@ from exporter.contract.manifest import OPEN
 from exporter.gpus.records import GpuReading, JobGpus
 from exporter.sidecar import service
 from exporter.sidecar.background_reads import SUCCESS
-from exporter.sidecar.doors import open_doors
 from exporter.sidecar.figures_collector import FIGURE, FomCollector
 from exporter.sidecar.job_collector import JobCollector
+from exporter.sidecar.listeners import open_listeners
 from exporter.sidecar.scrape_log import ScrapeLog
 from exporter.sidecar.service import (
     BURST_S,
@@ -144,12 +144,12 @@ class Served:
 @contextlib.asynccontextmanager
 async def serving(sidecar: Sidecar) -> AsyncIterator[Served]:
     """Serve on a free port until the end of the block."""
-    doors = open_doors(sidecar, "127.0.0.1:0")
+    listeners = open_listeners(sidecar, "127.0.0.1:0")
     access = Access(needs_of_pages(OPEN), names=("node01",), token=TOKEN)
-    task = asyncio.create_task(HttpService(sidecar, access).run(doors))
+    task = asyncio.create_task(HttpService(sidecar, access).run(listeners))
     headers = {"Authorization": f"Bearer {TOKEN}"}
     async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(TIMEOUT_S), headers=headers) as http:
-        served = Served(sidecar, http, task, f"http://127.0.0.1:{doors[0].port}")
+        served = Served(sidecar, http, task, f"http://127.0.0.1:{listeners[0].port}")
         try:
             assert (await served.get("/-/healthy"))[0] == 200
             yield served

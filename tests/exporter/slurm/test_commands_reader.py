@@ -41,7 +41,7 @@ def test_each_question_is_one_command_in_a_pinned_environment(folder: Path, monk
     monkeypatch.setenv("SQUEUE_FORMAT", "%i")
     script(folder, "squeue", f'echo "$*" > {folder}/asked; env >> {folder}/asked; echo "{ROW}" | rows')
     (row,) = SlurmReader("ada", None, os.environ).queue()
-    assert (row.job_id, row.sight.started) == ("7", 110.0)
+    assert (row.job_id, row.snapshot.started) == ("7", 110.0)
     arguments, *variables = (folder / "asked").read_text().splitlines()
     assert arguments.startswith("--local -h -a -t all -u ada -O JobArrayID:|,State:|,")
     assert {"LC_ALL=C", "SLURM_TIME_FORMAT=%s", "SLURM_BITSTR_LEN=0"} <= {*variables}

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from exporter.slurm.accounting import Attempt, parse_accounting, parse_history
-from exporter.slurm.queue import GarbledAnswerError, QueueParser, QueueRow, Sight, parse_queue
+from exporter.slurm.queue import AttemptSnapshot, GarbledAnswerError, QueueParser, QueueRow, parse_queue
 from exporter.slurm.states import (
     MOST_TASKS,
     array_of,
@@ -33,7 +33,7 @@ def attempts(request: pytest.FixtureRequest) -> dict[str, Attempt]:
 
 
 def test_every_row_of_every_version_is_read(rows: dict[str, QueueRow]) -> None:
-    assert {job_id: row.sight.state for job_id, row in rows.items()} == {
+    assert {job_id: row.snapshot.state for job_id, row in rows.items()} == {
         "9": "CANCELLED",
         "10_4": "COMPLETED",
         "20+0": "COMPLETED",
@@ -50,13 +50,13 @@ def test_every_row_of_every_version_is_read(rows: dict[str, QueueRow]) -> None:
     }
     assert rows["13"].name == 'a|b"c d \\\\ $(id) {x}'
     assert rows["14"].name == "naïve→"
-    assert rows["17"].sight.reason == "DependencyNeverSatisfied"
-    assert rows["33"].sight.restarts == rows["12"].sight.restarts == 1
-    assert (rows["1"].sight.limit_s, rows["19"].sight.limit_s) == (60.0, None)
+    assert rows["17"].snapshot.reason == "DependencyNeverSatisfied"
+    assert rows["33"].snapshot.restarts == rows["12"].snapshot.restarts == 1
+    assert (rows["1"].snapshot.limit_s, rows["19"].snapshot.limit_s) == (60.0, None)
 
 
 def test_forecasts_and_limits_are_no_times_of_a_job(rows: dict[str, QueueRow]) -> None:
-    waiting, running, cancelled = (rows[job_id].sight for job_id in ("15", "1", "9"))
+    waiting, running, cancelled = (rows[job_id].snapshot for job_id in ("15", "1", "9"))
     assert (waiting.started, waiting.ended) == (None, None)  # `--begin`: squeue prints when it could start
     assert running.started is not None
     assert running.ended is None
@@ -80,7 +80,7 @@ def row(job_id: str = "7", state: str = "RUNNING", name: str = "job", output: st
 @pytest.mark.parametrize(("text", "limit_s"), [("5:00", 300.0), ("UNLIMITED", None), ("365-00:00:00", None)])
 def test_a_job_without_a_limit_has_none_also_after_its_start(text: str, limit_s: float | None) -> None:
     (found,) = parse_queue(row().replace("|5:00|", f"|{text}|"))
-    assert found.sight.limit_s == limit_s
+    assert found.snapshot.limit_s == limit_s
 
 
 def test_a_name_may_have_lines_and_an_output_file_has_its_patterns_filled() -> None:
@@ -117,7 +117,7 @@ def test_a_line_that_is_the_same_gives_the_same_row() -> None:
     parser = QueueParser()
     (first, _), (again, other) = parser.parse(row() + row("2")), parser.parse(row() + row("2", "PENDING"))
     assert again is first
-    assert other.sight.state == "PENDING"
+    assert other.snapshot.state == "PENDING"
 
 
 def test_what_waits_for_a_job_that_can_never_start_can_never_start() -> None:
@@ -132,7 +132,7 @@ def test_what_waits_for_a_job_that_can_never_start_can_never_start() -> None:
         + waiting("6", "Dependency", "afterok:23(unfulfilled)")
         + row("8", "RUNNING").replace("|(null)|", "|afterok:2(unfulfilled)|")
     )
-    never = [entry.job_id for entry in parse_queue(text) if entry.sight.reason == "DependencyNeverSatisfied"]
+    never = [entry.job_id for entry in parse_queue(text) if entry.snapshot.reason == "DependencyNeverSatisfied"]
     assert never == ["4", "3", "2_[0-3]"]
 
 
@@ -150,7 +150,7 @@ def test_ended_jobs_of_accounting_are_rows_like_those_of_the_queue() -> None:
     ((row, _),) = parse_history("oops\n" + text)
     assert (row.job_id, row.user, row.partition, row.nodes, row.node_count) == ("7", "ada", "gpu", "n[1-2]", 2)
     assert (row.name, row.resources) == ("a|b", "cpu=2,gres/gpu=4")
-    assert row.sight == Sight("TIMEOUT", 100.0, 110.0, 150.0, limit_s=300.0)
+    assert row.snapshot == AttemptSnapshot("TIMEOUT", 100.0, 110.0, 150.0, limit_s=300.0)
 
 
 def test_figures_are_those_of_seff() -> None:
@@ -167,7 +167,7 @@ def test_figures_are_those_of_seff() -> None:
 
 
 def test_attempts_have_their_ends_and_steps(attempts: dict[str, Attempt]) -> None:
-    assert {job_id: attempt.sight.state for job_id, attempt in attempts.items()} == {
+    assert {job_id: attempt.snapshot.state for job_id, attempt in attempts.items()} == {
         "1": "TIMEOUT",
         "2": "COMPLETED",
         "3": "FAILED",
@@ -191,7 +191,7 @@ def test_attempts_have_their_ends_and_steps(attempts: dict[str, Attempt]) -> Non
         "10_5": 1,
         "11_[1-3,7,10,13,16,19%2]": 0,
     }
-    assert attempts["9"].sight.started is None
+    assert attempts["9"].snapshot.started is None
     assert [attempts[job_id].is_complete for job_id in ("1", "9", "15")] == [True, True, False]
     unfinished = attempts["1"]._replace(steps=(attempts["1"].steps[0]._replace(ended=None),))
     assert not unfinished.is_complete  # the job's row comes 1 to 2 s before those of its steps

@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from exporter.slurm.accounting import Attempt, Step
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.states import ENDS, RETURNING
 from exporter.slurm.tracking import (
     GIVEN_UP_AFTER_S,
@@ -28,11 +28,13 @@ def job() -> TrackedJob:
 
 
 def row(state: str, *, restarts: int = 0, submitted: float = SUBMITTED, **times: float) -> QueueRow:
-    return QueueRow("7", Sight(state, submitted, times.get("started"), times.get("ended"), restarts), "job", None)
+    return QueueRow(
+        "7", AttemptSnapshot(state, submitted, times.get("started"), times.get("ended"), restarts), "job", None
+    )
 
 
 def attempt(state: str, submitted: float, started: float | None, ended: float | None) -> Attempt:
-    return Attempt("7", "ada", "job", Sight(state, submitted, started, ended), "0:0", 60.0, 1, 100.0)
+    return Attempt("7", "ada", "job", AttemptSnapshot(state, submitted, started, ended), "0:0", 60.0, 1, 100.0)
 
 
 def told(changes: tuple[Change, ...]) -> list[tuple[str, str, float]]:
@@ -95,12 +97,12 @@ def test_a_missing_job_is_unknown_after_minutes_of_silence_and_still_no_end() ->
 
 def test_an_attempt_that_was_requeued_ends_when_accounting_says() -> None:
     known = {"7": job()}
-    for sight in (
+    for snapshot in (
         row("RUNNING", started=1010.0),
         row("PENDING", restarts=1, submitted=1041.0),  # a second after the end
         row("COMPLETED", restarts=1, submitted=1041.0, started=1050.0, ended=1060.0),
     ):
-        known = {**compare_queue(known, [sight], 1100.0).jobs}
+        known = {**compare_queue(known, [snapshot], 1100.0).jobs}
     attempts = [attempt("REQUEUED", SUBMITTED, 1010.0, 1040.0), attempt("COMPLETED", 1041.0, 1050.0, 1060.0)]
     measured = take_figures(known["7"], attempts, 1100.0)
     assert [(event.state, event.time) for event in measured.history] == [
@@ -139,28 +141,30 @@ class Life:
     recycled: bool  # whether a later job gets its id
 
     def present(self, now: float) -> tuple[int, Attempt]:
-        return [(i, one) for i, one in enumerate(self.attempts) if (one.sight.submitted or 0) <= now][-1]
+        return [(i, one) for i, one in enumerate(self.attempts) if (one.snapshot.submitted or 0) <= now][-1]
 
     def queue(self, now: float) -> list[QueueRow]:
         restarts, one = self.present(now)
-        sight = one.sight._replace(restarts=restarts)
-        if sight.ended is not None and now >= sight.ended:
-            if now >= sight.ended + self.remembered_s:
-                later = row("RUNNING", submitted=sight.ended + 1, started=sight.ended + 1)
+        snapshot = one.snapshot._replace(restarts=restarts)
+        if snapshot.ended is not None and now >= snapshot.ended:
+            if now >= snapshot.ended + self.remembered_s:
+                later = row("RUNNING", submitted=snapshot.ended + 1, started=snapshot.ended + 1)
                 return [later] if self.recycled else []
-            if sight.state == "REQUEUED":
-                return [QueueRow("7", sight._replace(state="RUNNING", ended=None), "job", None)]  # COMPLETING
-            return [QueueRow("7", sight, "job", None)]
-        if sight.started is not None and now >= sight.started:
-            return [QueueRow("7", sight._replace(state="RUNNING", ended=None), "job", None)]
-        return [QueueRow("7", sight._replace(state="PENDING", started=None, ended=None), "job", None)]
+            if snapshot.state == "REQUEUED":
+                return [QueueRow("7", snapshot._replace(state="RUNNING", ended=None), "job", None)]  # COMPLETING
+            return [QueueRow("7", snapshot, "job", None)]
+        if snapshot.started is not None and now >= snapshot.started:
+            return [QueueRow("7", snapshot._replace(state="RUNNING", ended=None), "job", None)]
+        return [QueueRow("7", snapshot._replace(state="PENDING", started=None, ended=None), "job", None)]
 
     def accounting(self, now: float) -> list[Attempt]:
         known = [attempt("FAILED", 10.0, 20.0, 30.0)]  # an earlier job with this id
         for one in self.attempts:
-            if (one.sight.submitted or 0) + self.lag_s <= now:
-                has_ended = (one.sight.ended or 0) + self.lag_s <= now
-                known.append(one if has_ended else one._replace(sight=one.sight._replace(state="RUNNING", ended=None)))
+            if (one.snapshot.submitted or 0) + self.lag_s <= now:
+                has_ended = (one.snapshot.ended or 0) + self.lag_s <= now
+                known.append(
+                    one if has_ended else one._replace(snapshot=one.snapshot._replace(state="RUNNING", ended=None))
+                )
         return known[::-1]
 
 
@@ -185,7 +189,7 @@ def lives(draw: st.DrawFn) -> Life:
 @settings(max_examples=150, deadline=None)
 @given(life=lives(), gaps=st.lists(st.tuples(st.integers(5, 120), st.booleans(), st.booleans()), max_size=12))
 def test_no_end_is_wrong_and_each_change_is_told_once(life: Life, gaps: list[tuple[int, bool, bool]]) -> None:
-    end = life.attempts[-1].sight.ended or 0.0
+    end = life.attempts[-1].snapshot.ended or 0.0
     jobs, changes, now = {"7": job()}, list[Change](), SUBMITTED
     rest = [(60, True, True)] * int((end - SUBMITTED + life.lag_s) / 60 + RETURNS_WITHIN_S)
     for gap, queue_answers, accounting_answers in [*gaps, *rest]:
@@ -198,10 +202,10 @@ def test_no_end_is_wrong_and_each_change_is_told_once(life: Life, gaps: list[tup
             jobs, changes = dict(known.jobs), [*changes, *known.changes]
         if jobs["7"].is_over:
             assert now >= end
-            assert jobs["7"].state == life.attempts[-1].sight.state
+            assert jobs["7"].state == life.attempts[-1].snapshot.state
             if now > end + life.lag_s + life.remembered_s:
                 break
-    final, last = jobs["7"], life.attempts[-1].sight
+    final, last = jobs["7"], life.attempts[-1].snapshot
     assert (final.state, final.ended, final.attempt) == (last.state, last.ended, len(life.attempts))
     states = [change.job.state for change in changes if "UNKNOWN" not in (change.previous, change.job.state)]
     assert len([state for state in states if state in ENDS]) <= 1 + states.count("PENDING")
@@ -212,5 +216,5 @@ def test_no_end_is_wrong_and_each_change_is_told_once(life: Life, gaps: list[tup
     ]
     if last.started is not None and "UNKNOWN" not in {change.previous for change in changes}:
         assert starts == [last.started]
-    requeues = {one.sight.submitted for one in life.attempts[1:]}
+    requeues = {one.snapshot.submitted for one in life.attempts[1:]}
     assert {change.time for change in changes if change.job.state == "PENDING"} <= requeues

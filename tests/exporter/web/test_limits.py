@@ -144,7 +144,7 @@ def test_connections_never_exceed_a_limit(newcomers: list[str]) -> None:
     peers: list[str] = []
     for newcomer in newcomers:
         before = Counter(peers)
-        crowd = limits.choose_crowd(peers, newcomer)
+        crowd = limits.choose_evicted(peers, newcomer)
         if crowd is not None:
             peers.remove(crowd)
             assert crowd == newcomer or before[crowd] == max(before[peer] for peer in before if peer != LOCAL)
@@ -157,8 +157,8 @@ def test_connections_never_exceed_a_limit(newcomers: list[str]) -> None:
 
 def test_a_flood_from_other_nodes_takes_no_connection_of_this_node_or_of_a_scraper() -> None:
     peers = [LOCAL, "scraper", *(f"10.0.0.{number % 4}" for number in range(MOST_REMOTE - 1))]
-    assert limits.choose_crowd(peers, LOCAL) is None
-    assert limits.choose_crowd(peers, "10.0.0.9") not in (None, LOCAL, "scraper")
+    assert limits.choose_evicted(peers, LOCAL) is None
+    assert limits.choose_evicted(peers, "10.0.0.9") not in (None, LOCAL, "scraper")
 
 
 def test_an_idle_connection_makes_room_rather_than_one_being_served(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from exporter.hub.index_reader import History, index_path, read_history, rebuild
 from exporter.hub.store import Batch, Store
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.sources.hub_reader import HubJob
 from exporter.slurm.usage import Usage, UsageRow
 from launcher.fleet.history import read_ended, read_used
@@ -38,7 +38,7 @@ class Accounting(SlurmReader):
         return ClusterFacts("c1", False, 300.0)
 
     def queue(self) -> tuple[QueueRow, ...]:
-        rows = [row for row, _ in self._pairs() if row.sight.ended is None]
+        rows = [row for row, _ in self._pairs() if row.snapshot.ended is None]
         return tuple(rows)
 
     def history(self, since: float, until: float | None = None) -> tuple[tuple[QueueRow, Attempt], ...]:
@@ -47,24 +47,24 @@ class Accounting(SlurmReader):
         return tuple(
             pair
             for pair in self._pairs()
-            if (pair[0].sight.submitted or 0.0) < end and (pair[0].sight.ended or NOW) >= since
+            if (pair[0].snapshot.submitted or 0.0) < end and (pair[0].snapshot.ended or NOW) >= since
         )
 
     def usage_since(self, since: float) -> tuple[UsageRow, ...]:
         found = []
         for row, attempt in self._pairs():
-            begin = max(row.sight.started or NOW, float(int(since)))
-            elapsed_s = max(0.0, (row.sight.ended or NOW) - begin)
-            known = (row.job_id, row.user, row.account, row.partition, row.sight.state, elapsed_s, attempt.cpus)
+            begin = max(row.snapshot.started or NOW, float(int(since)))
+            elapsed_s = max(0.0, (row.snapshot.ended or NOW) - begin)
+            known = (row.job_id, row.user, row.account, row.partition, row.snapshot.state, elapsed_s, attempt.cpus)
             found.append(UsageRow(*known, {"": 2}, row.name))
         return tuple(found)
 
     def _pairs(self) -> Iterator[tuple[QueueRow, Attempt]]:
         for job_id, state, submitted, started, ended in self.attempts:
-            sight = Sight(state, NOW + submitted, started and NOW + started, ended and NOW + ended)
-            elapsed_s = 0.0 if sight.started is None else (sight.ended or NOW) - sight.started
-            made = Attempt(job_id, USER, f"job{job_id}", sight, "0:0", elapsed_s, 4, None, (), TRES)
-            yield QueueRow(job_id, sight, made.name, None, "gpu", TRES, USER, "lab", "normal", 1, "n1"), made
+            snapshot = AttemptSnapshot(state, NOW + submitted, started and NOW + started, ended and NOW + ended)
+            elapsed_s = 0.0 if snapshot.started is None else (snapshot.ended or NOW) - snapshot.started
+            made = Attempt(job_id, USER, f"job{job_id}", snapshot, "0:0", elapsed_s, 4, None, (), TRES)
+            yield QueueRow(job_id, snapshot, made.name, None, "gpu", TRES, USER, "lab", "normal", 1, "n1"), made
 
 
 ATTEMPTS = [
@@ -90,7 +90,7 @@ def sums(slurm: Accounting, since: float, environ: dict[str, str]) -> dict[str, 
 
 def ended(slurm: Accounting, since: float, environ: dict[str, str]) -> dict[str, object]:
     found = read_ended(slurm, (), since, environ).rows
-    return {row.job_id: (row._replace(output=None), figures) for row, figures in found if row.sight.ended}
+    return {row.job_id: (row._replace(output=None), figures) for row, figures in found if row.snapshot.ended}
 
 
 @pytest.mark.parametrize("days", [1.0, 3.0, 5.5, 6.5, 8.0, 20.0])
@@ -110,7 +110,7 @@ def test_index_and_accounting_together_say_what_accounting_says(days: float, env
     assert slurm.asked == [*before, (max(since, NOW - DAY_S / 2), None)]
     assert read_used(slurm, since, NOW, environ).source == f"{index_path(environ)} and accounting"
     told, wanted = ended(slurm, since, environ), ended(slurm, since, alone)
-    wanted = {job_id: each for job_id, each in wanted.items() if each[0].sight.ended >= since}  # type: ignore[index]
+    wanted = {job_id: each for job_id, each in wanted.items() if each[0].snapshot.ended >= since}  # type: ignore[index]
     assert told == wanted
 
 

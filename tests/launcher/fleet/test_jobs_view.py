@@ -12,7 +12,7 @@ from exporter.contract.report import GpuSums
 from exporter.contract.status import EtaEstimate
 from exporter.slurm.accounting import Figures, parse_history
 from exporter.slurm.prices import Prices
-from exporter.slurm.queue import QueueRow, Sight, parse_queue
+from exporter.slurm.queue import AttemptSnapshot, QueueRow, parse_queue
 from launcher.cli.cluster.ps import SORT_NAMES
 from launcher.fleet.jobs_view import (
     SORTS,
@@ -32,7 +32,7 @@ SAMPLES = Path(__file__).parents[2] / "exporter" / "slurm" / "samples"
 ROWS = parse_queue((SAMPLES / "squeue.24.11.5.txt").read_text(encoding="utf-8"))
 NOW = 1795395600.0
 TRAIN = QueueRow(
-    *("7", Sight("RUNNING", 1705314600.0, 1705314660.0, limit_s=7200.0), "train", None),
+    *("7", AttemptSnapshot("RUNNING", 1705314600.0, 1705314660.0, limit_s=7200.0), "train", None),
     *("gpu", "cpu=32,mem=256G,node=1,billing=32,gres/gpu=1,gres/gpu:h100=1"),
     user="ada",
     account="lab",
@@ -50,7 +50,7 @@ def array(*states: str) -> list[Job]:
         Job(
             QueueRow(
                 job_id,
-                Sight(state, 1.0, reason="Priority" if state == "PENDING" else None),
+                AttemptSnapshot(state, 1.0, reason="Priority" if state == "PENDING" else None),
                 "arr",
                 None,
                 "gpu",
@@ -70,15 +70,15 @@ def test_the_table_is_that_of_the_golden_page(golden: Golden) -> None:
 
 @pytest.mark.parametrize("width", [80, 120])
 def test_narrow_windows_lose_whole_columns(golden: Golden, width: int) -> None:
-    later = TRAIN.sight.started + 3600 if TRAIN.sight.started else 0.0
+    later = TRAIN.snapshot.started + 3600 if TRAIN.snapshot.started else 0.0
     waiting = TRAIN._replace(
         job_id="9",
-        sight=Sight("PENDING", later - 65, reason="Resources"),
+        snapshot=AttemptSnapshot("PENDING", later - 65, reason="Resources"),
         name="eval",
         nodes="",
         expected_start=later + 3720,
     )
-    local = QueueRow("local-3f", Sight("COMPLETED", later - 900, later - 900, later - 60), "smoke", None)
+    local = QueueRow("local-3f", AttemptSnapshot("COMPLETED", later - 900, later - 900, later - 60), "smoke", None)
     jobs = [
         Job(waiting),
         Job(TRAIN, TRAIN_RUN),
@@ -91,7 +91,7 @@ def test_narrow_windows_lose_whole_columns(golden: Golden, width: int) -> None:
 
 
 def test_a_long_name_is_cut_before_columns_are_left_out_and_wide_letters_count_twice() -> None:
-    names, now = ("train", "日本語の学習ジョブ", "x" * 60), (TRAIN.sight.started or 0.0) + 3600
+    names, now = ("train", "日本語の学習ジョブ", "x" * 60), (TRAIN.snapshot.started or 0.0) + 3600
     jobs = [Job(TRAIN._replace(name=name), TRAIN_RUN) for name in names]
     head, *lines = render_jobs(jobs, now, verbose=False, width=80)
     assert head.split() == ["NAME", "JOB", "STATUS", "PROGRESS", "ETA", "MARGIN"]
@@ -106,19 +106,21 @@ def test_work_that_is_not_done_is_not_100_percent() -> None:
 
 
 def test_without_an_unfinished_job_the_last_ended_one_is_shown() -> None:
-    ended = [QueueRow(str(end), Sight("COMPLETED", 1.0, 2.0, end), "job", None) for end in (30.0, 50.0, 40.0)]
+    ended = [QueueRow(str(end), AttemptSnapshot("COMPLETED", 1.0, 2.0, end), "job", None) for end in (30.0, 50.0, 40.0)]
     assert [job.row.job_id for job in shown_jobs(map(Job, ended), ended_too=False)] == ["50.0"]
     assert shown_jobs([], ended_too=False) == []
 
 
 def test_a_local_sweep_with_a_point_that_never_started_has_ended() -> None:
-    sweep = Job(QueueRow("local-1", Sight("MISSING", 1.0), "lr", None))
+    sweep = Job(QueueRow("local-1", AttemptSnapshot("MISSING", 1.0), "lr", None))
     assert sweep.has_ended
     assert [job.row.job_id for job in shown_jobs([sweep, Job(TRAIN)], ended_too=False)] == ["7"]
 
 
 def test_tasks_of_an_array_are_one_line_with_counts() -> None:
-    rows = [job.row for job in array("RUNNING", "COMPLETED", "PENDING")] + [TRAIN._replace(sight=Sight("COMPLETED"))]
+    rows = [job.row for job in array("RUNNING", "COMPLETED", "PENDING")] + [
+        TRAIN._replace(snapshot=AttemptSnapshot("COMPLETED"))
+    ]
     found = shown_jobs(map(Job, rows), ended_too=False)  # with the ended task, not with the other ended job
     (job,) = fold_runs(found)
     assert (job.row.job_id, dict(job.tasks)) == ("8_[0-2]", {"RUNNING": 1, "COMPLETED": 1, "PENDING": 1})
@@ -130,14 +132,14 @@ def test_tasks_of_an_array_are_one_line_with_counts() -> None:
 
 
 def test_price_cost_and_gpus_of_one_line_are_those_of_all_its_parts() -> None:
-    running = Sight("RUNNING", 1.0, NOW - 3600.0)
-    waiting = QueueRow("8_[2-4]", Sight("PENDING", 1.0), "arr", None, "gpu", "gres/gpu:h100=1")
-    tasks = [Job(waiting), *(Job(waiting._replace(job_id=f"8_{index}", sight=running)) for index in range(2))]
+    running = AttemptSnapshot("RUNNING", 1.0, NOW - 3600.0)
+    waiting = QueueRow("8_[2-4]", AttemptSnapshot("PENDING", 1.0), "arr", None, "gpu", "gres/gpu:h100=1")
+    tasks = [Job(waiting), *(Job(waiting._replace(job_id=f"8_{index}", snapshot=running)) for index in range(2))]
     (job,) = fold_runs(tasks)
     assert job.price_per_hour(PRICES) == pytest.approx(5 * 2.4)
     assert job.cost(PRICES, NOW) == pytest.approx(2 * 2.4)
     assert " h100:1 x5 " in render_jobs([job], NOW, verbose=False)[1]
-    over = Job(waiting._replace(job_id="8_5", sight=Sight("COMPLETED", 1.0, NOW - 7200.0, NOW - 3600.0)))
+    over = Job(waiting._replace(job_id="8_5", snapshot=AttemptSnapshot("COMPLETED", 1.0, NOW - 7200.0, NOW - 3600.0)))
     (rest,) = fold_runs([*tasks, over])
     assert (rest.price_per_hour(PRICES), rest.cost(PRICES, NOW)) == pytest.approx((5 * 2.4, 3 * 2.4))
     sizes = {"9+0": 16, "9+1": 4}
@@ -152,7 +154,7 @@ def test_filters_and_orders() -> None:
     assert Filters(frozenset({"gpu"})).fits(both)
     assert not Filters(frozenset({"cpu"})).fits(both)
     assert not Filters(states=frozenset({"PENDING"})).fits(both)
-    ended = TRAIN._replace(sight=Sight("FAILED", 1.0, 2.0, 100.0))
+    ended = TRAIN._replace(snapshot=AttemptSnapshot("FAILED", 1.0, 2.0, 100.0))
     assert [Filters(since=since).fits(ended) for since in (100.0, 101.0)] == [True, False]
     assert tuple(SORTS) == SORT_NAMES
     jobs = [Job(TRAIN._replace(job_id=job_id)) for job_id in ("10", "9", "local-3f")]
@@ -187,7 +189,7 @@ def test_ended_jobs_have_the_figures_of_their_last_attempts() -> None:
     attempts = parse_history("".join(f"gpu|lab|normal|1|n1|{line}\n" for line in text.splitlines()))
     ended = {row.job_id: (row, figures) for row, figures in ended_rows(attempts, ROWS)}
     row, figures = ended["2"]
-    assert (row.name, row.sight.state, row.resources) == (
+    assert (row.name, row.snapshot.state, row.resources) == (
         "ok",
         "COMPLETED",
         "billing=4,cpu=4,gres/gpu=4,mem=600M,node=2",
@@ -201,15 +203,17 @@ def test_ended_jobs_have_the_figures_of_their_last_attempts() -> None:
 @pytest.mark.parametrize(("days", "shown"), [(1, True), (364, False)])
 def test_a_start_that_nobody_can_forecast_is_not_shown(days: int, shown: bool) -> None:
     """Behind a job without a time limit Slurm forecasts the start in a year."""
-    waiting = TRAIN._replace(sight=Sight("PENDING", NOW, reason="Resources"), expected_start=NOW + days * 86400)
+    waiting = TRAIN._replace(
+        snapshot=AttemptSnapshot("PENDING", NOW, reason="Resources"), expected_start=NOW + days * 86400
+    )
     assert ("start in" in render_jobs([Job(waiting)], NOW, verbose=False)[1]) == shown
 
 
 def test_a_pipeline_is_one_line_with_its_ended_jobs() -> None:
     pipeline = Pipeline("pipeline-7", "r8")
     states = {"7": "COMPLETED", "9": "RUNNING", "10": "PENDING"}
-    rows = [QueueRow(job_id, Sight(state, 1.0), f"job{job_id}", None) for job_id, state in states.items()]
-    other = Job(QueueRow("8", Sight("COMPLETED", 2.0, ended=3.0), "other", None))
+    rows = [QueueRow(job_id, AttemptSnapshot(state, 1.0), f"job{job_id}", None) for job_id, state in states.items()]
+    other = Job(QueueRow("8", AttemptSnapshot("COMPLETED", 2.0, ended=3.0), "other", None))
     jobs = shown_jobs([other, *(Job(row, pipeline=pipeline) for row in rows)], ended_too=False)
     (job,) = fold_runs(jobs)
     assert (job.row.name, job.row.job_id, job.tasks) == ("r8", "pipeline-7", dict.fromkeys(sorted(states.values()), 1))
@@ -220,13 +224,13 @@ def test_a_pipeline_is_one_line_with_its_ended_jobs() -> None:
 
 
 def test_a_run_has_its_own_names_and_its_waiting_tasks() -> None:
-    rows = [QueueRow(job_id, Sight("PENDING"), "job", None) for job_id in ("7", "8_1", "8_[2-4]", "9", "70")]
+    rows = [QueueRow(job_id, AttemptSnapshot("PENDING"), "job", None) for job_id in ("7", "8_1", "8_[2-4]", "9", "70")]
     found = rows_of_run(rows, {"7": "prep", "8_1": "a", "8_3": "b"})
     assert [(row.job_id, row.name) for row in found] == [("7", "prep"), ("8_1", "a"), ("8_[2-4]", "job")]
 
 
 def test_margin_idle_time_and_energy_are_shown_where_they_are_known() -> None:
-    now = (TRAIN.sight.started or 0.0) + 3600
+    now = (TRAIN.snapshot.started or 0.0) + 3600
     gpus = GpuSums(seen_s=400.0, idle_s=100.0, energy_j=7.2e6)
     job = Job(TRAIN, TRAIN_RUN._replace(gpus=gpus))
     head, line = render_jobs([job], now, verbose=True)[:2]
@@ -234,4 +238,4 @@ def test_margin_idle_time_and_energy_are_shown_where_they_are_known() -> None:
     assert (shown["MARGIN"], shown["IDLE"], shown["ENERGY"]) == ("-1h 04m", "25%", "2.0 kWh")
     bare = Job(TRAIN, TRAIN_RUN._replace(gpus=GpuSums(), eta=None))
     assert (bare.margin_s(now), bare.gpu_idle_ratio, bare.energy_j) == (None, None, None)
-    assert Job(TRAIN._replace(sight=TRAIN.sight._replace(limit_s=None)), TRAIN_RUN).margin_s(now) is None
+    assert Job(TRAIN._replace(snapshot=TRAIN.snapshot._replace(limit_s=None)), TRAIN_RUN).margin_s(now) is None

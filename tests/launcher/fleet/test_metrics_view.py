@@ -7,7 +7,7 @@ from typing import Any
 from exporter.contract.report import GpuDeviceReport, GpuReport, NodeGpuReport, Report, WorkerReport
 from exporter.contract.status import JobStatus, Memory
 from exporter.slurm.accounting import parse_accounting
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.usage import RunningUse
 from launcher.fleet.metrics_view import (
     ended_metrics,
@@ -42,7 +42,7 @@ def test_the_tables_are_those_of_the_golden_page(golden: Golden, tmp_path: Path)
         gpus=GpuReport(nodes=(NodeGpuReport(node="n1", gpus=(gpu,)),)),
         workers=(WorkerReport(worker="w", rank=0, cpu_s=250.0),),
     )
-    row = QueueRow("7", Sight("RUNNING", 1.0, 1000.0), "job", None, "gpu", "cpu=4,mem=1G,gres/gpu=4")
+    row = QueueRow("7", AttemptSnapshot("RUNNING", 1.0, 1000.0), "job", None, "gpu", "cpu=4,mem=1G,gres/gpu=4")
     attempts = parse_accounting((SAMPLES / "sacct.24.11.5.txt").read_text(encoding="utf-8"))
     ended = [attempt for attempt in attempts if attempt.job_id == "2"]
     tables = [
@@ -50,7 +50,7 @@ def test_the_tables_are_those_of_the_golden_page(golden: Golden, tmp_path: Path)
         render_metrics(report_metrics(report), 1060.0),
         render_metrics(running_metrics(row, RunningUse(30.0, 2.0**29), 1010.0), 1010.0),
         render_metrics(running_metrics(row, RunningUse(None, None), 1010.0), 1010.0),
-        render_metrics(ended_metrics(ended), (ended[0].sight.ended or 0.0) + 90),
+        render_metrics(ended_metrics(ended), (ended[0].snapshot.ended or 0.0) + 90),
     ]
     golden("launcher/metrics.txt", "\n\n".join("\n".join(lines) for lines in tables) + "\n")
 

@@ -7,7 +7,7 @@ import pytest
 from exporter.contract.status import HealthReason
 from exporter.slurm.nodes import parse_nodes
 from exporter.slurm.prices import Prices
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from launcher.fleet.nodes_view import Node, known_nodes, nodes_json, render_nodes
 from launcher.fleet.own_runs import NodeHealth, RunProgress
 from tests.launcher.conftest import Golden
@@ -23,10 +23,10 @@ cn02|idle|low|gpu:h100:8(S:0-1)|gpu:h100:0(IDX:N/A)|0/128/0/128|2048000|none|
 """
 )
 QUEUE = [
-    QueueRow("7", Sight("RUNNING", 1.0, 2.0), "train", None, nodes="cn[01,03]"),
-    QueueRow("8_1", Sight("RUNNING", 1.0, 2.0), "arr", None, nodes="cn01"),
-    QueueRow("9", Sight("COMPLETED", 1.0, 2.0, 3.0), "old", None, nodes="cn01"),
-    QueueRow("10", Sight("PENDING", 1.0), "next", None),
+    QueueRow("7", AttemptSnapshot("RUNNING", 1.0, 2.0), "train", None, nodes="cn[01,03]"),
+    QueueRow("8_1", AttemptSnapshot("RUNNING", 1.0, 2.0), "arr", None, nodes="cn01"),
+    QueueRow("9", AttemptSnapshot("COMPLETED", 1.0, 2.0, 3.0), "old", None, nodes="cn01"),
+    QueueRow("10", AttemptSnapshot("PENDING", 1.0), "next", None),
 ]
 BAD = NodeHealth("failure", NOW - 3 * 3600, (HealthReason(gpu="3", severity="failure", words="fell off the bus"),))
 RUNS = [

@@ -13,7 +13,7 @@ import pytest
 from exporter.contract import run_files
 from exporter.contract.records import JsonValue
 from exporter.slurm.commands_reader import NO_CLUSTER
-from exporter.slurm.sources import shared_look_reader
+from exporter.slurm.sources import shared_answers_reader
 from launcher.cli.cluster.queue_options import repeat
 from launcher.fleet import own_runs
 from launcher.pipeline.directory import PipelineRecord, write_record
@@ -84,7 +84,7 @@ def test_without_an_answer_the_known_state_is_shown_with_its_age(
     gpujob("ps")
     slurm.say("squeue", "err", GONE)
     slurm.say("squeue", "status", 1)
-    monkeypatch.setattr(shared_look_reader, "LOOK_S", 0.0)
+    monkeypatch.setattr(shared_answers_reader, "QUEUE_MAX_AGE_S", 0.0)
     status, out, err = gpujob("ps")
     assert (status, names(out)) == (0, ["next", "job"])
     assert json.loads(gpujob("ps", "--json")[1])["problem"] == f"squeue exited with 1: {GONE}"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from exporter.slurm.sources import shared_look_reader
+from exporter.slurm.sources import shared_answers_reader
 from launcher.steps import slurm_queue
 from launcher.steps.slurm_queue import QueueState, SlurmQueue
 from tests.support.fake_slurm import FakeSlurm
@@ -61,7 +61,7 @@ def test_a_hundred_watchers_of_one_job_make_one_query(
     assert {SlurmQueue(path).read() for _ in range(100)} == {QueueState("PENDING", "Dependency")}
     (call,) = slurm.calls("squeue")
     assert call["argv"][:7] == ["--clusters=c2", "-h", "-a", "-t", "all", "-u", "ada"]
-    monkeypatch.setattr(shared_look_reader, "LOOK_S", 0.0)
+    monkeypatch.setattr(shared_answers_reader, "QUEUE_MAX_AGE_S", 0.0)
     slurm.say("squeue", "out", "RUNNING|None\n")
     assert SlurmQueue(path).read() == QueueState("RUNNING")
 
@@ -74,7 +74,7 @@ def test_an_answer_before_the_submission_says_nothing_of_the_job(
     monkeypatch.setattr(slurm_queue, "READ_INTERVAL_S", 0.0)
     queue = SlurmQueue(run_dir(tmp_path, "4459", submitted=time.time()))
     assert queue.read() == QueueState(None)  # Slurm was asked a moment ago
-    monkeypatch.setattr(shared_look_reader, "LEAST_S", 0.0)
+    monkeypatch.setattr(shared_answers_reader, "LEAST_S", 0.0)
     slurm.say("squeue", "out", "PENDING\n")
     assert [queue.read().state for _ in range(3)] == ["PENDING"] * 3
     assert len(slurm.calls("squeue")) == 2

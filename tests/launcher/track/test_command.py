@@ -11,7 +11,7 @@ import pytest
 
 from exporter.contract.file_locks import lock_file
 from exporter.slurm.commands_reader import NO_CLUSTER, SlurmReader
-from exporter.slurm.sources.shared_look_reader import read_queue_look
+from exporter.slurm.sources.shared_answers_reader import read_shared_queue
 from launcher.cli.main import main
 from launcher.track.state import find_state_files
 from tests.support.fake_slurm import BIN, FakeSlurm
@@ -54,7 +54,7 @@ def test_an_answer_of_before_the_submission_does_not_hide_a_job(
 ) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     slurm.say("squeue", "out", "")
-    read_queue_look(SlurmReader("ada", None, os.environ), os.environ)  # as another command a moment ago
+    read_shared_queue(SlurmReader("ada", None, os.environ), os.environ)  # as another command a moment ago
     slurm.say("squeue", "out", COMPLETED)
     assert track("7")[0] == 0
 

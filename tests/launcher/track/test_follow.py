@@ -10,9 +10,9 @@ import pytest
 
 from exporter.slurm.accounting import Attempt, Figures, Step
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
+from exporter.slurm.sources.cached_answers_reader import QueueAnswer
 from exporter.slurm.sources.hub_reader import HubJob
-from exporter.slurm.sources.look_file_reader import QueueLook
 from exporter.slurm.sources.shared_accounting_reader import SharedAccounting
 from exporter.slurm.tracking import TrackedJob
 from launcher.track.follow import ACCOUNTING_EACH, HUB_FIGURES_S, Follower, read_cause
@@ -48,17 +48,17 @@ class ScriptedSlurm(SlurmReader):
         if at(first) <= self.now <= at(last):
             raise SlurmUnansweredError(command, problem)
 
-    def _sight(self, states: list[tuple[str, str]]) -> Sight:
+    def _snapshot(self, states: list[tuple[str, str]]) -> AttemptSnapshot:
         times = {state: at(clock) for state, clock in states if at(clock) <= self.now}
         state = next(reversed(times), "PENDING")
         ended = times[state] if state not in ("PENDING", "RUNNING") else None
-        return Sight(state, START - 60, times.get("RUNNING"), ended, 0, None, 600.0)
+        return AttemptSnapshot(state, START - 60, times.get("RUNNING"), ended, 0, None, 600.0)
 
     def queue(self) -> tuple[QueueRow, ...]:
         self._call("squeue", "did not answer in 30 s")
         names = ("capitalization", "syntax", "words", "numbers", *map(str, range(len(self.script))))
         return tuple(
-            QueueRow(job_id, self._sight(states), f"r8_lr1e-5/{name}/epoch0", f"{self.folder}/{job_id}/log.out")
+            QueueRow(job_id, self._snapshot(states), f"r8_lr1e-5/{name}/epoch0", f"{self.folder}/{job_id}/log.out")
             for (job_id, states), name in zip(self.script.items(), names, strict=False)
             if not any(state == "GONE" and at(clock) <= self.now for state, clock in states)
         )
@@ -69,10 +69,10 @@ class ScriptedSlurm(SlurmReader):
             return ()
         found = []
         for job_id in job_ids:
-            sight = self._sight([pair for pair in self.script[job_id] if pair[0] != "GONE"])
-            elapsed = (sight.ended or self.now) - (sight.started or self.now)
-            steps = (Step(sight.ended, elapsed * 3, 12.5 * 1024 * MIB),)
-            found.append(Attempt(job_id, "ada", "x", sight, "0:0", elapsed, 4, 64 * 1024 * MIB, steps))
+            snapshot = self._snapshot([pair for pair in self.script[job_id] if pair[0] != "GONE"])
+            elapsed = (snapshot.ended or self.now) - (snapshot.started or self.now)
+            steps = (Step(snapshot.ended, elapsed * 3, 12.5 * 1024 * MIB),)
+            found.append(Attempt(job_id, "ada", "x", snapshot, "0:0", elapsed, 4, 64 * 1024 * MIB, steps))
         return tuple(found)
 
 
@@ -85,20 +85,22 @@ class Run:
         self.hub: dict[str, str] = {}  # when a hub has the figures of a job; without one no hub runs
         self.asked: list[float] = []  # age of the oldest answer that will do
 
-    def look(self, since: float) -> QueueLook:
+    def look(self, since: float) -> QueueAnswer:
         self.asked.append(self.slurm.now - since)
         source = "unix:/hub.sock" if self.hub else "squeue"
-        return QueueLook(cluster="", as_of=self.slurm.now, tried=since, rows=self.slurm.queue(), source=source)
+        return QueueAnswer(cluster="", as_of=self.slurm.now, tried=since, rows=self.slurm.queue(), source=source)
 
     def jobs_of_hub(self, _: str, job_ids: Iterable[str]) -> list[HubJob]:
         """What a hub has of these jobs; it takes the end of one from the time of its report, as it may."""
         self.slurm.calls.append(("hub", self.slurm.now))
         found = []
         for row in self.slurm.queue():
-            if row.job_id in job_ids and row.sight.ended is not None:
+            if row.job_id in job_ids and row.snapshot.ended is not None:
                 has_figures = self.slurm.now >= at(self.hub.get(row.job_id, "23:59:00"))
-                job = HubJob(job_id=row.job_id, job_name=row.name, state=row.sight.state, ended=row.sight.ended - 2.6)
-                job = job.replace(submitted=row.sight.submitted, started=row.sight.started)
+                job = HubJob(
+                    job_id=row.job_id, job_name=row.name, state=row.snapshot.state, ended=row.snapshot.ended - 2.6
+                )
+                job = job.replace(submitted=row.snapshot.submitted, started=row.snapshot.started)
                 found.append(job.replace(figures=Figures(elapsed_s=1.0, cpu_ratio=0.5) if has_figures else None))
         return found
 
@@ -183,7 +185,7 @@ def test_an_older_answer_of_another_source_undoes_nothing(run: MakeRun, monkeypa
     first, look = followed.slurm.queue(), followed.look
     polls = itertools.count()
 
-    def sometimes_old(since: float) -> QueueLook:
+    def sometimes_old(since: float) -> QueueAnswer:
         found = look(since)  # every third answer is that of a hub before the first poll
         return found.replace(as_of=START - 1, rows=first) if next(polls) % 3 == 2 else found
 
@@ -251,7 +253,7 @@ def test_beside_a_hub_a_job_whose_end_has_no_time_is_measured_too(
     known = followed.slurm.queue
 
     def queue() -> tuple[QueueRow, ...]:
-        return tuple(row._replace(sight=row.sight._replace(ended=None)) for row in known())
+        return tuple(row._replace(snapshot=row.snapshot._replace(ended=None)) for row in known())
 
     monkeypatch.setattr(followed.slurm, "queue", queue)
     followed.follow()

@@ -8,17 +8,17 @@ import pytest
 
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
-from exporter.slurm.queue import QueueRow, Sight
+from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from launcher.errors import LauncherError
 from launcher.track.selection import Selection, read_selected, select, selected_jobs
 
 ROWS = (
-    QueueRow("4459_[0-1]", Sight("PENDING", 100.0), "arr", "/logs/arr.log"),
-    QueueRow("4459_2", Sight("RUNNING", 100.0, 110.0), "arr", None),
-    QueueRow("44", Sight("COMPLETED", 100.0, 110.0, 120.0), "eval", None),
-    QueueRow("45", Sight("PENDING", 100.0, restarts=2), "eval", None),
+    QueueRow("4459_[0-1]", AttemptSnapshot("PENDING", 100.0), "arr", "/logs/arr.log"),
+    QueueRow("4459_2", AttemptSnapshot("RUNNING", 100.0, 110.0), "arr", None),
+    QueueRow("44", AttemptSnapshot("COMPLETED", 100.0, 110.0, 120.0), "eval", None),
+    QueueRow("45", AttemptSnapshot("PENDING", 100.0, restarts=2), "eval", None),
 )
-OLD = (Attempt("46", "ada", "old", Sight("COMPLETED", 50.0), "0:0", 1.0, 1, None),)
+OLD = (Attempt("46", "ada", "old", AttemptSnapshot("COMPLETED", 50.0), "0:0", 1.0, 1, None),)
 
 
 def ids(selection: Selection, attempts: tuple[Attempt, ...] = ()) -> set[str]:
@@ -66,7 +66,7 @@ def test_a_job_of_gpujob_has_its_own_name_and_directory(tmp_path: Path) -> None:
     selection = select((str(run_dir),), {}, tmp_path)
     (job,) = selected_jobs(selection, "ada", "", ROWS, ()).values()
     assert (job.job_id, job.name, job.run_dir, job.log) == ("44", "my train", str(run_dir), f"{run_dir}/")
-    by_id = QueueRow("44", Sight("RUNNING", 1.0), "train", f"{run_dir}/log.out")
+    by_id = QueueRow("44", AttemptSnapshot("RUNNING", 1.0), "train", f"{run_dir}/log.out")
     assert selected_jobs(Selection(("44",)), "ada", "", [by_id], ())["44"].run_dir == str(run_dir)
     local = tmp_path / "logs" / "local-82f2_train"
     run_dir.rename(local)

@@ -18,11 +18,11 @@ from exporter.hub.api.answers import Head, QueueText, job_json
 from exporter.hub.jobs import split_rows, take_queue
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import parse_queue
-from exporter.slurm.sources import hub_look_reader, hub_reader, shared_look_reader
+from exporter.slurm.sources import hub_queue_reader, hub_reader, shared_answers_reader
+from exporter.slurm.sources.cached_answers_reader import QueueAnswer
 from exporter.slurm.sources.http_reader import NoAnswerError
-from exporter.slurm.sources.hub_reader import HubAnswer, HubLook, read_hub
-from exporter.slurm.sources.look_file_reader import QueueLook
-from exporter.slurm.sources.shared_look_reader import read_queue_look, read_queue_of_all
+from exporter.slurm.sources.hub_reader import HubAnswer, HubReply, read_hub
+from exporter.slurm.sources.shared_answers_reader import read_queue_of_all, read_shared_queue
 from tests.exporter.hub.test_process import COMPLETED, RUNNING, HubProcess, line
 from tests.support.certificates import Authority
 from tests.support.exporter import FakeClock, until
@@ -83,28 +83,30 @@ def hub(slurm: FakeSlurm) -> Iterator[HubProcess]:
     process.end()
 
 
-def look(user: str | None = "root", cluster: str | None = None, **environ: str) -> QueueLook:
+def answer(user: str | None = "root", cluster: str | None = None, **environ: str) -> QueueAnswer:
     environment = {**os.environ, **environ}
-    return read_queue_look(SlurmReader(user, cluster, environment), environment)
+    return read_shared_queue(SlurmReader(user, cluster, environment), environment)
 
 
 def test_commands_ask_the_hub_and_not_slurm(slurm: FakeSlurm, hub: HubProcess) -> None:
-    looks = [look() for _ in range(50)]
+    looks = [answer() for _ in range(50)]
     assert {found.source for found in looks} == {f"unix:{hub.socket}"}
     assert (
         'gpujob_hub_http_requests_total{cluster="c1",handler="/api/v1/queue",code="200"} 1\n' in hub.get("/metrics")[1]
     )
     assert {*looks[0].rows} == {*parse_queue(RUNNING + line("8", "PENDING"))}
     assert len(slurm.calls("squeue")) == 1
-    assert look("bob").source == look(None).source == look(cluster="c2").source == look(GPUJOB_HUB="none").source
-    assert look(cluster="c1").source == f"unix:{hub.socket}"
+    assert (
+        answer("bob").source == answer(None).source == answer(cluster="c2").source == answer(GPUJOB_HUB="none").source
+    )
+    assert answer(cluster="c1").source == f"unix:{hub.socket}"
     assert len(slurm.calls("squeue")) == 4  # the last of them took its jobs out of those of all
 
 
 def test_beside_a_hub_with_own_jobs_those_of_others_are_asked_for_less_often(
     slurm: FakeSlurm, hub: HubProcess, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shared_look_reader, "LOOK_S", 0.0)
+    monkeypatch.setattr(shared_answers_reader, "QUEUE_MAX_AGE_S", 0.0)
     slurm.say("squeue", "out", line("9", "RUNNING", user="eve"))
     everybody = SlurmReader(None, None, os.environ)
     answers = [
@@ -120,17 +122,17 @@ def test_beside_a_hub_with_own_jobs_those_of_others_are_asked_for_less_often(
 
 def test_an_answer_older_than_the_question_is_asked_anew(slurm: FakeSlurm, hub: HubProcess) -> None:
     slurm.say("squeue", "out", COMPLETED)
-    found = read_queue_look(SlurmReader("root", None, os.environ), os.environ, since=time.time())
+    found = read_shared_queue(SlurmReader("root", None, os.environ), os.environ, since=time.time())
     assert (found.source, found.rows) == ("squeue", parse_queue(COMPLETED))
 
 
 def test_a_hub_that_is_named_and_does_not_answer_is_told(slurm: FakeSlurm, hub: HubProcess, tmp_path: Path) -> None:
     nowhere = f"unix:{tmp_path}/x.sock"
-    found = look(GPUJOB_HUB=nowhere)
+    found = answer(GPUJOB_HUB=nowhere)
     problem = f"{nowhere} does not answer: No such file or directory"
     assert (found.source, found.hub_problem, len(found.rows)) == ("squeue", problem, 2)
-    assert look("bob", GPUJOB_HUB=f"unix:{hub.socket}").hub_problem == f"unix:{hub.socket} has the jobs of root only"
-    assert "'http://' is no address; write it as in unix:/" in str(look(GPUJOB_HUB="http://").hub_problem)
+    assert answer("bob", GPUJOB_HUB=f"unix:{hub.socket}").hub_problem == f"unix:{hub.socket} has the jobs of root only"
+    assert "'http://' is no address; write it as in unix:/" in str(answer(GPUJOB_HUB="http://").hub_problem)
 
 
 def test_over_tcp_the_token_is_sent(slurm: FakeSlurm) -> None:
@@ -138,9 +140,9 @@ def test_over_tcp_the_token_is_sent(slurm: FakeSlurm) -> None:
     try:
         port = until(lambda: _port_of(process.process.pid), "the port")
         address = f"http://127.0.0.1:{port}"
-        assert look(GPUJOB_HUB=address).hub_problem == f"{address} answers with status 401"
+        assert answer(GPUJOB_HUB=address).hub_problem == f"{address} answers with status 401"
         token = (slurm.folder / "state/gpujob/hub/token").read_text().strip()
-        assert look(GPUJOB_HUB=address, GPUJOB_HUB_TOKEN=token).source == address
+        assert answer(GPUJOB_HUB=address, GPUJOB_HUB_TOKEN=token).source == address
     finally:
         process.end()
 
@@ -171,27 +173,27 @@ def _answer(**body: object) -> Mapping[str, object]:
 def test_an_old_answer_is_used_only_if_slurm_is_to_blame(
     body: Mapping[str, object], now: float, problem: str | None, is_used: bool
 ) -> None:
-    found = hub_look_reader.hub_look("unix:/x", HubAnswer.from_json(_answer(**body)), now)
+    found = hub_queue_reader.hub_queue("unix:/x", HubAnswer.from_json(_answer(**body)), now)
     assert (found is not None, found and found.problem) == (is_used, problem)
 
 
-def _told(address: str) -> HubLook:
-    return HubLook(address, HubAnswer.from_json(_answer()), text=json.dumps(_answer()).encode())
+def _told(address: str) -> HubReply:
+    return HubReply(address, HubAnswer.from_json(_answer()), text=json.dumps(_answer()).encode())
 
 
 def test_a_hub_is_asked_by_one_command_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     environ, clock = {"GPUJOB_HUB": "unix:/x", "HOME": str(tmp_path), "PATH": ""}, FakeClock(1000.0)
     asked, may_answer, answers = list[float](), Event(), [_told("unix:/x")]
 
-    def ask(*_: object) -> HubLook | None:
+    def ask(*_: object) -> HubReply | None:
         asked.append(clock.now)
         assert len(asked) != 2 or may_answer.wait(60.0)
         return answers[-1]
 
     def read() -> float | None:
-        return read_queue_look(SlurmReader("ada", None, environ), environ, clock.time).as_of
+        return read_shared_queue(SlurmReader("ada", None, environ), environ, clock.time).as_of
 
-    monkeypatch.setattr(hub_look_reader, "read_hub", ask)
+    monkeypatch.setattr(hub_queue_reader, "read_hub", ask)
     assert read() == 1000.0
     clock.advance(20.0)
     other = Thread(target=read)
@@ -201,7 +203,7 @@ def test_a_hub_is_asked_by_one_command_at_a_time(tmp_path: Path, monkeypatch: py
     may_answer.set()
     other.join()
     clock.advance(20.0)
-    answers.append(HubLook("unix:/x", None, "unix:/x does not answer in 2 s"))
+    answers.append(HubReply("unix:/x", None, "unix:/x does not answer in 2 s"))
     assert (read(), len(asked)) == (1000.0, 3)  # it may be busy: Slurm is not asked by all at once
     clock.advance(60.0)
     with pytest.raises(SlurmUnansweredError, match="squeue"):
@@ -213,14 +215,14 @@ def test_the_answer_of_one_hub_is_not_taken_for_that_of_another(
 ) -> None:
     asked = list[str]()
 
-    def ask(_: SlurmReader, environ: Mapping[str, str]) -> HubLook:
+    def ask(_: SlurmReader, environ: Mapping[str, str]) -> HubReply:
         asked.append(environ["GPUJOB_HUB"])
         return _told(asked[-1])
 
-    monkeypatch.setattr(hub_look_reader, "read_hub", ask)
+    monkeypatch.setattr(hub_queue_reader, "read_hub", ask)
     for address in ("unix:/x", "unix:/x", "unix:/y"):
         environ = {"GPUJOB_HUB": address, "HOME": str(tmp_path), "PATH": ""}
-        assert read_queue_look(SlurmReader("ada", None, environ), environ, lambda: 1000.0).source == address
+        assert read_shared_queue(SlurmReader("ada", None, environ), environ, lambda: 1000.0).source == address
     assert asked == ["unix:/x", "unix:/y"]
 
 

@@ -63,7 +63,7 @@ def test_numbers_and_flags_of_all_versions(change: Mapping[str, object], field: 
     body = sample("26.05.5")
     body["jobs"][0] |= change
     (row,) = parse_rest_jobs(body)
-    assert getattr(row.sight, field) == value
+    assert getattr(row.snapshot, field) == value
 
 
 @pytest.mark.parametrize(

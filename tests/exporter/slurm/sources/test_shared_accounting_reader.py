@@ -10,8 +10,14 @@ import pytest
 from exporter.contract.file_locks import lock_file
 from exporter.slurm.accounting import Attempt, Step
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
-from exporter.slurm.queue import Sight
-from exporter.slurm.sources.shared_accounting_reader import KEPT_S, LAST_AHEAD, LAST_S, SharedAccounting, Wanted
+from exporter.slurm.queue import AttemptSnapshot
+from exporter.slurm.sources.shared_accounting_reader import (
+    KEPT_S,
+    LAST_AHEAD,
+    LAST_S,
+    AccountingRequest,
+    SharedAccounting,
+)
 from tests.support.exporter import FakeClock
 
 EACH_S = 150.0
@@ -29,9 +35,9 @@ class Asked(SlurmReader):
         self.questions.append((sorted(job_ids), since))
         if self.problem is not None:
             raise SlurmUnansweredError("sacct", self.problem)
-        sight = Sight("COMPLETED", 1.0, 2.0, 3.0)
+        snapshot = AttemptSnapshot("COMPLETED", 1.0, 2.0, 3.0)
         return tuple(
-            Attempt(f"{job_id}{task}", "ada", "x", sight, "0:0", 1.0, 1, None, (Step(3.0, 1.0, None),))
+            Attempt(f"{job_id}{task}", "ada", "x", snapshot, "0:0", 1.0, 1, None, (Step(3.0, 1.0, None),))
             for job_id in job_ids
             for task in ("_0", "_1")
         )
@@ -52,7 +58,7 @@ def follower(slurm: Asked, folder: Path | None, clock: FakeClock) -> SharedAccou
 
 
 def answered(who: SharedAccounting, clock_at: float, *job_ids: str, is_last: bool = False) -> list[str]:
-    wanted: Mapping[str, Wanted] = {job_id: Wanted(clock_at, 500.0) for job_id in job_ids}
+    wanted: Mapping[str, AccountingRequest] = {job_id: AccountingRequest(clock_at, 500.0) for job_id in job_ids}
     told = who.read(wanted, is_last=is_last)
     assert {attempt.job_id.partition("_")[0] for attempt in told.attempts} == told.answered.keys()
     assert len(told.attempts) == 2 * len(told.answered)
@@ -64,7 +70,7 @@ def test_fifty_followers_ask_as_often_as_one(tmp_path: Path, slurm: Asked, clock
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda pair: answered(pair[1], 1000.0, pair[0]), followers.items()))
     assert len(slurm.questions) <= 2
-    clock.advance(60.0)  # all look again, and nobody may ask
+    clock.advance(60.0)  # all set_answer again, and nobody may ask
     for job_id, each in followers.items():
         answered(each, 1000.0, job_id)
     assert len(slurm.questions) <= 2
@@ -104,7 +110,7 @@ def test_who_waits_for_nothing_else_asks_within_seconds(tmp_path: Path, slurm: A
 
 def test_without_an_answer_the_ids_wait_on(tmp_path: Path, slurm: Asked, clock: FakeClock) -> None:
     first, second = follower(slurm, tmp_path, clock), follower(slurm, tmp_path, clock)
-    slurm.problem = "did not answer in 30 s"
+    slurm.problem = "did not set_answer in 30 s"
     with pytest.raises(SlurmUnansweredError, match="30 s"):
         answered(first, 1000.0, "1")
     slurm.problem = None
@@ -128,10 +134,10 @@ def test_nobody_waits_longer_because_others_have_another_pace(tmp_path: Path, sl
 
 def test_who_must_search_further_back_is_not_content_with_less(tmp_path: Path, slurm: Asked, clock: FakeClock) -> None:
     late, early = follower(slurm, tmp_path, clock), follower(slurm, tmp_path, clock)
-    late.read({"7": Wanted(1000.0, 900.0)}, is_last=False)
+    late.read({"7": AccountingRequest(1000.0, 900.0)}, is_last=False)
     assert answered(early, 1000.0, "7") == ["7"]
     for since in (900.0, 0.0, 500.0):  # nobody may ask now
-        late.read({"8": Wanted(1001.0, since), "9": Wanted(1001.0, 900.0)}, is_last=False)
+        late.read({"8": AccountingRequest(1001.0, since), "9": AccountingRequest(1001.0, 900.0)}, is_last=False)
     clock.advance(2 * EACH_S)
     assert answered(late, 1001.0, "9") == []
     assert answered(late, 1001.0, "9") == ["9"]
@@ -142,7 +148,7 @@ def test_who_must_search_further_back_is_not_content_with_less(tmp_path: Path, s
 def test_one_alone_needs_no_file_of_others(tmp_path: Path, slurm: Asked, clock: FakeClock, has_home: bool) -> None:
     alone = follower(slurm, tmp_path if has_home else None, clock)
     assert [answered(alone, 1000.0, job_id) for job_id in ("1", "2", "3")] == [["1"], ["2"], []]
-    for path in tmp_path.rglob("answers*.json"):
+    for path in tmp_path.rglob("sharedaccountingfile*.json"):
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         path.write_text("{")  # damaged
     clock.advance(EACH_S)
@@ -152,7 +158,7 @@ def test_one_alone_needs_no_file_of_others(tmp_path: Path, slurm: Asked, clock: 
 def test_while_another_one_asks_nobody_waits(tmp_path: Path, slurm: Asked, clock: FakeClock) -> None:
     one = follower(slurm, tmp_path, clock)
     answered(one, 1000.0, "1")
-    (path,) = tmp_path.rglob("answers*.json")
+    (path,) = tmp_path.rglob("sharedaccountingfile*.json")
     descriptor = lock_file(path.with_suffix(".lock"))
     assert (answered(one, 1000.0, "1"), answered(one, 1000.0, "2")) == (["1"], [])
     with open(descriptor):

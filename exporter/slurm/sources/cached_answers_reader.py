@@ -20,7 +20,7 @@ CONF_FILES = ("/etc/slurm/slurm.conf", "/run/slurm/conf/slurm.conf")
 _CLUSTER_NAME = re.compile(r"^[ \t]*ClusterName[ \t]*=[ \t]*([\w.-]+)", re.IGNORECASE | re.MULTILINE)
 
 
-class Look(Record):
+class CachedAnswer(Record):
     """What Slurm answered, and when."""
 
     SCHEMA = 1
@@ -33,7 +33,7 @@ class Look(Record):
     hub_problem: str | None = None  # why the hub that the user has named was not asked
 
 
-class QueueLook(Look):
+class QueueAnswer(CachedAnswer):
     """An answer of squeue."""
 
     rows: tuple[QueueRow, ...] = ()
@@ -44,33 +44,33 @@ class QueueLook(Look):
         return self.source not in ("squeue", "slurmrestd")
 
 
-class NodesLook(Look):
+class NodesAnswer(CachedAnswer):
     """An answer of sinfo, or of a hub."""
 
     rows: tuple[NodeRow, ...] = ()
 
 
-class UseLook(Look):
+class UseAnswer(CachedAnswer):
     """An answer of sstat about one job."""
 
     rows: tuple[RunningUse, ...] = ()
 
 
-class HistoryLook(Look):
+class HistoryAnswer(CachedAnswer):
     """An answer of sacct about all jobs of a user."""
 
     since: float = 0.0  # attempts that ended before are not there
     rows: tuple[tuple[QueueRow, Attempt], ...] = ()
 
 
-def write_look(path: Path, look: QueueLook | NodesLook | UseLook | HistoryLook) -> None:
-    """Write a look, its rows as lists: with the name of each field a reader takes twice the time. Raises OSError."""
-    body = {**look.replace(rows=()).to_json(), "rows": look.rows}
+def write_answer(path: Path, answer: QueueAnswer | NodesAnswer | UseAnswer | HistoryAnswer) -> None:
+    """Write a answer, its rows as lists: with the name of each field a reader takes twice the time. Raises OSError."""
+    body = {**answer.replace(rows=()).to_json(), "rows": answer.rows}
     run_files.write_json(path, body, durable=False, mode=OWNER_ONLY, default=to_json)
 
 
-def look_path(folder: Path, kind: type[Record], *names: str | None) -> Path:
-    """The file of one of the looks of a kind: a digest would be shorter, but hashlib takes 5 ms to load."""
+def answer_path(folder: Path, kind: type[Record], *names: str | None) -> Path:
+    """The file of one of the answers of a kind: a digest would be shorter, but hashlib takes 5 ms to load."""
     words = (quote(name or "", safe="", errors="surrogateescape") for name in names)
     return folder / f"{kind.__name__.lower()}+{'+'.join(words)}.json"
 

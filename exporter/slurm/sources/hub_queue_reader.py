@@ -11,8 +11,8 @@ from exporter.contract import run_files
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.records import Record
 from exporter.slurm.commands_reader import SlurmReader
-from exporter.slurm.sources.hub_reader import HubAnswer, HubLook, hub_addresses, read_hub
-from exporter.slurm.sources.look_file_reader import OWNER_ONLY, QueueLook, look_path, own_folder
+from exporter.slurm.sources.cached_answers_reader import OWNER_ONLY, QueueAnswer, answer_path, own_folder
+from exporter.slurm.sources.hub_reader import HubAnswer, HubReply, hub_addresses, read_hub
 
 HUB_READ_S = 10.0  # age at which a hub is asked anew
 RECENT_S = 60.0  # age up to which an answer is used while another command asks, or the hub does not answer
@@ -30,7 +30,7 @@ class HubCopy(Record):
 
 def read_hub_look(
     slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float], since: float
-) -> tuple[QueueLook | None, str | None]:
+) -> tuple[QueueAnswer | None, str | None]:
     """The queue as a hub knows it, None without one that fits, and the problem of a hub that the user has named.
 
     Commands share this answer too: a hub of 10,000 jobs works 100 ms for it.
@@ -38,10 +38,10 @@ def read_hub_look(
     addresses = hub_addresses(slurm, environ)
     folder = own_folder(environ) if addresses else None
     cluster = slurm.cluster or environ.get("SLURM_CLUSTERS")
-    path = None if folder is None else look_path(folder, HubCopy, slurm.user, cluster)
+    path = None if folder is None else answer_path(folder, HubCopy, slurm.user, cluster)
     age_s = _age_s(path, clock, since)
 
-    def copy_within(most_s: float) -> QueueLook | None:
+    def copy_within(most_s: float) -> QueueAnswer | None:
         return _read_copy(path, addresses, since) if age_s < most_s else None
 
     if (known := copy_within(HUB_READ_S)) is not None:
@@ -58,9 +58,9 @@ def read_hub_look(
                 pass
         found = read_hub(slurm, environ)
         if found is not None and found.answer is not None:
-            if (look := hub_look(found.address, found.answer, clock())) is not None:
+            if (answer := hub_queue(found.address, found.answer, clock())) is not None:
                 _write_copy(path, found, clock())
-            return look, None
+            return answer, None
         if (known := copy_within(RECENT_S)) is not None:
             return known, None
         return None, None if found is None else found.problem
@@ -75,18 +75,18 @@ def _age_s(path: Path | None, clock: Callable[[], float], since: float) -> float
     return math.inf
 
 
-def _read_copy(path: Path | None, addresses: Collection[str], since: float) -> QueueLook | None:
+def _read_copy(path: Path | None, addresses: Collection[str], since: float) -> QueueAnswer | None:
     """The queue as one of these hubs knew it at ``since`` or later; None without it."""
     copy = None if path is None else HubCopy.read_valid(path)
     if path is None or copy is None or copy.address not in addresses or (copy.answer.as_of or 0.0) < since:
         return None
     try:
-        return hub_look(copy.address, copy.answer, path.stat().st_mtime)
+        return hub_queue(copy.address, copy.answer, path.stat().st_mtime)
     except OSError:  # it is gone
         return None
 
 
-def _write_copy(path: Path | None, found: HubLook, now: float) -> None:
+def _write_copy(path: Path | None, found: HubReply, now: float) -> None:
     """Write a hub's answer as it came: made anew, that of 10,000 jobs takes 40 ms."""
     address = json.dumps(found.address).encode()
     text = b'{"schema": %d, "address": %b, "answer": %b}\n' % (HubCopy.SCHEMA or 0, address, found.text)
@@ -96,7 +96,7 @@ def _write_copy(path: Path | None, found: HubLook, now: float) -> None:
             os.utime(path, (now, now))
 
 
-def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
+def hub_queue(address: str, answer: HubAnswer, now: float) -> QueueAnswer | None:
     """The queue as a hub knows it; None if its answer is old and it reports no problem: it may hang."""
     if answer.as_of is None:
         return None
@@ -109,4 +109,4 @@ def hub_look(address: str, answer: HubAnswer, now: float) -> QueueLook | None:
     if is_late and problem is None:
         return None
     cluster, as_of = answer.scope.cluster, answer.as_of
-    return QueueLook(cluster=cluster, as_of=as_of, tried=now, problem=problem, source=address, rows=answer.rows())
+    return QueueAnswer(cluster=cluster, as_of=as_of, tried=now, problem=problem, source=address, rows=answer.rows())

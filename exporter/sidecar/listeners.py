@@ -12,7 +12,7 @@ from exporter.sidecar.sidecar import Sidecar
 from exporter.web.addresses import (
     ALL_INTERFACES,
     LOOPBACK,
-    Door,
+    Listener,
     find_node_address,
     open_sockets,
     parse_listen_address,
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     import ssl
 
 
-def open_doors(sidecar: Sidecar, address: str | None, tls: "ssl.SSLContext | None" = None) -> list[Door]:
+def open_listeners(sidecar: Sidecar, address: str | None, tls: "ssl.SSLContext | None" = None) -> list[Listener]:
     """Listen at ``address``, or without one on the node's own addresses and on loopback; tell the sidecar where.
 
     Processes of the job report their figures on loopback, without TLS: they know no certificate. If that is not a part
-    of the page, it gets a door of its own, which is the last. Ports of an earlier sidecar are used again.
+    of the page, it gets a listener of its own, which is the last. Ports of an earlier sidecar are used again.
     """
     identity, run_dir = sidecar.context.identity, sidecar.context.manifest.run_dir
     known = run_files.read_json(run_dir / run_files.SIDECARS_DIR / f"{identity.node}.json") or {}
@@ -40,13 +40,13 @@ def open_doors(sidecar: Sidecar, address: str | None, tls: "ssl.SSLContext | Non
     else:
         sidecar.host, port = parse_listen_address(address)
         hosts = (sidecar.host,)
-    doors = [Door(listening, tls) for listening in _open_again(hosts, port, earlier.get("port"))]
-    urls = [None if tls else fom_url(host, doors[0].port) for host in hosts]
+    listeners = [Listener(listening, tls) for listening in _open_again(hosts, port, earlier.get("port"))]
+    urls = [None if tls else fom_url(host, listeners[0].port) for host in hosts]
     sidecar.fom = next(filter(None, urls), None)
     if sidecar.fom is None:
-        doors += map(Door, _open_again((LOOPBACK,), 0, urlsplit(str(earlier.get("fom"))).port))
-        sidecar.fom = fom_url(LOOPBACK, doors[-1].port)
-    return doors
+        listeners += map(Listener, _open_again((LOOPBACK,), 0, urlsplit(str(earlier.get("fom"))).port))
+        sidecar.fom = fom_url(LOOPBACK, listeners[-1].port)
+    return listeners
 
 
 def _open_again(hosts: Sequence[str], port: int, earlier: object) -> list[socket]:

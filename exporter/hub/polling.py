@@ -30,7 +30,7 @@ BETWEEN_QUESTIONS_S = 30.0  # to accounting, of two at once
 MOST_IN_QUESTION = 1000  # ids; they take 0.3 s of the accounting's daemon
 
 
-class Pace(NamedTuple):
+class PollInterval(NamedTuple):
     """How often one command is asked."""
 
     normal_s: float
@@ -39,18 +39,18 @@ class Pace(NamedTuple):
     failures: int = 0  # in a row, slow answers too
 
     @classmethod
-    def of(cls, normal_s: float) -> "Pace":
+    def of(cls, normal_s: float) -> "PollInterval":
         return cls(normal_s, normal_s)
 
-    def after(self, took_s: float | None) -> "Pace":
+    def after(self, took_s: float | None) -> "PollInterval":
         """The pace after an answer that took so long, or after a failure (None)."""
         usual_s = self.usual_s
         if took_s is not None:
             usual_s = took_s if usual_s is None else usual_s + USUAL_WEIGHT * (took_s - usual_s)
         if took_s is not None and not self._is_slow(took_s):
-            return Pace(self.normal_s, self.normal_s, usual_s)
+            return PollInterval(self.normal_s, self.normal_s, usual_s)
         most_s = max(self.normal_s, MOST_INTERVAL_S)
-        return Pace(self.normal_s, min(self.interval_s * 2, most_s), usual_s, self.failures + 1)
+        return PollInterval(self.normal_s, min(self.interval_s * 2, most_s), usual_s, self.failures + 1)
 
     def _is_slow(self, took_s: float) -> bool:
         return self.usual_s is not None and took_s > max(SLOW_S, SLOW_FACTOR * self.usual_s)
@@ -65,7 +65,7 @@ def extra_commands(interval_s: float) -> Extra:
     return Extra(EXTRA_S * min(1.0, interval_s / INTERVAL_S))
 
 
-class Question(NamedTuple):
+class AccountingQuery(NamedTuple):
     """What accounting is asked in one command."""
 
     arrays: tuple[str, ...]  # ids; that of an array covers all its tasks
@@ -112,10 +112,10 @@ def _next_time(begin: float, steps: Iterable[float], asked: float | None) -> flo
     return next((begin + step for step in steps if asked is None or begin + step > asked), math.inf)
 
 
-def choose_question(due: Iterable[tuple[float, TrackedJob]], now: float) -> Question | None:
+def next_query(due: Iterable[tuple[float, TrackedJob]], now: float) -> AccountingQuery | None:
     """The next question, about the jobs that wait longest; None if nothing is due."""
     arrays: dict[str, list[TrackedJob]] = {}
     for _, job in sorted(((at, job) for at, job in due if at <= now), key=lambda entry: entry[0]):
         arrays.setdefault(array_of(job.job_id), []).append(job)
     asked = tuple(arrays)[:MOST_IN_QUESTION]
-    return Question(asked, tuple(job for array in asked for job in arrays[array])) if asked else None
+    return AccountingQuery(asked, tuple(job for array in asked for job in arrays[array])) if asked else None

@@ -15,23 +15,23 @@ from exporter.contract.records import NOTHING
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import DEADLINE_S, SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import QueueRow
-from exporter.slurm.sources.hub_look_reader import read_hub_look
-from exporter.slurm.sources.hub_reader import read_hub_nodes
-from exporter.slurm.sources.look_file_reader import (
-    HistoryLook,
-    Look,
-    NodesLook,
-    QueueLook,
-    UseLook,
+from exporter.slurm.sources.cached_answers_reader import (
+    CachedAnswer,
+    HistoryAnswer,
+    NodesAnswer,
+    QueueAnswer,
+    UseAnswer,
+    answer_path,
     cluster_name,
-    look_path,
     own_folder,
-    write_look,
+    write_answer,
 )
+from exporter.slurm.sources.hub_queue_reader import read_hub_look
+from exporter.slurm.sources.hub_reader import read_hub_nodes
 from exporter.slurm.usage import RunningUse
 
-LOOK_S = 60.0  # age at which Slurm is asked anew; two RPCs each
-NODES_LOOK_S = 200.0  # for nodes that are watched, which cost two RPCs too
+QUEUE_MAX_AGE_S = 60.0  # age at which Slurm is asked anew; two RPCs each
+NODES_MAX_AGE_S = 200.0  # for nodes that are watched, which cost two RPCs too
 HISTORY_LOOK_S = 300.0  # for ended jobs that are watched: the queue has the latest of them too
 HISTORY_STEP_S = 3600.0  # those who watch since the same hour share one answer
 USE_LOOK_S = 60.0  # for the use of a running job, which costs three RPCs
@@ -45,16 +45,16 @@ HUB_NODES_S = (
 RETRY_S = 0.1  # between two reads of the file while another process asks
 
 
-L = TypeVar("L", QueueLook, NodesLook, UseLook, HistoryLook)
+L = TypeVar("L", QueueAnswer, NodesAnswer, UseAnswer, HistoryAnswer)
 
 
-def read_queue_look(
+def read_shared_queue(
     slurm: SlurmReader,
     environ: Mapping[str, str],
     clock: Callable[[], float] = time.time,
     since: float = 0.0,
     least_s: float | None = None,
-) -> QueueLook:
+) -> QueueAnswer:
     """The queue of the reader's user, from a hub if one runs. Raises SlurmUnansweredError if nothing is known.
 
     An answer before ``since`` is of no use: then Slurm is asked anew, unless that was done within ``least_s`` (default:
@@ -63,10 +63,10 @@ def read_queue_look(
     of_hub, hub_problem = read_hub_look(slurm, environ, clock, since)
     if of_hub is not None and (of_hub.as_of or 0.0) >= since:
         return of_hub
-    look = _read_own_of_all(slurm, environ, clock, since)
-    if look is None:
-        look = _read_look(QueueLook, _queue_name(slurm, slurm.user), slurm.queue, environ, clock, since, least_s)
-    return look.replace(source=slurm.source, hub_problem=hub_problem)
+    answer = _read_own_of_all(slurm, environ, clock, since)
+    if answer is None:
+        answer = _read_answer(QueueAnswer, _queue_name(slurm, slurm.user), slurm.queue, environ, clock, since, least_s)
+    return answer.replace(source=slurm.source, hub_problem=hub_problem)
 
 
 def read_queue_of_all(
@@ -76,7 +76,7 @@ def read_queue_of_all(
     clock: Callable[[], float] = time.time,
     others_s: float = OTHERS_LOOK_S,
     user: str | None = None,
-) -> QueueLook:
+) -> QueueAnswer:
     """The queue of all users, as of the oldest part of it. Raises SlurmUnansweredError if nothing is known.
 
     If a hub has only the jobs of this user, those of others are read every ``others_s``. With ``user`` only the jobs of
@@ -87,13 +87,13 @@ def read_queue_of_all(
     if of_hub is not None:
         return of_hub
     own, _ = read_hub_look(SlurmReader(me, slurm.cluster, environ), environ, clock, 0.0)
-    most_s = LOOK_S if own is None else others_s
-    look = _read_look(QueueLook, _queue_name(slurm, None), slurm.queue, environ, clock, most_s=most_s)
-    if own is not None and (own.as_of or 0.0) > (look.as_of or 0.0):
-        look = look.replace(rows=(*own.rows, *(row for row in look.rows if row.user != me)))
+    most_s = QUEUE_MAX_AGE_S if own is None else others_s
+    answer = _read_answer(QueueAnswer, _queue_name(slurm, None), slurm.queue, environ, clock, most_s=most_s)
+    if own is not None and (own.as_of or 0.0) > (answer.as_of or 0.0):
+        answer = answer.replace(rows=(*own.rows, *(row for row in answer.rows if row.user != me)))
     if user is not None:
-        look = look.replace(rows=tuple(row for row in look.rows if row.user == user))
-    return look.replace(source=slurm.source, hub_problem=hub_problem)
+        answer = answer.replace(rows=tuple(row for row in answer.rows if row.user == user))
+    return answer.replace(source=slurm.source, hub_problem=hub_problem)
 
 
 def _queue_name(slurm: SlurmReader, user: str | None) -> str:
@@ -102,46 +102,46 @@ def _queue_name(slurm: SlurmReader, user: str | None) -> str:
 
 def _read_own_of_all(
     slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float], since: float
-) -> QueueLook | None:
+) -> QueueAnswer | None:
     """The jobs of the reader's user in a recent answer about all; None without one."""
     folder = own_folder(environ) if slurm.user is not None else None
-    path = None if folder is None else look_path(folder, QueueLook, _queue_name(slurm, None), cluster_name(environ))
+    path = None if folder is None else answer_path(folder, QueueAnswer, _queue_name(slurm, None), cluster_name(environ))
     try:
-        if path is None or time.time() - path.stat().st_mtime >= LOOK_S + ALL_LATE_S:
+        if path is None or time.time() - path.stat().st_mtime >= QUEUE_MAX_AGE_S + ALL_LATE_S:
             return None
     except OSError:
         return None
-    known = QueueLook.read_valid(path)
-    if known is None or known.problem is not None or not 0.0 <= clock() - known.tried < LOOK_S + ALL_LATE_S:
+    known = QueueAnswer.read_valid(path)
+    if known is None or known.problem is not None or not 0.0 <= clock() - known.tried < QUEUE_MAX_AGE_S + ALL_LATE_S:
         return None
     if (known.as_of or 0.0) < since:
         return None
     return known.replace(rows=tuple(row for row in known.rows if row.user == slurm.user))
 
 
-def read_nodes_look(
+def read_shared_nodes(
     slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float] = time.time, *, watch: bool = False
-) -> NodesLook:
+) -> NodesAnswer:
     """The nodes, from a hub if one runs and has them. Raises SlurmUnansweredError if nothing is known.
 
     With ``watch``, an older answer is accepted.
     """
     found, now = read_hub_nodes(slurm, environ), clock()
-    if found is not None and found[1] is not None and now - found[1] < (HUB_NODES_S if watch else LOOK_S):
+    if found is not None and found[1] is not None and now - found[1] < (HUB_NODES_S if watch else QUEUE_MAX_AGE_S):
         address, as_of, rows = found
-        return NodesLook(cluster=cluster_name(environ), as_of=as_of, tried=now, source=address, rows=rows)
-    return _read_look(
-        NodesLook, "nodes", slurm.nodes, environ, clock, most_s=NODES_LOOK_S if watch else LOOK_S
+        return NodesAnswer(cluster=cluster_name(environ), as_of=as_of, tried=now, source=address, rows=rows)
+    return _read_answer(
+        NodesAnswer, "nodes", slurm.nodes, environ, clock, most_s=NODES_MAX_AGE_S if watch else QUEUE_MAX_AGE_S
     ).replace(source="sinfo")
 
 
-def read_use_look(
+def read_shared_use(
     slurm: SlurmReader,
     job_id: str,
     environ: Mapping[str, str],
     clock: Callable[[], float] = time.time,
     watched_s: float | None = None,
-) -> UseLook:
+) -> UseAnswer:
     """CPU time and memory of a running job. Raises SlurmUnansweredError if nothing is known.
 
     For those who watch, sstat is asked once in ``watched_s``, whatever the number of jobs.
@@ -162,31 +162,31 @@ def read_use_look(
         with contextlib.suppress(OSError):  # it has never been asked
             wait_s = watched_s + (ALL_LATE_S if last.read_text() == name else 0.0)  # other jobs come first
             most_s = watched_s if clock() - last.stat().st_mtime >= wait_s else math.inf
-    return _read_look(UseLook, name, ask, environ, clock, most_s=most_s).replace(source="sstat")
+    return _read_answer(UseAnswer, name, ask, environ, clock, most_s=most_s).replace(source="sstat")
 
 
-def read_history_look(
+def read_shared_history(
     slurm: SlurmReader, environ: Mapping[str, str], since: float, clock: Callable[[], float] = time.time
 ) -> list[tuple[QueueRow, Attempt]]:
     """Attempts that had not ended at ``since``, for those who watch. Raises SlurmUnansweredError."""
     begin = since // HISTORY_STEP_S * HISTORY_STEP_S
 
-    def has_all(look: HistoryLook) -> bool:
-        return look.since <= begin
+    def has_all(answer: HistoryAnswer) -> bool:
+        return answer.since <= begin
 
     name = f"{slurm.user or 'all'}-{slurm.cluster or ''}"
-    look = _read_look(
-        *(HistoryLook, name, lambda: slurm.history(begin), environ, clock),
+    answer = _read_answer(
+        *(HistoryAnswer, name, lambda: slurm.history(begin), environ, clock),
         most_s=HISTORY_LOOK_S,
         fits=has_all,
         more={"since": begin},
     )
-    if not has_all(look):
-        raise SlurmUnansweredError("sacct", (look.problem or "").removeprefix("sacct "))
-    return [pair for pair in look.rows if pair[1].sight.ended is None or pair[1].sight.ended >= since]
+    if not has_all(answer):
+        raise SlurmUnansweredError("sacct", (answer.problem or "").removeprefix("sacct "))
+    return [pair for pair in answer.rows if pair[1].snapshot.ended is None or pair[1].snapshot.ended >= since]
 
 
-def _read_look(
+def _read_answer(
     kind: type[L],
     name: str,
     ask: Callable[[], tuple[Any, ...]],
@@ -198,7 +198,7 @@ def _read_look(
     fits: Callable[[L], bool] = lambda _: True,
     more: Mapping[str, object] = NOTHING,
 ) -> L:
-    """The look in the file while it is fresh and ``fits``, else Slurm's answer, else the old look with the problem.
+    """The answer in the file while it is fresh and ``fits``, else Slurm's answer, else the old answer with the problem.
 
     Of several processes one asks and the others wait for the file, no longer than the command may take. Failures are
     cached too, so that processes do not all query a failing controller.
@@ -207,7 +207,7 @@ def _read_look(
     folder = own_folder(environ)
     if folder is None:
         return _usable(_asked(kind, cluster, None, ask, clock, more))
-    path = look_path(folder, kind, name, cluster)
+    path = answer_path(folder, kind, name, cluster)
     end = time.monotonic() + DEADLINE_S
     while True:
         known = kind.read_valid(path)
@@ -228,16 +228,16 @@ def _read_look(
         if known is None or not (fits(known) and _is_fresh(known, clock(), since, least_s, most_s)):
             known = _asked(kind, cluster, known, ask, clock, more)
             with contextlib.suppress(OSError):  # it is asked again by the next command
-                write_look(path, known)
+                write_answer(path, known)
         return _usable(known)
     finally:
         if descriptor >= 0:
             os.close(descriptor)
 
 
-def _is_fresh(look: Look, now: float, since: float, least_s: float | None, most_s: float | None) -> bool:
-    age_s = now - look.tried  # a moment in the future was written by another clock
-    limit_s, default_s = (most_s, LOOK_S) if look.tried >= since else (least_s, LEAST_S)
+def _is_fresh(answer: CachedAnswer, now: float, since: float, least_s: float | None, most_s: float | None) -> bool:
+    age_s = now - answer.tried  # a moment in the future was written by another clock
+    limit_s, default_s = (most_s, QUEUE_MAX_AGE_S) if answer.tried >= since else (least_s, LEAST_S)
     return 0.0 <= age_s < (default_s if limit_s is None else limit_s)
 
 
@@ -263,9 +263,9 @@ def _failed(kind: type[L], cluster: str, known: L | None, error: SlurmUnanswered
     return (known or kind(cluster=cluster, tried=now)).replace(tried=now, problem=str(error))
 
 
-def _usable(look: L) -> L:
-    """The look, if it has ever had an answer. Raises SlurmUnansweredError."""
-    if look.as_of is None:
-        command, _, problem = (look.problem or "Slurm did not answer").partition(" ")
+def _usable(answer: L) -> L:
+    """The answer, if it has ever had an answer. Raises SlurmUnansweredError."""
+    if answer.as_of is None:
+        command, _, problem = (answer.problem or "Slurm did not answer").partition(" ")
         raise SlurmUnansweredError(command, problem)
-    return look
+    return answer

@@ -27,7 +27,7 @@ def peer_uid(connection: Any) -> int:
     return int(_CREDENTIALS.unpack(packed)[1])
 
 
-def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "LocalEntrance":
+def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "UnixListener":
     """Listen on a socket file. A lock beside it, kept until the process ends, says that an old file is nobody's.
 
     ``admits`` decides about users by their uid. ``for_all`` lets others connect, as their own users.
@@ -60,10 +60,10 @@ def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "
         listening.close()
         raise
     listening.setblocking(False)
-    return LocalEntrance(listening, admits)
+    return UnixListener(listening, admits)
 
 
-class LocalEntrance(socket.socket):
+class UnixListener(socket.socket):
     """A listening Unix socket that closes connections of users who may not see anything, or have too many."""
 
     def __init__(self, listening: socket.socket, admits: Callable[[int], bool]) -> None:

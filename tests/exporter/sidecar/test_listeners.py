@@ -8,22 +8,22 @@ from pathlib import Path
 import pytest
 
 from exporter.contract import run_files
-from exporter.sidecar.doors import fom_url, open_doors
+from exporter.sidecar.listeners import fom_url, open_listeners
 from exporter.sidecar.sidecar import Sidecar
-from exporter.web.addresses import LOOPBACK, Door, NodeAddress, find_node_address, open_socket
+from exporter.web.addresses import LOOPBACK, Listener, NodeAddress, find_node_address, open_socket
 from tests.support.exporter import NODE, make_context, make_manifest, make_sidecar
 
 
 @contextmanager
-def opened(run_dir: Path, address: str | None, *, tls: bool = False) -> Iterator[tuple[Sidecar, list[Door]]]:
+def opened(run_dir: Path, address: str | None, *, tls: bool = False) -> Iterator[tuple[Sidecar, list[Listener]]]:
     """A sidecar that listens."""
     sidecar = make_sidecar(make_context(make_manifest(run_dir)))
-    doors = open_doors(sidecar, address, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None)
+    listeners = open_listeners(sidecar, address, ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER) if tls else None)
     try:
-        yield sidecar, doors
+        yield sidecar, listeners
     finally:
-        for door in doors:
-            door.listening.close()
+        for listener in listeners:
+            listener.listening.close()
 
 
 def publish(run_dir: Path, record: Mapping[str, object]) -> None:
@@ -32,8 +32,8 @@ def publish(run_dir: Path, record: Mapping[str, object]) -> None:
     run_files.write_json(run_dir / run_files.SIDECARS_DIR / f"{NODE}.json", record)
 
 
-def hosts_of(doors: list[Door]) -> list[str]:
-    return [door.listening.getsockname()[0] for door in doors]
+def hosts_of(listeners: list[Listener]) -> list[str]:
+    return [listener.listening.getsockname()[0] for listener in listeners]
 
 
 @pytest.fixture
@@ -43,49 +43,49 @@ def own_address(monkeypatch: pytest.MonkeyPatch) -> str:
     if own == LOOPBACK:
         pytest.skip("this machine has only loopback")
     monkeypatch.setattr(
-        "exporter.sidecar.doors.find_node_address", lambda node, network: NodeAddress(node, (network or own,))
+        "exporter.sidecar.listeners.find_node_address", lambda node, network: NodeAddress(node, (network or own,))
     )
     return own
 
 
 def test_without_an_address_a_sidecar_listens_on_its_node_and_on_loopback(tmp_path: Path, own_address: str) -> None:
-    with opened(tmp_path, None) as (sidecar, doors):
-        assert hosts_of(doors) == [own_address, LOOPBACK]
-        assert len({door.port for door in doors}) == 1
-        assert (sidecar.host, sidecar.fom) == (NODE, f"http://127.0.0.1:{doors[0].port}/fom")
+    with opened(tmp_path, None) as (sidecar, listeners):
+        assert hosts_of(listeners) == [own_address, LOOPBACK]
+        assert len({listener.port for listener in listeners}) == 1
+        assert (sidecar.host, sidecar.fom) == (NODE, f"http://127.0.0.1:{listeners[0].port}/fom")
 
 
 def test_the_address_of_the_node_survey_is_that_of_its_network(tmp_path: Path, own_address: str) -> None:
     (tmp_path / run_files.NODES_DIR).mkdir()
     run_files.write_json(tmp_path / run_files.NODES_DIR / f"{NODE}.json", {"address": "127.0.0.3"})
-    with opened(tmp_path, None) as (_, doors):
-        assert hosts_of(doors) == ["127.0.0.3", LOOPBACK]
+    with opened(tmp_path, None) as (_, listeners):
+        assert hosts_of(listeners) == ["127.0.0.3", LOOPBACK]
 
 
 @pytest.mark.parametrize("address", [":0", "0.0.0.0:0", "[::]:0"])
 def test_every_interface_is_an_explicit_choice(tmp_path: Path, address: str) -> None:
-    with opened(tmp_path, address) as (_, doors):
-        assert len(doors) == 1
-        assert hosts_of(doors)[0] in ("0.0.0.0", "::")
+    with opened(tmp_path, address) as (_, listeners):
+        assert len(listeners) == 1
+        assert hosts_of(listeners)[0] in ("0.0.0.0", "::")
 
 
 @pytest.mark.parametrize("tls", [True, False])
 def test_with_tls_or_another_address_figures_have_a_door_of_their_own(
     tmp_path: Path, own_address: str, tls: bool
 ) -> None:
-    with opened(tmp_path, None if tls else f"{own_address}:0", tls=tls) as (sidecar, doors):
-        *page, own = doors
-        assert all((door.context is not None) is tls for door in page)
+    with opened(tmp_path, None if tls else f"{own_address}:0", tls=tls) as (sidecar, listeners):
+        *page, own = listeners
+        assert all((listener.context is not None) is tls for listener in page)
         assert (hosts_of([own]), own.context) == ([LOOPBACK], None)
         assert sidecar.fom == f"http://127.0.0.1:{own.port}/fom"
 
 
 def test_a_restarted_sidecar_has_the_same_ports(tmp_path: Path, own_address: str) -> None:
-    with opened(tmp_path, None, tls=True) as (sidecar, doors):
-        before = [door.port for door in doors]
+    with opened(tmp_path, None, tls=True) as (sidecar, listeners):
+        before = [listener.port for listener in listeners]
         publish(tmp_path, {"attempt": 0, "port": before[0], "fom": sidecar.fom})
-    with opened(tmp_path, None, tls=True) as (_, doors):
-        assert [door.port for door in doors] == before
+    with opened(tmp_path, None, tls=True) as (_, listeners):
+        assert [listener.port for listener in listeners] == before
 
 
 @pytest.mark.parametrize("changes", [{"attempt": 1}, {"port": "7"}, {"port": None}, None])
@@ -95,11 +95,11 @@ def test_only_a_valid_record_of_this_attempt_gives_the_earlier_port(
     with open_socket(LOOPBACK, 0) as free:
         record = {"attempt": 0, "port": free.getsockname()[1]}
     publish(tmp_path, record)
-    with opened(tmp_path, "127.0.0.1:0") as (_, doors):
-        assert doors[0].port == record["port"]
+    with opened(tmp_path, "127.0.0.1:0") as (_, listeners):
+        assert listeners[0].port == record["port"]
     publish(tmp_path, {} if changes is None else {**record, **changes})
-    with opened(tmp_path, "127.0.0.1:0") as (_, doors):
-        assert doors[0].port != record["port"]
+    with opened(tmp_path, "127.0.0.1:0") as (_, listeners):
+        assert listeners[0].port != record["port"]
 
 
 @pytest.mark.parametrize(
