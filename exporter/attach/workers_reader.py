@@ -20,7 +20,7 @@ MOST_ARGUMENT_BYTES = 65536
 MOST_PID_FILE_BYTES = 65536
 LARGEST_PID = 1 << 22
 UNFINISHED_S = 2.0  # age below which a last pid without separator may be incomplete
-CLOCK_SLACK_S = 10.0  # how far the clock of a file server may lag behind
+CLOCK_SLACK_S = 300.0  # how far the clock of a file server may lag behind: Kerberos allows no more
 FIRST_SPECIAL_STEP = 0xFFFFFFF0  # Slurm's batch, extern and interactive steps have numbers from here on (slurm.h)
 
 PID_FILE_NAME = "worker_pids.txt"
@@ -293,7 +293,9 @@ def read_pid_file(
         if process is None:
             gone[number] = f"pid {pid} from {name} is gone"
         elif boot_time + process.start_ticks / CLOCK_TICKS > facts.st_mtime + CLOCK_SLACK_S:
-            gone[number] = f"pid {pid} from {name} has ended, and another process has that pid now"
+            gone[number] = (
+                f"pid {pid} from {name} seems to have ended: the process with that pid is newer than the file"
+            )
         elif pid in excluded:
             gone[number] = f"pid {pid} from {name} is this program or one of its ancestors"
         elif pid in seen:

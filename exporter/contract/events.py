@@ -1,6 +1,7 @@
 """Events of a job: in the status of each node, and in ``events.jsonl``, one per line."""
 
 import json
+import os
 import time
 from collections.abc import Iterable
 from pathlib import Path
@@ -81,8 +82,10 @@ class EventLog:
             ensure_ascii=False,
         )
         try:
-            with open(self._path, "a", encoding="utf-8", errors="replace", opener=open_with_file_mode) as out:
-                out.write(line + "\n")
+            with open(self._path, "ab", buffering=0, opener=open_with_file_mode) as out:
+                size, content = os.fstat(out.fileno()).st_size, f"{line}\n".encode("utf-8", "replace")
+                if out.write(content) < len(content):
+                    out.truncate(size)  # no room for all of it: a part would swallow the next line
         except OSError:
             pass
 

@@ -5,6 +5,7 @@ blocked thread cannot be stopped. That device is not read again until the call r
 caller waits longer than it asked to.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -162,8 +163,10 @@ class GpuHost:
         return self._reader is None or self._is_driver_replaced
 
     def _start(self) -> None:
-        self._thread = DriverCall()
-        threading.Thread(target=self._run, args=(self._thread,), name="gpus", daemon=True).start()
+        """Start the thread. Raises RuntimeError if that is not possible now; the next round tries again."""
+        call = DriverCall()
+        threading.Thread(target=self._run, args=(call,), name="gpus", daemon=True).start()
+        self._thread = call
 
     def _abandon_if_late(self, now: float) -> float:
         """Abandon the thread if its call takes too long; return the seconds until the next check."""
@@ -370,10 +373,10 @@ class GpuHost:
             tracker = self._devices[gpu.uuid] = known.get(gpu.uuid) or DeviceTracker(gpu)
             tracker.gpu = gpu
         if self._event_thread is None and self._reader is not None:
-            self._event_thread = threading.Thread(
-                target=self._listen, args=(self._reader,), name="gpu-events", daemon=True
-            )
-            self._event_thread.start()
+            listener = threading.Thread(target=self._listen, args=(self._reader,), name="gpu-events", daemon=True)
+            with contextlib.suppress(RuntimeError):  # no thread can be started now: the next list tries again
+                listener.start()
+                self._event_thread = listener
 
     def _record(self, device: DeviceTracker, part: Part, result: object) -> None:
         now = self._clock.monotonic()

@@ -7,6 +7,7 @@ a dead server survives SIGKILL and holds its process until the server returns.
 Imports are few: a message brings whatever its watch needs.
 """
 
+import errno
 import os
 import pickle
 import signal
@@ -56,11 +57,11 @@ class WatchThread:
         self._started = False
 
     def request(self, now: float) -> None:
-        """Start a read."""
-        self._requests.put(now)
+        """Start a read. Raises RuntimeError if no thread can be started; the next read tries again."""
         if not self._started:
-            self._started = True
             threading.Thread(target=self._run, name=f"read-{self._name}", daemon=True).start()
+            self._started = True
+        self._requests.put(now)
 
     def end(self) -> None:
         """End the thread when it is idle."""
@@ -120,7 +121,10 @@ class _HelperServer:
             if thread is None:
                 thread = WatchThread(name, partial(pickle.loads, make), partial(self._send_value, number))
                 self._threads[number] = thread
-            thread.request(now)
+            try:
+                thread.request(now)
+            except RuntimeError as error:
+                self._send_value(number, ERROR, (errno.EAGAIN, str(error), None))
 
     def _send_value(self, number: int, kind: int, value: object) -> None:
         self._send(kind, number, pickle.dumps(value, pickle.HIGHEST_PROTOCOL))

@@ -87,7 +87,10 @@ class WatchHandle(Generic[Answer]):
                 return
             self._requested_at = self._host.clock.monotonic()
             self.generation += 1
-        self._host.readers.start_read(self, now)
+        try:
+            self._host.readers.start_read(self, now)
+        except RuntimeError as error:  # no thread can be started at this moment
+            self.receive(READY, str(error))
 
     def result(self, wait_s: float) -> Answer:
         """Return the result of the requested read.

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 
 from exporter.machine.procfs import read_environment, read_proc_file
 
+WRAPPER = b"launcher.programs.wrapper"  # a word of the command line of each wrapper
+
 
 def find_job_processes(wanted: Mapping[str, str | None], proc: str = "/proc") -> set[int]:
     """Find other processes that have these variables; None is any value.
@@ -27,8 +29,18 @@ def find_leftover_processes(job_id: str, rank: int, proc: str = "/proc") -> set[
 
 def _is_running_program(pid: int, proc: str) -> bool:
     """Whether a process is no wrapper and has not ended meanwhile."""
+    words = _command_line(pid, proc)
+    return words != [b""] and WRAPPER not in words
+
+
+def is_wrapper(pid: int, proc: str = "/proc") -> bool:
+    """Whether a process is the wrapper of a worker."""
+    return WRAPPER in _command_line(pid, proc)
+
+
+def _command_line(pid: int, proc: str) -> list[bytes]:
+    """Words of a process; one empty word if it has ended."""
     try:
-        words = read_proc_file(f"{proc}/{pid}/cmdline", 4096).split(b"\0")
+        return read_proc_file(f"{proc}/{pid}/cmdline", 4096).split(b"\0")
     except OSError:
-        return False
-    return words != [b""] and b"launcher.programs.wrapper" not in words
+        return [b""]

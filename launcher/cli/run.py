@@ -84,7 +84,7 @@ def run(
         fail(f"--resume: {job.source} has no sweep; leave --resume out")
     plan = checked_plan(job, local=True)
     job_id = f"local-{secrets.token_hex(4)}"
-    run_dir = rundir.finalize_run_dir(rundir.stage_run_dir(plan, render_sbatch(plan)), plan, job_id)
+    run_dir = rundir.create_run_dir(plan, render_sbatch(plan), job_id)
     register_run(run_dir, job_id)
     if board is not None:
         click.echo(f"board {board}&var-job_id={job_id}&from=now-15m&to=now", err=True)

@@ -10,7 +10,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from pathlib import Path
 
 from exporter.contract import run_files
@@ -30,14 +30,19 @@ def end_task_processes(run: dict[str, str], grace_s: float = GRACE_S) -> int:
     """
     wanted = {TASK_VARIABLE: None, **run}
     first = tasks = find_job_processes(wanted)
-    stats = {pid: read_process_stat(pid) for pid in tasks}
-    signal_processes((pid for pid, stat in stats.items() if stat and stat.parent not in tasks), signal.SIGTERM)
+    signal_processes(topmost(tasks), signal.SIGTERM)
     end = time.monotonic() + grace_s
     while tasks and time.monotonic() < end:
         time.sleep(POLL_INTERVAL_S)
         tasks = find_job_processes(wanted)
     signal_processes(tasks, signal.SIGKILL)
     return len(first)
+
+
+def topmost(pids: Collection[int]) -> list[int]:
+    """Those of these processes whose parents are not among them."""
+    stats = {pid: read_process_stat(pid) for pid in pids}
+    return [pid for pid, stat in stats.items() if stat and stat.parent not in pids]
 
 
 def signal_processes(pids: Iterable[int], number: int) -> int:

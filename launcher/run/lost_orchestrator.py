@@ -19,11 +19,11 @@ from typing import NamedTuple
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
 from exporter.contract.report import Report
-from exporter.machine.job_processes import find_job_processes
+from exporter.machine.job_processes import find_job_processes, is_wrapper
 from exporter.workers.exit_reason import signal_name
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
-from launcher.programs.end_leftovers import TASK_VARIABLE, signal_processes
+from launcher.programs.end_leftovers import TASK_VARIABLE, signal_processes, topmost
 from launcher.report.inputs import KnownEnds
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
@@ -55,9 +55,17 @@ class LocalLeftoverTasks:
         self._run_dir = str(run_dir)
 
     def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
-        """Send a signal to the tasks, and to the sidecars if wanted; 0 only counts (kill(2)). Return how many."""
+        """Send a signal to the tasks, and to the sidecars if wanted; 0 only counts (kill(2)). Return how many.
+
+        Each task gets SIGTERM once: many programs treat a second one as "hurry". Wrappers forward theirs, which the
+        kernel sent when the orchestrator died.
+        """
         task: dict[str, str | None] = {} if include_sidecars else {TASK_VARIABLE: None}
-        return signal_processes(find_job_processes({"GPUJOB_RUN_DIR": self._run_dir, **task}), signal_number)
+        found = find_job_processes({"GPUJOB_RUN_DIR": self._run_dir, **task})
+        if signal_number == signal.SIGTERM and not include_sidecars:
+            signal_processes((pid for pid in topmost(found) if not is_wrapper(pid)), signal_number)
+            return len(found)
+        return signal_processes(found, signal_number)
 
 
 class SlurmLeftoverTasks:

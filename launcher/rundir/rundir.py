@@ -60,13 +60,13 @@ def stage_run_dir(plan: Plan, script: str, parent: Path | None = None) -> Path:
         run_files.write_job_state(str(staging), "launching")
         for group in plan.manifest.groups:
             _make_group_directory(staging, group)
-    except LauncherError:
-        discard_run_dir(staging)
-        raise
     except OSError as error:
         discard_run_dir(staging)
         where = f": {error.filename}" if error.filename else ""  # a write names no file
         raise LauncherError(f"the run directory cannot be created in {logs}: {error.strerror}{where}") from error
+    except BaseException:  # also Ctrl-C: nothing else would ever remove the secrets
+        discard_run_dir(staging)
+        raise
     return staging
 
 
@@ -87,6 +87,16 @@ def finalize_run_dir(staging: Path, plan: Plan, job_id: str, cluster: str | None
     except OSError as error:
         raise LauncherError(f"{final} cannot be created: {error.strerror}") from error
     return final
+
+
+def create_run_dir(plan: Plan, script: str, job_id: str) -> Path:
+    """Create the run directory of a job that has an id already, or nothing."""
+    staging = stage_run_dir(plan, script)
+    try:
+        return finalize_run_dir(staging, plan, job_id)
+    except BaseException:  # also Ctrl-C: nothing else would ever remove the secrets
+        discard_run_dir(staging)
+        raise
 
 
 def discard_run_dir(staging: Path) -> None:

@@ -198,7 +198,8 @@ class LocalSteps:
         return True
 
     def sidecars_have_no_leftovers(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> bool:
-        return True
+        """A sidecar whose supervisor was killed goes on, and its lock keeps out the next one."""
+        return all(_kill_orphans(process.pid) for process in sidecars if (process.returncode or 0) < 0)
 
     def end_sidecars(self, sidecars: Sequence[subprocess.Popen[bytes]]) -> None:
         for process in sidecars:
@@ -209,6 +210,20 @@ class LocalSteps:
 
     def requeue(self) -> str | None:
         return "there is no queue on this machine"
+
+
+def _kill_orphans(group: int) -> bool:
+    """Kill what is left of a process group whose leader was killed. Return whether nothing is.
+
+    The orphans are children of this subreaper, which has to wait for them.
+    """
+    try:
+        while os.waitpid(-group, os.WNOHANG)[0]:
+            pass
+        os.killpg(group, signal.SIGKILL)
+    except (ChildProcessError, ProcessLookupError):
+        return True
+    return False
 
 
 class LocalJob:

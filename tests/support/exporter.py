@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -100,6 +101,19 @@ def make_manifest(run_dir: Path, *tasks: Task, **changes: Any) -> Manifest:
         run_dir=run_dir,
     )
     return dataclasses.replace(manifest, **changes)
+
+
+def refuse_threads(monkeypatch: pytest.MonkeyPatch, name: str, times: int) -> None:
+    """Let no thread whose name begins so start the first ``times``."""
+    start, refused = threading.Thread.start, list[str]()
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name.startswith(name) and len(refused) < times:
+            refused.append(thread.name)
+            raise RuntimeError("can't start new thread")
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
 
 
 def make_identity(node: str = NODE, node_index: int = 0, **changes: Any) -> Identity:

@@ -115,9 +115,14 @@ class NvmlReader:
             raise GpuUnavailable("version_mismatch", str(error)) from error
 
     def gpus(self) -> tuple[Gpu, ...]:
-        """See ``GpuReader.gpus``. A GPU that was never readable has a placeholder UUID."""
+        """See ``GpuReader.gpus``. A GPU that was never readable has a placeholder UUID.
+
+        Raises RuntimeError if the driver does not count its GPUs and none is known: it may have all of them.
+        """
         library = self._claim_library()
-        _, count = library.call("nvmlDeviceGetCount")
+        code, count = library.call("nvmlDeviceGetCount")
+        if count is None and not (self._ordinals or self._failed):
+            raise RuntimeError(f"nvmlDeviceGetCount: {library.error_text(code)}")
         for ordinal in range(count or 0):
             if ordinal not in self._ordinals:
                 self._identify(library, ordinal)

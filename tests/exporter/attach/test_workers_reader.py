@@ -131,6 +131,11 @@ def test_the_position_in_the_pid_file_is_the_number_of_the_worker(machine: Machi
     assert (result.gone, result.problems) == ({}, ())
 
 
+def test_the_clock_of_the_file_server_may_be_minutes_behind(machine: Machine) -> None:
+    machine.add(300, "python worker.py", ticks=int((60 + 290) * os.sysconf("SC_CLK_TCK")))
+    assert [found.pid for found in pid_file(machine, "300\n").candidates] == [300]
+
+
 def test_stale_pids_are_reported_with_their_reasons(machine: Machine) -> None:
     machine.add(300, "python worker.py")
     later = int((60 + CLOCK_SLACK_S + 1) * os.sysconf("SC_CLK_TCK"))
@@ -139,7 +144,7 @@ def test_stale_pids_are_reported_with_their_reasons(machine: Machine) -> None:
     assert [(s.pid, s.number) for s in result.candidates] == [(300, 2)]
     assert result.gone == {
         0: "pid 302 from worker_pids.txt is gone",
-        1: "pid 301 from worker_pids.txt has ended, and another process has that pid now",
+        1: "pid 301 from worker_pids.txt seems to have ended: the process with that pid is newer than the file",
         3: "pid 300 is in worker_pids.txt twice",
         4: "pid 800 from worker_pids.txt is this program or one of its ancestors",
         5: "pid 9000 from worker_pids.txt is this program or one of its ancestors",

@@ -33,7 +33,7 @@ from exporter.gpus.records import (
 from tests.exporter.gpus.nvidia.nvml_driver import FakeDriver
 from tests.fakenvml import compiler
 from tests.fakenvml.profiles import h200, uuid_of
-from tests.support.exporter import SOON_S, FakeClock, until
+from tests.support.exporter import SOON_S, FakeClock, refuse_threads, until
 
 CALL_S = 0.4  # time limit of a call in tests of hanging calls: short, so that they finish soon
 PATIENT_S = 60.0  # time limit in all other tests: a thread that is merely slow must not count as hanging
@@ -353,6 +353,21 @@ def test_a_failed_listing_is_reported_and_retried(start: Start) -> None:
     assert (reading.state, reading.message, reading.gpus) == ("failing", "ValueError: odd", ())
     machine.reader.failing.clear()
     assert energies(machine.poll(5)) == [1, 1, 1]
+
+
+@pytest.mark.parametrize("name", ["gpus", "gpu-events"])
+def test_a_thread_that_cannot_be_started_is_started_later(
+    name: str, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    refuse_threads(monkeypatch, name, 1)
+    machine = start()
+    if name == "gpus":
+        with pytest.raises(RuntimeError, match="can't start new thread"):
+            machine.poll()
+    assert energies(machine.poll()) == [1, 1, 1]
+    machine.poll(3600)
+    until(lambda: name in {thread.name for thread in threading.enumerate()}, f"the thread {name}")
+    assert machine.poll().state == "ok"
 
 
 def test_a_host_without_readers_reports_no_library() -> None:

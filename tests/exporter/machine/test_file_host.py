@@ -20,11 +20,11 @@ import pytest
 
 from exporter.contract.clock import SystemClock
 from exporter.machine import file_host
-from exporter.machine.file_helper import ANSWER, READY
+from exporter.machine.file_helper import ANSWER, DIRECTORY, ERROR, HEAD, READY, _HelperServer
 from exporter.machine.file_host import FileHelperEnded, FileWatchHost, WatchFailed, WatchHandle, WatchHanging
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.exporter.machine.watches import Echo, Failing, FailingConstructor, Listing, Slow
-from tests.support.exporter import SOON_S, until
+from tests.support.exporter import SOON_S, refuse_threads, until
 
 NOW = 1_700_000_000.0
 WAIT_S = 60.0  # time limit for results, enough for a slow machine
@@ -127,6 +127,42 @@ def test_a_late_answer_of_a_lost_helper_is_discarded(hosts: Make, tmp_path: Path
         slow.result(0)
     gate.touch()
     assert slow.result(WAIT_S) == 1
+
+
+@BOTH
+def test_a_thread_that_cannot_be_started_costs_one_read(
+    process: bool, hosts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watched = hosts(process).watch("echo", partial(Echo, str(tmp_path), "once"))
+    refuse_threads(monkeypatch, "file-helper" if process else "read-", 2)
+    for _ in range(2):
+        with pytest.raises(FileHelperEnded, match="can't start new thread"):
+            poll(watched)
+        assert watched.responding
+    assert poll(watched)[:3] == ("once", 1, NOW)
+
+
+def test_a_thread_that_the_helper_cannot_start_costs_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    link, child = socket.socketpair()
+    threading.Thread(target=_HelperServer(child.fileno()).run).start()
+    refuse_threads(monkeypatch, "read-", 1)
+    body = pickle.dumps(("echo", NOW, pickle.dumps(partial(Echo, str(tmp_path), "once"))))
+    kinds = []
+    with link, child:
+        for number in (0, 7, 7):
+            if number:
+                link.send(HEAD.pack(len(body), number, ANSWER) + body)
+            kinds += [read_message(link)[1:]]
+        assert read_message(link)[2] == ANSWER
+        link.shutdown(socket.SHUT_WR)
+    assert kinds == [(0, READY), (7, ERROR), (7, DIRECTORY)]
+
+
+def read_message(link: socket.socket) -> tuple[int, int, int]:
+    """Head of the next message: length of its body, number of the watch, kind."""
+    head: tuple[int, int, int] = HEAD.unpack(link.recv(HEAD.size, socket.MSG_WAITALL))
+    assert len(link.recv(head[0], socket.MSG_WAITALL)) == head[0]
+    return head
 
 
 def test_a_result_without_a_request_is_an_error(hosts: Make) -> None:

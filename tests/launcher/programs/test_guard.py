@@ -17,6 +17,7 @@ from exporter.machine.procfs import read_process_stat
 from launcher.guard import reported_status
 from launcher.plan.plan import PLAN_FILE
 from launcher.run import silent_orchestrator
+from launcher.run.lost_orchestrator import LocalLeftoverTasks
 from launcher.run.signals import OrchestratorSignals
 from tests.launcher.programs.guarded import Guarded
 from tests.support.builders import orchestrator_record
@@ -65,6 +66,33 @@ def test_a_killed_orchestrator_is_the_reported_cause(tmp_path: Path) -> None:
     assert "- cause: orchestrator on" in (job.run_dir / "report.md").read_text()
     assert [event["cause"] for event in job.events("orchestrator lost")] == [report["stopped"]["cause"]]
     assert not (job.run_dir / "targets.json").exists()
+
+
+SLOW_TO_END = """
+trap 'echo told; told=1' TERM
+sh -c 'trap "echo child told" TERM; echo up; while :; do sleep 0.05; done' &
+until [ "$told" ]; do sleep 0.05; done
+sleep 0.8
+kill -9 $!
+"""
+
+
+def test_a_killed_orchestrator_means_one_sigterm_for_each_worker(tmp_path: Path) -> None:
+    (tmp_path / "slow.sh").write_text(SLOW_TO_END)
+    with job_of(tmp_path, f"sh {tmp_path}/slow.sh") as job:
+        await_both_workers(job)
+        assert kill_and_wait(job, job.orchestrator_pid()) == 1
+    assert [job.output(f"worker_w{rank}") for rank in (0, 1)] == ["up\ntold\n"] * 2
+
+
+def test_a_worker_without_a_wrapper_is_told_to_end_before_its_children(tmp_path: Path) -> None:
+    (tmp_path / "slow.sh").write_text(SLOW_TO_END)
+    env = {**os.environ, "GPUJOB_RUN_DIR": str(tmp_path), "GPUJOB_WORKER": "worker_w0"}
+    with subprocess.Popen(["sh", "slow.sh"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == "up\n"
+        assert LocalLeftoverTasks(tmp_path).send_signal(signal.SIGTERM, include_sidecars=False) >= 2
+        assert worker.stdout.read() == "told\n"
 
 
 def test_workers_that_ignore_sigterm_end_with_a_killed_orchestrator(tmp_path: Path) -> None:

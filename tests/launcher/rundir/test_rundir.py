@@ -4,6 +4,7 @@ import json
 import os
 import stat
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 
@@ -103,3 +104,15 @@ def test_a_working_directory_may_have_a_name_that_is_not_unicode(tmp_path: Path)
     run_dir = rundir.finalize_run_dir(stage(plan), plan, "4459")
     assert os.fsencode(run_dir.parent.parent).endswith(b"/caf\xe9")
     assert b"caf\xe9" in (run_dir / "sbatch_script.sh").read_bytes()
+
+
+@pytest.mark.parametrize("step", ["run_files.make_token", "describe_submission", "write_secrets"])
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), OSError(28, "No space left on device")])
+def test_an_interrupted_start_leaves_no_secrets(
+    step: str, error: BaseException, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(f"launcher.rundir.rundir.{step}", Mock(side_effect=error))
+    plan = plan_of(workdir=str(tmp_path))
+    with pytest.raises((KeyboardInterrupt, LauncherError)):
+        rundir.create_run_dir(plan, render_sbatch(plan), "local-1")
+    assert not [path for path in tmp_path.rglob("*") if path.is_file()]

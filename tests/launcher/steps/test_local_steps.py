@@ -15,7 +15,7 @@ from launcher.plan.plan import RunFacts
 from launcher.steps import local_steps
 from launcher.steps.local_steps import LocalSteps, local_hosts, wait_for_guard
 from launcher.steps.steps import RunningTask
-from tests.support.launcher import job_spec, plan_of
+from tests.support.launcher import job_spec, plan_of, poll
 
 
 @pytest.mark.parametrize(
@@ -49,6 +49,16 @@ def test_an_unreaped_orchestrator_is_not_waited_for(tmp_path: Path, monkeypatch:
         assert time.monotonic() - started_at < 15
 
 
+def test_a_sidecar_does_not_outlive_its_killed_supervisor(tmp_path: Path) -> None:
+    steps = LocalSteps(plan_of(job_spec(), local=True), RunFacts("local-1", tmp_path, ("here",)))
+    with subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True) as supervisor:
+        (sidecar,) = poll(lambda: read_children(supervisor.pid), "the sidecar")
+        supervisor.kill()
+    assert not steps.sidecars_have_no_leftovers([supervisor])
+    poll(lambda: steps.sidecars_have_no_leftovers([supervisor]), "the end of the sidecar")
+    assert read_start_ticks(sidecar) is None
+
+
 def test_a_process_of_another_user_is_reported_once_and_left(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -59,8 +69,7 @@ def test_a_process_of_another_user_is_reported_once_and_left(
         raise PermissionError(1, "Operation not permitted")
 
     with subprocess.Popen(["sh", "-c", "sleep 60 & wait"], start_new_session=True) as wrapper:
-        while not (children := read_children(wrapper.pid)):
-            time.sleep(0.01)
+        children = poll(lambda: read_children(wrapper.pid), "the worker")
         running = RunningTask(plan.tasks[0], 0, wrapper)
         with monkeypatch.context() as patched:
             patched.setattr(os, "kill", refuse)

@@ -11,6 +11,7 @@ import pytest
 
 from exporter.gpus.nvidia import reader
 from exporter.gpus.nvidia.activity import SLOW_EVERY_S
+from exporter.gpus.nvidia.calls import NvmlLibrary
 from exporter.gpus.nvidia.events import MOST_SPOILED
 from exporter.gpus.nvidia.reader import NvmlReader
 from exporter.gpus.records import Gpu, GpuActivity, GpuCondition, GpuDriverReplaced, GpuFailed, GpuUnavailable
@@ -234,6 +235,18 @@ def test_a_gpu_is_lost_when_all_its_calls_and_fields_fail(start: Start) -> None:
     machine.driver.write()
     with pytest.raises(GpuFailed):
         machine.activity()
+
+
+def test_a_driver_that_does_not_count_its_gpus_is_not_taken_for_one_without_any(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    machine = start(h200(1))
+    later = machine.driver.make_reader()
+    later.open()
+    monkeypatch.setattr(NvmlLibrary, "call", lambda *_: (999, None))
+    with pytest.raises(RuntimeError, match="nvmlDeviceGetCount: Unknown Error"):
+        later.gpus()
+    assert [gpu.uuid for gpu in machine.reader.gpus()] == [machine.gpu.uuid]
 
 
 def test_a_gpu_that_was_never_listed_is_lost(start: Start) -> None:
