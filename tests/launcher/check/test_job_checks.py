@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from launcher.check.job_checks import (
-    check_aliases,
     check_benchmark,
     check_container,
     check_groups,
@@ -291,13 +290,6 @@ def test_several_training_workers_are_separate_trainings(
     count = worker["count"]
     for item in items:
         assert item.message == f"{count} workers of {kind} are {count} separate trainings; for a single one{message}"
-
-
-def test_unknown_model_and_image_aliases_have_their_own_codes(tmp_path: Path) -> None:
-    cluster = {"models": {"dsr1": "/m"}, "containers": {"sgl": "/i.sqsh"}}
-    for model, image, codes in (("dsr", "sgll", {"no-model-alias", "no-image-alias"}), ("dsr1", "sgl", set())):
-        spec: dict[str, Any] = {"model": {"path": model}, "container": {"image": image}}
-        assert {item.code for item in check_aliases(planned_job(tmp_path, cluster=cluster, **spec))} == codes
 
 
 def test_who_is_notified_must_be_a_channel_of_the_site(tmp_path: Path) -> None:
