@@ -142,7 +142,8 @@ def takes_job(function: Callable[..., None]) -> Callable[..., None]:
                 raise
 
     for option in reversed(options):
-        command = click.option(option.option, metavar=option.metavar, help=option.help)(command)
+        kind = click.Path() if option.metavar == "DIR" else None
+        command = click.option(option.option, metavar=option.metavar, type=kind, help=option.help)(command)
     command = click.option(
         "--save", metavar="FILE", shell_complete=complete_files, help="Write the job file that these options mean, too."
     )(command)
