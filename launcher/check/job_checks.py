@@ -90,13 +90,6 @@ def check_model(planned_job: PlannedJob) -> Iterator[CheckFinding]:
             yield finding.error("no-model", place, message + fix)
 
 
-def check_aliases(planned_job: PlannedJob) -> Iterator[CheckFinding]:
-    """Report a model or image that looks like an alias but is not one."""
-    for item in (*check_model(planned_job), *_image(planned_job)):
-        if item.code in ("no-model-alias", "no-image-alias"):
-            yield item
-
-
 def check_container(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check that the image, the runtime and the mounts exist."""
     planned, local = planned_job.plan.container, planned_job.local

@@ -1,5 +1,6 @@
 """The command `gpujob explain`: meaning, type, default and example of a key."""
 
+import shutil
 import textwrap
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
@@ -35,7 +36,8 @@ def explain(key: str | None, cluster: bool, as_json: bool) -> None:
     elif key is None:
         _print_keys(found)
     else:
-        click.echo("\n\n".join(describe_key(entry, keys) for entry in found))
+        width = min(WIDTH, shutil.get_terminal_size((WIDTH, 0)).columns)
+        click.echo("\n\n".join(describe_key(entry, keys, width) for entry in found))
 
 
 def _unknown_key_text(text: str, keys: "Sequence[Key]", others: "Sequence[Key]", *, cluster: bool) -> str:
@@ -74,18 +76,18 @@ def _threshold_lines() -> list[str]:
     return ["  " + "  ".join(f"{cell:{width}}" for cell, width in zip(row, widths, strict=True)) for row in rows]
 
 
-def describe_key(key: "Key", keys: "Sequence[Key]") -> str:
+def describe_key(key: "Key", keys: "Sequence[Key]", width: int) -> str:
     """Everything known about a key, as text."""
     from launcher.jobfile.keys import as_yaml, nested
 
-    lines = [key.path, *textwrap.wrap(key.meaning, WIDTH, initial_indent="  ", subsequent_indent="  "), ""]
+    lines = [key.path, *textwrap.wrap(key.meaning, width, initial_indent="  ", subsequent_indent="  "), ""]
     facts = {"Type": key.type_text, "Default": "none; the key is required" if key.required else key.default_text}
     for name, fact in facts.items():
         if fact:
-            lines += textwrap.wrap(f"{name + ':':9}{fact}", WIDTH, initial_indent="  ", subsequent_indent=" " * 11)
+            lines += textwrap.wrap(f"{name + ':':9}{fact}", width, initial_indent="  ", subsequent_indent=" " * 11)
     inner = [entry.path for entry in keys if entry.path.startswith((f"{key.path}.", f"{key.path}[]."))]
     if inner:
-        lines += textwrap.wrap(f"{'Keys:':9}{', '.join(inner)}", WIDTH, initial_indent="  ", subsequent_indent=" " * 11)
+        lines += textwrap.wrap(f"{'Keys:':9}{', '.join(inner)}", width, initial_indent="  ", subsequent_indent=" " * 11)
     if key.path == "alerts":
         lines += ["", *_threshold_lines(), ""]
     lines += ["  Example:", textwrap.indent(as_yaml(nested(key.path, key.example)).rstrip(), "    ")]

@@ -6,6 +6,7 @@ from contextlib import suppress
 
 import click
 
+from launcher.cli.about.completion import complete_files
 from launcher.cli.job_source import WORDS, WordsCommand, program_name
 from launcher.cli.parts import fail
 
@@ -48,7 +49,7 @@ monitoring: {{check_interval: 5, stall_timeout: 300, linger: 30}}
 
 
 @click.command(cls=WordsCommand, epilog="example: gpujob init && gpujob run job.yaml")
-@click.argument("path", metavar="[FILE] [-- COMMAND...]", default="job.yaml")
+@click.argument("path", metavar="[FILE] [-- COMMAND...]", default="job.yaml", shell_complete=complete_files)
 @click.option("--force", is_flag=True, help="Replace the file if it exists.")
 def init(path: str, force: bool) -> None:
     """Write a job file to start from, with a small command that prints its progress, or with your own after --."""

@@ -4,7 +4,7 @@ import functools
 import itertools
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple, cast
@@ -142,7 +142,8 @@ def takes_job(function: Callable[..., None]) -> Callable[..., None]:
                 raise
 
     for option in reversed(options):
-        command = click.option(option.option, metavar=option.metavar, help=option.help)(command)
+        kind = click.Path() if option.metavar == "DIR" else None
+        command = click.option(option.option, metavar=option.metavar, type=kind, help=option.help)(command)
     command = click.option(
         "--save", metavar="FILE", shell_complete=complete_files, help="Write the job file that these options mean, too."
     )(command)
@@ -194,7 +195,7 @@ def _read_job(
     from launcher.rundir.yaml_files import dump_yaml
 
     settings = dict(_parse_setting(text) for text in sets)
-    options = {place: f"--set {place}" for place in settings}
+    options = _names_of_settings(settings)
     if file is None:
         if values.get(f"{WORKERS_PLACE}count") == 0:
             raise LauncherError("--workers: 0 must be greater than or equal to 1")
@@ -276,12 +277,24 @@ def _parse_setting(text: str) -> "tuple[str, JsonValue]":
 
 
 def _assign(body: "dict[str, JsonValue]", values: "JsonObject") -> None:
-    from launcher.sweep.values import assign_value, parse_place
+    from launcher.sweep.values import assign_value, index_role, parse_place
 
-    if problems := [
-        found for key, value in values.items() if (found := assign_value(body, parse_place(key), key, value))
-    ]:
+    problems = []
+    for key, value in values.items():
+        path, problem = index_role(parse_place(key), body)
+        problem = f"{key}: {problem}" if problem is not None else assign_value(body, path, key, value)
+        problems += [problem] if problem is not None else []
+    if problems:
         raise ConfigError("--set", problems)
+
+
+def _names_of_settings(keys: Iterable[str]) -> dict[str, str]:
+    """The options that set these places, also by the sections of theirs that the job file does not know."""
+    from launcher.jobfile.jobfile import JobSpec
+
+    names = {key: f"--set {key}" for key in keys}
+    sections = {re.split(r"[.[]", key)[0]: option for key, option in names.items()}
+    return {**{place: option for place, option in sections.items() if place not in JobSpec.model_fields}, **names}
 
 
 def _read_file(file: str) -> "JobText":
@@ -389,5 +402,5 @@ def in_option_words(text: str, options: Mapping[str, str]) -> str:
     # a word such as `name` is a key only where a place stands
     words = [re.escape(name) if re.search(r"[._]", name) else rf"(?:^|(?<=: )){name}(?=: )" for name in longest_first]
     place = rf"(?<![\w.{{\]])(?:{'|'.join(words)})(?![\w\[}}])"
-    # the keys that a message lists as known are keys
-    return re.sub(rf"\(known: [^)]*\)|{place}", lambda match: names.get(match[0], match[0]), text)
+    # the keys that a message lists as known, or quotes as unknown, are keys
+    return re.sub(rf'\(known: [^)]*\)|unknown key "[^"]*"|{place}', lambda match: names.get(match[0], match[0]), text)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, NoReturn
 import click
 
 from exporter.contract import run_files
+from launcher.cli.about.completion import complete_jobs
 from launcher.cli.job_source import USAGE, warn
 from launcher.errors import LauncherError
 
@@ -36,9 +37,12 @@ INTERVAL = _Seconds(min=0.1, max=3600.0)
 JSON = click.option("--json", "as_json", is_flag=True, help="One JSON object on standard output.")
 NO_COLOR = click.option("--no-color", is_flag=True, help="No colours (NO_COLOR does the same).")
 ASCII = click.option("--ascii", "ascii_only", is_flag=True, help="Plain characters only.")
-JOB = click.argument("job", metavar="[JOB]", required=False)
+JOB = click.argument("job", metavar="[JOB]", required=False, shell_complete=complete_jobs)
 RESUME = click.option(
-    "--resume", metavar="SWEEP", help="Run only the points of this sweep that are missing or did not complete."
+    "--resume",
+    metavar="SWEEP",
+    shell_complete=complete_jobs,
+    help="Run only the points of this sweep that are missing or did not complete.",
 )
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from launcher.sweep.plan import PlannedSweep
 
 ENVIRONMENT_CODES = ("no-slurm",)  # codes that refuse a start but do not matter to a plan
+START_CODES = ("no-program", "no-module", "few-gpus", "no-time-limit")  # warnings that wait for the start
 SUBMIT_ONLY_CODES = (
     "backslash",
     "no-setup-script",
@@ -154,7 +155,7 @@ def _show_job(
 
 
 def _show_warnings(planned_jobs: "Mapping[str, PlannedJob]") -> None:
-    """Warn about errors that would prevent a start, and about doubtful aliases; ``planned_jobs`` are by point name.
+    """Show the warnings of a start, and the errors that would prevent it; ``planned_jobs`` are by point name.
 
     Nothing is refused here: a plan may be shown before its commands are right.
     """
@@ -166,13 +167,16 @@ def _show_warnings(planned_jobs: "Mapping[str, PlannedJob]") -> None:
 
 
 def _plan_warnings(planned_job: "PlannedJob") -> list[str]:
-    from launcher.check.job_checks import check_aliases
     from launcher.check.preflight import check_plan
 
     both = "run refuses it" if planned_job.local else "submit and run refuse it"
-    found = [item for item in check_plan(planned_job) if item.status == "error" and item.code not in ENVIRONMENT_CODES]
-    refused = [f"{item}; {'submit refuses it' if item.code in SUBMIT_ONLY_CODES else both}" for item in found]
-    return refused + [str(item) for item in check_aliases(planned_job) if item.status == "warning"]
+    found = [item for item in check_plan(planned_job) if item.code not in ENVIRONMENT_CODES]
+    refused = [
+        f"{item}; {'submit refuses it' if item.code in SUBMIT_ONLY_CODES else both}"
+        for item in found
+        if item.status == "error"
+    ]
+    return refused + [str(item) for item in found if item.status == "warning" and item.code not in START_CODES]
 
 
 def _describe_job(planned_job: "PlannedJob", script: str, hosts: tuple[str, ...]) -> "PlanRecord":

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.about.completion import complete_files
 from launcher.cli.parts import JSON, print_json
 from launcher.errors import LauncherError, did_you_mean
 
@@ -19,9 +20,14 @@ STANDARD_INPUT = "-"
 
 
 @click.command(epilog="example: gpujob scan train.log --pack hf-trainer")
-@click.argument("logs", metavar="LOG...", nargs=-1, required=True)
+@click.argument("logs", metavar="LOG...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option("--pack", help="Log pack of the lines; detected from the lines by default.")
-@click.option("--config", metavar="JOB.YAML", help="Job file whose pack, patterns, errors and totals are used.")
+@click.option(
+    "--config",
+    metavar="JOB.YAML",
+    shell_complete=complete_files,
+    help="Job file whose pack, patterns, errors and totals are used.",
+)
 @click.option("--count", is_flag=True, help="Count the matches of every pattern also in logs of over 4 MiB.")
 @JSON
 def scan(logs: tuple[str, ...], pack: str | None, config: str | None, count: bool, as_json: bool) -> None:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.about.completion import complete_jobs
 from launcher.cli.job_source import warn
 from launcher.cli.jobs.sweep_states import show_states
 from launcher.cli.parts import HUB, INTERRUPTED, JSON, come_back_lines, print_json, show_notices
@@ -361,7 +362,7 @@ def _report_nothing_to_resume(
 
 
 @click.command(epilog="example: gpujob sweep logs/4459_embed_20251122_041341 --resume")
-@click.argument("sweep", metavar="SWEEP")
+@click.argument("sweep", metavar="SWEEP", shell_complete=complete_jobs)
 @click.option("--resume", "again", is_flag=True, help="Run the missing and incomplete points again.")
 @click.option("--sort", metavar="NAME", help="Order by the last value of this name in the logs, such as loss.")
 @HUB

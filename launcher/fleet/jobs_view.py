@@ -46,6 +46,8 @@ NOT_MEASURED = Figures()
 MOST_FORECAST_S = 90 * 86400.0  # of a start; Slurm forecasts a year behind a job without a time limit
 ENDED = frozenset((*ENDS, "INCOMPLETE", "UNKNOWN", "MISSING"))  # the last three of jobs and sweeps without Slurm
 
+STATES = ENDED | {"PENDING", "RUNNING", "SUSPENDED", "REVOKED"}
+
 
 class Job(NamedTuple):
     """One job, array task, several tasks of an array, or a pipeline in one line."""

@@ -53,7 +53,8 @@ _FIXES = {
     "gpus": "remove CUDA_VISIBLE_DEVICES from its command and from `env`, or correct `gpus` of its role",
     "gpu_use": "is its framework built with CUDA, and does nvidia-smi work on the node?",
     "logs": "can the run directory be written to from the node?",
-    "log_lines": "its output may be buffered: flush it, or start the program with `stdbuf -oL`",
+    "log_lines": "its output may be buffered: flush it, or start the program with `stdbuf -oL`; with several workers a "
+    "log file of its own must have the worker's number in its name, as in train_0.log",
     "output_dir": "create it, give the job's user permission to write to it, or choose another `paths.output_dir`",
     "output": "if files are written elsewhere, correct `paths.output_dir` and `patterns.output`",
     "progress": "set `progress.patterns.items` to match its log, or increase `monitoring.launch_timeout`",

@@ -28,6 +28,7 @@ from launcher.sweep.values import (
     fill_text,
     find_placeholders,
     format_place,
+    index_role,
     is_reserved_name,
     parse_place,
     unquoted_placeholders,
@@ -289,17 +290,7 @@ def _parse_key(key: str, base: JsonObject) -> tuple[Path, str | None]:
         if len(words) == 1:
             hint += "; a placeholder is made of letters, digits and _"
         return (), f'unknown key "{words[0]}"{hint}'
-    if words[0] == "workers" and len(words) > 1 and isinstance(words[1], str):
-        entries = base.get("workers")
-        roles = [
-            entry.get("role", "worker") if isinstance(entry, dict) else None
-            for entry in (entries if isinstance(entries, list) else ())
-        ]
-        if words[1] not in roles:
-            known = ", ".join(str(role) for role in roles) or "none"
-            return (), f'workers has no role "{words[1]}" (known: {known})'
-        words[1] = roles.index(words[1])
-    return tuple(words), None
+    return index_role(tuple(words), base)
 
 
 def _shape_problems(spec: SweepSpec) -> list[str]:

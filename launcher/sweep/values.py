@@ -71,6 +71,21 @@ def merge(base: JsonValue, override: JsonValue) -> JsonValue:
     return merged
 
 
+def index_role(path: Path, body: JsonObject) -> tuple[Path, str | None]:
+    """The place of a role's key, ``workers.ROLE.key``, by the role's index, or the problem; others stay as they are."""
+    if path[0] != "workers" or len(path) < 2 or isinstance(path[1], int):
+        return path, None
+    entries = body.get("workers")
+    roles = [
+        entry.get("role", "worker") if isinstance(entry, dict) else None
+        for entry in (entries if isinstance(entries, list) else ())
+    ]
+    if path[1] not in roles:
+        known = ", ".join(str(role) for role in roles) or "none"
+        return path, f'workers has no role "{path[1]}" (known: {known})'
+    return (path[0], roles.index(path[1]), *path[2:]), None
+
+
 def assign_value(body: dict[str, JsonValue], path: Path, key: str, value: JsonValue) -> str | None:
     """Put a value at its place. Returns the problem with that place, or None."""
     inner: JsonValue = body

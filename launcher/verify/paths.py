@@ -23,9 +23,11 @@ from exporter.files.formats.record_count import UTF_16, record_kind
 from exporter.files.formats.source import CheckUndecided, FileDamaged, NotRegularFile, open_source, printable
 from exporter.machine.folders import file_names
 from launcher.errors import LauncherError
+from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
 from launcher.verify.files import CheckedCheckpoint, Facts, LastCheckpoint, OutputFiles, SlicedWork, VerifiedOutput
 
 WHOLE, DAMAGED, UNDECIDED = "whole", "damaged", "cannot tell"
+RECORDS = (MANIFEST_FILE, SWEEP_FILE, PIPELINE_FILE)  # of a job, whose name may end in a number like a checkpoint's
 MARKS = (".zgroup", "_CHECKPOINT_METADATA", "manifest.ocdbt")  # names by which a directory is a checkpoint
 MOST_TRACKER_BYTES = 4096  # of a file that names the newest checkpoint
 _STEP = re.compile(r"(?<![a-z])(?:checkpoint|ckpt|global_?step|step|epoch|iter(?:ation)?)[-_=]?\d", re.IGNORECASE)
@@ -94,7 +96,13 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
             _read_all(found, progress)
         return found
 
-    inner = [name for name in names if is_checkpoint(name, (place / name).is_dir())]
+    runs = [name for name in names if any(os.path.isfile(place / name / record) for record in RECORDS)]
+    inner = [name for name in names if name not in runs and is_checkpoint(name, (place / name).is_dir())]
+    if runs and not inner and all((place / name).is_dir() for name in names):
+        raise LauncherError(
+            f"{printable(os.fspath(path))} has the run directories of jobs; check the files of one with "
+            f"`gpujob report --verify {printable(os.path.join(path, runs[0]))}`"
+        )
     if _is_of_checkpoint(names, inner) or (
         is_checkpoint(place.name, place.is_dir()) and not _is_folder(place, names, inner)
     ):

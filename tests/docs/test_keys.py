@@ -44,8 +44,8 @@ def merged(below: Any, above: Any) -> Any:
     return above
 
 
-def explain(*arguments: str) -> Result:
-    return CliRunner().invoke(commands, ["explain", *arguments])
+def explain(*arguments: str, columns: int = 200) -> Result:
+    return CliRunner(env={"COLUMNS": str(columns)}).invoke(commands, ["explain", *arguments])
 
 
 @pytest.mark.parametrize("file", ["job", "cluster"])
@@ -93,6 +93,10 @@ def test_an_example_survives_yaml(key: Key) -> None:
 )
 def test_a_key_is_found_by_path_or_last_part(text: str, paths: list[str]) -> None:
     assert [key.path for key in find_keys(text, job_keys())] == paths
+
+
+def test_an_explanation_fits_a_narrow_terminal() -> None:
+    assert max(map(len, explain("stall_timeout", columns=60).output.splitlines())) <= 60
 
 
 @pytest.mark.parametrize("arguments", ["alerts", "name", "workers[].restart", "progress.pack", "max"])

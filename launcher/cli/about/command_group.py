@@ -7,15 +7,12 @@ import io
 import os
 import sys
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from launcher.cli.parts import fail
 from launcher.errors import did_you_mean
-
-if TYPE_CHECKING:
-    from typing_extensions import Buffer
 
 BROKEN_PIPE = 141
 
@@ -150,7 +147,7 @@ class _StandardError(io.RawIOBase):
     def writable(self) -> bool:
         return True
 
-    def write(self, data: "Buffer", /) -> int:
+    def write(self, data: Any, /) -> int:
         with contextlib.suppress(OSError):
             return os.write(2, data)
         return memoryview(data).nbytes

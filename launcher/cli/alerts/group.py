@@ -18,6 +18,8 @@ class AlertsGroup(click.Group):
     """Parts of `gpujob alerts`; without the name of one, it lists alerts."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing and not args:
+            return super().parse_args(ctx, args)  # a shell completes the names of the parts
         if not args or (args[0] not in self.commands and args[0] not in ctx.help_option_names):
             args = [LIST, *args]
         return super().parse_args(ctx, args)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import click
 
+from launcher.cli.about.completion import complete_jobs
 from launcher.cli.alerts.config import shipped_folder
 from launcher.cli.alerts.show import URL, manager
 from launcher.cli.parts import JSON, print_json
@@ -53,7 +54,7 @@ def id_of(job: str) -> str:
 
 
 @click.command(epilog="example: gpujob alerts mute 4459 --for 2h --alert Slowdown")
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", shell_complete=complete_jobs)
 @click.option(
     "--for", "seconds", metavar="TIME", default="2h", callback=_parse_duration, help="30m, 2h, 1d (default 2h)."
 )
@@ -99,7 +100,7 @@ def mute(job: str, seconds: float, alert: str | None, owner: str | None, url: st
 
 
 @click.command(epilog="example: gpujob alerts unmute 4459")
-@click.argument("job", metavar="JOB")
+@click.argument("job", metavar="JOB", shell_complete=complete_jobs)
 @ALERT
 @URL
 @JSON

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from launcher.cli.about.completion import complete_jobs
 from launcher.cli.job_source import warn
 from launcher.cli.parts import INTERRUPTED, INTERVAL, print_json
 from launcher.errors import LauncherError
@@ -52,7 +53,7 @@ def manager(url: str | None) -> "Source":
 
 
 @click.command("list", epilog="example: gpujob alerts 4459 --follow")
-@click.argument("job", metavar="[JOB-ID]", required=False)
+@click.argument("job", metavar="[JOB-ID]", required=False, shell_complete=complete_jobs)
 @click.option("-f", "--follow", is_flag=True, help="Print a line when an alert begins or ends, until Ctrl-C.")
 @click.option("--log", "log_file", metavar="FILE", help="With --follow: also append to FILE, and JSON to FILE.jsonl.")
 @click.option("--all-users", is_flag=True, help="Alerts of all users' jobs.")

@@ -96,7 +96,7 @@ def ps(
         fail("--user and --all-users exclude each other; leave one of them out")
     me = user_name()
     slurm = slurm_reader(None if all_users else user or me, None, os.environ)
-    filters = Filters(_words(partition), frozenset(word.upper() for word in _words(states)), since)
+    filters = Filters(_words(partition), _states(states), since)
     prices = read_prices(os.environ, Path.cwd())
     shows_mine = all_users or user in (None, me)
 
@@ -190,6 +190,17 @@ def _read_run(name: str, rows: "Iterable[QueueRow]") -> "tuple[dict[str, str], l
 
 def _words(text: str | None) -> frozenset[str]:
     return frozenset(word.strip() for word in (text or "").split(",") if word.strip())
+
+
+def _states(text: str | None) -> frozenset[str]:
+    from exporter.slurm.states import base_state
+    from launcher.errors import did_you_mean
+    from launcher.fleet.jobs_view import STATES
+
+    wanted = frozenset(base_state(word.upper()) for word in _words(text))
+    for word in sorted(wanted - STATES):
+        fail(f"--state: {word} is not a state{did_you_mean(word, STATES)} (known: {', '.join(sorted(STATES))})")
+    return wanted
 
 
 def _read_ended(

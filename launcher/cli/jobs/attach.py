@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, NoReturn
 
 import click
 
+from launcher.cli.about.completion import complete_files
 from launcher.cli.parts import ASCII, INTERVAL, NO_COLOR, fail, print_report
 from launcher.cli.watch import show_job
 from launcher.errors import LauncherError
@@ -36,22 +37,22 @@ class _AttachCommand(click.Command):
 
 
 @click.command(cls=_AttachCommand, epilog="example: gpujob attach 4711")
-@click.argument("words", metavar="[PID... | CONFIG.YAML]", nargs=-1)
+@click.argument("words", metavar="[PID... | CONFIG.YAML]", nargs=-1, shell_complete=complete_files)
 @click.option("--job", "slurm_job_id", metavar="ID", help="Slurm job whose processes on this node are the workers.")
 @click.option("--job-name", metavar="NAME", help="Name of the job, a word in its workers' command lines.")
 @click.option("--num-workers", type=int, metavar="N", help="Expected number of workers.")
 @click.option("--gpu-ids", type=int, multiple=True, metavar="N...", help="GPUs that the workers use.")
-@click.option("--output-dir", metavar="DIR", help="Directory of output files.")
+@click.option("--output-dir", metavar="DIR", type=click.Path(), help="Directory of output files.")
 @click.option("--output-pattern", metavar="GLOB", help="Names of output files.")
-@click.option("--log-dir", metavar="DIR", help="Directory of log files.")
+@click.option("--log-dir", metavar="DIR", type=click.Path(), help="Directory of log files.")
 @click.option("--log-pattern", metavar="GLOB", help="Names of log files.")
-@click.option("--checkpoint-dir", metavar="DIR", help="Directory of checkpoints.")
+@click.option("--checkpoint-dir", metavar="DIR", type=click.Path(), help="Directory of checkpoints.")
 @click.option("--checkpoint-pattern", metavar="GLOB", help="Names of checkpoints.")
 @click.option("--total-items", type=int, metavar="N", help="Items of the whole job, for the ETA.")
 @click.option("--check-interval", type=float, metavar="S", help="Seconds between checks.")
 @click.option("--launch-timeout", type=float, metavar="S", help="Seconds within which workers must start.")
 @click.option("--stall-timeout", type=float, metavar="S", help="Seconds without progress until a stall.")
-@click.option("--state-dir", metavar="DIR", help="Run directory to create or to continue.")
+@click.option("--state-dir", metavar="DIR", type=click.Path(), help="Run directory to create or to continue.")
 @click.option("--web.listen-address", "listen", metavar="ADDRESS", help="host:port of the series; default loopback.")
 @click.option("--interval", type=INTERVAL, default=1.0, show_default=True, help="Seconds between two refreshes.")
 @NO_COLOR

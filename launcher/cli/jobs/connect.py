@@ -5,12 +5,13 @@ import shlex
 
 import click
 
+from launcher.cli.about.completion import complete_workers
 from launcher.cli.parts import JOB, fail, open_job
 
 
 @click.command(epilog="example: gpujob connect 4459 worker_w3")
 @JOB
-@click.argument("worker", metavar="[WORKER]", required=False)
+@click.argument("worker", metavar="[WORKER]", required=False, shell_complete=complete_workers)
 @click.option("--print", "only_print", is_flag=True, help="Print the command line instead of running it.")
 def connect(job: str | None, worker: str | None, only_print: bool) -> None:
     """Open a shell at a worker: on its node, in its container, with its environment and working directory.

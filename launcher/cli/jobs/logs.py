@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.about.completion import complete_workers
 from launcher.cli.parts import INTERRUPTED, JOB, NO_COLOR, open_job
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ LINES_FOLLOWED = 10  # last lines of each file that --follow begins with
 
 @click.command(epilog="example: gpujob logs 4459 worker_w3 -f")
 @JOB
-@click.argument("worker", metavar="[WORKER]", required=False)
+@click.argument("worker", metavar="[WORKER]", required=False, shell_complete=complete_workers)
 @click.option("-f", "--follow", is_flag=True, help="Continue with new lines until the job ends.")
 @click.option("--errors", is_flag=True, help="Only lines that match an error pattern of the job, and tracebacks.")
 @click.option(

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.about.completion import complete_files
 from launcher.cli.parts import JSON, checked_plan, print_json, register_run, show_files
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queu
 
 
 @click.command(epilog="example: gpujob pipeline r8.yaml --dry-run")
-@click.argument("file", metavar="PIPELINE.YAML")
+@click.argument("file", metavar="PIPELINE.YAML", shell_complete=complete_files)
 @click.option("--dry-run", is_flag=True, help="Check all files and print the plan; submit nothing.")
 @JSON
 def pipeline(file: str, dry_run: bool, as_json: bool) -> None:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.about.completion import complete_jobs
 from launcher.cli.cluster.queue_options import require_command
 from launcher.cli.job_source import warn
 from launcher.cli.parts import HUB, SOURCE, print_json
@@ -21,7 +22,7 @@ LEAST_INTERVAL_S, ADVISED_INTERVAL_S, MOST_INTERVAL_S = 10.0, 60.0, 3600.0
 
 
 @click.command(epilog="example: gpujob track 4459 4460_[0-7] --name r8 --state-file run-r8-state.json")
-@click.argument("jobs", metavar="[JOB]...", nargs=-1)
+@click.argument("jobs", metavar="[JOB]...", nargs=-1, shell_complete=complete_jobs)
 @click.option("--user", metavar="USER", help="Owner of the jobs; by default you.")
 @click.option("--name", metavar="NAME", default="", help="Name of the run, before the names of its jobs in the log.")
 @click.option(

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from launcher.cli.about.completion import complete_files
 from launcher.cli.parts import JSON, print_json
 
 if TYPE_CHECKING:
@@ -15,7 +16,7 @@ MOST_NAMED = 10  # parts in the text
 
 
 @click.command(epilog="example: gpujob verify checkpoints/ outputs/part_3.jsonl")
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, shell_complete=complete_files)
 @click.option("--deep", is_flag=True, help="Read everything: checksums in archives, every record of JSON Lines.")
 @JSON
 def verify(paths: tuple[str, ...], deep: bool, as_json: bool) -> None:

@@ -6,7 +6,6 @@ from typing import Any
 import pytest
 
 from launcher.check.job_checks import (
-    check_aliases,
     check_benchmark,
     check_container,
     check_groups,
@@ -389,13 +388,6 @@ def test_two_launchers_meet_on_the_machine_of_a_local_run(tmp_path: Path) -> Non
     spec: dict[str, Any] = {"resources": {"gpus_per_node": 8}, "workers": workers}
     found = {local: len(list(check_launchers(planned_job(tmp_path, local=local, **spec)))) for local in (False, True)}
     assert found == {False: 0, True: 2}
-
-
-def test_unknown_model_and_image_aliases_have_their_own_codes(tmp_path: Path) -> None:
-    cluster = {"models": {"dsr1": "/m"}, "containers": {"sgl": "/i.sqsh"}}
-    for model, image, codes in (("dsr", "sgll", {"no-model-alias", "no-image-alias"}), ("dsr1", "sgl", set())):
-        spec: dict[str, Any] = {"model": {"path": model}, "container": {"image": image}}
-        assert {item.code for item in check_aliases(planned_job(tmp_path, cluster=cluster, **spec))} == codes
 
 
 def test_who_is_notified_must_be_a_channel_of_the_site(tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ from launcher.cli.about.completion import complete_keys
 from launcher.cli.about.version import driver_text
 from launcher.cli.main import commands
 from launcher.jobfile.keys import job_keys, plain_path
+from launcher.registry.entries import register_job
+from tests.support.builders import RunDir
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import GPUJOB, gpujob
 
@@ -89,12 +91,23 @@ def test_the_completion_script_is_valid(shell: str, tmp_path: Path) -> None:
         ("gpujob run --set slurm.time", "plain,slurm.time_limit="),
         ("gpujob run jo", "file,jo"),
         ("gpujob plan -f jo", "file,jo"),
+        ("gpujob run --output ou", "file,ou"),
+        ("gpujob watch local-", "file,local- plain,local-1"),
+        ("gpujob sweep emb", "file,emb plain,embed"),
+        ("gpujob logs embed wor", "plain,worker_w0 plain,worker_w1"),
+        ("gpujob verify logs/lo", "file,logs/lo"),
+        ("gpujob alerts mu", "plain,mute"),
     ],
 )
 def test_a_shell_completes(words: str, expected: str, tmp_path: Path) -> None:
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}
+    for job_id, name in (("local-1", "embed"), ("4459", "two words")):
+        run_dir = RunDir(tmp_path / job_id).path
+        register_job(run_dir, {"job_id": job_id, "job_name": name, "submitted": 1.0}, state, tmp_path)
     variables = {"COMP_WORDS": words, "COMP_CWORD": str(len(words.split()) - 1), "_GPUJOB_COMPLETE": "bash_complete"}
-    done = subprocess.run([GPUJOB], env={**os.environ, **variables}, capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == [expected]
+    environment = {**os.environ, **state, **variables}
+    done = subprocess.run([GPUJOB], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == expected.split()
 
 
 def test_every_key_of_the_job_file_is_completed() -> None:

@@ -111,7 +111,8 @@ def test_a_local_plan_has_processes_and_no_script(folder: Path) -> None:
     body = json.loads(gpujob("plan", "job.yaml", "--local", "--json", cwd=folder).stdout)
     assert (body["script"], body["srun"]) == (None, [])
     result = gpujob("plan", "job.yaml", "--local", cwd=folder)
-    assert (result.returncode, result.stderr) == (0, "")
+    advice = "its value is in the job file; remove it and add `secrets: [MY_TOKEN]`, which reads it from this shell"
+    assert (result.returncode, result.stderr) == (0, f"gpujob: warning: workers[0].env.MY_TOKEN: {advice}\n")
     for word in ("sbatch_script", "#SBATCH", "srun", "hunter2"):
         assert word not in result.stdout.replace("sbatch_script.sh", "")
     for process in body["processes"]:
@@ -176,6 +177,13 @@ def test_plan_warns_about_problems_for_which_a_start_is_refused(options: list[st
         refused_start = gpujob(command, "job.yaml", cwd=folder)
         assert refused_start.returncode == 2
         assert set(problems) <= {line.strip() for line in refused_start.stderr.splitlines()}
+
+
+def test_plan_shows_the_warnings_of_a_start(folder: Path) -> None:
+    command = ("--set", "slurm.time_limit=1h", "--local", "--", "echo", "$LR")
+    planned = gpujob("plan", *command, cwd=folder).stderr
+    assert planned.startswith("gpujob: warning: COMMAND: $LR is not expanded, since no shell is involved")
+    assert planned.count("\n") == 1
 
 
 def test_plan_warns_about_problems_that_only_submit_refuses(folder: Path) -> None:

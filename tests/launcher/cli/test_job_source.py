@@ -175,7 +175,15 @@ def test_a_job_file_with_mistakes_is_not_saved(folder: Path) -> None:
         (["job.yaml", "-f", "b.yaml"], "two job files: job.yaml and b.yaml; leave one of them out"),
         (["job.yaml", "--set", "gpus"], "--set gpus: is not KEY=VALUE; write for example --set workers[0].gpus=2"),
         (["job.yaml", "--set", "a..b=1"], "--set a..b=1: is not KEY=VALUE"),
-        (["job.yaml", "--set", "progres.total_items=1"], 'unknown key "progres"; did you mean "progress"?'),
+        (
+            ["job.yaml", "--set", "progres.total_items=1"],
+            '--set progres.total_items: unknown key "progres"; did you mean "progress"?',
+        ),
+        (
+            ["--set", "monitoring.stall_timout=1", "--", "true"],
+            '--set monitoring.stall_timout: unknown key "stall_timout"; did you mean "stall_timeout"?',
+        ),
+        (["job.yaml", "--set", "workers.w.gpus=1"], 'workers.w.gpus: workers has no role "w" (known: worker)'),
         (["job.yaml", "--set", "workers[1].gpus=1"], "workers[1].gpus: workers has 1 entry, counted from 0"),
         (["job.yaml", "--set", "slurm.partition=3"], '--set slurm.partition: 3 is not a text; write it in quotes: "3"'),
         (["job.yaml", "--set", "env=[1"], "--set env: 1 problem\n  line 1, column 3: not YAML"),
@@ -275,7 +283,7 @@ def test_explain_names_the_option_that_sets_a_sweep(folder: Path) -> None:
 
 
 def test_a_setting_replaces_adds_and_removes(folder: Path) -> None:
-    settings = ("--set", "progress.total_items=null", "--set", "workers[0].count=3", "--set", "monitoring.linger=0")
+    settings = ("--set", "progress.total_items=null", "--set", "workers.worker.count=3", "--set", "monitoring.linger=0")
     gpujob("plan", "job.yaml", *settings, "--save", "saved.yaml", cwd=folder)
     assert yaml.safe_load((folder / "saved.yaml").read_text()) == {
         "name": "job",

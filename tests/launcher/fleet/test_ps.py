@@ -233,6 +233,14 @@ def test_a_job_of_this_machine_that_is_not_read_in_time_is_named(
     assert err.startswith("gpujob: warning: job local-3f is left out: not read within 2 s")
 
 
+def test_a_state_that_does_not_exist_is_refused(slurm: FakeSlurm, gpujob: Gpujob) -> None:
+    queue(slurm)
+    assert names(gpujob("ps", "--state", "running")[1]) == ["job"]
+    status, out, err = gpujob("ps", "--state", "RUNING")
+    assert (status, out) == (2, "")
+    assert err.startswith('gpujob: --state: RUNING is not a state; did you mean "RUNNING"? (known: BOOT_FAIL, ')
+
+
 @pytest.mark.parametrize("options", [(), ("--since", "7d")])
 def test_watch_repeats_what_is_known_and_spares_accounting(
     options: tuple[str, ...], slurm: FakeSlurm, gpujob: Gpujob, monkeypatch: pytest.MonkeyPatch

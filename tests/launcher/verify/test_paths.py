@@ -390,5 +390,7 @@ def test_a_run_directory_and_a_job_are_sent_to_the_report(tmp_path: Path) -> Non
         LauncherError, match=f"run directory of a job; check its files with `gpujob report --verify {run_dir}`"
     ):
         verify_path(run_dir)
+    with pytest.raises(LauncherError, match=f"{tmp_path} has the run directories of jobs; .* --verify {run_dir}`"):
+        verify_path(tmp_path)
     with pytest.raises(LauncherError, match=r"local-1: does not exist; .*`gpujob report --verify` checks a job"):
         verify_path("local-1")
