@@ -109,6 +109,7 @@ class ProgressTrack(TrackState):
         self._steps = steps
         self._share = share
         self._earlier = earlier
+        self._count_in_epoch: tuple[str, int, int, int | None] | None = None  # of the last record with its epoch
         # Whether positions are skipped at present, so that the first one says nothing about a resume.
         self.skips_positions = False
 
@@ -209,6 +210,11 @@ class ProgressTrack(TrackState):
         if position.resumed:
             self._resume(position, t)
             return True
+        count = source, position.offset, position.done, position.total
+        if position.epoch is not None:
+            self._count_in_epoch = count
+        elif self._count_in_epoch == count:
+            return False  # the same count, by a pattern that does not see its epoch
         self._detect_epoch_records(source, position)
         return self._apply(position, t)
 

@@ -519,7 +519,7 @@ def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
     logs.facts()
     logs.append(items(31, 32) + "Connection refused\nProcessed 33/1")
     logs.facts()  # not in the saved state
-    logs.append("000, loss 2.1\n")
+    logs.append("00 items\n")
     once = logs.facts()
     logs.collector = logs.fresh()
     again = logs.facts()
@@ -703,6 +703,26 @@ def test_a_state_read_before_its_end_counts_once(logs: Logs) -> None:
     assert logs.facts().position == 8
     logs.append(bar_state(2))
     assert logs.facts().position == 2
+
+
+def test_the_bar_of_an_epoch_is_not_that_of_the_run(logs: Logs) -> None:
+    def show(description: str, done: int, total: int) -> None:
+        logs.append(f"\r{description}: {100 * done // total}%|#  | {done}/{total} [00:10<00:20,  1.00it/s]")
+
+    for epoch in range(3):
+        for done in range(0, 101, 10):
+            show(f"Epoch {epoch}", done, 100)
+            facts = logs.facts()
+            assert (facts.position, facts.unit, facts.expected) == (100 * epoch + done, "batches", None)
+            assert facts.eta is None
+            logs.clock.advance(10)
+    for epoch in range(3, 6):  # with a bar of the epochs, which has a total
+        show("Epochs", epoch, 8)
+        for done in range(0, 101, 10):
+            show(f"Epoch {epoch}", done, 100)
+            facts = logs.facts()
+            assert (facts.position, facts.expected) == (epoch, 8)
+            logs.clock.advance(10)
 
 
 @pytest.mark.parametrize("half", ["Step 4/10", "\rStep 4/10", "\rStep 4/10,"])
