@@ -441,7 +441,8 @@ class ProgressTrack(TrackState):
             if over.past:
                 pattern.start_at(None)
             return batch, size
-        if over.is_other_counter(batch, size, index, evaluating=evaluating) and (count.ignore_other(t) or evaluating):
+        is_other = over.is_other_counter(batch, size, index, evaluating=evaluating)
+        if is_other and (count.ignore_other(size, t) or evaluating):
             return None
         return over.update(batch, size, index, epochs)
 

@@ -44,7 +44,7 @@ RUNNING, WAITING = "running_requests", "queued_requests"
 # Values of an LLM server that show its throughput.
 OUTPUT_TOKENS, INPUT_TOKENS = "generation_tokens_per_second", "input_tokens_per_second"
 TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
-STATE_VERSION = 5  # rises with each change of `WorkerLogsState`, or of a value in it
+STATE_VERSION = 6  # rises with each change of `WorkerLogsState`, or of a value in it
 LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
 
