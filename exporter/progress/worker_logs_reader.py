@@ -232,6 +232,14 @@ class WorkerLogs:
         if start is not None and self.restart > 0:
             self._estimator.begin_run(start)
 
+    def set_wall_clock(self, step: float) -> None:
+        """Take a step of the node's clock: what happened keeps its age."""
+        track = self.track
+        track.last_rise = None if track.last_rise is None else track.last_rise + step
+        track.began = None if track.began is None else track.began + step
+        self.activities.set_wall_clock(step)
+        self._estimator.set_wall_clock(step)
+
     def add_file(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
         """Start to read a file; None if it is read already."""
         if path in self._sources:

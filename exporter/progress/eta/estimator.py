@@ -163,6 +163,10 @@ class EtaEstimator:
         self._drop_cached()
         self._tail.update(running, waiting, self._total - self._done, self.seconds_per_item)
 
+    def set_wall_clock(self, step: float) -> None:
+        """Take a step of the clock of ``now``, such as -3600 seconds: no time passes."""
+        self._clock.set_wall_clock(step)
+
     def _drop_cached(self) -> None:
         self._outlook = self._forecast = None
 

@@ -705,6 +705,25 @@ def test_a_state_read_before_its_end_counts_once(logs: Logs) -> None:
     assert logs.facts().position == 2
 
 
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_changes_no_duration(logs: Logs, monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    steady_work(logs, 61)
+    before = logs.facts()
+    monkeypatch.setattr(logs.clock, "time", lambda: logs.clock.now + step)
+    facts = logs.facts()
+    assert facts.eta == before.eta is not None
+    assert facts.last_rise is not None
+    assert before.last_rise is not None
+    assert facts.read_at - facts.last_rise == before.read_at - before.last_rise
+    logs.clock.advance(1)
+    logs.append(items(310, total=1000))
+    assert logs.facts().processed == 310
+    logs.clock.advance(logs.manifest.stall_timeout_s)
+    assert logs.facts().stalled is False
+    logs.clock.advance(10)
+    assert logs.facts().stalled is True
+
+
 def test_the_bar_of_an_epoch_is_not_that_of_the_run(logs: Logs) -> None:
     def show(description: str, done: int, total: int) -> None:
         logs.append(f"\r{description}: {100 * done // total}%|#  | {done}/{total} [00:10<00:20,  1.00it/s]")
