@@ -208,10 +208,10 @@ class WorkerLogs:
             state=state,
         )
 
-    def _new_estimator(self) -> EtaEstimator:
+    def _new_estimator(self, first_wait_s: float = 0.0) -> EtaEstimator:
         """Create an estimator, with the prior if that has the same unit."""
         fits = self._prior is not None and self._prior.unit == self.track.unit
-        return EtaEstimator(self._prior if fits else None)
+        return EtaEstimator(self._prior if fits else None, first_wait_s)
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -395,11 +395,11 @@ class WorkerLogs:
             t = self._record_time(source, record.stamp, now)
             arrival = now if source.live else t
             if reading is not None and reading[0] != t:
-                self._update_estimator(*reading)
+                self._update_estimator(*reading, is_new=source.live)
                 reading = None
             if isinstance(record, ActivityMark):
                 if reading is not None:
-                    self._update_estimator(*reading)
+                    self._update_estimator(*reading, is_new=source.live)
                     reading = None
                 self._apply_activity(record, t, arrival)
                 continue
@@ -409,7 +409,7 @@ class WorkerLogs:
             elif self.track.has_other_counter and not aside:
                 self._estimator.pause("evaluating", t, arrival)  # another counter moves instead
         if reading is not None:
-            self._update_estimator(*reading)
+            self._update_estimator(*reading, is_new=source.live)
 
     def _apply_activity(self, activity: ActivityMark, t: float, arrival: float) -> None:
         self.track.apply_activity(activity, t)
@@ -419,14 +419,15 @@ class WorkerLogs:
         else:
             self._estimator.resume(t, arrival)
 
-    def _update_estimator(self, t: float, arrival: float) -> None:
-        """Update the estimator; after a change of count, start a new one."""
+    def _update_estimator(self, t: float, arrival: float, *, is_new: bool) -> None:
+        """Update the estimator; after a change of count, start a new one. ``is_new``: the line was written just now."""
         done, total = self.track.standing()
         if done is None:
             return
         if self._seen_changes != self.track.changes:
+            began = self.track.began if is_new and self._seen_changes < 0 else None
             self._seen_changes = self.track.changes
-            self._estimator = self._new_estimator()
+            self._estimator = self._new_estimator(0.0 if began is None else max(0.0, t - began))
         self._estimator.update(t, done, total, arrival)
 
     def _record_time(self, source: _LogSource, stamp: float | None, now: float) -> float:

@@ -744,6 +744,22 @@ def test_the_bar_of_an_epoch_is_not_that_of_the_run(logs: Logs) -> None:
             logs.clock.advance(10)
 
 
+@pytest.mark.parametrize(("is_late", "limit_s"), [(False, 2 * 10_800.0), (True, 7200.0)])
+def test_the_second_item_may_take_twice_as_long_as_the_first(logs: Logs, is_late: bool, limit_s: float) -> None:
+    """Unless the first was there before the sidecar, which then does not know when it came."""
+    record_start(logs)
+    logs.append("loading\n")
+    if not is_late:
+        logs.facts()
+    logs.clock.advance(10_800)
+    logs.append(items(1, total=20))
+    assert logs.facts().stalled is False
+    logs.clock.advance(limit_s)
+    assert logs.facts().stalled is False
+    logs.clock.advance(10)
+    assert logs.facts().stalled is True
+
+
 @pytest.mark.parametrize("half", ["Step 4/10", "\rStep 4/10", "\rStep 4/10,"])
 def test_a_record_that_may_be_half_written_waits(logs: Logs, half: str) -> None:
     logs.append("starting\n" + half)
