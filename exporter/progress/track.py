@@ -57,6 +57,9 @@ class TrackState:
     _evaluating_since: float | None = None
     _epoch_base: int = EPOCH_BASE
     _epoch_record: tuple[str, int] | None = None  # log and offset of the last record that counted epochs
+    _count_in_epoch: tuple[str, int, int, int | None] | None = (
+        None  # log, offset, done and total of the last in an epoch
+    )
     _resumed: tuple[str, float, float | None] | None = None
     _from: float | None = 0.0  # start value of new counters
     _bases: dict[str, float] = field(default_factory=dict)  # start value after a resume, by unit
@@ -109,7 +112,6 @@ class ProgressTrack(TrackState):
         self._steps = steps
         self._share = share
         self._earlier = earlier
-        self._count_in_epoch: tuple[str, int, int, int | None] | None = None  # of the last record with its epoch
         # Whether positions are skipped at present, so that the first one says nothing about a resume.
         self.skips_positions = False
 
