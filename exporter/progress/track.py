@@ -237,6 +237,7 @@ class ProgressTrack(TrackState):
             or pattern.source != source
             or pattern.unit not in SUMMED_UNITS
             or pattern.passed
+            or not pattern.has_total
         ):
             return False
         if count.begins or count.done is None or position.total is None or position.total != count.total:

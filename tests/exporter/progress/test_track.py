@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exporter.contract.records import from_json
@@ -697,6 +697,7 @@ SOURCES = st.sampled_from(["a.out", "a.out", "a.out", "b.out"])
     st.lists(st.tuples(PLAIN, GAPS, SOURCES), max_size=40) | st.lists(st.tuples(RECORDS, GAPS, SOURCES), max_size=40),
     st.booleans(),
 )
+@example([(record, 0.0, "a.out") for record in (at(0), resumed(3, 20), at(0), at(0, 20))], False)
 def test_the_fast_path_gives_the_same_state(
     records: list[tuple[LogPosition | ActivityMark | str, float, str]], starts_known: bool
 ) -> None:
