@@ -25,6 +25,7 @@ from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.log_files_reader import extra_log_finder, log_paths, progress_path
 from exporter.machine.folders import FolderChangeCheck
 from exporter.progress import job_eta
+from exporter.progress.eta.clock import WallClockSteps
 from exporter.progress.eta.interval import median_seconds_per_item
 from exporter.progress.eta.prior import RunPrior
 from exporter.progress.history_reader import RunHistory, read_earlier_attempts, read_run_history
@@ -147,6 +148,7 @@ class LogsCollector:
         self._priors: dict[str, RunPrior] = {}
         self._earlier_progress: dict[int, EarlierProgress] = {}
         self._untested_ranks: set[int] = set()  # ranks with a restored state that has not been tried yet
+        self._clock_steps = WallClockSteps()
         self._next_worker = 0  # worker at which the next poll starts, so that all get their turn
         identity = context.identity
         self._saved_state_key = (manifest.run_dir, identity.node, identity.job_id, identity.attempt)
@@ -187,6 +189,9 @@ class LogsCollector:
             self._workers = self._create_workers(lexicon)
             self._lexicon = lexicon
         workers, count = self._workers, len(self._workers)
+        if step := self._clock_steps.read(now, clock.monotonic()):
+            for worker in workers:
+                worker.set_wall_clock(step)
         # An attached job has no directory of progress files.
         if self._records_check.may_have_changed(now) | (
             os.path.exists(self._progress_dir) and self._progress_check.may_have_changed(now)

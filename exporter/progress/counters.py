@@ -11,6 +11,7 @@ JITTER_RECORDS = 16  # a count this many records slightly below its maximum was 
 DEEP_FALL_RECORDS = 2  # a count far below its maximum was reset when a second record confirms it
 DEEP_FALL_STEPS = 64  # far is below half, or more steps than records of many threads can be out of order
 ASIDE_MOST_S = 1800.0  # if the counter in force is silent this long, another one that moves is the work itself
+AFTER_SHARE = 0.1  # a much shorter count within this part of the work's time after it evaluates or saves its result
 RANK_FRESH_S = 600.0  # a rank silent this long while others write has ended, and is not the slowest
 
 
@@ -82,6 +83,7 @@ class LogCounter:
 
     done: float | None = None
     total: float | None = None
+    begun: float = 0.0  # time of the first record of the count
     seen: float = 0.0
     begins: bool = True  # whether the next position is the first of a run or after a resume
     base: float | None = 0.0  # start value of that first position; None if unknown, so that only later rises count
@@ -104,11 +106,13 @@ class LogCounter:
         """(work done, whether the count restarted) at a record; None if the record does not count."""
         if self.begins or self.done is None:
             rise = max(0, done - self.base) if self.base is not None else 0
+            self.begun = t
             self._update(done, total, t)
             return rise, True
         if self._is_other_counter(done, total, evaluating):
-            if self.ignore_other(t) or evaluating:
+            if self.ignore_other(total, t) or evaluating:
                 return None
+            self.begun = t
             self._update(done, total, t)
             return 0, True
         if done < self.done:
@@ -133,10 +137,16 @@ class LogCounter:
         self.done, self.seen = done, t
         self.low, self.lows, self.aside_since = None, 0, None
 
-    def ignore_other(self, t: float) -> bool:
-        """Ignore a position of another counter while this one has work left and was not silent for long."""
+    def ignore_other(self, total: float | None, t: float) -> bool:
+        """Ignore a position of another counter while this one has work left and was not silent for long.
+
+        After its end, ignore only a much shorter one that comes soon: others are the next part of the work.
+        """
         self.aside_since = t if self.aside_since is None else self.aside_since
-        return not self.has_ended and t - self.aside_since < ASIDE_MOST_S
+        if not self.has_ended:
+            return t - self.aside_since < ASIDE_MOST_S
+        is_short = (total or 0) < (self.total or 0) / 2
+        return is_short and t - self.seen < min(ASIDE_MOST_S, AFTER_SHARE * (self.seen - self.begun))
 
     def _update(self, done: float, total: float | None, t: float) -> None:
         self.done, self.total, self.seen = done, total if total is not None else self.total, t

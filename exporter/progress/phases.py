@@ -41,6 +41,11 @@ class WorkerActivities:
         """Start a new run: the activities of the last run have ended."""
         self.active_since.clear()
 
+    def set_wall_clock(self, step: float) -> None:
+        """Move all times with the clock."""
+        self.active_since = {name: since + step for name, since in self.active_since.items()}
+        self.recent_starts = {name: [start + step for start in starts] for name, starts in self.recent_starts.items()}
+
     def current_phase(self, now: float, last_rise: float | None) -> str | None:
         """Current activity that is a phase; None after newer progress, or after too long."""
         if not self.active_since:

@@ -57,6 +57,9 @@ class TrackState:
     _evaluating_since: float | None = None
     _epoch_base: int = EPOCH_BASE
     _epoch_record: tuple[str, int] | None = None  # log and offset of the last record that counted epochs
+    _count_in_epoch: tuple[str, int, int, int | None] | None = (
+        None  # log, offset, done and total of the last in an epoch
+    )
     _resumed: tuple[str, float, float | None] | None = None
     _from: float | None = 0.0  # start value of new counters
     _bases: dict[str, float] = field(default_factory=dict)  # start value after a resume, by unit
@@ -209,6 +212,11 @@ class ProgressTrack(TrackState):
         if position.resumed:
             self._resume(position, t)
             return True
+        count = source, position.offset, position.done, position.total
+        if position.epoch is not None:
+            self._count_in_epoch = count
+        elif self._count_in_epoch == count:
+            return False  # the same count, by a pattern that does not see its epoch
         self._detect_epoch_records(source, position)
         return self._apply(position, t)
 
@@ -229,6 +237,7 @@ class ProgressTrack(TrackState):
             or pattern.source != source
             or pattern.unit not in SUMMED_UNITS
             or pattern.passed
+            or not pattern.has_total
         ):
             return False
         if count.begins or count.done is None or position.total is None or position.total != count.total:
@@ -435,7 +444,8 @@ class ProgressTrack(TrackState):
             if over.past:
                 pattern.start_at(None)
             return batch, size
-        if over.is_other_counter(batch, size, index, evaluating=evaluating) and (count.ignore_other(t) or evaluating):
+        is_other = over.is_other_counter(batch, size, index, evaluating=evaluating)
+        if is_other and (count.ignore_other(size, t) or evaluating):
             return None
         return over.update(batch, size, index, epochs)
 

@@ -44,7 +44,7 @@ RUNNING, WAITING = "running_requests", "queued_requests"
 # Values of an LLM server that show its throughput.
 OUTPUT_TOKENS, INPUT_TOKENS = "generation_tokens_per_second", "input_tokens_per_second"
 TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
-STATE_VERSION = 5  # rises with each change of `WorkerLogsState`, or of a value in it
+STATE_VERSION = 6  # rises with each change of `WorkerLogsState`, or of a value in it
 LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
 
@@ -208,10 +208,10 @@ class WorkerLogs:
             state=state,
         )
 
-    def _new_estimator(self) -> EtaEstimator:
+    def _new_estimator(self, first_wait_s: float = 0.0) -> EtaEstimator:
         """Create an estimator, with the prior if that has the same unit."""
         fits = self._prior is not None and self._prior.unit == self.track.unit
-        return EtaEstimator(self._prior if fits else None)
+        return EtaEstimator(self._prior if fits else None, first_wait_s)
 
     # -- files ------------------------------------------------------------------------------------
 
@@ -231,6 +231,14 @@ class WorkerLogs:
         self.track.began = start
         if start is not None and self.restart > 0:
             self._estimator.begin_run(start)
+
+    def set_wall_clock(self, step: float) -> None:
+        """Take a step of the node's clock: what happened keeps its age."""
+        track = self.track
+        track.last_rise = None if track.last_rise is None else track.last_rise + step
+        track.began = None if track.began is None else track.began + step
+        self.activities.set_wall_clock(step)
+        self._estimator.set_wall_clock(step)
 
     def add_file(self, path: str, order: int = LOG, *, lasting: bool = False) -> LogTail | None:
         """Start to read a file; None if it is read already."""
@@ -387,11 +395,11 @@ class WorkerLogs:
             t = self._record_time(source, record.stamp, now)
             arrival = now if source.live else t
             if reading is not None and reading[0] != t:
-                self._update_estimator(*reading)
+                self._update_estimator(*reading, is_new=source.live)
                 reading = None
             if isinstance(record, ActivityMark):
                 if reading is not None:
-                    self._update_estimator(*reading)
+                    self._update_estimator(*reading, is_new=source.live)
                     reading = None
                 self._apply_activity(record, t, arrival)
                 continue
@@ -401,7 +409,7 @@ class WorkerLogs:
             elif self.track.has_other_counter and not aside:
                 self._estimator.pause("evaluating", t, arrival)  # another counter moves instead
         if reading is not None:
-            self._update_estimator(*reading)
+            self._update_estimator(*reading, is_new=source.live)
 
     def _apply_activity(self, activity: ActivityMark, t: float, arrival: float) -> None:
         self.track.apply_activity(activity, t)
@@ -411,14 +419,15 @@ class WorkerLogs:
         else:
             self._estimator.resume(t, arrival)
 
-    def _update_estimator(self, t: float, arrival: float) -> None:
-        """Update the estimator; after a change of count, start a new one."""
+    def _update_estimator(self, t: float, arrival: float, *, is_new: bool) -> None:
+        """Update the estimator; after a change of count, start a new one. ``is_new``: the line was written just now."""
         done, total = self.track.standing()
         if done is None:
             return
         if self._seen_changes != self.track.changes:
+            began = self.track.began if is_new and self._seen_changes < 0 else None
             self._seen_changes = self.track.changes
-            self._estimator = self._new_estimator()
+            self._estimator = self._new_estimator(0.0 if began is None else max(0.0, t - began))
         self._estimator.update(t, done, total, arrival)
 
     def _record_time(self, source: _LogSource, stamp: float | None, now: float) -> float:

@@ -9,7 +9,23 @@ import math
 from exporter.contract.lazy_dataclass import dataclass
 
 TOLERANCE_S = 60.0  # clocks that differ by less agree
+SET_S = (
+    10.0  # a wall clock that gains or loses less between two reads runs on: time servers correct it little by little
+)
 SAME_CLOCK_S = 1800.0  # a first stamp further from its read may be of another time zone
+
+
+@dataclass(slots=True)
+class WallClockSteps:
+    """Finds when the clock of the machine was set, since durations go on."""
+
+    ahead: float | None = None  # of the monotonic clock, at the last call
+
+    def read(self, wall: float, monotonic: float) -> float:
+        """Seconds by which the clock was set forward since the last call, negative if back; 0 if it was not."""
+        before, self.ahead = self.ahead, wall - monotonic
+        step = 0.0 if before is None else self.ahead - before
+        return step if abs(step) > SET_S else 0.0
 
 
 @dataclass(slots=True)
@@ -49,6 +65,14 @@ class LineClock:
         self.last_arrival = seen
         self.last = at
         return at
+
+    def set_wall_clock(self, step: float) -> None:
+        """Take a step of the clock of ``now``; times of lines stay, and later stamps are of the set clock."""
+        if self.start is not None:
+            self.start += step
+            self.first_stamp += step
+            self.last_arrival += step
+            self.offset -= step
 
     def elapsed(self, now: float) -> float:
         """``now`` in seconds since the first line, at least the time of the latest line; infinite without lines."""

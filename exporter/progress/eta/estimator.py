@@ -71,6 +71,7 @@ class EtaEstimator:
     """
 
     _prior: RunPrior | None = None
+    _first_wait_s: float = 0.0  # from the start of the worker to its first line; 0 if unknown
     _clock: LineClock = field(default_factory=LineClock)
     _rhythm: LineRhythm = field(default_factory=LineRhythm)
     _blocks: WorkBlocks = field(default_factory=WorkBlocks)
@@ -162,6 +163,10 @@ class EtaEstimator:
             return
         self._drop_cached()
         self._tail.update(running, waiting, self._total - self._done, self.seconds_per_item)
+
+    def set_wall_clock(self, step: float) -> None:
+        """Take a step of the clock of ``now``, such as -3600 seconds: no time passes."""
+        self._clock.set_wall_clock(step)
 
     def _drop_cached(self) -> None:
         self._outlook = self._forecast = None
@@ -363,7 +368,16 @@ class EtaEstimator:
         longest = speed.seconds_per_item * self._rhythm.step * math.exp(4 * sd - sd**2 / 2)
         wait = self._tail.wait(left) or possible_tail_wait(left, speed.seconds_per_item, sd)
         first = pauses.first_share(self._done or 0.0, self._total or 0.0, self._rhythm.step)
-        usual = usual_stall_limit(self._rises, silence, longest, pauses.largest, wait, self._last_progress_time, first)
+        usual = usual_stall_limit(
+            self._rises,
+            silence,
+            longest,
+            pauses.largest,
+            wait,
+            self._last_progress_time,
+            first,
+            self._first_wait_s,
+        )
         if name is None:
             return usual
         return usual._replace(

@@ -13,6 +13,7 @@ QUIET = 2.0  # after this many usual silences, time without a line counts in the
 STALL_TIMEOUT_S = 300.0
 YOUNG_STALL_S = 1800.0  # stall limit while only a few lines have come
 FIRST_STALL_S = 7200.0  # stall limit while only one has come and the interval is unknown
+FIRST_WAITS = 2.0  # the same, in multiples of the time until that one: the first items may take hours each
 LONGEST_WAIT = 6.0  # how many times as long as usual a request may take in the tail of a batch
 NAMED_STALL_S = 3600.0  # limit of the first pause of a name that the log announced
 BREAK_SHARE = 0.06  # part of the run so far that a break, such as a restart after a crash, may take
@@ -68,16 +69,19 @@ def usual_stall_limit(
     tail_wait_s: float,
     elapsed_s: float,
     first_pause: float,
+    first_wait_s: float = 0.0,
 ) -> StallLimit:
     """Limits of silence without a named pause, at a line ``elapsed_s`` seconds after the worker's first.
 
     ``rises``: lines with progress. ``silence``: usual seconds between two of them. ``first_pause``: part of the work so
-    far after which a pause may come here for the first time, 0 if none may.
+    far after which a pause may come here for the first time, 0 if none may. ``first_wait_s``: from the start of the
+    worker to its first line.
     """
     tail = LONGEST_WAIT * tail_wait_s
     idle = max(4 * silence, 1.3 * largest_pause_s, tail)
     if rises < 4:
-        return StallLimit(idle, max(8 * silence, tail), FIRST_STALL_S if rises < 2 else YOUNG_STALL_S)
+        unknown = max(FIRST_STALL_S, FIRST_WAITS * first_wait_s) if rises < 2 else YOUNG_STALL_S
+        return StallLimit(idle, max(8 * silence, tail), unknown)
     away = min(LONGEST_BREAK_S, BREAK_SHARE * elapsed_s)
     usual = max(8 * silence, longest_step_s, 1.7 * largest_pause_s, away, tail)
     return StallLimit(idle, usual, min(NAMED_STALL_S, FIRST_PAUSE_SHARE * first_pause * elapsed_s))

@@ -519,7 +519,7 @@ def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
     logs.facts()
     logs.append(items(31, 32) + "Connection refused\nProcessed 33/1")
     logs.facts()  # not in the saved state
-    logs.append("000, loss 2.1\n")
+    logs.append("00 items\n")
     once = logs.facts()
     logs.collector = logs.fresh()
     again = logs.facts()
@@ -703,6 +703,61 @@ def test_a_state_read_before_its_end_counts_once(logs: Logs) -> None:
     assert logs.facts().position == 8
     logs.append(bar_state(2))
     assert logs.facts().position == 2
+
+
+@pytest.mark.parametrize("step", [-3600.0, 3600.0])
+def test_a_clock_that_is_set_changes_no_duration(logs: Logs, monkeypatch: pytest.MonkeyPatch, step: float) -> None:
+    steady_work(logs, 61)
+    before = logs.facts()
+    monkeypatch.setattr(logs.clock, "time", lambda: logs.clock.now + step)
+    facts = logs.facts()
+    assert facts.eta == before.eta is not None
+    assert facts.last_rise is not None
+    assert before.last_rise is not None
+    assert facts.read_at - facts.last_rise == before.read_at - before.last_rise
+    logs.clock.advance(1)
+    logs.append(items(310, total=1000))
+    assert logs.facts().processed == 310
+    logs.clock.advance(logs.manifest.stall_timeout_s)
+    assert logs.facts().stalled is False
+    logs.clock.advance(10)
+    assert logs.facts().stalled is True
+
+
+def test_the_bar_of_an_epoch_is_not_that_of_the_run(logs: Logs) -> None:
+    def show(description: str, done: int, total: int) -> None:
+        logs.append(f"\r{description}: {100 * done // total}%|#  | {done}/{total} [00:10<00:20,  1.00it/s]")
+
+    for epoch in range(3):
+        for done in range(0, 101, 10):
+            show(f"Epoch {epoch}", done, 100)
+            facts = logs.facts()
+            assert (facts.position, facts.unit, facts.expected) == (100 * epoch + done, "batches", None)
+            assert facts.eta is None
+            logs.clock.advance(10)
+    for epoch in range(3, 6):  # with a bar of the epochs, which has a total
+        show("Epochs", epoch, 8)
+        for done in range(0, 101, 10):
+            show(f"Epoch {epoch}", done, 100)
+            facts = logs.facts()
+            assert (facts.position, facts.expected) == (epoch, 8)
+            logs.clock.advance(10)
+
+
+@pytest.mark.parametrize(("is_late", "limit_s"), [(False, 2 * 10_800.0), (True, 7200.0)])
+def test_the_second_item_may_take_twice_as_long_as_the_first(logs: Logs, is_late: bool, limit_s: float) -> None:
+    """Unless the first was there before the sidecar, which then does not know when it came."""
+    record_start(logs)
+    logs.append("loading\n")
+    if not is_late:
+        logs.facts()
+    logs.clock.advance(10_800)
+    logs.append(items(1, total=20))
+    assert logs.facts().stalled is False
+    logs.clock.advance(limit_s)
+    assert logs.facts().stalled is False
+    logs.clock.advance(10)
+    assert logs.facts().stalled is True
 
 
 @pytest.mark.parametrize("half", ["Step 4/10", "\rStep 4/10", "\rStep 4/10,"])

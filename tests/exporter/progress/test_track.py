@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exporter.contract.records import from_json
@@ -501,6 +501,17 @@ def test_a_count_with_another_total_is_used_once_it_lasts() -> None:
     assert (track.done, track.total, track.processed) == (52, 300, 102)
 
 
+def test_a_short_count_soon_after_the_end_is_not_the_work() -> None:
+    track = track_after(*counts(range(0, 501, 10), 500))  # for 50 seconds
+    feed(track, at(1, 20), at(10, 20), start=53.0)
+    assert (track.done, track.total, track.processed) == (500, 500, 500)
+    feed(track, at(1, 260), start=55.0)
+    assert (track.done, track.total) == (1, 260)
+    track = track_after(*counts(range(0, 501, 10), 500))
+    feed(track, at(19, 20), at(20, 20), start=56.0)
+    assert (track.done, track.total) == (20, 20)
+
+
 def test_other_totals_are_ignored_between_marks_of_an_evaluation() -> None:
     track = track_after(at(10, 12), evaluating(True), at(11, 13), at(13, 13), evaluating(False), at(11, 12))
     assert (track.done, track.total, track.processed) == (11, 12, 11)
@@ -686,6 +697,7 @@ SOURCES = st.sampled_from(["a.out", "a.out", "a.out", "b.out"])
     st.lists(st.tuples(PLAIN, GAPS, SOURCES), max_size=40) | st.lists(st.tuples(RECORDS, GAPS, SOURCES), max_size=40),
     st.booleans(),
 )
+@example([(record, 0.0, "a.out") for record in (at(0), resumed(3, 20), at(0), at(0, 20))], False)
 def test_the_fast_path_gives_the_same_state(
     records: list[tuple[LogPosition | ActivityMark | str, float, str]], starts_known: bool
 ) -> None:

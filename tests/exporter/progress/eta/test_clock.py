@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from exporter.progress.eta.clock import LineClock, LineRhythm
+from exporter.progress.eta.clock import LineClock, LineRhythm, WallClockSteps
 
 
 def times(lines: list[tuple[float, float | None]]) -> list[float]:
@@ -27,6 +27,26 @@ def test_lines_that_were_there_before_reading_began_keep_their_times() -> None:
 @pytest.mark.parametrize("offset", [-25200.0, -3600.0, -120.0, 3600.0, 7200.0])
 def test_readings_bridge_a_clock_that_is_set(offset: float) -> None:
     assert times([(0.0, 0.0), (10.0, 10.0), (20.0 + offset, 20.0), (30.0 + offset, 30.0)]) == [0, 10, 20, 30]
+
+
+@pytest.mark.parametrize("step", [-25200.0, -60.0, 3600.0])
+@pytest.mark.parametrize("has_stamps", [True, False])
+def test_the_time_of_lines_goes_on_while_the_clock_of_the_node_is_set(step: float, has_stamps: bool) -> None:
+    clock, lag = LineClock(), 4.0 if has_stamps else 0.0
+    for t in (1000.0, 1010.0):
+        clock.read(t - lag, t)
+    clock.set_wall_clock(step)
+    assert clock.elapsed(1015 + step) == 15 + lag
+    assert clock.age(clock.last) == lag
+    assert clock.read(1020 + step - lag, 1020 + step) == 20
+    assert clock.elapsed(1030 + step) == 30 + lag
+
+
+def test_only_a_difference_to_the_monotonic_clock_shows_that_the_clock_was_set() -> None:
+    steps = WallClockSteps()
+    found = [steps.read(wall, monotonic) for wall, monotonic in [(1e9, 5.0), (1e9 + 3600, 3605.0), (1e9 + 20, 3625.0)]]
+    assert found == [0.0, 0.0, -3600.0]
+    assert steps.read(1e9 + 31, 3635.0) == 0.0  # it runs a little fast
 
 
 @pytest.mark.parametrize("zone", [-36000.0, 7200.0, 34200.0])

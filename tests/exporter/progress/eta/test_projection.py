@@ -50,14 +50,22 @@ def test_a_named_pause_may_last_its_usual_time_from_its_start() -> None:
 
 
 def limit(
-    rises: int, timeout_s: float, *, silence: float = 5.0, tail_s: float = 0.0, first_pause: float = 0.0
+    rises: int,
+    timeout_s: float,
+    *,
+    silence: float = 5.0,
+    tail_s: float = 0.0,
+    first_pause: float = 0.0,
+    first_wait_s: float = 0.0,
 ) -> float:
-    return usual_stall_limit(rises, silence, 0.0, 0.0, tail_s, 1000.0, first_pause).limit(timeout_s, None)
+    return usual_stall_limit(rises, silence, 0.0, 0.0, tail_s, 1000.0, first_pause, first_wait_s).limit(timeout_s, None)
 
 
 def test_the_limits_of_a_young_worker_shrink_with_a_timeout_below_the_default() -> None:
     assert [limit(1, timeout_s) for timeout_s in (300.0, 600.0, 60.0)] == [7200.0, 7200.0, 1440.0]
     assert [limit(3, timeout_s) for timeout_s in (300.0, 600.0, 60.0)] == [1800.0, 1800.0, 360.0]
+    assert limit(0, 300.0, first_wait_s=10_000.0) == 20_000.0  # the first line took long
+    assert limit(3, 300.0, first_wait_s=10_000.0) == 1800.0
     assert limit(3, 60.0, silence=100.0) == 800.0  # rare lines
     assert limit(3, 60.0, tail_s=200.0) == 1200.0  # few requests left
 
