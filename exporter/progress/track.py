@@ -57,9 +57,7 @@ class TrackState:
     _evaluating_since: float | None = None
     _epoch_base: int = EPOCH_BASE
     _epoch_record: tuple[str, int] | None = None  # log and offset of the last record that counted epochs
-    _count_in_epoch: tuple[str, int, int, int | None] | None = (
-        None  # log, offset, done and total of the last in an epoch
-    )
+    _count_in_epoch: tuple[str, int, int, int | None] | None = None  # log, offset and count of the last one
     _resumed: tuple[str, float, float | None] | None = None
     _from: float | None = 0.0  # start value of new counters
     _bases: dict[str, float] = field(default_factory=dict)  # start value after a resume, by unit
