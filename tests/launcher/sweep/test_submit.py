@@ -7,6 +7,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 import yaml
 
@@ -252,7 +253,7 @@ def test_held_jobs_are_cancelled_after_any_failure(
         raise LauncherError("no space left on device")
 
     monkeypatch.setattr(submit, "write_record", fail)
-    with pytest.raises(LauncherError, match="no space left"):
+    with click.Context(click.Command("sweep")), pytest.raises(LauncherError, match="no space left"):
         resume_points(home, as_json=True)
     assert [call["argv"] for call in slurm.calls("scancel")] == [["5000"]]
     assert list(home.glob("5000_*")) == []
@@ -308,6 +309,6 @@ def test_a_sweep_is_watched_reported_and_stopped_by_its_id_from_anywhere(slurm: 
     assert [call["argv"] for call in slurm.calls("scancel")] == [["4459"]]
     refused = command(slurm, elsewhere, "logs", "4459")
     assert refused.returncode == 2
-    assert refused.stderr.startswith("gpujob: '4459' is a sweep; name one of its points, as in /")
+    assert refused.stderr == "gpujob: '4459' is a sweep; name one of its points, as in 4459_0\n"
     slurm.say("squeue", "out", "")
     assert command(slurm, elsewhere, "stop", "4459").stdout == "sweep 4459 has ended\n"
