@@ -22,7 +22,7 @@ from exporter.files.outputs.outputs_reader import FileOwnership, OutputWatch
 
 FILES = 100_000
 ROUNDS = 15
-QUEUE_MAX_AGE_S = 5.0
+INTERVAL_S = 5.0
 WRITERS = 200
 TICK_S = 0.004
 START = 1_700_000_000.0
@@ -88,13 +88,13 @@ def _looks(folders: list[Path]) -> Figures:
 
     while not all(watch.complete for watch in watches):
         look()
-        now[0] += QUEUE_MAX_AGE_S
+        now[0] += INTERVAL_S
     now[0] += 600  # past the rest after the first pass, which has read the facts of all files
     look()
     look()
     quiet, changed, plain = [], [], []
     for fresh in range(1, ROUNDS + 1):
-        now[0] += QUEUE_MAX_AGE_S
+        now[0] += INTERVAL_S
         quiet.append(_ms(look))
         plain.append(_ms(lambda: [_plain_pass(folder) for folder in folders]))
         now[0] += 120
@@ -146,7 +146,7 @@ def rss_of_watches(folders: list[str]) -> float:
     while not complete:
         looks = [watch.poll(now) for watch in watches]
         complete = all(look.complete for look in looks)
-        now += QUEUE_MAX_AGE_S
+        now += INTERVAL_S
     for _ in range(3):
         now += 600
         for watch in watches:

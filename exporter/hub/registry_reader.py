@@ -24,9 +24,7 @@ from exporter.machine.own_process import name_thread
 READ_EACH_S = 5.0  # so that the end of a run is known in seconds
 QUIET_EACH_S = 60.0  # for the directories of runs that have ended, and of those that nobody follows
 MOST_IDLE_READS = 1000  # run directories at one question, each some milliseconds; those read longest ago come first
-QUEUE_MAX_AGE_S = (
-    0.5  # for new entries of a folder at one read: others follow at the next ones, as a folder may have very many
-)
+READ_S = 0.5  # for new entries of a folder at one read: others follow at the next ones, as a folder may have very many
 MOST_FILES = 100_000  # of one folder, highest job ids first
 MOST_OF_OWNER = 1000  # entries; a launch removes those beyond 500
 KINDS = {"sidecar": SCRAPE_JOB, "engine": ENGINE_JOB}
@@ -73,7 +71,7 @@ class _Folder:
             problem = f"{self.path}: of {count} entries only {MOST_FILES} are used; remove old ones"
         entries = {name: entry for name, entry in self.entries.items() if name in names}
         of_owner = Counter(entry[0] for entry in entries.values() if entry is not None)
-        end, new = time.monotonic() + QUEUE_MAX_AGE_S, sorted(names - entries.keys(), key=_by_number)
+        end, new = time.monotonic() + READ_S, sorted(names - entries.keys(), key=_by_number)
         new.sort(key=lambda name: name not in self._unread)  # those do not keep others from being read
         while new:
             name = new.pop()

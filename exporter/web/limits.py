@@ -80,11 +80,13 @@ class LimitedListener(socket.socket):
     its request is read at once. It works on sockets, since a TLS handshake comes before any protocol.
     """
 
-    def __init__(self, listening: socket.socket, server: web.Server, visitors: dict[object, _OpenConnection]) -> None:
-        """``visitors`` are the connections of all entrances by address and port, oldest first."""
+    def __init__(
+        self, listening: socket.socket, server: web.Server, connections: dict[object, _OpenConnection]
+    ) -> None:
+        """``connections`` are those of all listeners, by address and port, oldest first."""
         super().__init__(fileno=listening.detach())
         self._server = server
-        self._visitors = visitors
+        self._open = connections
 
     def listen(self, backlog: int = KERNEL_QUEUE) -> None:
         """Listen with our own queue, since asyncio uses ``backlog`` also for the connections it accepts at once."""
@@ -92,9 +94,9 @@ class LimitedListener(socket.socket):
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection, and close another one if there are too many."""
-        for gone in [key for key, one in self._visitors.items() if one.connection.fileno() < 0]:
-            del self._visitors[gone]
-        peers = [one.peer for one in self._visitors.values()]
+        for gone in [key for key, one in self._open.items() if one.connection.fileno() < 0]:
+            del self._open[gone]
+        peers = [one.peer for one in self._open.values()]
         try:
             connection, address = super().accept()
         except OSError as error:
@@ -103,19 +105,19 @@ class LimitedListener(socket.socket):
             self._close_one_of(Counter(peers).most_common(1)[0][0], "no descriptor is left")
             raise BlockingIOError(errno.EAGAIN, "its descriptor is free in the next round") from error
         peer = name_peer(address[0])
-        crowd = choose_evicted(peers, peer)
-        if crowd is not None:
-            self._close_one_of(crowd, "there are too many")
-        self._visitors[address] = _OpenConnection(connection, peer)
+        evicted = choose_evicted(peers, peer)
+        if evicted is not None:
+            self._close_one_of(evicted, "there are too many")
+        self._open[address] = _OpenConnection(connection, peer)
         return connection, address
 
     def _close_one_of(self, peer: str, reason: str) -> None:
         """Close the oldest connection of this peer; one without a request in progress, if there is one."""
         serving = {one.peername for one in self._server.connections if isinstance(one, Connection) and one.is_serving}
-        addresses = [address for address, one in self._visitors.items() if one.peer == peer]
-        visitor = self._visitors.pop(min(addresses, key=serving.__contains__))
+        addresses = [address for address, one in self._open.items() if one.peer == peer]
+        closed = self._open.pop(min(addresses, key=serving.__contains__))
         with contextlib.suppress(OSError):  # the client has closed it
-            visitor.connection.shutdown(socket.SHUT_RDWR)
+            closed.connection.shutdown(socket.SHUT_RDWR)
         _log_closed(peer, reason)
 
 
@@ -238,7 +240,7 @@ async def serve(
     server = runner.server
     if server is None:
         raise RuntimeError("the runner is not set up")
-    loop, visitors, listening = asyncio.get_running_loop(), dict[object, _OpenConnection](), list(listening)
+    loop, connections, listening = asyncio.get_running_loop(), dict[object, _OpenConnection](), list(listening)
     if any(context is not None for _, context in listening):
         from asyncio.sslproto import SSLProtocol  # lazy: OpenSSL takes 8 MiB
 
@@ -246,7 +248,7 @@ async def serve(
     return [
         await loop.create_server(
             lambda: Connection(server),
-            sock=LimitedListener(place, server, visitors),
+            sock=LimitedListener(place, server, connections),
             backlog=ACCEPTS_AT_ONCE,
             ssl=context,
             ssl_handshake_timeout=None if context is None else HEADERS_S,

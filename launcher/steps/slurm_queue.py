@@ -50,14 +50,14 @@ def read_unfinished(user: str, cluster: str | None, since: float) -> tuple[Queue
 
     Raises SlurmUnansweredError, also if only an older answer is known.
     """
-    look = _read_look(user, cluster, usable_since(since))
-    if (problem := unusable(look, usable_since(since))) is not None:
+    answer = _read_answer(user, cluster, usable_since(since))
+    if (problem := unusable(answer, usable_since(since))) is not None:
         command, _, problem = problem.partition(" ")
         raise SlurmUnansweredError(command, problem)
-    return unfinished(look)
+    return unfinished(answer)
 
 
-def _read_look(user: str, cluster: str | None, since: float) -> QueueAnswer:
+def _read_answer(user: str, cluster: str | None, since: float) -> QueueAnswer:
     """The queue, by an answer of after the beginning of this command. Raises SlurmUnansweredError."""
     least_s = LEAST_S if since > _BEGAN else 0.0
     return read_shared_queue(
@@ -71,15 +71,15 @@ def usable_since(moment: float) -> float:
     return min(moment, now) if moment < now + MOST_AHEAD_S else 0.0
 
 
-def unusable(look: QueueAnswer, since: float) -> str | None:
+def unusable(answer: QueueAnswer, since: float) -> str | None:
     """Why an answer says nothing; None if it does."""
-    if look.problem is None and (look.as_of or 0.0) < since:
-        return f"{look.source} has not been asked since then"
-    return look.problem
+    if answer.problem is None and (answer.as_of or 0.0) < since:
+        return f"{answer.source} has not been asked since then"
+    return answer.problem
 
 
-def unfinished(look: QueueAnswer) -> tuple[QueueRow, ...]:
-    return tuple(row for row in look.rows if row.snapshot.state not in ENDS)
+def unfinished(answer: QueueAnswer) -> tuple[QueueRow, ...]:
+    return tuple(row for row in answer.rows if row.snapshot.state not in ENDS)
 
 
 class SlurmQueue:
@@ -106,20 +106,20 @@ class SlurmQueue:
             return self._state
         since, wait_s = usable_since(self._since), QUEUE_MAX_AGE_S
         try:
-            look = _read_look(self._user, self._cluster, since)
+            answer = _read_answer(self._user, self._cluster, since)
         except SlurmUnansweredError:
             self._state = QueueState(None)
         else:
-            if unusable(look, since) is not None:
+            if unusable(answer, since) is not None:
                 self._state = QueueState(None)
             else:
-                found = part_rows(unfinished(look), self._job_id)
+                found = part_rows(unfinished(answer), self._job_id)
                 # of the components of a heterogeneous job the first one has the batch step
                 first = found[0].snapshot if found else AttemptSnapshot("")
                 self._state = QueueState(first.state, first.reason, first.restarts)
-            if (look.as_of or 0.0) < since or look.is_of_hub:
+            if (answer.as_of or 0.0) < since or answer.is_of_hub:
                 wait_s = READ_INTERVAL_S
             else:
-                wait_s = min(max(look.tried + QUEUE_MAX_AGE_S - time.time(), READ_INTERVAL_S), QUEUE_MAX_AGE_S)
+                wait_s = min(max(answer.tried + QUEUE_MAX_AGE_S - time.time(), READ_INTERVAL_S), QUEUE_MAX_AGE_S)
         self._next_at = time.monotonic() + wait_s
         return self._state

@@ -1,1 +1,1 @@
-"""HTTP of the hub: entrances, handlers and JSON."""
+"""HTTP of the hub: listeners, handlers and JSON."""

@@ -64,7 +64,7 @@ class HistoryAnswer(CachedAnswer):
 
 
 def write_answer(path: Path, answer: QueueAnswer | NodesAnswer | UseAnswer | HistoryAnswer) -> None:
-    """Write a answer, its rows as lists: with the name of each field a reader takes twice the time. Raises OSError."""
+    """Write an answer, its rows as lists: with the name of each field a reader takes twice the time. Raises OSError."""
     body = {**answer.replace(rows=()).to_json(), "rows": answer.rows}
     run_files.write_json(path, body, durable=False, mode=OWNER_ONLY, default=to_json)
 

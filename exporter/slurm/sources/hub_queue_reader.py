@@ -28,7 +28,7 @@ class HubCopy(Record):
     answer: HubAnswer
 
 
-def read_hub_look(
+def read_hub_queue(
     slurm: SlurmReader, environ: Mapping[str, str], clock: Callable[[], float], since: float
 ) -> tuple[QueueAnswer | None, str | None]:
     """The queue as a hub knows it, None without one that fits, and the problem of a hub that the user has named.

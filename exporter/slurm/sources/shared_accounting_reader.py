@@ -23,7 +23,7 @@ from exporter.slurm.states import array_of
 
 LAST_S = 5.0  # between two questions of those who wait for nothing else
 LAST_AHEAD = 4  # questions of the long run that they may take in advance
-KEPT_S = 600.0  # for how long an answer is there for those who answer each few minutes, and an id waits without them
+KEPT_S = 600.0  # for how long an answer is there for those who ask each few minutes, and an id waits without them
 MOST_SKEW_S = 5.0  # of the clocks of two hosts
 
 
@@ -35,7 +35,7 @@ class AccountingRequest(NamedTuple):
 
 
 class AccountingReply(NamedTuple):
-    """SharedAccountingFile of accounting about the requested ids."""
+    """Answers of accounting about the requested ids."""
 
     answered: Mapping[str, float] = NOTHING  # when the question about an id began
     attempts: tuple[Attempt, ...] = ()

@@ -26,17 +26,17 @@ from exporter.slurm.sources.cached_answers_reader import (
     own_folder,
     write_answer,
 )
-from exporter.slurm.sources.hub_queue_reader import read_hub_look
+from exporter.slurm.sources.hub_queue_reader import read_hub_queue
 from exporter.slurm.sources.hub_reader import read_hub_nodes
 from exporter.slurm.usage import RunningUse
 
 QUEUE_MAX_AGE_S = 60.0  # age at which Slurm is asked anew; two RPCs each
 NODES_MAX_AGE_S = 200.0  # for nodes that are watched, which cost two RPCs too
-HISTORY_LOOK_S = 300.0  # for ended jobs that are watched: the queue has the latest of them too
+HISTORY_MAX_AGE_S = 300.0  # for ended jobs that are watched: the queue has the latest of them too
 HISTORY_STEP_S = 3600.0  # those who watch since the same hour share one answer
-USE_LOOK_S = 60.0  # for the use of a running job, which costs three RPCs
+USE_MAX_AGE_S = 60.0  # for the use of a running job, which costs three RPCs
 WATCHED_USE_S, WATCHED_USE_BESIDE_HUB_S = 200.0, 600.0  # of all such jobs that are watched, one each time
-OTHERS_LOOK_S = 300.0  # for the jobs of others, while a hub has the user's own and asks Slurm itself
+OTHERS_MAX_AGE_S = 300.0  # for the jobs of others, while a hub has the user's own and asks Slurm itself
 ALL_LATE_S = 15.0  # how late those may be whose turn it is to ask: for all jobs, or about another one
 LEAST_S = 5.0  # between two questions, however many jobs have changed
 HUB_NODES_S = (
@@ -60,7 +60,7 @@ def read_shared_queue(
     An answer before ``since`` is of no use: then Slurm is asked anew, unless that was done within ``least_s`` (default:
     LEAST_S). A recent answer about all users is used in place of a query.
     """
-    of_hub, hub_problem = read_hub_look(slurm, environ, clock, since)
+    of_hub, hub_problem = read_hub_queue(slurm, environ, clock, since)
     if of_hub is not None and (of_hub.as_of or 0.0) >= since:
         return of_hub
     answer = _read_own_of_all(slurm, environ, clock, since)
@@ -74,7 +74,7 @@ def read_queue_of_all(
     me: str,
     environ: Mapping[str, str],
     clock: Callable[[], float] = time.time,
-    others_s: float = OTHERS_LOOK_S,
+    others_s: float = OTHERS_MAX_AGE_S,
     user: str | None = None,
 ) -> QueueAnswer:
     """The queue of all users, as of the oldest part of it. Raises SlurmUnansweredError if nothing is known.
@@ -83,10 +83,10 @@ def read_queue_of_all(
     that one are returned: all who watch others share one question.
     """
     wanted = slurm if user is None else SlurmReader(user, slurm.cluster, environ)
-    of_hub, hub_problem = read_hub_look(wanted, environ, clock, 0.0)
+    of_hub, hub_problem = read_hub_queue(wanted, environ, clock, 0.0)
     if of_hub is not None:
         return of_hub
-    own, _ = read_hub_look(SlurmReader(me, slurm.cluster, environ), environ, clock, 0.0)
+    own, _ = read_hub_queue(SlurmReader(me, slurm.cluster, environ), environ, clock, 0.0)
     most_s = QUEUE_MAX_AGE_S if own is None else others_s
     answer = _read_answer(QueueAnswer, _queue_name(slurm, None), slurm.queue, environ, clock, most_s=most_s)
     if own is not None and (own.as_of or 0.0) > (answer.as_of or 0.0):
@@ -157,7 +157,7 @@ def read_shared_use(
                 os.utime(last, (clock(), clock()))
         return (slurm.running_use(job_id),)
 
-    most_s = USE_LOOK_S
+    most_s = USE_MAX_AGE_S
     if watched_s is not None and last is not None:
         with contextlib.suppress(OSError):  # it has never been asked
             wait_s = watched_s + (ALL_LATE_S if last.read_text() == name else 0.0)  # other jobs come first
@@ -177,7 +177,7 @@ def read_shared_history(
     name = f"{slurm.user or 'all'}-{slurm.cluster or ''}"
     answer = _read_answer(
         *(HistoryAnswer, name, lambda: slurm.history(begin), environ, clock),
-        most_s=HISTORY_LOOK_S,
+        most_s=HISTORY_MAX_AGE_S,
         fits=has_all,
         more={"since": begin},
     )
@@ -264,7 +264,7 @@ def _failed(kind: type[L], cluster: str, known: L | None, error: SlurmUnanswered
 
 
 def _usable(answer: L) -> L:
-    """The answer, if it has ever had an answer. Raises SlurmUnansweredError."""
+    """The cached answer, if Slurm has ever answered. Raises SlurmUnansweredError."""
     if answer.as_of is None:
         command, _, problem = (answer.problem or "Slurm did not answer").partition(" ")
         raise SlurmUnansweredError(command, problem)

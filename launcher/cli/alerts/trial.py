@@ -10,7 +10,7 @@ from launcher.cli.alerts.show import URL, manager
 from launcher.cli.parts import JSON, print_json
 from launcher.errors import LauncherError, did_you_mean
 
-QUEUE_MAX_AGE_S = 1.0  # between two polls of Alertmanager's counters
+POLL_S = 1.0  # between two polls of Alertmanager's counters
 FAILED = 1  # exit status
 
 
@@ -47,7 +47,7 @@ def test(channel: str | None, wait_s: float, url: str | None, as_json: bool) -> 
     end = time.monotonic() + wait_s
     last, found = None, outcomes(kinds, before, before)
     while time.monotonic() < end and (found != last or not all(each.is_over for each in found)):
-        time.sleep(QUEUE_MAX_AGE_S)
+        time.sleep(POLL_S)
         # two equal looks, because Alertmanager counts an attempt and its failure one after the other
         last, found = found, outcomes(kinds, before, parse_counts(ask(source, "/metrics")))
     if as_json:

@@ -11,7 +11,7 @@ from launcher.cli.cluster.queue_options import VERBOSE, WATCH, repeat, show_age,
 from launcher.cli.job_source import warn
 from launcher.cli.parts import HUB
 
-JOBS_LOOK_S = 600.0  # for their number on each node, while a hub asks Slurm for all else
+JOBS_MAX_AGE_S = 600.0  # for their number on each node, while a hub asks Slurm for all else
 
 
 @click.command(epilog="example: gpujob fleet -v --partition gpu")
@@ -46,7 +46,7 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
         answer, queue = read_shared_nodes(slurm, os.environ, watch=watch), None
         show_age(answer, "nodes ")
         try:
-            jobs = read_queue_of_all(slurm, me, os.environ, others_s=JOBS_LOOK_S if watch else QUEUE_MAX_AGE_S)
+            jobs = read_queue_of_all(slurm, me, os.environ, others_s=JOBS_MAX_AGE_S if watch else QUEUE_MAX_AGE_S)
             show_age(jobs, "jobs ")
             queue = jobs.rows
         except SlurmUnansweredError as error:

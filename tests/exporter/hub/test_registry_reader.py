@@ -227,7 +227,7 @@ def test_a_fault_in_one_read_stops_no_other_one(caplog: pytest.LogCaptureFixture
 
 def test_very_many_entries_delay_and_hide_no_new_job_of_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     entries = tmp_path / "entries"
-    for bound, most in (("QUEUE_MAX_AGE_S", 0.0), ("MOST_OF_OWNER", 2), ("MOST_FILES", 5)):
+    for bound, most in (("READ_S", 0.0), ("MOST_OF_OWNER", 2), ("MOST_FILES", 5)):
         monkeypatch.setattr(registry_reader, bound, most)
     for job_id in ("9", "10", "11"):
         register(entries, tmp_path / job_id, job_id)

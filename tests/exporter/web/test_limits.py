@@ -144,10 +144,10 @@ def test_connections_never_exceed_a_limit(newcomers: list[str]) -> None:
     peers: list[str] = []
     for newcomer in newcomers:
         before = Counter(peers)
-        crowd = limits.choose_evicted(peers, newcomer)
-        if crowd is not None:
-            peers.remove(crowd)
-            assert crowd == newcomer or before[crowd] == max(before[peer] for peer in before if peer != LOCAL)
+        evicted = limits.choose_evicted(peers, newcomer)
+        if evicted is not None:
+            peers.remove(evicted)
+            assert evicted == newcomer or before[evicted] == max(before[peer] for peer in before if peer != LOCAL)
         peers.append(newcomer)
         counts = Counter(peers)
         assert counts.pop(LOCAL, 0) <= MOST_LOCAL

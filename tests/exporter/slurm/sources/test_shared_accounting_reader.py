@@ -70,7 +70,7 @@ def test_fifty_followers_ask_as_often_as_one(tmp_path: Path, slurm: Asked, clock
     with ThreadPoolExecutor(10) as pool:
         list(pool.map(lambda pair: answered(pair[1], 1000.0, pair[0]), followers.items()))
     assert len(slurm.questions) <= 2
-    clock.advance(60.0)  # all set_answer again, and nobody may ask
+    clock.advance(60.0)  # all answer again, and nobody may ask
     for job_id, each in followers.items():
         answered(each, 1000.0, job_id)
     assert len(slurm.questions) <= 2
@@ -110,7 +110,7 @@ def test_who_waits_for_nothing_else_asks_within_seconds(tmp_path: Path, slurm: A
 
 def test_without_an_answer_the_ids_wait_on(tmp_path: Path, slurm: Asked, clock: FakeClock) -> None:
     first, second = follower(slurm, tmp_path, clock), follower(slurm, tmp_path, clock)
-    slurm.problem = "did not set_answer in 30 s"
+    slurm.problem = "did not answer in 30 s"
     with pytest.raises(SlurmUnansweredError, match="30 s"):
         answered(first, 1000.0, "1")
     slurm.problem = None

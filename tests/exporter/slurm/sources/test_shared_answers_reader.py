@@ -1,4 +1,4 @@
-"""One set_answer of Slurm for all commands of a user, with executables on PATH."""
+"""One answer of Slurm for all commands of a user, with executables on PATH."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ from exporter.slurm.commands_reader import NO_CLUSTER, SlurmReader, SlurmUnanswe
 from exporter.slurm.sources import shared_answers_reader
 from exporter.slurm.sources.cached_answers_reader import QueueAnswer, cluster_name
 from exporter.slurm.sources.shared_answers_reader import (
-    HISTORY_LOOK_S,
+    HISTORY_MAX_AGE_S,
     QUEUE_MAX_AGE_S,
     WATCHED_USE_S,
     read_queue_of_all,
@@ -183,12 +183,12 @@ def test_those_who_watch_since_the_same_hour_share_an_answer_of_accounting(
     assert ended(first - 3600) == ends
     assert ended(first) == ends
     assert calls(tmp_path) == 2
-    ended(first, now + HISTORY_LOOK_S)
+    ended(first, now + HISTORY_MAX_AGE_S)
     assert calls(tmp_path) == 3
     set_answer(tmp_path, FAILURE, "sacct")
-    assert ended(first, now + 2 * HISTORY_LOOK_S) == ends
+    assert ended(first, now + 2 * HISTORY_MAX_AGE_S) == ends
     with pytest.raises(SlurmUnansweredError, match="sacct exited with 1: Unable"):
-        ended(first - 1.0, now + 2 * HISTORY_LOOK_S)  # the hour before is not there
+        ended(first - 1.0, now + 2 * HISTORY_MAX_AGE_S)  # the hour before is not there
 
 
 def test_looks_are_of_one_cluster(tmp_path: Path, environ: Mapping[str, str]) -> None:
