@@ -52,7 +52,7 @@ class LocalLeftoverTasks:
     poll_interval_s = 0.1  # between two calls of `send_signal`
 
     def __init__(self, run_dir: Path) -> None:
-        self._run_dir = str(run_dir)
+        self._run_dir = os.fsencode(run_dir).decode("utf-8", "replace")  # as environments are read
 
     def send_signal(self, signal_number: int, *, include_sidecars: bool) -> int:
         """Send a signal to the tasks, and to the sidecars if wanted; 0 only counts (kill(2)). Return how many.

@@ -23,7 +23,7 @@ from exporter.slurm.tracking import (
     is_same_job,
     take_figures,
 )
-from launcher.errors import os_errors
+from launcher.errors import LauncherError, os_errors
 from launcher.rundir.job_records import read_report
 from launcher.steps.slurm_steps import deferred_interrupt
 from launcher.track import run_log
@@ -73,6 +73,7 @@ class Follower:
         self._failures = Counter[str]()
         # who polls more often than hubs do wants answers of its own
         self._most_age_s = interval_s / 2 if interval_s < HUB_INTERVAL_S else 2 * interval_s
+        self._is_unsaved = False  # whether the last write of the state failed
         self._known_at: float | None = None
         self._as_of = 0.0 if state is None else state.updated  # an older answer would undo changes
         self._has_accounting = True
@@ -158,9 +159,18 @@ class Follower:
         self._save(state.replace(jobs=known.jobs, updated=now, summary=count_states(known.jobs.values())))
 
     def _save(self, state: TrackState) -> TrackState:
-        self.state = state
-        with os_errors(f"{self._state_file} cannot be written"):
-            run_files.write_json(self._state_file, state.to_json())
+        is_first, self.state = self.state is None, state
+        try:
+            with os_errors(f"{self._state_file} cannot be written"):
+                run_files.write_json(self._state_file, state.to_json())
+        except LauncherError as error:
+            if is_first:
+                raise
+            if not self._is_unsaved:  # the home may be full for a while: the states are in memory
+                self._write(run_log.state_not_saved(self._clock(), error))
+            self._is_unsaved = True
+        else:
+            self._is_unsaved = False
         return state
 
     def _ask_accounting(self, state: TrackState) -> None:

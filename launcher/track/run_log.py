@@ -6,6 +6,7 @@ from typing import NamedTuple
 from exporter.slurm.accounting import Figures
 from exporter.slurm.commands_reader import SlurmUnansweredError
 from exporter.slurm.tracking import UNKNOWN, Change, TrackedJob
+from launcher.errors import LauncherError
 from launcher.track.state import TrackState, count_states
 from launcher.watch.text import printable_line
 from launcher.words import clock_text, count_text, duration_text
@@ -83,6 +84,11 @@ def resource_status(now: float, job: TrackedJob, use: GpuUse) -> str:
 def query_failed(now: float, error: SlurmUnansweredError, wait_s: float) -> str:
     action = f"Action: No state changed, next try in {wait_s:.0f} s"
     return entry(now, f"QUERY_FAILED: {error.command}", f"Error: {error}", action)
+
+
+def state_not_saved(now: float, error: LauncherError) -> str:
+    """A state file that cannot be written."""
+    return entry(now, f"STATE_NOT_SAVED: {error}", "Action: Try again at each poll; the jobs are still followed")
 
 
 def alert(now: float, command: str, failures: int, known: float | None) -> str:

@@ -109,13 +109,19 @@ def track(
             raise LauncherError(f"{path} is in use by {error}; give another --state-file") from error
         state = read_state(path, jobs, user)
         with os_errors(f"{log} cannot be written"):
-            out = None if log is None else stack.enter_context(log.open("ab"))
+            out = None if log is None else stack.enter_context(log.open("ab", buffering=0))
+        is_log_full = False
 
         def write(text: str) -> None:
+            nonlocal is_log_full
             click.echo(f"{text}\n", err=as_json)
-            if out is not None:
-                out.write(f"{text}\n\n".encode("utf-8", "backslashreplace"))
-                out.flush()
+            try:
+                if out is not None:
+                    out.write(f"{text}\n\n".encode("utf-8", "backslashreplace"))
+            except OSError as error:
+                if not is_log_full:
+                    click.echo(f"gpujob: {log} cannot be written: {error.strerror}", err=True)
+                is_log_full = True
 
         accounting = SharedAccounting(slurm, os.environ, interval * ACCOUNTING_EACH)
         how = (accounting, read_queue, lambda hub, ids: read_hub_jobs(hub, ids, os.environ), state, start, path, write)

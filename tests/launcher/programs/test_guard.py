@@ -21,7 +21,7 @@ from launcher.run.lost_orchestrator import LocalLeftoverTasks
 from launcher.run.signals import OrchestratorSignals
 from tests.launcher.programs.guarded import Guarded
 from tests.support.builders import orchestrator_record
-from tests.support.launcher import poll, processes_with, settled_run_dir
+from tests.support.launcher import kill_all_with, poll, processes_with, settled_run_dir
 
 STUBBORN = "sh -c 'trap \"\" TERM; echo up; while :; do sleep 0.05; done'"
 LIMITS = {"WAIT_S": 0.1, "SILENT_S": 1.0, "LOST_S": 5.0, "ENDING_S": 3.0}
@@ -85,14 +85,18 @@ def test_a_killed_orchestrator_means_one_sigterm_for_each_worker(tmp_path: Path)
     assert [job.output(f"worker_w{rank}") for rank in (0, 1)] == ["up\ntold\n"] * 2
 
 
-def test_a_worker_without_a_wrapper_is_told_to_end_before_its_children(tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["job", os.fsdecode(b"ren\xe9")])
+def test_a_worker_without_a_wrapper_is_told_to_end_before_its_children(name: str, tmp_path: Path) -> None:
     (tmp_path / "slow.sh").write_text(SLOW_TO_END)
-    env = {**os.environ, "GPUJOB_RUN_DIR": str(tmp_path), "GPUJOB_WORKER": "worker_w0"}
-    with subprocess.Popen(["sh", "slow.sh"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True) as worker:
+    env = {**os.environ, "GPUJOB_RUN_DIR": str(tmp_path / name), "GPUJOB_WORKER": "worker_w0"}
+    with subprocess.Popen(["sh", str(tmp_path / "slow.sh")], env=env, stdout=subprocess.PIPE, text=True) as worker:
         assert worker.stdout is not None
         assert worker.stdout.readline() == "up\n"
-        assert LocalLeftoverTasks(tmp_path).send_signal(signal.SIGTERM, include_sidecars=False) >= 2
+        count = LocalLeftoverTasks(tmp_path / name).send_signal(signal.SIGTERM, include_sidecars=False)
+        if not count:
+            kill_all_with(tmp_path)
         assert worker.stdout.read() == "told\n"
+    assert count >= 2
 
 
 def test_workers_that_ignore_sigterm_end_with_a_killed_orchestrator(tmp_path: Path) -> None:

@@ -91,6 +91,13 @@ def test_a_state_file_is_of_one_run_and_one_process(slurm: FakeSlurm, track: Run
     )
 
 
+def test_a_log_that_cannot_be_written_ends_no_run(slurm: FakeSlurm, track: Run) -> None:
+    slurm.say("squeue", "out", COMPLETED)
+    status, log, problem = track("job", "--log", "/dev/full")
+    assert (status, log.count("STATE_CHANGE")) == (0, 2)
+    assert problem.count("gpujob: /dev/full cannot be written: No space left on device") == 1
+
+
 def test_a_machine_without_a_cluster_is_an_error_at_once(slurm: FakeSlurm, track: Run) -> None:
     slurm.say("squeue", "err", "squeue: fatal: Could not establish a configuration source\n")
     slurm.say("squeue", "status", 1)

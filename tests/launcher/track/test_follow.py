@@ -1,5 +1,6 @@
 """A whole tracking run against a scripted Slurm, with a clock that jumps."""
 
+import errno
 import itertools
 import json
 from collections.abc import Callable, Iterable, Sequence
@@ -8,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from exporter.contract import run_files
 from exporter.slurm.accounting import Attempt, Figures, Step
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import AttemptSnapshot, QueueRow
@@ -15,12 +17,14 @@ from exporter.slurm.sources.cached_answers_reader import QueueAnswer
 from exporter.slurm.sources.hub_reader import HubJob
 from exporter.slurm.sources.shared_accounting_reader import SharedAccounting
 from exporter.slurm.tracking import TrackedJob
+from launcher.errors import LauncherError
 from launcher.track.follow import ACCOUNTING_EACH, HUB_FIGURES_S, Follower, read_cause
 from launcher.track.run_log import all_complete
 from launcher.track.selection import Selection, read_selected
 from launcher.track.state import TrackState, exit_status_of, read_state
 from tests.launcher.conftest import Golden
 from tests.launcher.sweep.test_directory import ENDED
+from tests.support.launcher import read_json
 
 START = datetime(2025, 11, 11, 14, 44, 20, tzinfo=UTC).timestamp()
 RUN = "r8_lr1e-5/capitalization"
@@ -193,6 +197,24 @@ def test_an_older_answer_of_another_source_undoes_nothing(run: MakeRun, monkeypa
     followed.follow()
     assert sorted(followed.entries("STATE_CHANGE")) == sorted(whole.entries("STATE_CHANGE"))
     assert set(followed.asked) == {0.0, 120.0}  # the first one is of now, later ones may be those of a hub
+
+
+def test_a_full_home_ends_no_run_but_at_its_start(run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    followed, write = run({"1": [("RUNNING", "14:45:20"), ("COMPLETED", "14:55:00")]}), run_files.write_json
+    full = START, START + 1
+
+    def write_if_possible(path: Path, value: object) -> None:
+        if full[0] <= followed.slurm.now < full[1]:
+            raise OSError(errno.EDQUOT, "Disk quota exceeded")
+        write(path, value)
+
+    monkeypatch.setattr(run_files, "write_json", write_if_possible)
+    with pytest.raises(LauncherError, match=r"run-r8-state\.json cannot be written: Disk quota"):
+        followed.follow()
+    followed.slurm.now, full = START, (START + 60, START + 200)
+    assert followed.follow().complete
+    assert len(followed.entries("STATE_NOT_SAVED")) == 1
+    assert read_json(followed.file)["complete"]
 
 
 def test_a_stale_answer_is_a_failure(run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
