@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 from contextlib import suppress
 
 import click
@@ -55,6 +56,8 @@ def init(path: str, force: bool) -> None:
     """Write a job file to start from, with a small command that prints its progress, or with your own after --."""
     words = click.get_current_context().meta.get(WORDS)
     text = TEMPLATE if words is None else _with_command(words)
+    if path.isprintable():
+        text = text.replace(" job.yaml`", f" {shlex.quote(path)}`")
     try:
         with open(path, "w" if force else "x", encoding="utf-8") as out:
             out.write(text)
@@ -65,8 +68,8 @@ def init(path: str, force: bool) -> None:
             with suppress(OSError):
                 os.unlink(path)
         fail(f"{path} cannot be written: {error.strerror}")
-    put = "put your command into it, then " if words is None else ""
-    click.echo(f"Wrote {path}. Try it: `gpujob run {path}`. Next: {put}`gpujob check {path}`.")
+    put, name = "put your command into it, then " if words is None else "", shlex.quote(path)
+    click.echo(f"Wrote {path}. Try it: `gpujob run {name}`. Next: {put}`gpujob check {name}`.")
 
 
 def _with_command(words: tuple[str, ...]) -> str:

@@ -206,7 +206,9 @@ def _continue_in_background(sweep_dir: Path, sweep_id: str, *, as_json: bool) ->
     if as_json:
         print_json({"schema": 1, "job_id": sweep_id, "sweep_dir": str(sweep_dir)})
     else:
-        click.echo(f"sweep {sweep_id} runs in the background, {sweep_dir}\n{come_back_lines(sweep_id, sweep=True)}")
+        click.echo(
+            f"sweep {sweep_id} runs in the background, logs in {sweep_dir}\n{come_back_lines(sweep_id, sweep=True)}"
+        )
     sys.stdout.flush()
     if child := os.fork():
         while (record := read_record(sweep_dir)).runner is None:

@@ -219,7 +219,9 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
         pid = start_worker(argv, environment, mask)
     except OSError as error:
         code = NOT_FOUND if isinstance(error, FileNotFoundError) else CANNOT_EXECUTE
-        message = f"cannot start {argv[0]!r}: {error.strerror}"
+        is_there = code == NOT_FOUND and "/" in argv[0] and os.path.exists(argv[0])
+        problem = "the interpreter that it names does not exist" if is_there else error.strerror
+        message = f"cannot start {argv[0]!r}: {problem}"
         _write_error(f"{worker} rank {rank}: {message}")
         ended = {"pid": None, "code": code, "signal": None, "core": False, "error": message}
         _write(options["run-dir"], f"{stem}.exit.json", {**common, **ended, "start": start, "end": time.time()})

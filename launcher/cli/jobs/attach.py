@@ -24,15 +24,16 @@ LOG_FLAGS = {"log_dir", "log_pattern", "config"}  # who gives one of them says w
 
 
 class _AttachCommand(click.Command):
-    """Takes ``--gpu-ids 0 1 2`` as the sidecar does."""
+    """Takes ``--gpu-ids 0 1 2`` as the sidecar does, and ``--gpu-ids 0,1,2`` as in CUDA_VISIBLE_DEVICES."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         words, is_gpu = list[str](), False
         for word in args:
-            is_number = is_gpu and word.isdigit()
+            numbers = word.split(",")
+            is_number = is_gpu and all(number.isdigit() for number in numbers)
             is_gpu = word == "--gpu-ids" or is_number
             if word != "--gpu-ids":
-                words += ["--gpu-ids", word] if is_number else [word]
+                words += [part for number in numbers for part in ("--gpu-ids", number)] if is_number else [word]
         return super().parse_args(ctx, words)
 
 
@@ -109,8 +110,10 @@ def _guess(flags: dict[str, object], pids: tuple[int, ...]) -> dict[str, object]
     if not (pids or job or name):
         raise click.UsageError("say what to watch: PID..., --job ID, --job-name NAME or a monitor_config.yaml")
     guess = guess_job(Sought(pids, str(job) if job else None, str(name) if name else None), os.environ)
+    given = {"GPUs": {"gpu_ids"}, "output": {"output_dir"}, "logs": LOG_FLAGS}  # flags in place of a guess
     for line in guess.lines():
-        click.echo(f"gpujob: {line}", err=True)
+        if not given.get(line.partition(":")[0], set()) & flags.keys():
+            click.echo(f"gpujob: {line}", err=True)
     has_output_dir = "output_dir" in flags or guess.output_dir is not None
     logs = () if LOG_FLAGS & flags.keys() else guess.logs
     _complete(flags, guess)

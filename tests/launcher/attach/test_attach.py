@@ -161,6 +161,7 @@ def test_the_seed_flags_read_a_single_log_without_a_number_and_need_no_fixed_por
     [
         ([], "say what to watch: PID..., --job ID, --job-name NAME or a monitor_config.yaml"),
         (["1.5"], "gpujob: '1.5' is neither a process id nor a monitor_config.yaml"),
+        (["4194304", "--gpu-ids", "0,1"], "gpujob: there is no process 4194304 on this machine"),
         (["4194304"], "gpujob: there is no process 4194304 on this machine"),
         (["--job", "77", "12"], "gpujob: --job: give pids or a Slurm job, not both"),
         (["--job", "77"], "gpujob: this machine has no process of Slurm job 77 that is yours"),

@@ -78,6 +78,14 @@ def test_init_writes_a_job_file_for_a_command(word: str, tmp_path: Path) -> None
     assert text.count("\n") == TEMPLATE.count("\n") - 1
 
 
+def test_init_names_the_file_that_it_writes(tmp_path: Path) -> None:
+    done = gpujob("init", "my job.yaml", cwd=tmp_path)
+    text = (tmp_path / "my job.yaml").read_text()
+    for shown in (done.stdout, text):
+        assert "`gpujob run 'my job.yaml'`" in shown
+        assert " job.yaml`" not in shown.replace("'my job.yaml'", "")
+
+
 def test_init_replaces_a_file_only_with_force(folder: Path) -> None:
     done = gpujob("init", cwd=folder)
     assert (done.returncode, done.stdout) == (2, "")

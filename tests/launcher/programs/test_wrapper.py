@@ -156,7 +156,7 @@ def test_a_core_dump_is_recorded_and_written_once(size: int, wrapped: Wrapped, t
         ("./plain.txt", 126, "Permission denied"),
         ("./folder", 126, "Permission denied"),
         ("./garbage", 126, "Exec format error"),
-        ("./lost-interpreter", 127, "No such file or directory"),
+        ("./lost-interpreter", 127, "the interpreter that it names does not exist"),
     ],
 )
 def test_a_command_that_cannot_start_is_reported_and_recorded(
