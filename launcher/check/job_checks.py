@@ -115,8 +115,8 @@ def _image(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         return
     place, known, asked, image = "container.image", planned_job.cluster.containers, spec.image, planned.image
     by = f'"{asked}" is {image}, which' if asked in known else f'"{image}"'
-    if is_image_file(image):
-        if Path(image).exists():
+    if is_image_file(image) or (planned.runtime != PYXIS and Path(planned_job.plan.workdir, image).exists()):
+        if Path(planned_job.plan.workdir, image).exists():
             yield finding.ok("image", place, f"{by} exists")
         else:
             message, fix = f"{by} does not exist here; ", "give the file of the image, or import it first"
@@ -142,7 +142,7 @@ def _registry_problem(image: str, runtime: str) -> str | None:
         return None if is_container else "is not a file, and enroot pulls none; make a file by `enroot import`"
     name = image.removeprefix("docker://")
     host, slash, path = name.partition("/")
-    if slash and "#" not in name and re.search(r"[.:]", host):
+    if slash and "#" not in name and "://" not in name and re.search(r"[.:]", host):
         return f"would be searched for on Docker Hub; write {host}#{path}"
     return None
 

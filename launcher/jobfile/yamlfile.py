@@ -268,7 +268,7 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
             has_sections = isinstance(value, dict) or _known_names(model, (*error["loc"], 0))
             fix = '; begin each entry with "- "' if has_sections else f"; write it as [{_value_text(value)}]"
         elif _EXPECTED[kind].endswith("number") and isinstance(value, str):
-            fix = _number_hint(value)
+            fix = _number_hint(value, may_be_time=_EXPECTED[kind] == "a number")
         elif is_section and (keys := _known_names(model, error["loc"])):
             fix = f"; give it keys (known: {', '.join(sorted(keys))})"
         return f"{place}: {_value_text(value)} is not {_EXPECTED[kind]}{fix}"
@@ -287,9 +287,9 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
     return f"{place}: {_value_text(value)} must {requirement}" if should else f"{place}: {message}"
 
 
-def _number_hint(text: str) -> str:
-    """How to write a number that is in quotes, or has a unit of time."""
-    if (found := _NUMBER.fullmatch(text.strip())) is None:
+def _number_hint(text: str, *, may_be_time: bool) -> str:
+    """How to write a number that is in quotes, or has a unit of time. Whole numbers are counts."""
+    if (found := _NUMBER.fullmatch(text.strip())) is None or (found[2] and not may_be_time):
         return ""
     number, unit = found.groups()
     return f"; give seconds, as in {float(number) * _SECONDS[unit]:.15g}" if unit else "; leave out the quotes"

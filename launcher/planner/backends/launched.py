@@ -95,6 +95,13 @@ class TorchrunBackend(LaunchedBackend):
         return [*words, *option_argv(args), *program]
 
 
+_DISTRIBUTED_TYPES = {  # by sections of accelerate's configuration, which it ignores for other types
+    "deepspeed_config": "DEEPSPEED",
+    "fsdp_config": "FSDP",
+    "megatron_lm_config": "MEGATRON_LM",
+}
+
+
 class AccelerateBackend(LaunchedBackend):
     """The user's script under ``accelerate launch``, one agent on each node; ``config`` is its configuration file.
 
@@ -108,7 +115,7 @@ class AccelerateBackend(LaunchedBackend):
     def argv(self, context: BackendContext, worker: BackendWorker, task: Task) -> list[str]:
         args = context.arguments(worker.role.name, "_")
         total = args.pop("num_processes", None) or max(worker.role.gpus, 1)
-        config = context.config(worker.role.name)
+        config = self.config(context, worker.role) if context.config(worker.role.name) else {}
         words = ["accelerate", "launch"]
         if config:
             words += ["--config_file", config_path(self.name, worker.role.name)]
@@ -123,8 +130,10 @@ class AccelerateBackend(LaunchedBackend):
         return [*words, *option_argv(args), *program]
 
     def config(self, context: BackendContext, role: Role) -> dict[str, object]:
-        # accelerate accepts no file without this key
-        return {"distributed_type": "MULTI_GPU" if role.gpus > 1 else "NO", **context.config(role.name)}
+        given = context.config(role.name)
+        types = [kind for section, kind in _DISTRIBUTED_TYPES.items() if section in given]
+        types.append("MULTI_GPU" if role.gpus > 1 else "NO")
+        return {"distributed_type": types[0], **given}  # accelerate accepts no file without it
 
 
 def _lacks_deepspeed_launcher(args: Mapping[str, object], config: Mapping[str, object]) -> bool:

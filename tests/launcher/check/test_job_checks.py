@@ -149,16 +149,19 @@ def test_an_image_is_an_alias_a_file_or_a_download(image: str, expected: tuple[s
         ("apptainer", "nvcr.io/nvidia/pytorch:24.12-py3", "write docker:// before the name"),
         ("apptainer", "docker://ubuntu", None),
         ("enroot", "nvcr.io#nvidia/pytorch", "make a file by `enroot import`"),
+        ("apptainer", "images/sandbox", None),  # a directory that is there
         ("enroot", "made-on-each-node", None),
         ("pyxis", "nvcr.io/nvidia/pytorch:24.12-py3", "write nvcr.io#nvidia/pytorch:24.12-py3"),
         ("pyxis", "docker://localhost:5000/own", "write localhost:5000#own"),
         ("pyxis", "nvcr.io#nvidia/pytorch:24.12-py3", None),
         ("pyxis", "nvidia/cuda:12", None),
+        ("pyxis", "dockerd://own:latest", None),
     ],
 )
 def test_a_name_that_its_runtime_cannot_pull_is_an_error(
     runtime: str, image: str, cure: str | None, tmp_path: Path
 ) -> None:
+    (tmp_path / "images/sandbox").mkdir(parents=True)
     items = list(check_container(planned_job(tmp_path, local=False, container={"image": image, "runtime": runtime})))
     message = next((item.message for item in items if item.code == "image-name"), "")
     assert (bool(message), (cure or "") in message) == (cure is not None, True)

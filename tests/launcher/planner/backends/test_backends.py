@@ -331,6 +331,8 @@ def test_accelerate_gets_the_number_of_processes_and_a_configuration() -> None:
     body = yaml.safe_load(text)
     for gpus, config, kind in (
         (8, {"distributed_type": "FSDP"}, "FSDP"),
+        (8, {"deepspeed_config": {"zero_stage": 3}}, "DEEPSPEED"),
+        (8, {"fsdp_config": {"fsdp_version": 2}}, "FSDP"),
         (8, {"downcast_bf16": False}, "MULTI_GPU"),  # accelerate accepts no file without a type
         (1, {"downcast_bf16": False}, "NO"),
     ):
