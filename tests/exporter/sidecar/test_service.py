@@ -347,6 +347,7 @@ def test_a_page_is_sent_again_until_a_read_ends(
 
 @in_sidecar()
 async def test_head_has_the_headers_of_the_page_and_is_no_scrape(served: Served) -> None:
+    await served.until(lambda: served.sidecar.ended_reads, "a first read, before which the page is empty")
     status, text, headers = await served.head("/metrics")
     assert (status, text) == (200, "")
     assert int(headers["Content-Length"]) > 100

@@ -270,7 +270,7 @@ def plan_json(folder: Path, job: Mapping[str, Any], *options: str, idle_gpus: st
 
 
 def test_the_command_plans_roles_without_any_command_on_the_hosts_given(tmp_path: Path) -> None:
-    resources = {"gpus_per_node": 8, "prefill_workers": 1, "decode_workers": 1} | dict.fromkeys(
+    resources = {"gpus_per_node": 8, "cpus_per_node": 96, "prefill_workers": 1, "decode_workers": 1} | dict.fromkeys(
         ("gpus_per_prefill", "gpus_per_decode"), 4
     )
     job = {"name": "serve", "resources": resources}
