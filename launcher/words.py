@@ -16,7 +16,7 @@ def clock_text(moment: object) -> str:
         return "-"
     try:
         return time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(moment))
-    except (OverflowError, ValueError):
+    except (OSError, OverflowError, ValueError):
         return "-"  # out of range
 
 

@@ -12,6 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -270,18 +271,18 @@ class Store:
             ids = wanted[first : first + MOST_IDS]
             marks = ",".join("?" * len(ids))
             sql = f"SELECT body, MAX(submitted) FROM jobs WHERE job_id IN ({marks}) GROUP BY job_id"  # noqa: S608 - marks
-            found += [_job(body) for body, _ in self._query(sql, ids)]
+            found += _jobs(self._query(sql, ids))
         return found
 
     def tasks_of(self, array_ids: Iterable[str], user: str) -> list[Job]:
         """The tasks of arrays."""
         sql = "SELECT body FROM jobs WHERE job_id >= ? AND job_id < ? AND user = ?"
         found = [self._query(sql, (f"{job_id}_", f"{job_id}`", user)) for job_id in array_ids]  # ` comes after _
-        return [_job(body) for rows in found for (body,) in rows]
+        return _jobs(row for rows in found for row in rows)
 
     def jobs_since(self, since: float, user: str | None, state: str | None, most: int) -> list[Job]:
         """Jobs about which something was learned since then, the newest first."""
-        return [_job(body) for (body,) in self.bodies_since(since, user, state, most)]
+        return _jobs(self.bodies_since(since, user, state, most))
 
     def bodies_since(self, since: float, user: str | None, state: str | None, most: int) -> list[Any]:
         """The same as JSON."""
@@ -337,8 +338,7 @@ class Store:
 
 def _read(file: sqlite3.Connection) -> Saved:
     """Read what a hub needs at its start."""
-    rows = file.execute("SELECT body FROM jobs WHERE is_kept")
-    jobs = [_job(body) for (body,) in rows]
+    jobs = _jobs(file.execute("SELECT body FROM jobs WHERE is_kept"))
     # a NaN that an earlier version has saved is NULL
     rows = file.execute("SELECT * FROM counters WHERE value IS NOT NULL")
     counters = {CounterKey(*key): float(value) for *key, value in rows}
@@ -354,8 +354,9 @@ def _add_figures(file: sqlite3.Connection) -> None:
         file.execute(sql)
     names = ", ".join(f"{name} = ?" for name in _FIGURES)
     for job_id, submitted, body in file.execute("SELECT job_id, submitted, body FROM jobs").fetchall():
-        values = (*_figures(_job(body)), job_id, submitted)
-        file.execute(f"UPDATE jobs SET {names} WHERE job_id = ? AND submitted = ?", values)  # noqa: S608
+        for job in _jobs([(body,)]):
+            values = (*_figures(job), job_id, submitted)
+            file.execute(f"UPDATE jobs SET {names} WHERE job_id = ? AND submitted = ?", values)  # noqa: S608
     file.execute(f"PRAGMA user_version = {VERSION}")
     file.execute("COMMIT")
 
@@ -376,8 +377,20 @@ def _figures(job: Job) -> tuple[str | float | None, ...]:
     return *texts, currency, path, *(None if number is None else float(number) for number in numbers)
 
 
-def _job(body: object) -> Job:
-    return from_json(Job, json.loads(str(body)), "job")
+def _jobs(rows: Iterable[Sequence[Any]]) -> list[Job]:
+    """The jobs of rows that begin with a body, without those that cannot be read: an earlier version has saved NaN."""
+    found = []
+    for body, *_ in rows:
+        try:
+            found.append(from_json(Job, json.loads(str(body)), "job"))
+        except ValueError as error:  # also a RecordError
+            _warn_unreadable(str(error))
+    return found
+
+
+@cache  # once, not at each read
+def _warn_unreadable(reason: str) -> None:
+    log.warning("A job of an earlier hub cannot be read, and is left out: %s", reason)
 
 
 def _text(value: JsonValue | Mapping[str, JsonValue]) -> str:

@@ -2,7 +2,6 @@
 
 import contextlib
 import logging
-import math
 import os
 import queue
 import threading
@@ -392,8 +391,8 @@ class LogsCollector:
                     slowdown=facts.slowdown,
                     lag=snapshot.outlook.lags.get(facts.task.rank),
                     pack=facts.pack,
-                    # JSON has no other numbers.
-                    values={name: value for name, value, _ in facts.values if math.isfinite(value)},
+                    # no record has other numbers
+                    values={name: value for name, value, _ in facts.values if abs(value) < run_files.MOST_NUMBER},
                     best_values=facts.best_values,
                     epoch=facts.epoch,
                     log_errors={pattern: count for pattern, _, count in facts.errors if count},

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Iterable
 
+from exporter.contract import run_files
 from exporter.logs.search.findings import LogValue
 from exporter.progress.track import combine_ranks
 
@@ -63,7 +64,8 @@ class WorkerValues:
             if number is None:
                 continue
             found.append((name, number, max(times)))
-            if (better := _BETTER.get(name.rpartition("_")[2])) is not None and math.isfinite(number):
+            better = _BETTER.get(name.rpartition("_")[2])
+            if better is not None and abs(number) < run_files.MOST_NUMBER:  # as it is in the status
                 self.best[name] = better(number, self.best.get(name, number))
         self._fresh, self._fresh_between = tuple(found), (now, until)
         return self._fresh

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import NamedTuple
 
 from exporter.collecting.published import WorkerProgress
+from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import ESSENTIAL, NORMAL, Manifest, Task
 from exporter.contract.records import NOTHING, from_json
@@ -541,7 +542,7 @@ class WorkerLogs:
             math.inf if self.track.began is None else now - self.track.began
         )  # values of an earlier run are not current
         found = self._values.number(name, now, min(TOKENS_FRESH_S, age_s))
-        return found if found is not None and math.isfinite(found) else None
+        return found if found is not None and abs(found) < run_files.MOST_NUMBER else None
 
     def progress(self, now: float) -> WorkerProgress:
         """Progress to compare with the worker's GPUs, which do not influence it here."""

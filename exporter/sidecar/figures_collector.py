@@ -47,6 +47,8 @@ def parse_figure_of_merit(body: bytes) -> tuple[str, float]:
         number = math.inf
     if not math.isfinite(number):
         raise FigureOfMeritError(f"value: {_value_text(value)} is not a finite number")
+    if abs(number) >= run_files.MOST_NUMBER:
+        raise FigureOfMeritError(f"value: {_value_text(value)} is too large; use one below {run_files.MOST_NUMBER:g}")
     return safe_label(name.strip()), number
 
 

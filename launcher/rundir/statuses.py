@@ -3,7 +3,6 @@
 import contextlib
 import hashlib
 import json
-import math
 import socket
 import threading
 from collections.abc import Mapping
@@ -23,7 +22,6 @@ ANSWER_S = 4.0  # for the connection, and for the whole answer, which also ends 
 STATUS_BYTES = 2 * 1024 * 1024  # largest status without workers
 WORKER_BYTES = 64 * 1024  # what each worker of the job may add: 600 restarts take less than 150 KB
 MOST_DEPTH = 32  # of nested objects and lists; ours have less than ten
-MOST_NUMBER = 2.0**64
 
 
 def read_statuses(run_dir: Path, attempt: int) -> dict[str, NodeStatus]:
@@ -124,7 +122,7 @@ def _check_limits(value: object) -> None:
                 inner += entry.values()
             elif isinstance(entry, list):
                 inner += entry
-            elif isinstance(entry, int | float) and not (math.isfinite(entry) and abs(entry) <= MOST_NUMBER):
+            elif isinstance(entry, int | float) and not abs(entry) < run_files.MOST_NUMBER:
                 raise ValueError("a number is out of range")
         if not inner:
             return

@@ -40,7 +40,7 @@ def clock_time_text(moment: float | None) -> str:
         return "-"
     try:
         local_time, local_now = time.localtime(moment), time.localtime()
-    except (OverflowError, ValueError):
+    except (OSError, OverflowError, ValueError):
         return "-"  # out of range
     return time.strftime("%H:%M:%S" if local_time[:3] == local_now[:3] else "%Y-%m-%d %H:%M", local_time)
 

@@ -38,6 +38,15 @@ def batch(number: int, *jobs: Job, now: float = 10.0) -> Batch:
     return Batch(now, jobs, frozenset(map(name_of, jobs)), (), [change], {KEY: float(number)}, {"born": "5"})
 
 
+def to_version_1(path: Path) -> None:
+    """Make a file what version 1 wrote."""
+    with sqlite3.connect(path) as file:
+        file.executescript("DROP INDEX jobs_ended; DROP INDEX jobs_of_user; PRAGMA user_version = 1;")
+        for name in _FIGURES:
+            file.execute(f"ALTER TABLE jobs DROP COLUMN {name}")
+    file.close()
+
+
 def test_what_is_saved_is_there_for_the_next_hub(tmp_path: Path) -> None:
     jobs = [job(str(number), name) for number, name in enumerate(NAMES)]
     store = Store(tmp_path / "hub.sqlite")
@@ -91,6 +100,24 @@ def test_a_number_that_the_file_cannot_hold_is_a_problem_and_no_fault(tmp_path: 
     again.close()
 
 
+def test_a_job_that_cannot_be_read_costs_no_others(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, nan = tmp_path / "hub.sqlite", Outcome(state="COMPLETED", exit_status=0, idle_s=float("nan"))
+    store = Store(path)
+    store.save(batch(1, job("7")._replace(outcome=nan), job("8"), job("9_1")._replace(outcome=nan)))
+    store.close()
+    to_version_1(path)
+    again = Store(path)
+    assert (again.problem, again.saved) == (None, ([job("8")], {KEY: 1.0}, {"born": "5"}, 1))
+    assert again.jobs_by_id(["7", "8"]) == again.jobs_since(0.0, "ada", None, 9) == [job("8")]
+    assert again.tasks_of(["9"], "ada") == []
+    assert [record.getMessage().partition(": ")[2] for record in caplog.records] == [
+        "job.outcome.idle_s: nan is too large or not finite"
+    ]
+    again.save(batch(2, job("7")))
+    assert again.jobs_by_id(["7"]) == [job("7")]
+    again.close()
+
+
 def test_a_huge_whole_number_of_a_report_is_saved(tmp_path: Path) -> None:
     tracked = job("7").tracked.replace(state="COMPLETED", ended=4.0)
     outcome = Outcome(state="COMPLETED", exit_status=0, idle_s=10**20)
@@ -118,11 +145,7 @@ def test_sums_are_over_ended_jobs_and_a_file_of_version_1_has_them_too(tmp_path:
         Sums("eve", None, 1, 40.0, None, None, None, None),
     ]
     store.close()
-    with sqlite3.connect(path) as file:
-        file.executescript("DROP INDEX jobs_ended; DROP INDEX jobs_of_user; PRAGMA user_version = 1;")
-        for name in _FIGURES:
-            file.execute(f"ALTER TABLE jobs DROP COLUMN {name}")
-    file.close()
+    to_version_1(path)
     again = Store(path)
     assert (again.problem, again.facts()[1:]) == (None, (4, 0, 0, 20.0))
     assert again.sums_since(0.0, "account", "ada") == [Sums("lab", "EUR", 2, 60.0, None, None, None, 30.0)]
