@@ -512,16 +512,19 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
         """``since`` is the start of the job in epoch seconds; older checkpoints are ignored.
 
         ``name`` is a file or directory of the checkpoint to judge instead of the newest one. With ``wants_whole``, a
-        checkpoint about which nobody can tell does not end the search. Those with a key in ``without`` are ignored.
+        checkpoint about which nobody can tell does not end the search. Those of the entries ``without`` are ignored.
         """
         super().__init__(VerifiedCheckpoint)
         self._directory, self._pattern, self._since = directory, pattern, since
         self._name, self._wants_whole, self._without = name, wants_whole, without
         self._entries: dict[str, CheckpointEntry] = {}
+        self._keys: Mapping[str, str] = {}  # the key of the checkpoint of each entry
 
     def _work(self) -> Iterator[None]:
         yield from self._list()
-        result, without = self._found, self._newer_keys().union(self._without)
+        self._keys = self._track(self._entries.values()).keys
+        result, without = self._found, {key for name, key in self._keys.items() if name in self._without}
+        without |= self._newer_keys()
         for _ in range(MOST_CHECKPOINTS):
             newest = self._newest(without)
             if newest is None:
@@ -543,7 +546,7 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
         while behind:
             snapshot = watch.poll(now)
             for entry in snapshot.entries:
-                is_unnamed = entry.name == self._name and _checkpoint_key(entry) is None
+                is_unnamed = entry.name == self._name and parse_name(entry.bare, entry.is_directory) is None
                 self._entries[entry.name] = entry._replace(bare="checkpoint") if is_unnamed else entry
             now, behind = now + 1.0, snapshot.has_unread_names
             yield
@@ -556,18 +559,20 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
         named = self._entries.get(self._name or "")
         if named is None:
             return set()
-        own = _checkpoint_key(named) or ""
+        own = self._keys.get(named.name, "")
         left_out = {original_key(own)}
         if named.is_directory and not is_sharded(named.bare):
             left_out.add(own)
         self._entries = {
             name: entry
             for name, entry in self._entries.items()
-            if entry is named or _checkpoint_key(entry) not in left_out
+            if entry is named or self._keys.get(name) not in left_out
         }
+        self._keys = self._track(self._entries.values()).keys
+        own = self._keys.get(named.name, "")
         files: defaultdict[str, list[CheckpointFile]] = defaultdict(list)
         for entry in self._entries.values():
-            if (key := _checkpoint_key(entry)) is not None:
+            if (key := self._keys.get(entry.name)) is not None:
                 files[key] += entry.files
         saved = save_times(files[own])
         return {key for key, others in files.items() if key != own and others and save_times(others) >= saved}
@@ -575,7 +580,9 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
     def _judge(self, newest: Checkpoint, without: AbstractSet[str]) -> Generator[None, None, CheckedCheckpoint | None]:
         """Check all files of a checkpoint; None if it is being removed."""
         entries = [
-            entry for entry in self._entries.values() if not entry.temporary and _checkpoint_key(entry) == newest.key
+            entry
+            for entry in self._entries.values()
+            if not entry.temporary and self._keys.get(entry.name) == newest.key
         ]
         checked: list[CheckpointEntry] = []
         for entry in entries:
@@ -601,16 +608,13 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
         entries = [
             entry
             for entry in self._entries.values()
-            if excluded_keys.isdisjoint((key := _checkpoint_key(entry) or "", original_key(key)))
+            if excluded_keys.isdisjoint((key := self._keys.get(entry.name, ""), original_key(key)))
         ]
-        checkpoints = CheckpointTracker(self._since)
-        names = {entry.name for entry in entries}
-        checkpoints.update(entries, names, 0.0, time.time(), workers_ended=True)
-        found = checkpoints.last
+        found = self._track(entries).last
         self._found.files = self._found.checked + (0 if found is None else found.files)
         return found
 
-
-def _checkpoint_key(entry: CheckpointEntry) -> str | None:
-    name = parse_name(entry.bare, entry.is_directory)
-    return None if name is None else name.key
+    def _track(self, entries: Collection[CheckpointEntry]) -> CheckpointTracker:
+        checkpoints = CheckpointTracker(self._since)
+        checkpoints.update(entries, {entry.name for entry in entries}, 0.0, time.time(), workers_ended=True)
+        return checkpoints

@@ -152,7 +152,7 @@ def _verify_checkpoint(folder: Path, name: str | None, read: Callable[[PathVerdi
     if facts.last is None:
         return read(PathVerdict("", "checkpoint", UNDECIDED, "has no file of a checkpoint"))
     found = read(_checkpoint_verdict(folder, facts.last))
-    damaged = {facts.last.checkpoint.key} if found.verdict == DAMAGED else set[str]()
+    damaged = {entry.name for entry in facts.last.entries} if found.verdict == DAMAGED else set[str]()
 
     def search() -> CheckedCheckpoint | None:
         alone = name if is_alone else None
@@ -161,7 +161,7 @@ def _verify_checkpoint(folder: Path, name: str | None, read: Callable[[PathVerdi
 
     resume = search() or (None if damaged else facts.last)
     while damaged and resume is not None and read(_checkpoint_verdict(folder, resume)).verdict == DAMAGED:
-        damaged.add(resume.checkpoint.key)
+        damaged.update(entry.name for entry in resume.entries)
         resume = search()
     if is_alone:
         found.name = name

@@ -139,8 +139,19 @@ def parse_name(name: str, is_directory: bool = False) -> CheckpointName | None:
 
 
 def original_key(key: str) -> str:
-    """Key of the checkpoint of which the one with this key is a copy in another form; empty if it is no copy."""
+    """Key of the checkpoint of which the one with this key may be a copy in another form; empty if it is no copy."""
     return key.partition(_COPY_OF)[2]
+
+
+def is_copy_of(name: str, original: str) -> bool:
+    """Whether a name is that of the original and the word for a copy, apart from extensions, ranks and shard numbers.
+
+    So ``actor_5_hf`` is no copy of ``critic_5``: a step may have several models.
+    """
+    bare = _without_ranks(_without_marker(name)[0])
+    other = _EXTENSION.sub("", _without_ranks(original))
+    copy = _COPY.search(bare)
+    return copy is not None and bare[: copy.start()].strip("-_.") == other.strip("-_.")
 
 
 def is_checkpoint(name: str, is_directory: bool) -> bool:

@@ -173,9 +173,7 @@ class CheckpointSet:
     @property
     def lacks_weights(self) -> bool:
         """Whether only the state of an optimizer and the like is left, without a model."""
-        kinds = (is_text, is_marker, FORMLESS.search)
-        parts = [file.path for file in self.files() if not any(is_beside(file.path) for is_beside in kinds)]
-        return bool(self.parts) and all(map(is_state_of_training, parts))
+        return bool(self.parts) and _holds_only_state_of_training(self.files())
 
     @property
     def unfinished_mark(self) -> str | None:
@@ -234,6 +232,16 @@ class CheckpointSet:
                 next(iter(optional), None),
             )
         return self._facts
+
+
+def has_model(entry: CheckpointEntry) -> bool:
+    """Whether it holds a model by its names, rather than an optimizer, a note or a marker."""
+    return not _holds_only_state_of_training(entry.files) if entry.is_directory else is_weights(entry.bare)
+
+
+def _holds_only_state_of_training(files: Iterable[CheckpointFile]) -> bool:
+    beside = (is_text, is_marker, FORMLESS.search)
+    return all(is_state_of_training(file.path) or any(kind(file.path) for kind in beside) for file in files)
 
 
 def save_times(files: Iterable[CheckpointFile]) -> tuple[float, float]:

@@ -1,18 +1,27 @@
 """State of checkpoints, from their files: writing, complete, incomplete or damaged."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Literal, NamedTuple
 
 from exporter.files.checkpoints.entries import CheckpointEntry
 from exporter.files.checkpoints.history import MOST_REMEMBERED, CheckpointHistory
-from exporter.files.checkpoints.names import common_name, is_text, name_shape, parse_name
+from exporter.files.checkpoints.names import (
+    CheckpointName,
+    common_name,
+    is_copy_of,
+    is_text,
+    name_shape,
+    original_key,
+    parse_name,
+)
 from exporter.files.checkpoints.sets import (
     ALIAS_S,
     Checkpoint,
     CheckpointSet,
     CheckpointSetEntry,
     State,
+    has_model,
     is_alias_of_other,
     is_being_written,
     is_only_extended,
@@ -89,7 +98,8 @@ class CheckpointTracker:
         """
         self.history.last_worker_change = last_worker_change
         first, self._now, self._ended = self._is_first_update, now, workers_ended
-        taken = {key for entry in entries if (key := self._add_entry(entry, now, wall)) is not None}
+        originals_first = sorted(entries, key=_may_be_copy)
+        taken = {key for entry in originals_first if (key := self._add_entry(entry, now, wall)) is not None}
         if first and has_unread_names:
             return []
         self._is_first_update = False
@@ -120,9 +130,14 @@ class CheckpointTracker:
 
     # Entries
 
+    @property
+    def keys(self) -> Mapping[str, str]:
+        """The key of the checkpoint of each entry, by the entry's name."""
+        return self._keys_by_name
+
     def _add_entry(self, entry: CheckpointEntry, now: float, wall: float) -> str | None:
         """Record one entry; return the key of its checkpoint, or None if it belongs to none."""
-        name = parse_name(entry.bare, entry.is_directory)
+        name = self._parse_name(entry)
         if name is None:
             return None
         newest = max((file.mtime for file in entry.files), default=None)
@@ -178,6 +193,17 @@ class CheckpointTracker:
         if entry.is_directory:
             self._held_keys.add(found.key)
         return found.key
+
+    def _parse_name(self, entry: CheckpointEntry) -> CheckpointName | None:
+        """Parse the name of an entry. What may be a copy belongs to the checkpoint, unless its original has a model."""
+        name = parse_name(entry.bare, entry.is_directory)
+        original = original_key(name.key) if name is not None else ""
+        if name is None or not original or self._keys_by_name.get(entry.name) == name.key:
+            return name
+        others = self._sets[original].entries.values() if original in self._sets else ()
+        if any(is_copy_of(entry.bare, other.view.bare) and has_model(other.view) for other in others):
+            return name
+        return name._replace(key=original)
 
     def _discard_text_files(self) -> None:
         """Discard notes counted so far: the first real checkpoint shows that they were none."""
@@ -445,3 +471,8 @@ class CheckpointTracker:
         if checkpoint.valid is False and "damaged" not in found.reported:
             found.reported.add("damaged")
             events.append(CheckpointEvent("damaged", checkpoint))
+
+
+def _may_be_copy(entry: CheckpointEntry) -> bool:
+    name = parse_name(entry.bare, entry.is_directory)
+    return name is not None and original_key(name.key) != ""

@@ -98,6 +98,28 @@ def test_a_damaged_copy_in_another_form_condemns_only_itself(tmp_path: Path) -> 
     assert verify_path(tmp_path).resume == str(tmp_path / "global_step100")  # the optimizer may not be in the copy
 
 
+@pytest.mark.parametrize(
+    ("model", "other"),
+    [
+        ("model_{}_hf/model.safetensors", "optimizer_{}.pt"),
+        ("model_step_{}_merged.safetensors", "optimizer_step_{}.pt"),
+        ("step_{}_consolidated.safetensors", "step_{}_optimizer.pt"),
+        ("step_{}_hf/model.safetensors", "step_{}_trainer_state.json"),
+        ("step_{}_hf/model.safetensors", "step_{}.done"),
+    ],
+)
+def test_what_is_named_like_a_copy_is_the_save_without_its_original(model: str, other: str, tmp_path: Path) -> None:
+    rest = torch_bytes({}) if other.endswith(".pt") else b"{}"
+    for step in (500, 1000):
+        write_checkpoint(tmp_path, {model.format(step): safetensors_bytes(), other.format(step): rest})
+    name, before = (model.format(step).partition("/")[0] for step in (1000, 500))
+    found = verify_path(tmp_path)
+    assert (found.name, found.verdict, found.resume) == (name, "whole", str(tmp_path / name))
+    (tmp_path / model.format(1000)).write_bytes(safetensors_bytes()[:-8])
+    found = verify_path(tmp_path)
+    assert (found.name, found.verdict, found.resume) == (name, "damaged", str(tmp_path / before))
+
+
 def test_a_directory_is_judged_without_others_of_the_same_number(tmp_path: Path) -> None:
     write_checkpoint(tmp_path, {"llama-2-7b/model.safetensors": safetensors_bytes()})
     write_checkpoint(tmp_path, {"gemma-2-9b/model.safetensors": safetensors_bytes()[:-8]})

@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 
 from exporter.files.checkpoints.names import (
     common_name,
+    is_copy_of,
     is_part,
     is_weights,
     missing_numbers,
@@ -84,6 +85,23 @@ def test_a_name_shows_checkpoint_step_and_epoch(name: str, key: str, step: int |
     found = parse_name(name)
     assert found is not None
     assert (found.key, found.step, found.epoch) == (key, step, epoch)
+
+
+@pytest.mark.parametrize(
+    ("name", "original", "is_copy"),
+    [
+        ("global_step500_universal", "global_step500", True),
+        ("checkpoint-500-merged.safetensors", "checkpoint-500", True),
+        ("model-5-merged-00001-of-00002.safetensors", "model-5-00001-of-00003.safetensors", True),
+        ("checkpoint-500.hf", "checkpoint-500.pt", True),
+        ("step_5_hf.done", "step_5", True),
+        ("actor_5_hf", "critic_5", False),
+        ("model_5_hf", "model_5_hf", False),
+        ("checkpoint-500", "checkpoint-500-merged", False),
+    ],
+)
+def test_a_copy_has_the_name_of_its_original(name: str, original: str, is_copy: bool) -> None:
+    assert is_copy_of(name, original) == is_copy
 
 
 @pytest.mark.parametrize(

@@ -108,6 +108,27 @@ def test_a_copy_in_another_form_is_no_separate_checkpoint(folder: Folder) -> Non
     assert (folder.last.name, folder.history.interval_s) == ("global_step300", 200.0)
 
 
+@pytest.mark.parametrize(
+    ("model", "other"),
+    [
+        ("model_{}_hf/model.safetensors", "optimizer_{}.pt"),
+        ("step_{}_hf/model.safetensors", "step_{}/optimizer.pt"),
+        ("step_{}_hf/model.safetensors", "step_{}.done"),
+        ("actor_{}_merged.safetensors", "critic_{}.safetensors"),
+    ],
+)
+def test_what_is_named_like_a_copy_is_part_of_a_save_without_its_original(
+    model: str, other: str, folder: Folder
+) -> None:
+    for step in (100, 200, 300):
+        for name in sorted((model, other), reverse=step == 200):
+            folder.write(name.format(step))
+            folder.poll_for(5)
+        folder.poll_for(100)
+    assert [event.kind for event in folder.happened] == ["saved"] * 3
+    assert (folder.last.step, folder.last.files) == (300, 2)
+
+
 def test_a_last_file_that_is_written_more_often_counts(folder: Folder) -> None:
     folder.write("step=1.ckpt")
     folder.poll_for(300)
