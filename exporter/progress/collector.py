@@ -181,14 +181,14 @@ class LogsCollector:
         return WorkerLogs(task, self._context.manifest, lexicon, prior, earlier)
 
     def read(self) -> LogsSnapshot:
-        clock = self._context.clock
-        now, until = clock.time(), clock.monotonic() + POLL_S
         if self._lexicon is None:
             lexicon = lexicon_of_job(self._context.manifest)
             self._workers = self._create_workers(lexicon)
             self._lexicon = lexicon
-        workers, count = self._workers, len(self._workers)
-        if step := self._clock_steps.read(now, clock.monotonic()):
+        workers, count, clock = self._workers, len(self._workers), self._context.clock
+        now, monotonic = clock.time(), clock.monotonic()  # after the slow reads of the first call
+        until = monotonic + POLL_S
+        if step := self._clock_steps.read(now, monotonic):
             for worker in workers:
                 worker.set_wall_clock(step)
         # An attached job has no directory of progress files.

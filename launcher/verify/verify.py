@@ -431,14 +431,14 @@ def _completeness_check(
         if facts.files < wanted:
             failed = True
             notes.append(f"at least {wanted} are expected (verify.outputs)")
-    elif lacking := _workers_without_output(job, +facts.owners):
+    elif found := _workers_without_output(job, +facts.owners):
+        lacking, is_certain = list(found), any(found.values())
         more = f" and {len(lacking) - MOST_NAMED} more" if len(lacking) > MOST_NAMED else ""
         text = f"none of {', '.join(lacking[:MOST_NAMED])}{more}"
         if not complete and (short or is_conclusive):
-            failed = True
+            failed = failed or short or is_certain
             text += "; set verify.outputs if fewer are enough"
-        elif not complete:
-            is_open = True
+        is_open = is_open or not complete
         notes.append(text)
     if failed and facts.older and not manifest.resumes:
         notes.append(f"{facts.older} older ones would count with `resume: true`")
@@ -448,10 +448,14 @@ def _completeness_check(
     return VerificationCheck("outputs", None if is_open else True, text)
 
 
-def _workers_without_output(job: FinishedJob, owners: Collection[int]) -> list[str]:
-    """Workers without a file although others of their role have one; empty if file names do not identify workers."""
+def _workers_without_output(job: FinishedJob, owners: Collection[int]) -> dict[str, bool]:
+    """Workers without a file although others of their role have one, and whether each certainly should have one.
+
+    Empty if file names do not identify workers.
+    """
     manifest, firsts = job.manifest, set(job.manifest.ranks_of_roles().values())
-    lacking = []
+    has_total = manifest.total_items is not None and job.work.counts_total_items(manifest.total_items)
+    lacking: dict[str, bool] = {}
     for role in dict.fromkeys(task.role for task in manifest.tasks):
         tasks = [task for task in manifest.tasks if task.role == role and task.critical]
         owning_ranks = {task.rank for task in tasks} & set(owners)
@@ -462,10 +466,12 @@ def _workers_without_output(job: FinishedJob, owners: Collection[int]) -> list[s
         if job.work.is_in_step and owning_ranks == {min(ranks)}:
             continue  # often only the first of several workers with the same work writes
         widths = [width for width in range(2, len(ranks) // 2 + 1) if not len(ranks) % width]
-        if any(owning_ranks == set(ranks[::width]) for width in widths) and _did_all_items(job, owners):
+        is_grouped = any(owning_ranks == set(ranks[::width]) for width in widths)
+        if is_grouped and _did_all_items(job, owners):
             continue  # likewise the first of each group that does one work together
-        idle = job.idle_ranks
-        lacking += [task.worker for task in expected if task.rank not in owning_ranks and task.rank not in idle]
+        is_certain = has_total or not is_grouped  # without a total, the items of a group may be the same ones
+        settled = owning_ranks.union(job.idle_ranks)
+        lacking |= {task.worker: is_certain for task in expected if task.rank not in settled}
     return lacking
 
 

@@ -20,9 +20,10 @@ from exporter.collecting.published import JobProgress, NodeGpuUse
 from exporter.collecting.saved_state import STATE_DIR
 from exporter.contract import run_files
 from exporter.contract.events import EventFilter
-from exporter.contract.manifest import FULL, NORMAL, LogPattern, PathGroup, Task
+from exporter.contract.manifest import FULL, NORMAL, LogPattern, Manifest, PathGroup, Task
 from exporter.contract.status import WorkerStatus
 from exporter.logs import tail_reader
+from exporter.logs.lexicon import Lexicon
 from exporter.logs.packs import PackDetector
 from exporter.logs.tail_reader import CHUNK_BYTES
 from exporter.machine.folders import FORCED_CHECK_EVERY, RECENT_S
@@ -530,6 +531,25 @@ def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
         assert ("connection", "warning", 2) in facts.errors
         assert facts.values == (("loss", 2.0, logs.clock.now - SAVE_INTERVAL_S),)
     assert again.bytes_read == once.bytes_read
+
+
+def test_a_slow_first_read_after_a_restart_of_the_sidecar_is_silence_too(
+    logs: Logs, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steady_work(logs, 61)
+    logs.clock.advance(SAVE_INTERVAL_S)
+    last_rise = logs.facts().last_rise
+    read_lexicon = collector.lexicon_of_job
+
+    def read_slowly(manifest: Manifest) -> Lexicon:
+        logs.clock.advance(900)
+        return read_lexicon(manifest)
+
+    monkeypatch.setattr(collector, "lexicon_of_job", read_slowly)
+    logs.collector = logs.fresh()
+    for _ in range(2):
+        facts = logs.facts()
+        assert (facts.read_at, facts.last_rise, facts.stalled) == (logs.clock.now, last_rise, True)
 
 
 def test_the_eta_is_the_same_after_a_restart_of_the_sidecar(logs: Logs) -> None:

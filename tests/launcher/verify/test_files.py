@@ -258,7 +258,9 @@ def test_the_first_worker_of_each_group_may_write_for_the_group(tmp_path: Path) 
     ("total", "done", "unit", "passed"),
     [
         (96, [12] * 8, None, False),  # each has items of its own
-        (None, [12] * 8, None, False),
+        (None, [12] * 8, None, None),  # each group may have done the same items
+        (None, [48, None, None, None] * 2, None, True),
+        (96, [12] * 8, "requests", None),
         (96, [48] * 8, None, True),  # each group of four does its half together, and all of it log that
         (96, [48, None, None, None] * 2, None, True),
         (100, [24, None, None, None] * 2, None, True),  # the items are short, not the files
@@ -266,7 +268,7 @@ def test_the_first_worker_of_each_group_may_write_for_the_group(tmp_path: Path) 
     ],
 )
 def test_the_items_of_a_group_may_show_that_each_of_its_workers_should_write(
-    total: int | None, done: list[int | None], unit: str | None, passed: bool, tmp_path: Path
+    total: int | None, done: list[int | None], unit: str | None, passed: bool | None, tmp_path: Path
 ) -> None:
     job = Job(tmp_path, count=8, items=total)
     job.work = Job.of(*done, unit=unit)
