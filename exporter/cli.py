@@ -32,10 +32,10 @@ from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.log_limit import LogLimit
 from exporter.sidecar.sidecar import Sidecar
 from exporter.web.addresses import Listener, OwnNames, open_socket, parse_listen_address
+from exporter.web.config_file import WebConfigFile
 
 if TYPE_CHECKING:
     from exporter.sidecar.service import HttpService
-    from exporter.web.config_file import WebConfigFile
 
 USAGE = 2
 ATTACHED_LISTEN_ADDRESS = "127.0.0.1:9410"
@@ -339,7 +339,7 @@ def _run_sidecar(arguments: argparse.Namespace) -> None:
     if port and arguments.listen:
         open_socket(host, port).close()  # before anything is written
     if arguments.web_config is not None:
-        _load_web_config(arguments.web_config)  # likewise
+        WebConfigFile(arguments.web_config)  # likewise
     page = {
         "listen_address": address,
         "web_config_file": None if arguments.web_config is None else os.path.abspath(arguments.web_config),
@@ -356,12 +356,6 @@ def _free_attached_address() -> str:
         print(f"gpujob-exporter: {error}; a free port is used instead", file=sys.stderr)
         return f"{ATTACHED_LISTEN_ADDRESS.rpartition(':')[0]}:0"
     return ATTACHED_LISTEN_ADDRESS
-
-
-def _load_web_config(path: str) -> "WebConfigFile":
-    from exporter.web.config_file import WebConfigFile
-
-    return WebConfigFile(path)
 
 
 def _prepare(request: Mapping[str, object]) -> NoReturn:
@@ -383,7 +377,7 @@ def _watch(arguments: argparse.Namespace) -> NoReturn:
     if arguments.web_config is None and manifest.web_config_file is not None:
         # Once more as a process that may use OpenSSL; see `exporter.__main__`.
         _become("exporter", *sys.argv[1:], f"--web.config.file={manifest.web_config_file}")
-    web_file = None if arguments.web_config is None else _load_web_config(arguments.web_config)
+    web_file = None if arguments.web_config is None else WebConfigFile(arguments.web_config)
     identity = identify(manifest, os.environ, socket.gethostname())
     _lock_node(manifest, identity)
     sidecar = _make_sidecar(manifest, identity)
@@ -416,7 +410,7 @@ def _lock_node(manifest: Manifest, identity: Identity) -> None:
 
 
 def _open_page(
-    sidecar: Sidecar, arguments: argparse.Namespace, web_file: "WebConfigFile | None"
+    sidecar: Sidecar, arguments: argparse.Namespace, web_file: WebConfigFile | None
 ) -> "tuple[HttpService, list[Listener]]":
     """The page of a sidecar, and the sockets on which it already listens."""
     from exporter.sidecar.listeners import open_listeners

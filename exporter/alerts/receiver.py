@@ -10,7 +10,7 @@ import time
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from exporter.alerts.log_file import AlertLog
 from exporter.alerts.messages import (
@@ -33,9 +33,7 @@ from exporter.web import limits
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Listener, OwnNames, open_socket, parse_listen_address
 from exporter.web.aiohttp_server import web
-
-if TYPE_CHECKING:
-    from exporter.web.config_file import WebConfigFile
+from exporter.web.config_file import WebConfigFile
 
 PATH = "/gpujob"  # where Alertmanager posts
 REPEAT_S = 3600.0  # between two reports of the same silence
@@ -243,7 +241,7 @@ def run_receiver(options: Options, environ: Mapping[str, str]) -> None:
         lock_file(folder / "receiver.lock")
         alert_log = AlertLog((options.log_file or folder / "alerts.log").absolute())
         run_files.make_token(folder)
-        web_file = None if options.web_config is None else _load_web_config(options.web_config)
+        web_file = None if options.web_config is None else WebConfigFile(options.web_config)
         host, port = parse_listen_address(options.listen)
         listener = Listener(open_socket(host, port), None if web_file is None else web_file.server_context())
         alert_log.say(f"{iso(time.time())} gpujob receives alerts on {listener}")
@@ -283,9 +281,3 @@ def _check_command(command: str) -> None:
         raise ExporterError(
             f"--on-silence: {command!r} is not a program that can be run; write its path and its arguments"
         )
-
-
-def _load_web_config(path: str) -> "WebConfigFile":
-    from exporter.web.config_file import WebConfigFile  # lazy: YAML, which most receivers do not need
-
-    return WebConfigFile(path)

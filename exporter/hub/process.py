@@ -7,7 +7,7 @@ import re
 import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.clock import SystemClock
@@ -24,9 +24,7 @@ from exporter.machine.own_process import limit_reserved_memory, name_thread
 from exporter.slurm.sources.rest_reader import slurm_reader
 from exporter.web.access import Access, Needs
 from exporter.web.addresses import Listener, OwnNames, open_socket, parse_listen_address
-
-if TYPE_CHECKING:
-    from exporter.web.config_file import WebConfigFile
+from exporter.web.config_file import WebConfigFile
 
 AFTER_FAULT_S = 60.0  # until the next step after one that failed by a fault of ours
 END_S = 2.0  # for a step in progress at the end; a command of Slurm that hangs is left alone
@@ -71,7 +69,7 @@ def run_hub(options: Options, environ: Mapping[str, str]) -> None:
         raise ExporterError(f"{folder} already has a hub of the scope {options.scope!r}: {error}") from error
     except OSError as error:
         raise ExporterError(f"{folder}: {error.strerror}; give another --state-dir") from error
-    web_file = None if options.web_config is None else _load_web_config(options.web_config)
+    web_file = None if options.web_config is None else WebConfigFile(options.web_config)
     listeners = _open_listeners(options, web_file)
     store, clock = Store(folder / f"{options.name}.sqlite"), SystemClock()
     slurm = slurm_reader(options.user, options.cluster, environ, options.partitions)
@@ -105,19 +103,13 @@ def _state_dir(options: Options, environ: Mapping[str, str]) -> Path:
     return folder
 
 
-def _load_web_config(path: str) -> "WebConfigFile":
-    from exporter.web.config_file import WebConfigFile  # lazy: YAML, which most hubs do not need
-
-    return WebConfigFile(path)
-
-
 def _registry_folders(options: Options, environ: Mapping[str, str]) -> list[Path]:
     """Folders of the entries of jobs: the user's own, and the site's."""
     own = user_state_folder(environ)
     return [*([Path(own, "runs")] if own is not None else []), *options.registries]
 
 
-def _open_listeners(options: Options, web_file: "WebConfigFile | None") -> list[Listener]:
+def _open_listeners(options: Options, web_file: WebConfigFile | None) -> list[Listener]:
     if options.listen is None:
         return []
     listening = open_socket(*parse_listen_address(options.listen))
@@ -132,7 +124,7 @@ async def _serve(
     store: Store,
     registry: RegistryReader,
     listeners: Sequence[Listener],
-    web_file: "WebConfigFile | None",
+    web_file: WebConfigFile | None,
     thread: threading.Thread,
 ) -> None:
     is_whole = options.user is None
@@ -152,7 +144,7 @@ async def _serve(
         path.unlink(missing_ok=True)
 
 
-def _access(folder: Path, web_file: "WebConfigFile | None") -> Access:
+def _access(folder: Path, web_file: WebConfigFile | None) -> Access:
     """Admission over TCP: whoever has the token of the hub's folder, or what the web configuration asks for."""
     try:
         run_files.make_token(folder)

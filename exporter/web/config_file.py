@@ -6,7 +6,6 @@ import threading
 import time
 from typing import TYPE_CHECKING, NamedTuple
 
-from exporter.contract.bounded_yaml import MOST_BYTES
 from exporter.contract.errors import ExporterError
 from exporter.web.config import WebConfig, parse_web_config
 
@@ -29,6 +28,8 @@ class LoadedConfig(NamedTuple):
 
 def load_web_config(path: str) -> LoadedConfig:
     """Read the file and those that it names. Raises ExporterError with every problem."""
+    from exporter.contract.bounded_yaml import MOST_BYTES  # lazy: it loads YAML, and most pages have no such file
+
     own = _stamp(path)
     try:
         with open(path, encoding="utf-8") as source:
