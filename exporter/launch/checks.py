@@ -22,7 +22,7 @@ LEVELS: Mapping[str, Level] = {
     "progress": "warning",
 }  # all checks, in the order in which a launch passes them
 
-# Variables that list the devices of a process; the first that is set decides. Slurm sets the last one alone for AMD.
+# Variables that list the devices of a process; the first that is set decides. CUDA reads the first one alone.
 DEVICES_VARIABLES = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
 
 SETTLE_S = 5.0  # a worker that lives this long has started: a broken environment shows sooner

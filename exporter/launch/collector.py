@@ -9,7 +9,7 @@ from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
-from exporter.contract.status import CollectorReads, Launch, NodeStatus, WorkerStatus
+from exporter.contract.status import CollectorReads, Launch, NodeGpus, NodeStatus, WorkerStatus
 from exporter.contract.worker_names import rank_in_file_name
 from exporter.launch.checks import (
     DEVICES_VARIABLES,
@@ -104,9 +104,8 @@ class LaunchCollector:
             return before  # facts that have not been read yet do not count as missing
         entries = {worker.rank: worker for worker in status.workers}
         logs = find_extra_logs(manifest, self._rank_of)
-        driver = status.gpus is not None and status.gpus.driver_state == "ok"
         workers = [
-            self._worker_facts(task, entries.get(task.rank), logs, now, driver_works=driver)
+            self._worker_facts(task, entries.get(task.rank), logs, now, status.gpus or NodeGpus())
             for task in self._context.tasks
             if not task.later
         ]
@@ -139,7 +138,7 @@ class LaunchCollector:
         return status
 
     def _worker_facts(
-        self, task: Task, entry: WorkerStatus | None, extra: Mapping[int, list[Path]], now: float, *, driver_works: bool
+        self, task: Task, entry: WorkerStatus | None, extra: Mapping[int, list[Path]], now: float, gpus: NodeGpus
     ) -> WorkerLaunchFacts:
         identity, manifest = self._context.identity, self._context.manifest
         entry = entry or WorkerStatus(worker=task.worker, rank=task.rank)
@@ -151,10 +150,12 @@ class LaunchCollector:
         opened = None
         # Only a process that is visible here has a known resident memory; any other pid may belong to another process.
         if pid is not None and entry.rss_bytes is not None and (task.gpus or not manifest.attached):
-            listed = read_environment(pid, DEVICES_VARIABLES, self._context.proc)
+            # CUDA ignores the lists for AMD, which Slurm sets as well unless gres.conf names the vendor
+            variables = DEVICES_VARIABLES[:1] if gpus.vendor == "nvidia" else DEVICES_VARIABLES
+            listed = read_environment(pid, variables, self._context.proc)
         variable = next((name for name in DEVICES_VARIABLES if name in (listed or {})), DEVICES_VARIABLES[0])
         # Prefer the driver's report of GPU use, also for an ended worker, to the opened devices.
-        uses = entry.gpu_use if driver_works and task.gpus else None
+        uses = entry.gpu_use if gpus.driver_state == "ok" and task.gpus else None
         if uses is not None:
             opened = len(uses)
         elif task.gpus and pid is not None and entry.rss_bytes is not None:

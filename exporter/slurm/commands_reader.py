@@ -108,8 +108,9 @@ class ClusterFacts(NamedTuple):
     """What the controller says of itself."""
 
     name: str | None
-    hides_jobs: bool  # whether users see only their own jobs, or only their own usage (PrivateData)
+    hides_jobs: bool  # whether users see only their own jobs (PrivateData)
     ended_listed_s: float | None = None  # how long the queue has ended jobs (MinJobAge)
+    hides_usage: bool = False  # whether users see only their own usage, in sreport; squeue and sacct show all jobs
 
 
 class SlurmReader:
@@ -237,7 +238,7 @@ class SlurmReader:
 def parse_cluster_facts(text: str) -> ClusterFacts:
     """Parse ``scontrol show config``."""
     values = {key.strip(): value.strip() for key, _, value in (line.partition("=") for line in text.splitlines())}
-    private = values.get("PrivateData", "jobs").lower()  # without an answer nobody sees the jobs of others
+    private = values.get("PrivateData", "jobs").lower().split(",")  # without an answer nobody sees the jobs of others
     age = values.get("MinJobAge", "").partition(" ")[0]
-    hides_jobs = not {"jobs", "usage"}.isdisjoint(private.split(","))
-    return ClusterFacts(values.get("ClusterName") or None, hides_jobs, float(age) if age.isdecimal() else None)
+    ended_listed_s = float(age) if age.isdecimal() else None
+    return ClusterFacts(values.get("ClusterName") or None, "jobs" in private, ended_listed_s, "usage" in private)

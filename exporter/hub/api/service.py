@@ -91,7 +91,7 @@ class HubService:
         if uid in (0, self._own_uid):
             return EVERYTHING
         facts = self._engine.facts
-        if facts is not None and not facts.hides_jobs:
+        if facts is not None and not (facts.hides_jobs or facts.hides_usage):
             return EVERYTHING
         if uid not in self._users:
             self._users[uid] = asyncio.get_running_loop().run_in_executor(self._user_thread, pwd.getpwuid, uid)

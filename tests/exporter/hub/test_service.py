@@ -50,6 +50,25 @@ def test_a_scrape_shows_the_size_of_the_file_without_a_look_at_it(
     assert f'gpujob_hub_store_bytes{{cluster="c1"}} {size}\n' in answer.body.decode()
 
 
+def test_usage_that_slurm_hides_limits_users_to_their_jobs_and_not_the_hub(
+    hub: Hub, service: HubService, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(pwd, "getpwuid", lambda _: SimpleNamespace(pw_name="eve"))
+
+    async def ask(facts: ClusterFacts) -> tuple[str | None, bool]:
+        hub.slurm.facts = facts
+        hub.steps(700)
+        viewer = await service._viewer_of(OTHER_UID)
+        assert viewer is not None
+        return viewer.user, "without operator rights" in caplog.text
+
+    async def ask_each() -> list[tuple[str | None, bool]]:
+        hidden = ClusterFacts("c1", False), ClusterFacts("c1", False, hides_usage=True), ClusterFacts("c1", True)
+        return [await ask(facts) for facts in hidden]
+
+    assert asyncio.run(ask_each()) == [(None, False), ("eve", False), ("eve", True)]
+
+
 def test_the_loop_does_not_wait_for_the_name_of_a_user_and_asks_once(
     service: HubService, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -513,23 +513,26 @@ CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_D
 
 
 @pytest.mark.parametrize(
-    ("devices", "found"),
+    ("vendor", "devices", "found"),
     [
-        ({CUDA: "0"}, None),
-        ({CUDA: "0,1"}, 'CUDA_VISIBLE_DEVICES is "0,1", 2 devices; the plan gives it 1 device (GPU 0)'),
-        ({CUDA: ""}, 'CUDA_VISIBLE_DEVICES is "", 0 devices; the plan gives it 1 device (GPU 0)'),
-        ({}, "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"),
-        ({ROCR: "3"}, None),
-        ({ROCR: "0,1,2,3", CUDA: "3"}, None),
-        ({ROCR: "0,1", HIP: "1"}, None),
-        ({ROCR: "0,1"}, 'ROCR_VISIBLE_DEVICES is "0,1", 2 devices; the plan gives it 1 device (GPU 0)'),
+        ("nvidia", {CUDA: "0"}, None),
+        ("nvidia", {CUDA: "0,1"}, 'CUDA_VISIBLE_DEVICES is "0,1", 2 devices; the plan gives it 1 device (GPU 0)'),
+        ("nvidia", {CUDA: ""}, 'CUDA_VISIBLE_DEVICES is "", 0 devices; the plan gives it 1 device (GPU 0)'),
+        ("nvidia", {}, "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"),
+        ("nvidia", {ROCR: "0"}, "CUDA_VISIBLE_DEVICES is not set in its environment: it sees every GPU of the node"),
+        ("amd", {ROCR: "3"}, None),
+        (None, {ROCR: "3"}, None),
+        ("amd", {ROCR: "0,1,2,3", CUDA: "3"}, None),
+        ("amd", {ROCR: "0,1", HIP: "1"}, None),
+        ("amd", {ROCR: "0,1"}, 'ROCR_VISIBLE_DEVICES is "0,1", 2 devices; the plan gives it 1 device (GPU 0)'),
     ],
-    ids=["one", "two", "none", "unset", "amd", "amd narrowed", "hip", "amd two"],
+    ids=["one", "two", "none", "unset", "amd's", "amd", "unknown", "amd narrowed", "hip", "amd two"],
 )
 def test_devices_are_read_from_the_environment_of_the_process(
-    devices: dict[str, str], found: str | None, tmp_path: Path
+    vendor: str | None, devices: dict[str, str], found: str | None, tmp_path: Path
 ) -> None:
     launch = Launch(tmp_path)
+    launch.status.gpus = status.NodeGpus(vendor=vendor)
     launch.manifest = make_manifest(tmp_path, make_task(0), groups=())
     launch.create_collector()
     with process_with(**devices) as process:

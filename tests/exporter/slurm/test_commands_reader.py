@@ -136,10 +136,8 @@ def test_a_name_with_lines_makes_no_jobs_of_other_users(folder: Path, row: str) 
 
 def test_what_the_controller_says_of_itself(folder: Path) -> None:
     script(folder, "scontrol", "printf 'ClusterName = c1\\nPrivateData = accounts,jobs\\nMinJobAge = 2 sec\\n'")
-    assert SlurmReader(None, None, os.environ).cluster_facts() == ("c1", True, 2.0)
-    assert parse_cluster_facts("ClusterName = c1\nPrivateData             = none\n") == ("c1", False, None)
-    assert parse_cluster_facts("") == (None, True, None)
-    hidden = {
-        what: parse_cluster_facts(f"PrivateData={what}\n").hides_jobs for what in ("users,usage", "Jobs", "nodes")
-    }
-    assert hidden == {"users,usage": True, "Jobs": True, "nodes": False}
+    assert SlurmReader(None, None, os.environ).cluster_facts() == ("c1", True, 2.0, False)
+    assert parse_cluster_facts("ClusterName = c1\nPrivateData             = none\n") == ("c1", False, None, False)
+    assert parse_cluster_facts("") == (None, True, None, False)
+    hidden = {what: parse_cluster_facts(f"PrivateData={what}\n")[1::2] for what in ("users,usage", "Jobs", "nodes")}
+    assert hidden == {"users,usage": (False, True), "Jobs": (True, False), "nodes": (False, False)}
