@@ -91,6 +91,7 @@ class LogCounter:
     low: float | None = None  # first of the consecutive records below `done`
     lows: int = 0  # number of those records
     aside_since: float | None = None
+    aside_first: float = 0.0  # first position of the ignored counter
     epoch: int | None = None  # its epoch, as the log counts
     first: float | None = None  # first position of a run that starts at 0: as logged, or one step
     start: UndecidedStart | None = None  # first position of this run while it may be work or a resume
@@ -110,11 +111,12 @@ class LogCounter:
             self._update(done, total, t)
             return rise, True
         if self._is_other_counter(done, total, evaluating):
-            if self.ignore_other(total, t) or evaluating:
+            if self.ignore_other(done, total, t) or evaluating:
                 return None
+            rise = max(0, done - self.aside_first) if self.has_ended else 0
             self.begun = t
             self._update(done, total, t)
-            return 0, True
+            return rise, True
         if done < self.done:
             if evaluating:
                 return None
@@ -137,12 +139,13 @@ class LogCounter:
         self.done, self.seen = done, t
         self.low, self.lows, self.aside_since = None, 0, None
 
-    def ignore_other(self, total: float | None, t: float) -> bool:
+    def ignore_other(self, done: float, total: float | None, t: float) -> bool:
         """Ignore a position of another counter while this one has work left and was not silent for long.
 
         After its end, ignore only a much shorter one that comes soon: others are the next part of the work.
         """
-        self.aside_since = t if self.aside_since is None else self.aside_since
+        if self.aside_since is None:
+            self.aside_since, self.aside_first = t, done
         if not self.has_ended:
             return t - self.aside_since < ASIDE_MOST_S
         is_short = (total or 0) < (self.total or 0) / 2

@@ -159,6 +159,14 @@ class ProgressTrack(TrackState):
                     return True
         return False
 
+    @property
+    def may_go_on(self) -> bool:
+        """Whether another counter moves after the one in force ended: an evaluation, or the next part of the work."""
+        force = self._patterns.get(self.pattern or "")
+        return force is not None and any(
+            count.aside_since is not None and count.has_ended for count in force.counts.values()
+        )
+
     def begin_run(self) -> None:
         """Start a new run: its first position counts from 0, unless it is a resume."""
         self.decide_starts()
@@ -443,7 +451,7 @@ class ProgressTrack(TrackState):
                 pattern.start_at(None)
             return batch, size
         is_other = over.is_other_counter(batch, size, index, evaluating=evaluating)
-        if is_other and (count.ignore_other(size, t) or evaluating):
+        if is_other and (count.ignore_other(batch, size, t) or evaluating):
             return None
         return over.update(batch, size, index, epochs)
 

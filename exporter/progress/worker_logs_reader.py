@@ -45,7 +45,7 @@ RUNNING, WAITING = "running_requests", "queued_requests"
 # Values of an LLM server that show its throughput.
 OUTPUT_TOKENS, INPUT_TOKENS = "generation_tokens_per_second", "input_tokens_per_second"
 TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
-STATE_VERSION = 6  # rises with each change of `WorkerLogsState`, or of a value in it
+STATE_VERSION = 7  # rises with each change of `WorkerLogsState`, or of a value in it
 LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
 
@@ -494,7 +494,7 @@ class WorkerLogs:
         stalled = outlook.is_stalled(silence_s, self._manifest.stall_timeout_s, self._busy)
         known = done is not None
         idle = ended or (stalled and known)  # whether it will go on, and how fast, is unknown
-        eta = None if idle else estimator.estimate_after(silence_s, peers)
+        eta = None if idle or track.may_go_on else estimator.estimate_after(silence_s, peers)
         sources = self._sources.values()
         return WorkerLogFacts(
             task=self.task,

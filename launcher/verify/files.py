@@ -508,15 +508,17 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
         name: str | None = None,
         wants_whole: bool = False,
         without: Collection[str] = (),
+        ignored: Collection[str] = (),
     ) -> None:
         """``since`` is the start of the job in epoch seconds; older checkpoints are ignored.
 
         ``name`` is a file or directory of the checkpoint to judge instead of the newest one. With ``wants_whole``, a
-        checkpoint about which nobody can tell does not end the search. Those of the entries ``without`` are ignored.
+        checkpoint about which nobody can tell does not end the search. Those of the entries ``without`` are left out.
+        Entries of the names ``ignored`` belong to none.
         """
         super().__init__(VerifiedCheckpoint)
         self._directory, self._pattern, self._since = directory, pattern, since
-        self._name, self._wants_whole, self._without = name, wants_whole, without
+        self._name, self._wants_whole, self._without, self._ignored = name, wants_whole, without, ignored
         self._entries: dict[str, CheckpointEntry] = {}
         self._keys: Mapping[str, str] = {}  # the key of the checkpoint of each entry
 
@@ -545,7 +547,7 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
         self._entries, now, behind = {}, time.time(), True
         while behind:
             snapshot = watch.poll(now)
-            for entry in snapshot.entries:
+            for entry in (each for each in snapshot.entries if each.name not in self._ignored):
                 is_unnamed = entry.name == self._name and parse_name(entry.bare, entry.is_directory) is None
                 self._entries[entry.name] = entry._replace(bare="checkpoint") if is_unnamed else entry
             now, behind = now + 1.0, snapshot.has_unread_names

@@ -7,8 +7,9 @@ import os
 import re
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import field
+from functools import partial
 from pathlib import Path
 from typing import IO
 
@@ -96,7 +97,11 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
             _read_all(found, progress)
         return found
 
-    runs = [name for name in names if any(os.path.isfile(place / name / record) for record in RECORDS)]
+    runs = [
+        name
+        for name in names
+        if not _STEP.search(name) and any(os.path.isfile(place / name / record) for record in RECORDS)
+    ]
     inner = [name for name in names if name not in runs and is_checkpoint(name, (place / name).is_dir())]
     if runs and not inner and all((place / name).is_dir() for name in names):
         raise LauncherError(
@@ -108,7 +113,7 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
     ):
         found = _verify_checkpoint(place.parent, place.name, read)
     elif inner:
-        found = _verify_checkpoint(place, None, read)
+        found = _verify_checkpoint(place, None, read, ignored=runs)
     else:
         found = read(_verify_files(place, _name_of_format(place, path)))
     if found.kind == "checkpoint" and place.is_dir() and found.verdict == WHOLE and (flaw := _lost_target(place)):
@@ -141,14 +146,17 @@ def _is_folder(place: Path, names: list[str], inner: list[str]) -> bool:
     return all(record_kind(name) and (place / name).is_file() for name in names)
 
 
-def _verify_checkpoint(folder: Path, name: str | None, read: Callable[[PathVerdict], PathVerdict]) -> PathVerdict:
+def _verify_checkpoint(
+    folder: Path, name: str | None, read: Callable[[PathVerdict], PathVerdict], *, ignored: Collection[str] = ()
+) -> PathVerdict:
     """Judge a checkpoint, or the newest of the folder, and find the one to resume from.
 
     If ``read`` finds it damaged, it reads the one to resume from too, until one is not.
     """
     is_alone = name is not None and not is_checkpoint(name, (folder / name).is_dir())
     pattern = glob.escape(name) if name is not None and is_alone else "*"
-    facts = _finished(LastCheckpoint(str(folder), pattern, 0.0, name=name))
+    checkpoints = partial(LastCheckpoint, str(folder), pattern, 0.0, ignored=ignored)
+    facts = _finished(checkpoints(name=name))
     if facts.last is None:
         return read(PathVerdict("", "checkpoint", UNDECIDED, "has no file of a checkpoint"))
     found = read(_checkpoint_verdict(folder, facts.last))
@@ -156,7 +164,7 @@ def _verify_checkpoint(folder: Path, name: str | None, read: Callable[[PathVerdi
 
     def search() -> CheckedCheckpoint | None:
         alone = name if is_alone else None
-        best = _finished(LastCheckpoint(str(folder), pattern, 0.0, name=alone, wants_whole=True, without=damaged))
+        best = _finished(checkpoints(name=alone, wants_whole=True, without=damaged))
         return best.whole or best.undamaged
 
     resume = search() or (None if damaged else facts.last)

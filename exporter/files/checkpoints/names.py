@@ -51,8 +51,10 @@ _COUNTED_FROM_0 = lazy_regex(r"(?:\.data|(?:pp|exp)-rank)-$")  # of TensorFlow a
 _STEP = lazy_regex(rf"(?<![A-Za-z]){_STEP_WORD}[-_=]?(\d{{1,18}})(?!\d)", re.IGNORECASE)
 _EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _DECIMAL = lazy_regex(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
-# also after a dot in the middle of a name, as in `model.01-0.50.keras`
-_PLAIN_NUMBER = lazy_regex(r"(?:(?<![A-Za-z\d.])|(?<=[A-Za-z]\.)(?=\d+[-_.]))(\d{1,18})(?![A-Za-z\d])")
+# also after a dot as in Keras's `model.01-0.50.keras` and `weights.02.h5`; that of `model.1.pt` may be of a part
+_PLAIN_NUMBER = lazy_regex(
+    r"(?:(?<![A-Za-z\d.])|(?<=[A-Za-z]\.)(?=\d+(?:[-_]|(?:\.weights)?\.(?:keras|h5|hdf5)$)))(\d{1,18})(?![A-Za-z\d])"
+)
 _DATE = lazy_regex(
     r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?:\d{1,6})?(?!\d)"
 )  # `20251130`, `2025-11-30`, and with a time `20251130120005`

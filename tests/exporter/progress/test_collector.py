@@ -282,6 +282,25 @@ def test_steady_work_gives_throughput_and_eta(logs: Logs) -> None:
     assert samples_of(page, STALLED) == {LABELS: 0}
 
 
+def test_a_short_count_after_the_end_leaves_the_eta_unknown(logs: Logs) -> None:
+    for done in range(0, 101, 2):
+        logs.clock.advance(2)
+        logs.append(items(done))
+        facts = logs.facts()
+    assert facts.eta is not None
+    assert facts.eta.seconds == 0
+    logs.append(items(1, total=20))
+    facts = logs.facts()
+    assert (facts.position, facts.expected, facts.processed, facts.eta) == (100, 100, 100, None)
+    for done in range(2, 19):
+        logs.clock.advance(1)
+        logs.append(items(done, total=20))
+        facts = logs.facts()
+    assert (facts.position, facts.expected, facts.processed) == (18, 20, 117)
+    assert facts.eta is not None
+    assert facts.eta.seconds > 0
+
+
 def test_a_silent_worker_has_no_throughput_and_is_stalled(logs: Logs) -> None:
     steady_work(logs, 61)
     before = logs.clock.now - 5

@@ -512,6 +512,12 @@ def test_a_short_count_soon_after_the_end_is_not_the_work() -> None:
     assert (track.done, track.total) == (20, 20)
 
 
+@pytest.mark.parametrize("totals", [(1000, 300), (1000, 400, 90), (500, 100, 100, 100, 100, 100), (1000, 600)])
+def test_all_of_the_parts_that_follow_each_other_is_work(totals: tuple[int, ...]) -> None:
+    track = track_after(*(position for total in totals for position in counts(range(total + 1), total)))
+    assert (track.done, track.total, track.processed) == (totals[-1], totals[-1], sum(totals))
+
+
 def test_other_totals_are_ignored_between_marks_of_an_evaluation() -> None:
     track = track_after(at(10, 12), evaluating(True), at(11, 13), at(13, 13), evaluating(False), at(11, 12))
     assert (track.done, track.total, track.processed) == (11, 12, 11)

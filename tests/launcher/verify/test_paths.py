@@ -4,6 +4,7 @@ import gzip
 import io
 import json
 import os
+import shutil
 import struct
 import zipfile
 from pathlib import Path
@@ -64,6 +65,15 @@ def test_a_folder_with_a_number_in_its_name_is_no_checkpoint(tmp_path: Path) -> 
     (tmp_path / "results_3/part.jsonl").write_text('{"a": 1}\n')
     found = verify_path(tmp_path / "results_3")
     assert (found.kind, found.verdict, found.records) == ("folder", "whole", 1)
+
+
+def test_a_run_directory_beside_checkpoints_is_none(tmp_path: Path) -> None:
+    write_two(tmp_path, "hugging_face")
+    write_checkpoint(tmp_path, {"run_5/manifest.json": b"{}", "checkpoint-100/manifest.json": b"{}"})
+    found = verify_path(tmp_path)
+    assert (found.verdict, found.name, found.resume) == ("whole", "checkpoint-200", str(tmp_path / "checkpoint-200"))
+    shutil.rmtree(tmp_path / "checkpoint-200")
+    assert verify_path(tmp_path).name == "checkpoint-100"
 
 
 def test_a_folder_of_results_is_no_checkpoint(tmp_path: Path) -> None:
