@@ -27,9 +27,17 @@ def short_workers(workers: Iterable[TaskPosition], share: float, counts_epochs: 
 
 
 def state_totals(workers: Iterable[TaskPosition], counts_epochs: Collection[int]) -> bool:
-    """Whether the logs show the total of the whole work: every worker with a position states that of its own."""
-    counted = [worker for worker in workers if worker.items is not None]
-    return bool(counted) and all(_states_total(each) and each.rank not in counts_epochs for each in counted)
+    """Whether the logs show the total of the whole work: every critical worker states that of its own.
+
+    The work of one without a position is unknown. But if only the first of a role has one, it logs for all.
+    """
+    critical = [worker for worker in workers if worker.critical]
+    counted = [worker for worker in critical if worker.items is not None]
+    if not counted:
+        return False
+    first = min(worker.rank for worker in critical if worker.role == counted[0].role)
+    is_whole = len(counted) == len(critical) or [worker.rank for worker in counted] == [first]
+    return is_whole and all(_states_total(each) and each.rank not in counts_epochs for each in counted)
 
 
 def _states_total(worker: TaskPosition) -> bool:

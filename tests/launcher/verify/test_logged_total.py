@@ -64,6 +64,30 @@ def test_the_logs_show_the_whole_work_if_every_count_has_its_own_total(unsure: T
     assert not state_totals([worker(done=None)], ())
 
 
+SILENT = worker(2, done=None, total=None)
+SERVER = SILENT.replace(rank=3, role="server")
+HELPER = SILENT.replace(rank=4, critical=False)
+
+
+@pytest.mark.parametrize(
+    ("workers", "is_whole"),
+    [
+        ((worker(0), worker(1)), True),
+        ((worker(0), worker(1), HELPER), True),
+        ((worker(0), SILENT), True),  # the first worker logs for all
+        ((worker(0), SERVER), True),
+        ((worker(0), worker(1), SILENT), False),
+        ((SILENT.replace(rank=0), worker(1)), False),
+        ((worker(0), worker(1), SERVER), False),
+        ((SILENT, worker(4, critical=False)), False),
+    ],
+)
+def test_a_silent_worker_may_have_lost_its_work_unless_the_first_one_logs_for_all(
+    workers: tuple[TaskPosition, ...], is_whole: bool
+) -> None:
+    assert state_totals(workers, ()) == is_whole
+
+
 def test_a_smaller_share_accepts_less() -> None:
     assert short(worker(), share=0.3) == []
     assert short(worker(), share=0.31) == [0]
