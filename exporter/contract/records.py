@@ -315,7 +315,10 @@ def _mapping(reader: _Reader, read_key: Callable[[str], object]) -> _Reader:
 
 
 def _plain(kind: type) -> _Reader:
-    """Reader of a named tuple or dataclass, which is written as an object or as the list of its fields."""
+    """Reader of a named tuple or dataclass, which is written as an object or as the list of its fields.
+
+    Only our own files have lists. Their numbers may be infinite, as in the saved state of an estimator, or NaN.
+    """
     left: dict[tuple[type, ...], tuple[tuple[int, _Reader], ...]] = {}  # what is yet to be read in lists of such types
     # of thousands of rows `_make` and the call of the class are the larger part
     make: Callable[[list[object]], object] = (
