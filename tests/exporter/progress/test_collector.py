@@ -24,6 +24,7 @@ from exporter.contract.manifest import FULL, NORMAL, LogPattern, Manifest, PathG
 from exporter.contract.status import WorkerStatus
 from exporter.logs import tail_reader
 from exporter.logs.lexicon import Lexicon
+from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.packs import PackDetector
 from exporter.logs.tail_reader import CHUNK_BYTES
 from exporter.machine.folders import FORCED_CHECK_EVERY, RECENT_S
@@ -537,11 +538,10 @@ def test_a_slow_first_read_after_a_restart_of_the_sidecar_is_silence_too(
     steady_work(logs, 61)
     logs.clock.advance(SAVE_INTERVAL_S)
     last_rise = logs.facts().last_rise
-    read_lexicon = collector.lexicon_of_job
 
     def read_slowly(manifest: Manifest) -> Lexicon:
         logs.clock.advance(900)
-        return read_lexicon(manifest)
+        return lexicon_of_job(manifest)
 
     monkeypatch.setattr(collector, "lexicon_of_job", read_slowly)
     logs.collector = logs.fresh()
