@@ -559,6 +559,7 @@ def test_a_slow_first_read_after_a_restart_of_the_sidecar_is_silence_too(
     steady_work(logs, 61)
     logs.clock.advance(SAVE_INTERVAL_S)
     last_rise = logs.facts().last_rise
+
     def read_slowly(manifest: Manifest) -> Lexicon:
         logs.clock.advance(900)
         return lexicon_of_job(manifest)
