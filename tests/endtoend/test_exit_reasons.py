@@ -595,7 +595,8 @@ def test_a_program_without_its_interpreter_fails_to_launch(no_interpreter: Ended
     assert (no_interpreter.report["state"], no_interpreter.report["cause"]["worker"]) == ("FAILED", "odd_w0")
     # the other worker may end before its own program has started
     assert no_interpreter.reasons() == ["launch_failed", "terminated_peer"]
-    end = check_end(no_interpreter, "odd_w0", "launch_failed", "cannot start './program'", "No such file or directory")
+    problem = "cannot start './program'", "the interpreter that it names does not exist"
+    end = check_end(no_interpreter, "odd_w0", "launch_failed", *problem)
     assert end["code"] == 127
 
 

@@ -82,4 +82,4 @@ def test_a_process_of_another_user_is_reported_once_and_left(
             assert steps.kill_leftovers(running) == 0
             assert f"process {leader} runs on" in capfd.readouterr().err
         os.killpg(leader, 9)
-        wrapper.pid = leader
+        os.waitpid(leader, 0)
