@@ -230,7 +230,7 @@ def _observe(job: TrackedJob, snapshot: AttemptSnapshot, now: float, changes: li
         job = job.replace(attempt=attempt, started=None, ended=None, figures=None, figures_asked=None)
         job = _change(job, "PENDING", moment, now, changes)
     doubts = snapshot.state in RETURNING and job.state != snapshot.state
-    doubted_since = (job.doubted_since or now) if doubts else None
+    doubted_since = (job.doubted_since or min(now, snapshot.ended or now)) if doubts else None
     job = job.replace(
         restarts=snapshot.restarts,
         submitted=snapshot.submitted or job.submitted,

@@ -83,6 +83,13 @@ def test_a_lost_node_ends_a_job_only_if_slurm_does_not_requeue_it() -> None:
     assert told(requeued.changes) == [("RUNNING", "PENDING", 1115.0)]
 
 
+def test_a_lost_node_is_believed_at_once_when_slurm_would_have_requeued_the_job_before() -> None:
+    running = compare_queue({"7": job()}, [row("RUNNING", started=1010.0)], 1060.0).jobs
+    missing = compare_queue(running, [], 1180.0).jobs
+    late = compare_accounting(missing, [attempt("NODE_FAIL", SUBMITTED, 1010.0, 1110.0)], 1780.0)
+    assert told(late.changes) == [("RUNNING", "NODE_FAIL", 1110.0)]
+
+
 def test_a_missing_job_is_unknown_after_minutes_of_silence_and_still_no_end() -> None:
     known = compare_queue({"7": job()}, [], 1060.0)
     known = compare_accounting(known.jobs, [], 1060.0 + UNKNOWN_AFTER_S - 1)
