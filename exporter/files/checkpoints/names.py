@@ -62,6 +62,7 @@ _DATE = lazy_regex(
 _COPY = lazy_regex(
     r"[-_.](universal|unsharded|merged|consolidated|converted|hf)[-_.]*(?:\.[a-z]\w*)?$", re.ASCII | re.IGNORECASE
 )
+_LEADING_ZEROS = lazy_regex(r"(?<![\d.])0+(?=\d)")
 _COPY_OF = " of "  # in the key of a copy, before that of its original
 _VERSION = lazy_regex(r"-(v\d{1,9})\.ckpt$")  # Lightning adds it where the name is taken
 _CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
@@ -146,14 +147,22 @@ def original_key(key: str) -> str:
 
 
 def is_copy_of(name: str, original: str) -> bool:
-    """Whether a name is that of the original and the word for a copy, apart from extensions, ranks and shard numbers.
+    """Whether one of two names with the same step is the other and the word for a copy.
 
-    So ``actor_5_hf`` is no copy of ``critic_5``: a step may have several models.
+    Extensions, ranks, shard numbers and the spelling of the step do not count. ``actor_5_hf`` is no copy of
+    ``critic_5``: a step may have several models.
     """
-    bare = _without_ranks(_without_marker(name)[0])
-    other = _EXTENSION.sub("", _without_ranks(original))
+    bare, other = _without_ranks(_without_marker(name)[0]), _without_ranks(original)
     copy = _COPY.search(bare)
-    return copy is not None and bare[: copy.start()].strip("-_.") == other.strip("-_.")
+    return copy is not None and _model_words(bare[: copy.start()]) in (
+        _model_words(other),
+        _model_words(_EXTENSION.sub("", other)),
+    )
+
+
+def _model_words(bare: str) -> str:
+    """Return a name without words for step and epoch, and other numbers without leading zeros."""
+    return _LEADING_ZEROS.sub("", _EPOCH.sub("", _STEP.sub("", bare))).strip("-_.")
 
 
 def is_checkpoint(name: str, is_directory: bool) -> bool:

@@ -109,6 +109,24 @@ def test_a_damaged_copy_in_another_form_condemns_only_itself(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize(
+    ("names", "copy"),
+    [
+        (("epoch=3-step=100.ckpt", "epoch=3-step=200.ckpt"), "epoch=3-step=100.ckpt.consolidated"),
+        (("iter_0000100", "iter_0000200"), "iter_100_hf"),
+        (("global_step100", "global_step200"), "step100_hf"),
+    ],
+)
+def test_a_late_copy_of_an_older_checkpoint_is_not_the_newest(
+    names: tuple[str, str], copy: str, tmp_path: Path
+) -> None:
+    for name, step in zip((*names, copy), (100, 200, 300), strict=True):
+        write_checkpoint(tmp_path, files := {f"{name}/model.safetensors": safetensors_bytes(step)})
+        set_times(tmp_path, files, step)
+    found = verify_path(tmp_path)
+    assert (found.name, found.verdict, found.resume) == (names[1], "whole", str(tmp_path / names[1]))
+
+
+@pytest.mark.parametrize(
     ("model", "other"),
     [
         ("model_{}_hf/model.safetensors", "optimizer_{}.pt"),
