@@ -74,6 +74,11 @@ def test_a_run_directory_beside_checkpoints_is_none(tmp_path: Path) -> None:
     assert (found.verdict, found.name, found.resume) == ("whole", "checkpoint-200", str(tmp_path / "checkpoint-200"))
     shutil.rmtree(tmp_path / "checkpoint-200")
     assert verify_path(tmp_path).name == "checkpoint-100"
+    write_checkpoint(tmp_path, {"4460_step2_train/manifest.json": b"{}"})
+    assert verify_path(tmp_path).name == "checkpoint-100"
+    shutil.rmtree(tmp_path / "checkpoint-100")
+    with pytest.raises(LauncherError, match="has the run directories of jobs"):
+        verify_path(tmp_path)
 
 
 def test_a_folder_of_results_is_no_checkpoint(tmp_path: Path) -> None:
