@@ -108,6 +108,12 @@ def test_a_damaged_copy_in_another_form_condemns_only_itself(tmp_path: Path) -> 
         assert (found.name, found.verdict, found.resume) == ("global_step200", "whole", str(original))
     found = verify_path(copy)
     assert (found.name, found.verdict, found.resume) == ("global_step200_universal", "damaged", str(original))
+    shards = [f"global_step200_hf-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    write_checkpoint(tmp_path, dict.fromkeys(shards, safetensors_bytes()))
+    found = verify_path(tmp_path / shards[0])
+    assert (found.verdict, found.files) == ("cannot tell", 2)  # without the other copy; no index lists the shards
+    for shard in shards:
+        (tmp_path / shard).unlink()
     (original / "mp_rank_00_model_states.pt").write_bytes(b"")
     write_checkpoint(tmp_path, {"global_step200_universal/zero/fp32.pt": torch_bytes({})})
     assert verify_path(tmp_path).resume == str(tmp_path / "global_step100")  # the optimizer may not be in the copy
