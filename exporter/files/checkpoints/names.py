@@ -48,12 +48,13 @@ _INDEXED_SHARD = lazy_regex(
 _TENSORFLOW_PART = lazy_regex(r"\.(?:index|meta|data-\d{5}-of-\d{5})$")  # its programs ask for the name before it
 _NANOTRON_RANK = lazy_regex(r"(?:pp|exp)-rank-$")  # each of these has layers or experts of its own
 _COUNTED_FROM_0 = lazy_regex(r"(?:\.data|(?:pp|exp)-rank)-$")  # of TensorFlow and Nanotron
-_STEP = lazy_regex(rf"(?<![A-Za-z]){_STEP_WORD}[-_=]?(\d{{1,18}})(?!\d)", re.IGNORECASE)
-_EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
+_STEP = lazy_regex(rf"(?<![A-Za-z]){_STEP_WORD}[-_=.]?(\d{{1,18}})(?!\d)", re.IGNORECASE)
+_EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=.]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _DECIMAL = lazy_regex(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
-# also after a dot as in Keras's `model.01-0.50.keras` and `weights.02.h5`; that of `model.1.pt` may be of a part
+# also after a dot as in Keras's `model.01-0.50.keras`; that of `model.1.pt`, unlike `model.100.pt`, is rather of a part
 _PLAIN_NUMBER = lazy_regex(
-    r"(?:(?<![A-Za-z\d.])|(?<=[A-Za-z]\.)(?=\d+(?:[-_]|(?:\.weights)?\.(?:keras|h5|hdf5)$)))(\d{1,18})(?![A-Za-z\d])"
+    r"(?:(?<![A-Za-z\d.])|(?<=ckpt\.)|(?<=checkpoint\.)|(?<=weights\.)|(?<=snapshot\.)"
+    r"|(?<=[A-Za-z]\.)(?=\d+(?:[-_]|(?:\.weights)?\.(?:keras|h5|hdf5)$)|0*[1-9]\d\d))(\d{1,18})(?![A-Za-z\d])"
 )
 _DATE = lazy_regex(
     r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?:\d{1,6})?(?!\d)"
