@@ -556,13 +556,15 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
     def _newer_keys(self) -> set[str]:
         """Keys of checkpoints that are newer than the one to judge.
 
-        A copy is judged without its original, and a directory without others that have the same number.
+        A copy is judged without its original and other copies, and a directory without others of the same number.
         """
         named = self._entries.get(self._name or "")
         if named is None:
             return set()
         own = self._keys.get(named.name, "")
-        left_out = {original_key(own)}
+        original = original_key(own)
+        family = {key for key in self._keys.values() if original and original in (key, original_key(key))}
+        left_out = family - {own}
         if named.is_directory and not is_sharded(named.bare):
             left_out.add(own)
         self._entries = {

@@ -32,6 +32,7 @@ RECORDS = (MANIFEST_FILE, SWEEP_FILE, PIPELINE_FILE)  # of a job, whose name may
 MARKS = (".zgroup", "_CHECKPOINT_METADATA", "manifest.ocdbt")  # names by which a directory is a checkpoint
 MOST_TRACKER_BYTES = 4096  # of a file that names the newest checkpoint
 _STEP = re.compile(r"(?<![a-z])(?:checkpoint|ckpt|global_?step|step|epoch|iter(?:ation)?)[-_=]?\d", re.IGNORECASE)
+_JOB_ID = re.compile(r"\d+_")  # begins the name of a run directory, as in `4460_step2_train`
 _TRACKERS = (
     ("latest", r"([\w.=+-]{1,255})$", ("{}",)),  # of DeepSpeed; many programs link it
     ("latest_checkpointed_iteration.txt", r"(\d{1,18})$", ("iter_{:0>7}", "global_step_{}")),  # of Megatron, of verl
@@ -100,7 +101,8 @@ def verify_path(path: str | os.PathLike[str], *, deep: bool = False, progress: P
     runs = [
         name
         for name in names
-        if not _STEP.search(name) and any(os.path.isfile(place / name / record) for record in RECORDS)
+        if (_JOB_ID.match(name) or not _STEP.search(name))
+        and any(os.path.isfile(place / name / record) for record in RECORDS)
     ]
     inner = [name for name in names if name not in runs and is_checkpoint(name, (place / name).is_dir())]
     if runs and not inner and all((place / name).is_dir() for name in names):

@@ -115,11 +115,13 @@ class CheckpointHistory:
         shapes: frozenset[str],
         *,
         is_addition: bool,
+        replaces_copy: bool = False,
         parts: frozenset[str] = frozenset(),
     ) -> bool:
         """Record a complete checkpoint; return whether it is a new one.
 
-        It is not if it was already counted unchanged, or is an ``is_addition`` to a counted one.
+        It is not if it was already counted unchanged, is an ``is_addition`` to a counted one, or ``replaces_copy``:
+        a copy in another form was counted before it. Later ones may resemble either.
         """
         past = _PastCheckpoint(
             checkpoint.key, checkpoint.step, checkpoint.end, checkpoint.bytes, checkpoint.seconds or 0.0, shapes, parts
@@ -132,7 +134,9 @@ class CheckpointHistory:
         self._counted[checkpoint.key] = checkpoint.end
         while len(self._counted) > MOST_REMEMBERED:
             del self._counted[next(iter(self._counted))]
-        if is_addition:
+        if replaces_copy:
+            self._past.append(past)
+        if is_addition or replaces_copy:
             return False
         self.total += 1
         self._past.append(past)

@@ -48,12 +48,13 @@ _INDEXED_SHARD = lazy_regex(
 _TENSORFLOW_PART = lazy_regex(r"\.(?:index|meta|data-\d{5}-of-\d{5})$")  # its programs ask for the name before it
 _NANOTRON_RANK = lazy_regex(r"(?:pp|exp)-rank-$")  # each of these has layers or experts of its own
 _COUNTED_FROM_0 = lazy_regex(r"(?:\.data|(?:pp|exp)-rank)-$")  # of TensorFlow and Nanotron
-_STEP = lazy_regex(rf"(?<![A-Za-z]){_STEP_WORD}[-_=]?(\d{{1,18}})(?!\d)", re.IGNORECASE)
-_EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=]?(\d{1,18})(?!\d)", re.IGNORECASE)
+_STEP = lazy_regex(rf"(?<![A-Za-z]){_STEP_WORD}[-_=.]?(\d{{1,18}})(?!\d)", re.IGNORECASE)
+_EPOCH = lazy_regex(r"(?<![A-Za-z])(?:epochs?|ep)[-_=.]?(\d{1,18})(?!\d)", re.IGNORECASE)
 _DECIMAL = lazy_regex(r"(?<![\d.])\d+\.\d+(?![\d.]*\.\d)")
-# also after a dot as in Keras's `model.01-0.50.keras` and `weights.02.h5`; that of `model.1.pt` may be of a part
+# also after a dot as in Keras's `model.01-0.50.keras`; that of `model.1.pt`, unlike `model.100.pt`, is rather of a part
 _PLAIN_NUMBER = lazy_regex(
-    r"(?:(?<![A-Za-z\d.])|(?<=[A-Za-z]\.)(?=\d+(?:[-_]|(?:\.weights)?\.(?:keras|h5|hdf5)$)))(\d{1,18})(?![A-Za-z\d])"
+    r"(?:(?<![A-Za-z\d.])|(?<=ckpt\.)|(?<=checkpoint\.)|(?<=weights\.)|(?<=snapshot\.)"
+    r"|(?<=[A-Za-z]\.)(?=\d+(?:[-_]|(?:\.weights)?\.(?:keras|h5|hdf5)$)|0*[1-9]\d\d))(\d{1,18})(?![A-Za-z\d])"
 )
 _DATE = lazy_regex(
     r"(?<!\d)(?:19|20)\d\d([-_.]?)(?:0[1-9]|1[0-2])\1(?:0[1-9]|[12]\d|3[01])(?:\d{1,6})?(?!\d)"
@@ -62,6 +63,7 @@ _DATE = lazy_regex(
 _COPY = lazy_regex(
     r"[-_.](universal|unsharded|merged|consolidated|converted|hf)[-_.]*(?:\.[a-z]\w*)?$", re.ASCII | re.IGNORECASE
 )
+_LEADING_ZEROS = lazy_regex(r"(?<![\d.])0+(?=\d)")
 _COPY_OF = " of "  # in the key of a copy, before that of its original
 _VERSION = lazy_regex(r"-(v\d{1,9})\.ckpt$")  # Lightning adds it where the name is taken
 _CHANGING_PART = lazy_regex(r"(?<![0-9a-f])(?=[0-9a-f]*\d)[0-9a-f]{12,}(?![0-9a-f])|\d+", re.ASCII)
@@ -146,14 +148,22 @@ def original_key(key: str) -> str:
 
 
 def is_copy_of(name: str, original: str) -> bool:
-    """Whether a name is that of the original and the word for a copy, apart from extensions, ranks and shard numbers.
+    """Whether one of two names with the same step is the other and the word for a copy.
 
-    So ``actor_5_hf`` is no copy of ``critic_5``: a step may have several models.
+    Extensions, ranks, shard numbers and the spelling of the step do not count. ``actor_5_hf`` is no copy of
+    ``critic_5``: a step may have several models.
     """
-    bare = _without_ranks(_without_marker(name)[0])
-    other = _EXTENSION.sub("", _without_ranks(original))
+    bare, other = _without_ranks(_without_marker(name)[0]), _without_ranks(original)
     copy = _COPY.search(bare)
-    return copy is not None and bare[: copy.start()].strip("-_.") == other.strip("-_.")
+    return copy is not None and _model_words(bare[: copy.start()]) in (
+        _model_words(other),
+        _model_words(_EXTENSION.sub("", other)),
+    )
+
+
+def _model_words(bare: str) -> str:
+    """Return a name without words for step and epoch, and other numbers without leading zeros."""
+    return _LEADING_ZEROS.sub("", _EPOCH.sub("", _STEP.sub("", bare))).strip("-_.")
 
 
 def is_checkpoint(name: str, is_directory: bool) -> bool:

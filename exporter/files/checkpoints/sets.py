@@ -105,6 +105,8 @@ class CheckpointSet:
     shrunk: bool = False  # whether a file was truncated or replaced since then
     pause_s: float = 0.0
     reported: set[str] = field(default_factory=set)  # kinds of events already reported for its present content
+    copies: set[str] = field(default_factory=set)  # entries named like a copy, parts of it until an original appears
+    replaces_copy: bool = False  # whether a copy was counted in its place before it was complete
     is_finished: bool = False  # whether its writer showed that it had finished it
     was_seen_changing: bool = False  # whether we saw any of it appear or change
     # whether it is text without a step, as ``checkpoint_log.txt``: ignored beside real checkpoints

@@ -192,7 +192,25 @@ class CheckpointTracker:
         found.entries[entry.name] = CheckpointSetEntry(entry, name)
         if entry.is_directory:
             self._held_keys.add(found.key)
+        if not original_key(name.key) and _may_be_copy(entry):
+            found.copies.add(entry.name)
+        elif found.copies and has_model(entry):
+            self._separate_copies(found, entry, now, wall)
         return found.key
+
+    def _separate_copies(self, found: CheckpointSet, original: CheckpointEntry, now: float, wall: float) -> None:
+        """Take copies that were written before their original out of its checkpoint."""
+        copies = [
+            found.entries[name].view
+            for name in found.copies
+            if is_copy_of(found.entries[name].view.bare, original.bare)
+        ]
+        for copy in copies:
+            self._drop(copy.name)
+            self._add_entry(copy, now, wall)
+        if copies:
+            found.pause_s = 0.0  # the time between two writers is no pause of one
+            found.replaces_copy = found.last_complete is not None
 
     def _parse_name(self, entry: CheckpointEntry) -> CheckpointName | None:
         """Parse the name of an entry. What may be a copy belongs to the checkpoint, unless its original has a model."""
@@ -230,6 +248,7 @@ class CheckpointTracker:
         found.temporary.pop(name, None)
         found.entries.pop(name, None)
         found.renamed.discard(name)
+        found.copies.discard(name)
         if not found.entries and not found.temporary:
             del self._sets[found.key]
             self._held_keys.discard(found.key)
@@ -414,7 +433,7 @@ class CheckpointTracker:
         """Mark it complete and count it, unless it only grew after it was counted."""
         before, files, shapes = found.last_complete, found.files(), found.shapes
         goes_on = before is not None and is_only_extended(before, files, found)
-        if goes_on and SETTLE_PAUSES * found.pause_s <= MOST_SETTLE_S:
+        if goes_on and not found.replaces_copy and SETTLE_PAUSES * found.pause_s <= MOST_SETTLE_S:
             self._settle_s = max(self._settle_s, SETTLE_PAUSES * found.pause_s)
         found.is_finished = self._is_surely_complete(found)
         shown = self._publish(found, "complete")
@@ -424,7 +443,8 @@ class CheckpointTracker:
         found.renamed.clear()
         if self.last_complete is None or shown.saved >= self.last_complete.saved or self.last_complete.key == shown.key:
             self.last_complete = shown
-        if not self.history.count(shown, shapes, is_addition=goes_on, parts=found.parts):
+        replaces_copy, found.replaces_copy = found.replaces_copy, False
+        if not self.history.count(shown, shapes, is_addition=goes_on, replaces_copy=replaces_copy, parts=found.parts):
             return
         events.append(CheckpointEvent("saved", shown))
         if shown.odd is not None:

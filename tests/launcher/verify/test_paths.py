@@ -74,6 +74,11 @@ def test_a_run_directory_beside_checkpoints_is_none(tmp_path: Path) -> None:
     assert (found.verdict, found.name, found.resume) == ("whole", "checkpoint-200", str(tmp_path / "checkpoint-200"))
     shutil.rmtree(tmp_path / "checkpoint-200")
     assert verify_path(tmp_path).name == "checkpoint-100"
+    write_checkpoint(tmp_path, {"4460_step2_train/manifest.json": b"{}"})
+    assert verify_path(tmp_path).name == "checkpoint-100"
+    shutil.rmtree(tmp_path / "checkpoint-100")
+    with pytest.raises(LauncherError, match="has the run directories of jobs"):
+        verify_path(tmp_path)
 
 
 def test_a_folder_of_results_is_no_checkpoint(tmp_path: Path) -> None:
@@ -103,9 +108,33 @@ def test_a_damaged_copy_in_another_form_condemns_only_itself(tmp_path: Path) -> 
         assert (found.name, found.verdict, found.resume) == ("global_step200", "whole", str(original))
     found = verify_path(copy)
     assert (found.name, found.verdict, found.resume) == ("global_step200_universal", "damaged", str(original))
+    shards = [f"global_step200_hf-0000{number}-of-00002.safetensors" for number in (1, 2)]
+    write_checkpoint(tmp_path, dict.fromkeys(shards, safetensors_bytes()))
+    found = verify_path(tmp_path / shards[0])
+    assert (found.verdict, found.files) == ("cannot tell", 2)  # without the other copy; no index lists the shards
+    for shard in shards:
+        (tmp_path / shard).unlink()
     (original / "mp_rank_00_model_states.pt").write_bytes(b"")
     write_checkpoint(tmp_path, {"global_step200_universal/zero/fp32.pt": torch_bytes({})})
     assert verify_path(tmp_path).resume == str(tmp_path / "global_step100")  # the optimizer may not be in the copy
+
+
+@pytest.mark.parametrize(
+    ("names", "copy"),
+    [
+        (("epoch=3-step=100.ckpt", "epoch=3-step=200.ckpt"), "epoch=3-step=100.ckpt.consolidated"),
+        (("iter_0000100", "iter_0000200"), "iter_100_hf"),
+        (("global_step100", "global_step200"), "step100_hf"),
+    ],
+)
+def test_a_late_copy_of_an_older_checkpoint_is_not_the_newest(
+    names: tuple[str, str], copy: str, tmp_path: Path
+) -> None:
+    for name, step in zip((*names, copy), (100, 200, 300), strict=True):
+        write_checkpoint(tmp_path, files := {f"{name}/model.safetensors": safetensors_bytes(step)})
+        set_times(tmp_path, files, step)
+    found = verify_path(tmp_path)
+    assert (found.name, found.verdict, found.resume) == (names[1], "whole", str(tmp_path / names[1]))
 
 
 @pytest.mark.parametrize(

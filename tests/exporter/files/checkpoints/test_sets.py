@@ -108,6 +108,22 @@ def test_a_copy_in_another_form_is_no_separate_checkpoint(folder: Folder) -> Non
     assert (folder.last.name, folder.history.interval_s) == ("global_step300", 200.0)
 
 
+@pytest.mark.parametrize("size", [30, 900])
+@pytest.mark.parametrize("pause_s", [5, 60, 300])
+def test_an_original_after_its_copy_is_the_same_checkpoint(size: int, pause_s: int, folder: Folder) -> None:
+    for step in (100, 200, 300, 400):
+        folder.write(f"step_{step}_hf/model.safetensors")
+        found = folder.poll_for(pause_s)
+        folder.write_all((f"step_{step}/model_rank{rank}.pt" for rank in range(2)), size)
+        found += folder.poll_for(25)
+        last = folder.last
+        assert [event.split()[0] for event in found] == ["saved"]
+        assert (last.name, last.state, last.files, last.odd) == (f"step_{step}", "complete", 2, None)
+        assert not folder.checkpoints.writing
+        assert folder.poll_for(1000) == []
+    assert (folder.history.total, folder.history.interval_steps) == (4, 100.0)
+
+
 @pytest.mark.parametrize(
     ("model", "other"),
     [
