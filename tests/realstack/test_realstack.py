@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -113,9 +113,15 @@ def command_lines() -> list[str]:
     return found
 
 
-def pid_namespaces(cluster: Cluster) -> set[str]:
-    pids = [path.read_text().strip() for path in (cluster.directory / "run").glob("*.init.pid")]
-    return {os.readlink(f"/proc/{pid}/ns/pid") for pid in pids}
+def pid_namespaces(cluster: Cluster, held: ExitStack | None = None) -> set[str]:
+    """Names of the PID namespaces of the nodes. While ``held``, no new namespace of other tests gets their names."""
+    paths = [
+        Path(f"/proc/{path.read_text().strip()}/ns/pid") for path in (cluster.directory / "run").glob("*.init.pid")
+    ]
+    if held is not None:
+        for path in paths:
+            held.callback(os.close, os.open(path, os.O_RDONLY))
+    return {os.readlink(path) for path in paths}
 
 
 def cgroups(prefix: str) -> list[Path]:
@@ -201,11 +207,12 @@ class TestFourNodes:
         submit(cluster, "srun sleep 1000", "--nodes=4")
         cluster.wait_for(lambda: cluster.node_processes(cluster.node_names[0]), 60, "the job to run")
         mounts = set(Path("/proc/mounts").read_text().splitlines())
-        namespaces = pid_namespaces(cluster)
-        assert namespace_processes(namespaces)
-        assert cgroups(PREFIX)
-        cluster.down()
-        assert namespace_processes(namespaces) == []
+        with ExitStack() as held:
+            namespaces = pid_namespaces(cluster, held)
+            assert namespace_processes(namespaces)
+            assert cgroups(PREFIX)
+            cluster.down()
+            assert namespace_processes(namespaces) == []
         assert cgroups(PREFIX) == []
         more = set(Path("/proc/mounts").read_text().splitlines()) - mounts
         # other tests at the same time mount their own file systems
