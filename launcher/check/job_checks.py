@@ -115,8 +115,9 @@ def _image(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         return
     place, known, asked, image = "container.image", planned_job.cluster.containers, spec.image, planned.image
     by = f'"{asked}" is {image}, which' if asked in known else f'"{image}"'
-    if is_image_file(image) or (planned.runtime != PYXIS and Path(planned_job.plan.workdir, image).exists()):
-        if Path(planned_job.plan.workdir, image).exists():
+    exists = Path(planned_job.plan.workdir, image).exists()
+    if is_image_file(image) or (exists and planned.runtime != PYXIS):
+        if exists:
             yield finding.ok("image", place, f"{by} exists")
         else:
             message, fix = f"{by} does not exist here; ", "give the file of the image, or import it first"

@@ -1,4 +1,4 @@
-"""Looks: what Slurm or a hub answered, and the files of the user's cache folder in which commands share them."""
+"""What Slurm or a hub answered, and the files of the user's cache folder in which commands share it."""
 
 import os
 import re

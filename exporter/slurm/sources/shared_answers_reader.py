@@ -198,7 +198,7 @@ def _read_answer(
     fits: Callable[[L], bool] = lambda _: True,
     more: Mapping[str, object] = NOTHING,
 ) -> L:
-    """The answer in the file while it is fresh and ``fits``, else Slurm's answer, else the old answer with the problem.
+    """The cached answer while it is fresh and ``fits``, else a new one of Slurm, else the cached one with the problem.
 
     Of several processes one asks and the others wait for the file, no longer than the command may take. Failures are
     cached too, so that processes do not all query a failing controller.
