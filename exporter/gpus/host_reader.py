@@ -27,7 +27,7 @@ from exporter.gpus.records import (
 from exporter.machine.own_process import name_thread
 
 CALL_TIMEOUT_S = 2.0  # longest time for one part of one device
-OPEN_TIMEOUT_S = 30.0  # longest time to list devices: without persistence mode, each is initialized then
+OPEN_TIMEOUT_S = 30.0  # longest time to open and list: without persistence mode, each device is initialized then
 SETTLED_S = 60.0  # after this uptime a replaced driver is reopened quickly, as if it had never failed
 EVENT_WAIT_S = 0.5  # wait of the event thread in the driver, which bounds the time to close
 MOST_EVENTS = 1000
@@ -207,7 +207,7 @@ class GpuHost:
         if self._late_calls.is_driver_hanging:
             state, message = "hanging", f"{len(self._late_calls.calls)} calls have not returned"
         elif thread is not None and (thread.part == "open" or (thread.part == "gpus" and not self._devices)):
-            is_late = time.monotonic() - thread.started_at > self._call_timeout_s
+            is_late = time.monotonic() - thread.started_at > self._open_timeout_s
             state, message = ("hanging", f"{thread.part} has not returned") if is_late else (state, message)
         now = self._clock.monotonic()
         return GpuReading(

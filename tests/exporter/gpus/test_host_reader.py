@@ -680,6 +680,18 @@ def test_a_driver_that_hangs_while_opening_is_reported(start: Start) -> None:
     assert (energies(reading), reading.is_ready) == ([1, 1, 1], True)
 
 
+@pytest.mark.parametrize("part", ["open", "gpus"])
+def test_a_driver_that_is_slow_to_open_is_not_taken_for_a_hanging_one(start: Start, part: str) -> None:
+    machine = start(call_timeout_s=CALL_S)
+    gate = machine.reader.hang(part)
+    machine.poll(wait_s=0.02)
+    time.sleep(1.2 * CALL_S)
+    reading = machine.poll(0.0, 0.02)
+    assert (reading.state, reading.is_ready, reading.gpus) == ("ok", False, ())
+    gate.set()
+    assert len(until(lambda: machine.poll(0.1, 0.02).gpus, "the list")) == 3
+
+
 def test_a_hanging_listing_does_not_affect_known_gpus(start: Start) -> None:
     machine = start(call_timeout_s=CALL_S, open_timeout_s=CALL_S)
     machine.poll()
