@@ -274,11 +274,16 @@ def lost_node(day: BadDay, fault: str) -> None:
     with day.embed(fault) as job:
         job.phase("running")
         poll(lambda: day.stack.query(f'up{{job_name="{fault}"}} == 1'), "a scrape")
-        job.process.kill()
-        while pids := processes_with(f"{job.folder}/"):  # one that has just been killed may have been replaced
-            for pid in pids:
+        job.process.send_signal(signal.SIGSTOP)  # first all are stopped: a part that sees another one end acts on it
+        stopped = {job.process.pid}
+        while found := processes_with(f"{job.folder}/").keys() - stopped:
+            for pid in found:
                 with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
+                    os.kill(pid, signal.SIGSTOP)
+            stopped |= found
+        for pid in stopped:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
         day.until_sent(fault)
         for path in day.stack.targets_dir.glob("*.json"):  # as the next job or an operator does
             with contextlib.suppress(FileNotFoundError):  # those of other faults go meanwhile
