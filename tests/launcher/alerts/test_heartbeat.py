@@ -2,11 +2,13 @@
 
 import json
 import signal
+import statistics
 import subprocess
 import sys
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -23,9 +25,11 @@ pytestmark = [
     pytest.mark.skipif(ALERTMANAGER is None, reason="alertmanager is not installed"),
 ]
 
+BEATS = 7
+
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 20.0
+    end = time.monotonic() + 60.0
     while not condition():
         assert time.monotonic() < end, "too late"
         time.sleep(0.05)
@@ -42,7 +46,8 @@ def test_a_heartbeat_arrives_each_time_and_its_end_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outside: Services
 ) -> None:
     state, log = tmp_path / "state", tmp_path / "state" / "alerts.log"
-    words = ["receive-alerts", "--state-dir", str(state), "--web.listen-address", "127.0.0.1:0", "--silence-after", "3"]
+    words = ["receive-alerts", "--state-dir", str(state), "--web.listen-address", "127.0.0.1:0"]
+    words += ["--silence-after", "15"]
     receiver = subprocess.Popen([sys.executable, "-m", "exporter", *words], stderr=subprocess.DEVNULL)
     try:
         until((state / "receiver.json").exists)
@@ -62,10 +67,11 @@ def test_a_heartbeat_arrives_each_time_and_its_end_is_reported(
         assert slow in text
         config.write_text(text.replace(slow, fast), encoding="utf-8")
 
-        def heartbeat() -> str:
-            with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
-                lines = page.read().decode().splitlines()
-            return "".join(line for line in lines if line.startswith("gpujob_alerts_heartbeat"))
+        def heartbeat(name: str) -> float | None:
+            with urllib.request.urlopen(f"{url}/metrics", timeout=60) as page:
+                samples = dict(line.rpartition(" ")[::2] for line in page.read().decode().splitlines())
+            value = samples.get(f"gpujob_alerts_heartbeat_{name}")
+            return None if value is None else float(value)
 
         with running_alertmanager(config, tmp_path / "data") as manager:
             now = time.time()
@@ -73,18 +79,21 @@ def test_a_heartbeat_arrives_each_time_and_its_end_is_reported(
             labels = {"alertname": "GpuJobWatchdog", "severity": "none", "component": "self"}
             alerts: list[JsonValue] = [{"labels": {**labels}, **times}]
             ask(Source("alertmanager", manager), "/api/v2/alerts", alerts)
-            beats = set[str]()
-            end = time.monotonic() + 6.5
-            while time.monotonic() < end:
-                beats.add(heartbeat())
-                time.sleep(0.1)
-            beats = {beat for beat in beats if "timestamp" in beat}
-            assert len(beats) >= 5  # each second, and not only each second one
-            assert len(outside.messages) >= 5
+            beats = list[float]()
+
+            def has_all_beats() -> bool:
+                if (beat := heartbeat("timestamp_seconds")) is not None and beat not in beats:
+                    beats.append(beat)
+                return len(beats) == BEATS
+
+            until(has_all_beats)
+            # each second, and not only each second one; where the machine stands still, some are late
+            assert statistics.median(later - earlier for earlier, later in pairwise(beats)) < 1.5
+            assert len(outside.messages) >= BEATS - 1
             assert {message.channel for message in outside.messages} == {"outside"}
             assert "BROKEN" not in log.read_text(encoding="utf-8")
         until(lambda: "ALERTING IS BROKEN" in log.read_text(encoding="utf-8"))
-        assert heartbeat().endswith("_ok 0")
+        assert heartbeat("ok") == 0
     finally:
         receiver.send_signal(signal.SIGTERM)
         receiver.wait(10)
