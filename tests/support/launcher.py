@@ -105,7 +105,7 @@ def clean_environment(**over: str) -> dict[str, str]:
     return {name: value for name, value in os.environ.items() if not name.startswith(OURS)} | state | over
 
 
-def poll(condition: Callable[[], T | None], what: str, timeout: float = 60.0) -> T:
+def poll(condition: Callable[[], T | None], what: str, timeout: float = 120.0) -> T:
     """The first true value of ``condition``. Fails after ``timeout`` seconds."""
     end = time.monotonic() + timeout
     while True:
@@ -258,7 +258,7 @@ class LocalJob:
 
         return poll(find_sidecar, f"a sidecar of {self.run_dir}")
 
-    def phase(self, name: str, timeout: float = 60.0) -> None:
+    def phase(self, name: str, timeout: float = 120.0) -> None:
         """Wait until the job is in this phase. A short phase can be missed between two polls."""
         poll(lambda: self.json("state.json").get("phase") == name, f"phase {name} of {self.run_dir}", timeout)
 
