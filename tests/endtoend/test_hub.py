@@ -5,7 +5,7 @@ import re
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,7 +142,6 @@ def test_every_change_is_told_once_although_the_hub_is_killed(jobs: JobSpace) ->
 
 
 OTHER_USERS = ("games", "news")  # of any Debian, without jobs of their own
-SEEN_S = 7.0  # until the hub has seen a job: after a requeue, Slurm does not tell when the attempt before began
 SLEEPS = "exec sleep 300"
 TAKES_MEMORY = "exec python3 -c 'b\" \" * (400 << 20)'"
 """More than a job of 50 MiB has."""
@@ -151,8 +150,9 @@ TAKES_MEMORY = "exec python3 -c 'b\" \" * (400 << 20)'"
 class Story:
     """Some sixty jobs of three users, which end in the ways that jobs end."""
 
-    def __init__(self, jobs: JobSpace) -> None:
-        self.jobs, self.cluster = jobs, jobs.cluster
+    def __init__(self, jobs: JobSpace, hub: RealHub) -> None:
+        """``hub`` sees them until the end of `interfere`."""
+        self.jobs, self.cluster, self.hub = jobs, jobs.cluster, hub
         self.requeued, self.cancelled, self.never = list[str](), list[str](), list[str]()
         self.states = dict[str, str]()
         for user in (jobs.user, *OTHER_USERS):
@@ -166,11 +166,21 @@ class Story:
             ),
         }
         self.states |= {job: state for state, job in victims.items()}
-        for job in victims.values():
-            self.cluster.wait_for_job(int(job), 120, {"RUNNING"})
-        time.sleep(SEEN_S)
+        self._await_seen(victims.values())
         for node in (lost, back):
             self.states[self._sbatch(OTHER_USERS[0], "first", "sleep 3", "-w", node, gpus)] = "COMPLETED"
+
+    def _await_seen(self, job_ids: Collection[str]) -> None:
+        """Wait until the hub has seen these run: after a requeue, Slurm does not tell when the attempt before began."""
+        for job in job_ids:
+            self.cluster.wait_for_job(int(job), 120, {"RUNNING"})
+
+        def are_seen() -> bool:
+            states = self.hub.states()
+            return all(states.get(job) == "RUNNING" for job in job_ids)
+
+        self.cluster.wait_for(are_seen, 60, "the hub to see running jobs")
+        time.sleep(2.0)  # Slurm counts whole seconds
 
     def _sbatch(self, user: str, name: str, command: str, *options: str) -> str:
         argv = ["sbatch", "--parsable", "-J", name, "-p", "gpu", "-o", "/dev/null", "-D", "/tmp", "-t", "9", "--mem=50"]
@@ -199,9 +209,7 @@ class Story:
 
     def interfere(self) -> None:
         """Requeue and cancel, as users do."""
-        for job in self.requeued:
-            self.cluster.wait_for_job(int(job), 120, {"RUNNING"})
-        time.sleep(SEEN_S)
+        self._await_seen(self.requeued)
         self.cluster.run(["scontrol", "requeue", ",".join(self.requeued)], user=ROOT, check=True)
         self.cluster.wait_for_job(int(self.cancelled[0]), 120, {"RUNNING"})
         self.cluster.run(["scancel", *self.cancelled, *self.never], user=ROOT, check=True)
@@ -230,7 +238,7 @@ def _changes(attempts: list[list[str]]) -> Iterator[tuple[str, float]]:
 def test_sixty_jobs_of_three_users_are_told_as_accounting_has_them(jobs: JobSpace) -> None:
     cluster, hub = jobs.cluster, RealHub(jobs, "--scope", "cluster", user=ROOT)
     time.sleep(1.5)  # Slurm counts whole seconds, and what happened before the hub is not its own
-    story = Story(jobs)
+    story = Story(jobs, hub)
     for act in (story.interfere, lambda: time.sleep(5)):
         act()
         hub.kill()

@@ -22,6 +22,7 @@ NODES = 2
 HUB_PORT, PROMETHEUS_PORT = 9420, 9090  # of the head, on which nothing else runs
 DOCS = Path(__file__).parents[2] / "docs" / "how-to" / "run-the-hub.md"
 REFRESH_S = 2
+UNTIL_ENOUGH = "until [ -e {}/enough ]; do sleep 0.2; done"
 NO_REQUEUE = {"partition": "gpu", "time_limit": "00:10:00", "directives": {"no-requeue": True}}
 SIDECARS = 'up{job="gpujob-sidecar",node=~"hub.+"}'  # the user may have had jobs on other clusters
 
@@ -41,6 +42,20 @@ def signal_daemon(cluster: Cluster, name: str, signum: signal.Signals) -> None:
     cluster.run(["kill", f"-{signum:d}", *map(str, pids)], user=ROOT, check=True)
 
 
+def save_state(cluster: Cluster, job_id: str) -> None:
+    """Let the controller save its state, with what it knows by now. It does so some seconds after a change."""
+    saved, begun = cluster.directory / "state" / "job_state", time.time()
+    cluster.run(["scontrol", "update", f"JobId={job_id}", "Comment=saved"], user=ROOT, check=True)
+
+    def is_saved() -> bool:
+        try:
+            return saved.stat().st_mtime > begun
+        except FileNotFoundError:  # it is just being replaced
+            return False
+
+    cluster.wait_for(is_saved, 60, "the controller to save its state")
+
+
 def metric(hub: RealHub, name: str) -> float:
     lines = [line for line in hub.get("/metrics").splitlines() if line.startswith((f"{name}{{", f"{name} "))]
     assert len(lines) == 1, lines
@@ -58,10 +73,11 @@ def job_of(hub: RealHub, job_id: str) -> Any:
 
 def test_accounting_that_hangs_delays_figures_and_no_end(jobs: JobSpace) -> None:
     cluster, hub = jobs.cluster, RealHub(jobs)
-    job_id = sbatch(jobs, "short", "sleep 15")
+    job_id = sbatch(jobs, "short", UNTIL_ENOUGH.format(jobs.directory))
     cluster.wait_for(lambda: hub.states().get(job_id) == "RUNNING", 60, "the job to run")
     signal_daemon(cluster, "slurmdbd", signal.SIGSTOP)
     try:
+        (jobs.directory / "enough").touch()
         cluster.wait_for(lambda: hub.states().get(job_id) == "COMPLETED", 60, "the end, from the queue")
         cluster.wait_for(lambda: any("sacct" in text for text in hub.json("/api/v1/jobs")["problems"]), 90, "a problem")
         assert job_of(hub, job_id)["figures"] is None
@@ -77,24 +93,26 @@ def test_a_controller_that_dies_or_hangs_and_returns_ends_no_job_and_hides_none(
 ) -> None:
     cluster, hub = jobs.cluster, RealHub(jobs)
     stays = sbatch(jobs, "stays", "exec sleep 300")
-    ends = sbatch(jobs, "ends", "sleep 12")
+    ends = sbatch(jobs, "ends", UNTIL_ENOUGH.format(jobs.directory))
     cluster.wait_for(lambda: states_of(hub, stays, ends) == ["RUNNING", "RUNNING"], 60, "both to run")
-    time.sleep(6)  # the controller saves its state each 5 s
+    save_state(cluster, stays)
     signal_daemon(cluster, "slurmctld", fault)
-    slowest = 0.0
+    answers_s = []
     try:
+        (jobs.directory / "enough").touch()
         told = cluster.wait_for(lambda: hub.json("/api/v1/jobs")["problems"], 90, "the hub to notice")
         time.sleep(10)
-        begun = time.monotonic()
-        assert states_of(hub, stays, ends) == ["RUNNING", "RUNNING"]
-        slowest = time.monotonic() - begun
+        for _ in range(3):
+            begun = time.monotonic()
+            assert states_of(hub, stays, ends) == ["RUNNING", "RUNNING"]
+            answers_s.append(time.monotonic() - begun)
     finally:
         if fault == signal.SIGKILL:
             cluster.run(["slurmctld"], user=ROOT, check=True)
         else:
             signal_daemon(cluster, "slurmctld", signal.SIGCONT)
     assert any("squeue" in text for text in told)
-    assert slowest < 2.0
+    assert min(answers_s) < 2.0  # one that waits for the controller does so each time
     cluster.wait_for(lambda: states_of(hub, stays, ends) == ["RUNNING", "COMPLETED"], 120, "the end that was missed")
     assert hub.json("/api/v1/jobs")["problems"] == []
     (row,) = cluster.sacct(int(ends), "JobID", "End")[:1]

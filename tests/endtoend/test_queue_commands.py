@@ -27,6 +27,17 @@ def shown(jobs: JobSpace, *words: str) -> Any:
     return json.loads(done.stdout)
 
 
+def of_hub(jobs: JobSpace, address: str, *words: str) -> Any:
+    """JSON of a command that the hub has answered. It gives a hub two seconds, and then asks Slurm."""
+    source = "ended_from" if words[0] == "ps" else "source"
+
+    def answer() -> Any:
+        found = shown(jobs, *words, "--hub", address)
+        return found if address in str(found[source]) else None
+
+    return jobs.cluster.wait_for(answer, 60, f"an answer of the hub to {words}")
+
+
 def of_jobs(body: Any) -> dict[str, Any]:
     return {job["job_id"]: job for run in body["runs"] for job in run["jobs"]}
 
@@ -105,7 +116,7 @@ def test_the_hub_and_accounting_say_the_same_of_ended_jobs(jobs: JobSpace) -> No
     hub = RealHub(jobs)
     address = f"unix:{next(hub.folder.glob('*.sock'))}"
     cluster.wait_for(lambda: "instances" in hub.get("/api/v1/fleet"), 30, "the nodes of the hub")
-    told = [shown(jobs, "fleet", "--hub", each) for each in (address, "none")]
+    told = [of_hub(jobs, address, "fleet"), shown(jobs, "fleet", "--hub", "none")]
     assert [each.pop("source") for each in told] == [address, "sinfo"]
     assert all(abs(each.pop("as_of") - time.time()) < 45 for each in told)
     assert told[0] == told[1]
@@ -129,7 +140,8 @@ def test_the_hub_and_accounting_say_the_same_of_ended_jobs(jobs: JobSpace) -> No
     cluster.wait_for(has_figures, 120, "the figures of the hub")
     cluster.run(["scancel", busy], user=ROOT, check=True)
     cluster.wait_for(lambda: hub.states().get(busy) == "CANCELLED" and has_figures(), 120, "the last end")
-    told = [shown(jobs, "ps", "--since", _iso(begin), "--hub", each) for each in (address, "none")]
+    ended = ("ps", "--since", _iso(begin))
+    told = [of_hub(jobs, address, *ended), shown(jobs, *ended, "--hub", "none")]
     assert [each["ended_from"] for each in told] == [f"{address} and accounting", "accounting"]
     keys = ("job_name", "status", "user", "account", "region", "started_at", "ended_at", "attempt", "figures")
     by_hub, by_accounting = ({k: {key: v[key] for key in keys} for k, v in of_jobs(each).items()} for each in told)
@@ -137,7 +149,8 @@ def test_the_hub_and_accounting_say_the_same_of_ended_jobs(jobs: JobSpace) -> No
     assert len(by_hub) >= 9
     for since in (_iso(begin), _iso(time.time() - 15)):  # before the hub began, and within its time
         for by in ("name", "partition"):
-            used = [shown(jobs, "usage", "--since", since, "--by", by, "--hub", each) for each in (address, "none")]
+            words = ("usage", "--since", since, "--by", by)
+            used = [of_hub(jobs, address, *words), shown(jobs, *words, "--hub", "none")]
             assert used[0]["groups"] == used[1]["groups"]
         assert used[1]["source"] == "accounting"
     assert used[0]["source"] == address
