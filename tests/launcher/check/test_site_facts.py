@@ -368,7 +368,7 @@ class Ready(BaseHTTPRequestHandler):
 
     def do_GET(self) -> None:
         if self.path.startswith("/slow"):
-            time.sleep(1)
+            time.sleep(10)
         self.send_response({"/-/ready": 200, "/busy/-/ready": 503}.get(self.path, 404))
         self.end_headers()
 
@@ -400,7 +400,7 @@ def server() -> Iterator[str]:
 def test_monitoring_servers_must_be_ready(
     url: str, status: str, expected: str, server: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(site_facts, "HTTP_TIMEOUT_S", 0.4)
+    monkeypatch.setattr(site_facts, "HTTP_TIMEOUT_S", 0.4 if url.endswith("/slow") else 60.0)
     monkeypatch.setenv("http_proxy", "http://127.0.0.1:9")
     address = {"prometheus_url": url.format(server=server)}
     first, second = check_endpoints(planned_job(tmp_path, cluster=address))

@@ -27,6 +27,6 @@ def test_at_the_deadline_the_known_values_are_returned() -> None:
         return number
 
     start = time.monotonic()
-    assert read_within(range(6), read, 0.3) == [(0, 0), (2, 2), (4, 4)]
-    assert time.monotonic() - start < 5
+    assert read_within(range(6), read, 2.0) == [(0, 0), (2, 2), (4, 4)]
+    assert time.monotonic() - start < 25
     release.set()

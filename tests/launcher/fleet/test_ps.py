@@ -155,7 +155,7 @@ def test_a_mount_that_hangs_costs_a_bounded_time(
     queue(slurm, run_dir / "log.out")
     start = time.monotonic()
     assert names(gpujob("ps")[1]) == ["next", "job"]
-    assert 1 < time.monotonic() - start < 10
+    assert 1 < time.monotonic() - start < 50
     answers.set()
 
 

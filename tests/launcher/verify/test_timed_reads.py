@@ -1,6 +1,7 @@
 """File checks have a deadline: reads that hang, are slow, fail briefly or are lost."""
 
 import errno
+import itertools
 import os
 import threading
 import time
@@ -11,9 +12,10 @@ from typing import Any
 import pytest
 
 from exporter.contract.clock import SystemClock
+from exporter.files.checkpoints import checkpoints_reader
 from exporter.machine.file_host import FileWatchHost
-from launcher.verify import timed_reads
-from launcher.verify.files import OutputFiles, VerifiedOutput
+from launcher.verify import files, timed_reads
+from launcher.verify.files import OutputFiles, SlicedWork, VerifiedOutput
 from launcher.verify.timed_reads import FileWorkResult, run_file_work
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.exporter.machine.fuse_server import FuseMount
@@ -99,14 +101,14 @@ def test_progress_is_reported(job: Job, monkeypatch: pytest.MonkeyPatch) -> None
     assert len(set(seen)) > 2
 
 
-def short_hang_limit(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 0.5)
-    monkeypatch.setattr(timed_reads, "WAIT_S", 0.02)
-
-
 def test_a_hanging_file_watch_costs_its_own_checks_and_no_time(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
-    short_hang_limit(monkeypatch)
-    gate = threading.Event()
+    monkeypatch.setattr(timed_reads, "WAIT_S", 0.02)
+    monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 600.0)
+    gate, waits = threading.Event(), itertools.count()
+
+    def pass_limit(done: int, _files: int, _silent: str | None) -> None:
+        if done and next(waits) == 20:  # by now the checkpoint has been read
+            monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 0.02)
 
     def hang(_self: OutputFiles, _now: float) -> VerifiedOutput:
         gate.wait()
@@ -115,7 +117,7 @@ def test_a_hanging_file_watch_costs_its_own_checks_and_no_time(job: Job, monkeyp
     monkeypatch.setattr(OutputFiles, "poll", hang)
     job.write("checkpoint_40.pt", torch_bytes())
     began = time.monotonic()
-    checks = job.checks()
+    checks = job.checks(progress=pass_limit)
     gate.set()
     assert time.monotonic() - began < SOON_S
     assert checks["outputs"].passed is False
@@ -145,20 +147,42 @@ def test_a_slow_read_at_the_deadline_is_not_a_failure(job: Job, monkeypatch: pyt
     assert (passed, detail) == (None, "there was no time to check them")
 
 
+class SlowDirectories(threading.local):
+    """The time of a thread in which only reads of directory entries take time."""
+
+    now = 0.0
+    time = staticmethod(time.time)
+
+    def monotonic(self) -> float:
+        return self.now
+
+    perf_counter = monotonic
+
+
 def test_a_slow_checkpoint_directory_is_read_to_the_end(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """No single read takes as long as the limit for a file system that hangs."""
     for step in range(30):
         for rank in range(10):
             job.write(f"checkpoint_{step}/model_rank{rank}.pt", torch_bytes(8), age_s=1000 - step)
+    clock, poll, reads_s = SlowDirectories(), SlicedWork.poll, list[float]()
 
     def slowly(entries: list[Any]) -> Iterator[Any]:
         for entry in entries:
-            time.sleep(0.005)
+            clock.now += 0.1
             yield entry
 
+    def measured(work: SlicedWork[Any], now: float) -> Any:
+        began = clock.now
+        facts = poll(work, now)
+        reads_s.append(clock.now - began)
+        return facts
+
     change_listings(monkeypatch, slowly)
-    monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 1.2)
+    monkeypatch.setattr(files, "time", clock)
+    monkeypatch.setattr(checkpoints_reader, "time", clock)
+    monkeypatch.setattr(SlicedWork, "poll", measured)
     assert job.result("checkpoint")[0] is True
+    assert max(reads_s) < timed_reads.HANG_LIMIT_S < sum(reads_s)
 
 
 def test_a_defect_of_the_verification_does_not_fail_the_job(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -175,11 +199,11 @@ def test_a_lost_file_server_is_reported_in_time(tmp_path: Path, monkeypatch: pyt
         job = Job(tmp_path, paths={"output_dir": str(mount.point), "checkpoint_dir": str(tmp_path)}, count=1)
         (tmp_path / "checkpoint_1.pt").write_bytes(torch_bytes())
         assert job.checks(host=None)["records"].passed is True
-        monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 2.0)
+        monkeypatch.setattr(timed_reads, "HANG_LIMIT_S", 10.0)  # a new file helper has to start
         mount.say("swallow")
         began = time.monotonic()
         checks = job.checks(host=None)
-        assert time.monotonic() - began < 2.0 + SOON_S
+        assert time.monotonic() - began < 10.0 + SOON_S
         assert checks["outputs"].detail == f"the output directory does not answer (mount {mount.point})"
         assert checks["outputs"].passed is False
         assert checks["checkpoint"].passed is True

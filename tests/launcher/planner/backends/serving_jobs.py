@@ -123,7 +123,7 @@ def engine(name: str, *options: object) -> list[str]:
     return [sys.executable, str(ENGINES / f"{name}.py"), *map(str, options)]
 
 
-def ask(url: str, body: bytes | None = None, timeout: float = 5.0) -> tuple[int, bytes]:
+def ask(url: str, body: bytes | None = None, timeout: float = 60.0) -> tuple[int, bytes]:
     """Status and body of a response, or status 0 without a response."""
     parts = urlsplit(url)
     connection = http.client.HTTPConnection(parts.hostname or "", parts.port, timeout=timeout)
