@@ -337,7 +337,9 @@ def test_fresh_starts_with_the_first_item(tmp_path: Path) -> None:
     assert run("--items", 40, cwd=tmp_path).returncode == 0
     done = run("--items", 40, "--fresh", "--log-every", 10, cwd=tmp_path)
     assert "Resuming" not in done.stdout
-    assert positions(done.stdout) == [10, 20, 30, 40]
+    found = positions(done.stdout)
+    assert set(found) >= {10, 20, 30, 40}  # on a busy machine, also one each second
+    assert (found, found[0] <= 10) == (sorted(found), True)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])

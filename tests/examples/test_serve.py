@@ -161,7 +161,7 @@ def test_the_large_job_uses_the_same_benchmark(tmp_path: Path) -> None:
 def test_an_engine_loads_and_then_streams_the_requested_tokens(tmp_path: Path) -> None:
     log, port = tmp_path / "log", free_port()
     request = json.dumps({"prompt": "a b c", "max_tokens": 5, "stream": True}).encode()
-    with running(program("toy_engine", "--port", port, *FAST, "--load-seconds", 3), log):
+    with running(program("toy_engine", "--port", port, *FAST, "--load-seconds", 15), log):
         url = f"http://127.0.0.1:{port}"
         poll(lambda: ask(f"{url}/health")[0] == 503, "its first answer", 60)
         assert ask(f"{url}/v1/completions", request)[0] == 503
@@ -197,17 +197,17 @@ def test_a_request_without_its_client_leaves_the_batch(tmp_path: Path) -> None:
 
 
 def test_the_rate_of_a_batch_excludes_the_pause_before_it(tmp_path: Path) -> None:
-    """Tokens for part of a log interval, a pause of some seconds, then the rest and more."""
+    """Tokens for part of a log interval, a pause longer than any stall of the machine, then the rest and more."""
     request = json.dumps({"prompt": "a", "max_tokens": 15}).encode()
     with toy_engine(tmp_path / "log", "--disaggregation-mode", "decode", "--step-ms", 10) as (url, _):
         ask(f"{url}/v1/completions", request)
-        time.sleep(4)
+        time.sleep(12)
         more = json.dumps({"prompt": "a", "max_tokens": 45}).encode()
         ask(f"{url}/v1/completions", more)
         metrics = ask(f"{url}/metrics")[1].decode()
     rates = re.findall(r"gen throughput \(token/s\): ([\d.]+), ", (tmp_path / "log").read_text())
     assert len(rates) == 2, "after 20 and 40 steps"
-    assert min(map(float, rates)) > 6, "20 tokens in 4 seconds are 5 a second"
+    assert min(map(float, rates)) > 2, "20 tokens in 12 seconds are 1.7 a second"
     assert 'sglang:generation_tokens_total{model_name="toy"} 60\n' in metrics
 
 
