@@ -151,7 +151,7 @@ class JobSpace:
             user=self.user,
             cwd=cwd or self.directory,
             env={"GPUJOB_HISTORY_DIR": "", **(env or {})},
-            timeout=120,
+            timeout=300,
             check=check,
         )
 

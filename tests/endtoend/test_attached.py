@@ -20,6 +20,8 @@ with open(f"worker_{rank}.log", "w", buffering=1) as log, open(f"output_worker_{
         out.write(json.dumps({"item": item}) + "\\n")
         log.write(f"Processed {item}/50 items\\n")
         time.sleep(pause)
+        while item == 5 and not os.path.exists((*sys.argv, ".")[3]):
+            time.sleep(0.1)
 """
 PRINTING_SCRIPT = """#!/bin/sh
 srun python3 -u -c "import os, time
@@ -79,12 +81,13 @@ def read_json(path: Path) -> dict[str, Any]:
 
 
 def test_sidecars_of_two_nodes_write_one_verified_report(jobs: JobSpace) -> None:
-    job_id = submit(jobs, "50 0.5")
+    job_id = submit(jobs, "50 0.1 enough")
     jobs.cluster.wait_for(lambda: list(jobs.directory.glob("logs/*/status/*.json"))[1:] or None, 60, "two statuses")
     directory = run_dir(jobs, job_id)
     jobs.cluster.wait_for(lambda: read_json(directory / "state.json")["phase"] == "running" or None, 60, "the phase")
     for node in (jobs.cluster.node_names[0], jobs.cluster.node_names[3]):  # of the job, and another one
         assert on(jobs, node, "watch", str(directory), "--once")[1]["state"] == "RUNNING", node
+    (jobs.directory / "enough").touch()
     assert jobs.cluster.wait_for_job(job_id, 180) == "COMPLETED", output(jobs)
     assert (jobs.directory / "status").read_text() == "0\n", output(jobs)
     report = read_json(directory / "report.json")

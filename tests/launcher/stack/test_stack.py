@@ -314,12 +314,12 @@ def test_inside_a_job_it_ends_with_the_job_and_keeps_the_data(user: User, number
 
 
 def test_a_job_that_began_before_the_stack_is_scraped(user: User) -> None:
-    job = user.popen("run", "--quiet", "--workers", "1", "--", sys.executable, "-c", "import time; time.sleep(60)")
+    job = user.popen("run", "--quiet", "--workers", "1", "--", sys.executable, "-c", "import time; time.sleep(600)")
     try:
-        wait_for(lambda: list((user.home / "logs").glob("*/targets.json")), 30, "the targets")
+        wait_for(lambda: list((user.home / "logs").glob("*/targets.json")), 60, "the targets")
         user.run("stack", "up")
         query = 'up{job="gpujob-sidecar"}==1'
-        wait_for(lambda: query_values(user.record, query), 40, "the scrape", logs=user.folder)
+        wait_for(lambda: query_values(user.record, query), 60, "the scrape", logs=user.folder)
     finally:
         job.send_signal(signal.SIGINT)
         job.communicate(timeout=60)
