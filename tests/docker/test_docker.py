@@ -7,7 +7,6 @@ import json
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -22,6 +21,7 @@ import yaml
 from packaging.version import Version
 
 from tests.realstack.waiting import wait_for
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCKER = ROOT / "docker"
@@ -401,13 +401,6 @@ def jobs_up(base: str) -> set[str]:
     if "gpujob-hub" not in {target["labels"]["job"] for target in targets}:
         return set()
     return {target["labels"]["job"] for target in targets if target["health"] == "up"}
-
-
-def free_port() -> int:
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port: int = trial.getsockname()[1]
-        return port
 
 
 def compose_client() -> list[str] | None:

@@ -11,8 +11,9 @@ from pathlib import Path
 from launcher.plan.plan import ReadyRule
 from launcher.run.before.readiness import parse_models, parse_sglang
 from tests.endtoend.serving import BENCHMARK
-from tests.launcher.planner.backends.serving_jobs import argv_of, ask, engine, free_port, job, plan_from, running
+from tests.launcher.planner.backends.serving_jobs import argv_of, ask, engine, job, plan_from, running
 from tests.support.launcher import poll
+from tests.support.ports import free_port
 
 FAST = ("--token-seconds", "0.0005", "--log-interval", "0.05")
 

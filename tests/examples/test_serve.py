@@ -21,8 +21,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from launcher.jobfile.jobfile import parse_job
-from tests.launcher.planner.backends.serving_jobs import ask, free_port, running
+from tests.launcher.planner.backends.serving_jobs import ask, running
 from tests.support.launcher import clean_environment, gpujob, plan_of, poll, processes_with, read_json
+from tests.support.ports import free_port
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "serve"
 TOY = FOLDER / "toy.yaml"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import pwd
 import shutil
-import socket
 import subprocess
 import sys
 import tempfile
@@ -20,6 +19,7 @@ import pytest
 from tests.realstack.cluster import HERE, Cluster, ClusterError, slurm_root, slurm_unavailable
 from tests.realstack.stack import Stack, StackError, prometheus_unavailable
 from tests.realstack.waiting import readable, wait_for
+from tests.support.ports import free_port
 
 PREFIX = "proof"  # unlike other clusters, so that one may run at the same time
 
@@ -329,13 +329,6 @@ def assert_scraped_and_fired(stack: Stack, target: str, value: Path) -> None:
     assert values[-1][1] == "11"
     value.write_text("1")
     stack.wait_for(lambda: [a for a in stack.alerts() if a["status"] == "resolved"], 60, "the alert to be resolved")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 def running(pid: int) -> bool:

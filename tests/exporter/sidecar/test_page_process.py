@@ -21,9 +21,9 @@ import yaml
 from exporter.contract import run_files
 from launcher.rundir.targets import TargetFiles, read_sidecars, sidecar_target_groups
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess, refused, run
-from tests.launcher.run.before.test_node_facts import free_port
 from tests.support.certificates import Authority
 from tests.support.exporter import NOBODY, NODE, make_manifest, until, write_manifest
+from tests.support.ports import free_port
 
 FIGURE = '{"name": "score", "value": 1.5}'
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="only root can ask as another user")

@@ -20,7 +20,6 @@ from launcher.planner import nginx
 from tests.launcher.planner.backends.serving_jobs import (
     argv_of,
     ask,
-    free_port,
     job,
     option,
     plan_from,
@@ -28,6 +27,7 @@ from tests.launcher.planner.backends.serving_jobs import (
     rule_text,
 )
 from tests.support.launcher import poll
+from tests.support.ports import free_port
 
 MODEL = {"path": "/models/r1"}
 PD = {"gpus_per_node": 8, "prefill_workers": 2, "decode_workers": 1}

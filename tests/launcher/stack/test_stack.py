@@ -25,6 +25,7 @@ from launcher.stack.up import locked_folder
 from tests.launcher.stack import grafana
 from tests.realstack.stack import prometheus_unavailable
 from tests.realstack.waiting import wait_for
+from tests.support.ports import free_port
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -229,11 +230,7 @@ def test_a_program_that_hangs_makes_the_status_unsound(user: User) -> None:
 def remote(tmp_path: Path) -> Iterator[Callable[[str], list[str]]]:
     """Another Prometheus, which takes samples: its answers to queries, and its address as text of the query ``url``."""
     (tmp_path / "remote.yml").write_text("global: {}\n")
-    import socket
-
-    with socket.socket() as trial:
-        trial.bind(("127.0.0.1", 0))
-        port = trial.getsockname()[1]
+    port = free_port()
     process = subprocess.Popen(
         [
             *("prometheus", f"--config.file={tmp_path}/remote.yml", f"--storage.tsdb.path={tmp_path}/data"),

@@ -2,7 +2,6 @@
 
 import http.client
 import shlex
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Sequence
@@ -95,13 +94,6 @@ def _common_variables() -> set[str]:
     """Variables that every task of every job has."""
     bare = plan_of()
     return set(task_environment(bare, bare.tasks[0], facts_of(bare), 0))
-
-
-def free_port() -> int:
-    """A port without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager
