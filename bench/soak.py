@@ -7,6 +7,7 @@ records and its logs are the record of the job.
 
 import contextlib
 import json
+import math
 import os
 import re
 import signal
@@ -89,9 +90,17 @@ def measure() -> Figures:
     )
 
 
-def soak(seconds: float, workers: int, life_s: float, warm_up_s: float, most: Mapping[str, float]) -> Figures:
+def soak(
+    seconds: float,
+    workers: int,
+    life_s: float,
+    warm_up_s: float,
+    most: Mapping[str, float],
+    restarts: float = math.inf,
+) -> Figures:
     """Soak a job; ``most`` bounds the growth of memory, as ``mib_per_hour`` or ``mib_per_1000_restarts``.
 
+    It ends sooner after so many ``restarts`` since the warm-up: how many a second has depends on the machine.
     After Ctrl-C the figures are those of the time until then.
     """
     with tempfile.TemporaryDirectory(prefix="soak-") as folder:
@@ -106,7 +115,11 @@ def soak(seconds: float, workers: int, life_s: float, warm_up_s: float, most: Ma
             watched = _Watch(command.pid, _address(Path(folder), command))
             samples: list[Sample] = []
             with contextlib.suppress(KeyboardInterrupt):
-                samples.extend(watched.samples(seconds))
+                for sample in watched.samples(seconds):
+                    samples.append(sample)
+                    warm = next((each for each in samples if each.time >= warm_up_s), sample)
+                    if sample.restarts - warm.restarts >= restarts:
+                        break
         finally:
             command.send_signal(signal.SIGTERM)
             command.wait()
