@@ -246,8 +246,7 @@ def rows(request: pytest.FixtureRequest, cluster: Cluster, space_dir: Path) -> I
 
 FAILED, NODE_FAIL = ("FAILED", "FAILED"), ("NODE_FAIL", "NODE_FAIL")
 KILLED = r"decode_w0 on \S+: killed_unknown"
-# time for Slurm to detect a lost node, and for our own teardown and report, of which 23 s may be waits
-SLURM_S, OWN_S = 120.0, 90.0
+SLURM_S, OWN_S = 120.0, 45.0  # time for Slurm to detect a lost node, and for our own teardown and report
 EXPECTED: dict[str, tuple[tuple[str, str], str, float]] = {
     "time_limit": (("TIMEOUT", "TIMEOUT"), "Slurm: the time limit was reached.*", OWN_S),
     "slurmd": (NODE_FAIL, r"decode_w0 on \S+: node_failure", SLURM_S),
