@@ -8,15 +8,17 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import pytest
 
 from exporter.contract import run_files
 from exporter.contract.report import Report
 from exporter.contract.status import NodeStatus, WorkerEnd
+from exporter.workers.slurm_end_notice import CANCELLED, TIME_LIMIT
 from launcher.plan.plan import Plan, RunFacts
 from launcher.report.report import build_report, write_report
+from launcher.report.state import EXIT_STATUS
 from launcher.run import end_of_job
 from launcher.run.before.nodes_survey import PortReservation
 from launcher.run.end_of_job import (
@@ -177,6 +179,40 @@ def test_a_job_that_cannot_be_requeued_leaves_no_secrets_and_no_running_runs(
     end._job_state.begin_stop("time_limit", "the time limit is near", {"requeue": True})
     end.finish(None, lambda: None, lambda: None)
     assert (ended, secrets.exists()) == ([True, False] if is_over else [True], not is_over)
+
+
+@pytest.mark.parametrize(
+    ("is_signalled", "answer", "state"),
+    [
+        (True, ExternalEnd(True, *CANCELLED), "CANCELLED"),
+        (True, ExternalEnd(True, *TIME_LIMIT), "TIMEOUT"),
+        (True, ExternalEnd(is_unanswered=True), "TIMEOUT"),
+        (False, ExternalEnd(True, *CANCELLED), "TIMEOUT"),
+    ],
+)
+def test_a_job_that_is_cancelled_after_its_workers_ended_is_not_requeued(
+    is_signalled: bool, answer: ExternalEnd, state: str, tmp_path: Path
+) -> None:
+    signals, sidecars, steps = OrchestratorSignals(), Mock(), Mock(spec=Steps)
+
+    def receive_signal(**_: object) -> None:
+        signals.end_signal = signal.SIGTERM
+
+    end = end_of(tmp_path, signals, sidecars)
+    end._steps, run_dir = steps, end._facts.run_dir
+    steps.query_end.return_value = answer
+    steps.requeue.side_effect = receive_signal
+    if is_signalled:
+        sidecars.end.side_effect = receive_signal
+    (run_dir / SECRETS_FILE).write_text("{}")
+    end._job_state.begin_stop("time_limit", "the time limit is near; the job will be requeued", {"requeue": True})
+    status = end.finish(None, lambda: None, lambda: None)
+    report, is_requeued = read_json(run_dir / run_files.REPORT_FILE), state == "TIMEOUT"
+    assert (report["state"], report["requeued"], status) == (state, is_requeued, EXIT_STATUS[state])
+    assert (steps.requeue.called, (run_dir / SECRETS_FILE).exists()) == (is_requeued, is_requeued)
+    if not is_requeued:
+        stopped = {"reason": "cancelled", "cause": "Slurm: cancelled (SIGTERM to the job)", "time": ANY}
+        assert (report["exit_status"], report["stopped"]) == (EXIT_STATUS[state], stopped)
 
 
 def test_a_job_that_slurm_ends_has_a_report_before_the_final_values(tmp_path: Path) -> None:
