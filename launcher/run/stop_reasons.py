@@ -9,13 +9,14 @@ from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, TaskPlan
 from launcher.report.inputs import ReportPace
 from launcher.report.report import build_report
 from launcher.run.job_log import log_line
-from launcher.run.job_state import JobRun, lost_part_cause
+from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, lost_part_cause, teardown_limit_s
 from launcher.run.signals import signal_text
 from launcher.run.stages import Stages
 from launcher.run.tasks import JobTasks, is_awaited
 from launcher.rundir.job_records import stop_request_text
 
-REQUEUE_MARGIN_S = 45.0  # stop this long before the time limit to requeue: the report must be written
+REQUEUE_MARGIN_S = 37.0  # kept free between SIGKILL and the time limit: the report must be written before the requeue
+MOST_SAVE_SHARE = 0.05  # largest share of the time limit between SIGTERM and SIGKILL before a requeue
 
 
 class StopReasons:
@@ -138,12 +139,25 @@ class StopReasons:
 
     def _requeue_stop_in_s(self) -> float:
         """Seconds that the workers still have before a stop for a requeue."""
+        return self._requeue_kill_in_s() - self._save_s
+
+    def _requeue_kill_in_s(self) -> float:
+        """Seconds until workers are killed in a stop for a requeue."""
         return (self._time_limit_end or 0.0) - REQUEUE_MARGIN_S - time.time()
+
+    @property
+    def _save_s(self) -> float:
+        """Seconds from SIGTERM to SIGKILL in a stop for a requeue: as at the time limit, unless that is short."""
+        limit_s = (self._time_limit_end or 0.0) - self._facts.start
+        return max(OWN_TEARDOWN_S, min(teardown_limit_s(self._plan.kill_wait_s), MOST_SAVE_SHARE * limit_s))
 
     def _stop_for_requeue(self) -> None:
         cause = "the time limit is near; the job will be requeued"
         sigterm_after_s = max(0.0, self._requeue_stop_in_s())
-        self._job_state.begin_stop("time_limit", cause, {"requeue": True}, sigterm_after_s=sigterm_after_s)
+        kill_after_s = max(OWN_TEARDOWN_S, self._requeue_kill_in_s() - sigterm_after_s)
+        self._job_state.begin_stop(
+            "time_limit", cause, {"requeue": True}, sigterm_after_s=sigterm_after_s, kill_after_s=kill_after_s
+        )
 
     def handle_end_signal(self) -> None:
         """Stop the job for a signal, once. The signal may also explain a stop that is already running."""
