@@ -21,7 +21,7 @@ from exporter.progress.history_reader import build_run_history, write_run_histor
 from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis
 from exporter.workers.diagnosis_reader import has_failure_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
-from exporter.workers.exit_reason import CONSEQUENCES
+from exporter.workers.exit_reason import CONSEQUENCES, LIMIT_OVERRUN_S
 from exporter.workers.slurm_end_notice import CANCELLED, LAST_ENDS
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
@@ -53,12 +53,13 @@ REQUEUE_S = 60.0  # how long Slurm may take to end a job that is requeued
 
 
 def verification_s(time_limit_end: float | None, now: float) -> float:
-    """Seconds that the verification may take if the time limit ends at ``time_limit_end``."""
-    return (
-        VERIFY_S
-        if time_limit_end is None
-        else min(VERIFY_S, max(LEAST_VERIFY_S, time_limit_end - now - REPORT_MARGIN_S))
-    )
+    """Seconds that the verification may take if the time limit ends at ``time_limit_end``.
+
+    A limit that was over long ago was extended meanwhile, or is that of an earlier allocation.
+    """
+    if time_limit_end is None or now > time_limit_end + LIMIT_OVERRUN_S:
+        return VERIFY_S
+    return min(VERIFY_S, max(LEAST_VERIFY_S, time_limit_end - now - REPORT_MARGIN_S))
 
 
 def save_report(run_dir: Path, report: Report, report_fd: int | None = None) -> None:

@@ -15,6 +15,7 @@ import pytest
 from exporter.contract import run_files
 from exporter.contract.report import Report
 from exporter.contract.status import NodeStatus, WorkerEnd
+from exporter.workers.exit_reason import LIMIT_OVERRUN_S
 from exporter.workers.slurm_end_notice import CANCELLED, TIME_LIMIT
 from launcher.plan.plan import Plan, RunFacts
 from launcher.report.report import build_report, write_report
@@ -86,10 +87,25 @@ def test_a_report_keeps_the_number_of_its_attempt(
         (REPORT_MARGIN_S + 20.0, 20.0),
         (REPORT_MARGIN_S, LEAST_VERIFY_S),
         (-5.0, LEAST_VERIFY_S),
+        (-LIMIT_OVERRUN_S - 1.0, VERIFY_S),  # it was extended, or is that of an earlier allocation
     ],
 )
 def test_the_verification_ends_before_the_time_limit(left_s: float | None, allowed_s: float) -> None:
     assert verification_s(None if left_s is None else 1000.0 + left_s, 1000.0) == allowed_s
+
+
+def test_the_end_of_a_job_knows_that_its_limit_was_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]})
+    facts, signals, end = RunFacts("1", run_dir, ("cn01",)), OrchestratorSignals(), Mock()
+    job = JobRun(load_plan(run_dir), facts, Mock(spec=Steps), JobState(facts, 30.0, signals), signals, 1000.0)
+    orchestrator = Orchestrator(job, PortReservation())
+    orchestrator._sidecars = Mock()
+    monkeypatch.setattr(
+        orchestrator, "_run_until_done", lambda: setattr(orchestrator._stop_reasons, "time_limit_end", 9000.0)
+    )
+    monkeypatch.setattr("launcher.run.orchestrator.EndOfJob", end)
+    orchestrator.run()
+    assert end.call_args.args[0].time_limit_end == 9000.0
 
 
 @pytest.mark.parametrize(("left_s", "is_over"), [(REPORT_MARGIN_S + 20.0, True), (3600.0, False)])

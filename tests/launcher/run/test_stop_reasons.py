@@ -30,6 +30,7 @@ class SignalledJob:
         plan, facts = load_plan(run_dir), RunFacts("1", run_dir, ("cn01",))
         self.steps, self.signals = Mock(spec=Steps), OrchestratorSignals()
         self.steps.query_end.return_value = ExternalEnd(**ending)
+        self.steps.read_time_limit_end.return_value = None
         self.signals.end_signal, self.signals.end_signal_at = signal.SIGTERM, time.monotonic()
         self.job_state = JobState(facts, 30.0, self.signals)
         job = JobRun(plan, facts, self.steps, self.job_state, self.signals)
@@ -48,8 +49,8 @@ def near_its_limit(job: SignalledJob, left_s: float, job_id: str = "4459", kill_
     reasons, job.signals.end_signal = job.stop_reasons, None
     slurm = reasons._plan.slurm._replace(requeue=RequeueRule(preempted=False, time_limit=True, max=3))
     reasons._plan = dataclasses.replace(reasons._plan, slurm=slurm, kill_wait_s=kill_wait_s)
-    reasons._time_limit_end, reasons._job_tasks = time.time() + left_s, Mock(busy=True)
-    reasons._facts = dataclasses.replace(reasons._facts, job_id=job_id, start=reasons._time_limit_end - 4 * 3600.0)
+    reasons.time_limit_end, reasons._job_tasks = time.time() + left_s, Mock(busy=True)
+    reasons._facts = dataclasses.replace(reasons._facts, job_id=job_id, start=reasons.time_limit_end - 4 * 3600.0)
     return reasons
 
 
@@ -80,6 +81,35 @@ def test_a_job_that_is_requeued_has_time_to_save_and_leaves_time_for_the_report(
         reasons._stop_if_requeue_due()
         assert (job.job_state.stop is not None) is is_due
     assert (job.job_state.deadline or 0.0) - time.monotonic() == pytest.approx(save_s, abs=2.0)
+
+
+def test_a_limit_that_was_extended_is_read_once_before_a_stop(tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    reasons = near_its_limit(job, 100.0)
+    first = reasons.time_limit_end or 0.0
+    job.steps.read_time_limit_end.return_value = first + 3600.0
+    reasons._stop_if_requeue_due()
+    job.steps.read_time_limit_end.assert_not_called()
+    reasons.time_limit_end = time.time() + 10.0
+    for _ in range(3):
+        reasons._stop_if_requeue_due()
+    job.steps.read_time_limit_end.assert_called_once()
+    assert (job.job_state.stop, reasons.time_limit_end) == (None, first + 3600.0)
+
+    job.steps.read_time_limit_end.return_value = reasons.time_limit_end = time.time() + 10.0
+    reasons._stop_if_requeue_due()
+    assert job.job_state.stop is not None
+
+
+def test_after_a_warning_the_workers_have_until_the_extended_limit(tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    reasons = near_its_limit(job, -600.0)
+    job.steps.read_time_limit_end.return_value = time.time() + 120.0
+    reasons._plan = dataclasses.replace(reasons._plan, slurm=reasons._plan.slurm._replace(signal="USR1@120"))
+    job.signals.warnings.add(signal.SIGUSR1)
+    reasons._job_tasks.warn_workers = Mock(return_value=1)  # type: ignore[method-assign]
+    reasons._forward_warnings()
+    assert (job.job_state.deadline or 0.0) - time.monotonic() == pytest.approx(120.0 - REQUEUE_MARGIN_S, abs=2.0)
 
 
 def test_workers_that_got_a_warning_before_a_requeue_have_the_same_end(tmp_path: Path) -> None:

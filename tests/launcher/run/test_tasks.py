@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -741,4 +742,7 @@ def test_the_slurm_end_query_reads_the_state_of_the_job(
         return scontrol_text
 
     monkeypatch.setattr(slurm_steps, "run_command", show)
-    assert SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)).query_end() == expected
+    steps = SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path))
+    assert steps.query_end() == expected
+    shown = re.search("EndTime=([-0-9T:]+)", scontrol_text or "")
+    assert steps.read_time_limit_end() == (datetime.fromisoformat(shown[1]).timestamp() if shown else None)
