@@ -18,6 +18,7 @@ _CANCELLED = re.compile(
 _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 
 _TIMED_OUT = re.compile(r"\bJobState=(TIMEOUT|COMPLETING\s+Reason=TimeLimit)\b")
+_END_TIME = re.compile(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 
 LONGEST_GRACE_S = 3600.0  # above any grace time of a partition or QOS in practice
 
@@ -65,6 +66,15 @@ def has_timed_out(text: str) -> bool:
     It shows ``JobState=COMPLETING Reason=TimeLimit`` from before the first signal until the last step has ended.
     """
     return _TIMED_OUT.search(text) is not None
+
+
+def parse_time_limit_end(text: str) -> float | None:
+    """When the time limit of a running job ends, epoch seconds, from ``scontrol show job``; None if it shows none."""
+    try:
+        ends = [datetime.fromisoformat(end).timestamp() for end in _END_TIME.findall(text)]
+    except ValueError:
+        return None
+    return min(ends, default=None)  # of the components of a heterogeneous job
 
 
 def parse_preemption_end(text: str) -> float | None:

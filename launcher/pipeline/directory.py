@@ -28,6 +28,7 @@ from launcher.sweep.directory import read_record as read_sweep
 from launcher.watch.view import JobClient
 
 NEVER_STATE = "NEVER"  # of a job that waits for what can no longer happen
+_GONE = ("CANCELLED", "UNKNOWN")  # states of such a job that was cancelled, until and after Slurm forgets it
 
 
 class PipelinePart(Record):
@@ -79,6 +80,12 @@ class PartState:
     def has_ended(self) -> bool:
         """Whether it has ended, or can never start."""
         return self.state not in UNFINISHED
+
+    @property
+    def has_never_started(self) -> bool:
+        """Whether it can never start, or has left the queue without a start, as far as that is known."""
+        is_gone = self.state in _GONE and self.duration_s is None and set(self.points) <= {self.state}
+        return is_gone or self.state == NEVER_STATE
 
 
 def write_record(directory: Path, record: PipelineRecord) -> None:
@@ -182,7 +189,7 @@ def _is_unmet(condition: str, state: PartState) -> bool:
 def pipeline_exit_status(states: Sequence[PartState]) -> int:
     """10 while a job is unfinished, else the status of the first one that did not complete.
 
-    A job that was to run only after a failure, and is not needed, counts as completed.
+    A job that was to run only after a failure, and is not needed, counts as completed, also once it is cancelled.
     """
     if not all(state.has_ended for state in states):
         return EXIT_STATUS["RUNNING"]
@@ -190,8 +197,8 @@ def pipeline_exit_status(states: Sequence[PartState]) -> int:
 
 
 def _exit_status(state: PartState, states: Iterable[PartState]) -> int:
-    if state.state != NEVER_STATE:
-        return EXIT_STATUS.get(state.state, EXIT_STATUS["UNKNOWN"])
     by_name = {other.name: other for other in states}
-    spared = all(state.after.get(name) == "notok" and by_name[name].state == "COMPLETED" for name in state.needs)
-    return 0 if spared and state.needs else EXIT_STATUS["FAILED"]
+    needs = unmet_needs(state.after, by_name) if state.has_never_started else ()
+    if needs and all(state.after.get(name) == "notok" and by_name[name].state == "COMPLETED" for name in needs):
+        return 0
+    return EXIT_STATUS.get("FAILED" if state.state == NEVER_STATE else state.state, EXIT_STATUS["UNKNOWN"])

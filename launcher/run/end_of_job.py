@@ -21,8 +21,8 @@ from exporter.progress.history_reader import build_run_history, write_run_histor
 from exporter.workers.diagnosis import NodeSituation, build_failure_diagnosis
 from exporter.workers.diagnosis_reader import has_failure_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
-from exporter.workers.exit_reason import CONSEQUENCES
-from exporter.workers.slurm_end_notice import LAST_ENDS
+from exporter.workers.exit_reason import CONSEQUENCES, LIMIT_OVERRUN_S
+from exporter.workers.slurm_end_notice import CANCELLED, LAST_ENDS
 from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
 from launcher.report import run_logs, verification  # noqa: F401 - loaded now: an upgrade during the job may not mix versions
@@ -35,7 +35,9 @@ from launcher.run.job_log import log_line, log_raw_line
 from launcher.run.job_state import JobRun, attempt_optional
 from launcher.run.launch_check import LaunchChecklist
 from launcher.run.sidecars import Sidecars
+from launcher.run.signals import signal_text
 from launcher.run.tasks import JobTasks
+from launcher.rundir.job_records import stop_request_text
 from launcher.rundir.secrets_file import remove_secrets
 from launcher.rundir.statuses import merge_workers, read_statuses
 from launcher.steps.local_steps import LocalSteps
@@ -51,12 +53,13 @@ REQUEUE_S = 60.0  # how long Slurm may take to end a job that is requeued
 
 
 def verification_s(time_limit_end: float | None, now: float) -> float:
-    """Seconds that the verification may take if the time limit ends at ``time_limit_end``."""
-    return (
-        VERIFY_S
-        if time_limit_end is None
-        else min(VERIFY_S, max(LEAST_VERIFY_S, time_limit_end - now - REPORT_MARGIN_S))
-    )
+    """Seconds that the verification may take if the time limit ends at ``time_limit_end``.
+
+    A limit that was over long ago was extended meanwhile, or is that of an earlier allocation.
+    """
+    if time_limit_end is None or now > time_limit_end + LIMIT_OVERRUN_S:
+        return VERIFY_S
+    return min(VERIFY_S, max(LEAST_VERIFY_S, time_limit_end - now - REPORT_MARGIN_S))
 
 
 def save_report(run_dir: Path, report: Report, report_fd: int | None = None) -> None:
@@ -187,6 +190,12 @@ class EndOfJob:
         job_state.publish("finished")
         self._sidecars.end(hurry=hurry or will_requeue)
         job_state.repeat_writes()
+        if will_requeue and (cause := self._find_cancellation()) is not None:
+            log_line(f"Not requeueing the job: {cause}")
+            will_requeue = False
+            status = EXIT_STATUS["CANCELLED"]
+            if report is not None:
+                self._publish_cancelled(report, cause)
         is_slurm_ending = hurry or self._job_tasks.slurm_end_query.signal_deadline is not None
         if isinstance(self._steps, LocalSteps) or not (will_requeue or (is_slurm_ending and self._may_run_again())):
             attempt_optional("remove the secrets", lambda: remove_secrets(self._facts.run_dir))
@@ -196,6 +205,26 @@ class EndOfJob:
             log_line("Waiting for Slurm to end the job")
             self._await_signal(self._job_tasks.slurm_end_query.signal_deadline)
         return status
+
+    def _find_cancellation(self) -> str | None:
+        """Cause of a cancellation after the workers had ended; None if the job is not known to be cancelled.
+
+        Slurm obeys a requeue of a cancelled job, and it would run again. A time limit that comes now prevents nothing.
+        """
+        number = self._signals.end_signal
+        if number is None:
+            return None
+        external_end = self._steps.query_end()
+        if (external_end.reason, external_end.cause) != CANCELLED:
+            return None
+        text = stop_request_text(self._facts.run_dir, self._facts.attempt)
+        return f"{external_end.cause} ({text or signal_text(number, local=False)})"
+
+    def _publish_cancelled(self, report: Report, cause: str) -> None:
+        """Replace the report of a job that was to be requeued."""
+        stopped = None if report.stopped is None else report.stopped.replace(reason="cancelled", cause=cause)
+        end = {"state": "CANCELLED", "exit_status": EXIT_STATUS["CANCELLED"], "requeued": False, "stopped": stopped}
+        publish_report(self._plan, report.replace(**end), self._job_state.events, self._job.report_fd, HURRY_S)
 
     def _may_run_again(self) -> bool:
         """Whether Slurm may requeue the job that it is ending: it has not said that it was cancelled or timed out."""

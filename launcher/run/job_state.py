@@ -28,7 +28,7 @@ KILL_MARGIN_S = 3.0  # kept free of KillWait for the report
 MOST_KILL_MARGIN_SHARE = 0.4  # largest share of KillWait kept free, if KillWait is short
 QUERY_MARGIN_S = 3.0  # longest wait for an answer from Slurm about the end of the job, with a margin
 DISK_FULL = "the run directory is full"
-OWN_TEARDOWN_S = 8.0  # between SIGTERM and SIGKILL when no KillWait is running
+OWN_TEARDOWN_S = 8.0  # between SIGTERM and SIGKILL when no KillWait is running; before a requeue at least this
 
 
 def teardown_limit_s(kill_wait_s: float) -> float:
@@ -240,11 +240,13 @@ class JobState:
         *,
         send_sigterm: bool = True,
         sigterm_after_s: float = 0.0,
+        kill_after_s: float = OWN_TEARDOWN_S,
         kill_wait_in_s: float | None = None,
         signalled_at: float | None = None,
     ) -> None:
         """Publish a stop and set the one deadline for all tasks.
 
+        SIGTERM is due in ``sigterm_after_s`` seconds, and SIGKILL ``kill_after_s`` later unless Slurm ends the job.
         Without ``send_sigterm``, Slurm signals the tasks. If Slurm ends the job in ``kill_wait_in_s`` seconds, KillWait
         starts then. ``signalled_at`` is when a task may have got that signal earlier than this process.
         """
@@ -255,7 +257,7 @@ class JobState:
         elif kill_wait_in_s is not None:
             self.begin_kill_wait(time.monotonic() + kill_wait_in_s)
         else:
-            self.deadline = self.sigterm_at + OWN_TEARDOWN_S
+            self.deadline = self.sigterm_at + kill_after_s
         self.stop = Stop(reason, cause, min(now, signalled_at or now), **(origin or {}))
         self.is_sigterm_due = send_sigterm and not self.is_sigterm_sent
         log_line(f"Stopping the job: {cause}")

@@ -105,7 +105,8 @@ class Orchestrator:
         self._readiness.end()
         self._reservation.release()
         self._stop_reasons.handle_end_signal()
-        end = EndOfJob(self._job, self._job_tasks, self._sidecars)
+        job = self._job._replace(time_limit_end=self._stop_reasons.time_limit_end)
+        end = EndOfJob(job, self._job_tasks, self._sidecars)
         status = end.finish(self._checklist, self._conclude_launch, self._copy_status_events)
         self._output_locks.release()
         return status

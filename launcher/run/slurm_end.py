@@ -1,9 +1,11 @@
 """Slurm end query: whether Slurm is ending the job, why, and when it kills the tasks."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 
-from launcher.run.job_state import JobRun
+from exporter.contract.status import WorkerEnd
+from launcher.run.job_log import log_line
+from launcher.run.job_state import JobRun, Stop
 from launcher.steps.steps import ExternalEnd
 
 NOTICE_GRACE_S = 3.0  # after a signal to a worker, wait this long for the signal to this process
@@ -16,13 +18,20 @@ SIGNAL_LATE_S = 90.0  # after the end of a grace time: slurmctld checks every 30
 class SlurmEndQuery:
     """Asks Slurm, keeps the answer, and stops the job accordingly."""
 
-    def __init__(self, job: JobRun, first_signalled_at: Callable[[], float | None]) -> None:
-        """``first_signalled_at`` returns the earliest signal to a worker whose end lacks a confirmed reason."""
+    def __init__(
+        self, job: JobRun, first_signalled_at: Callable[[], float | None], ends: Mapping[int, WorkerEnd]
+    ) -> None:
+        """``first_signalled_at`` returns the earliest signal to a worker whose end lacks a confirmed reason.
+
+        ``ends`` has the last end of each task so far, by rank.
+        """
+        self.failed_nodes: tuple[str, ...] = ()  # without which the job continues
         self.is_left_to_slurm = False  # whether Slurm ends all tasks without us
         # how long this process must wait for an announced signal, epoch seconds
         self.signal_deadline: float | None = None
         self._steps, self._job_state, self._signals = job.steps, job.state, job.signals
-        self._first_signalled_at = first_signalled_at
+        self._plan, self._facts = job.plan, job.facts
+        self._first_signalled_at, self._ends = first_signalled_at, ends
         self._answer = ExternalEnd()
         self._queried_at = 0.0
         self._next_query_at: float | None = None  # next query whether Slurm ends all tasks, monotonic clock
@@ -53,10 +62,33 @@ class SlurmEndQuery:
         return external_end
 
     def query_reason(self) -> None:
-        """Ask why a worker ended, and stop the job if Slurm gives a reason."""
+        """Ask why a worker ended, and stop the job if Slurm gives a reason, or if the job needs a node that failed.
+
+        After the failure of a node Slurm ends the job, unless it was submitted with `no-kill`.
+        """
         self._answer = self.query()
-        if self._answer.reason is not None or self._answer.failed_nodes:
+        nodes = self._answer.failed_nodes
+        if self._answer.reason is not None or (nodes and (self._answer.may_end_all or self._needs_any(nodes))):
             self.stop_job(self._answer, "")
+        elif new := tuple(node for node in nodes if node not in self.failed_nodes):
+            self.failed_nodes += new
+            log_line(f"Node {', '.join(new)} has failed: the job continues without its workers there")
+            self._job_state.events.write("nodes failed", nodes=list(new))
+
+    def _needs_any(self, nodes: Sequence[str]) -> bool:
+        """Whether a critical task that has not completed belongs on one of these nodes."""
+        return any(
+            planned.critical
+            and self._facts.hosts[planned.task.node_index] in nodes
+            and ((end := self._ends.get(planned.task.rank)) is None or end.reason != "completed")
+            for planned in self._plan.tasks
+        )
+
+    def node_stop(self, host: str) -> Stop | None:
+        """The stop of a task on a failed node without which the job continues; None on other nodes."""
+        if host not in self.failed_nodes:
+            return None
+        return Stop("terminated_peer", f"node {host} has failed", time.time(), nodes=(host,))
 
     def query_failed_node(self) -> None:
         """Ask for the name of a failed node, which may arrive after the failure itself."""

@@ -9,13 +9,16 @@ from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, TaskPlan
 from launcher.report.inputs import ReportPace
 from launcher.report.report import build_report
 from launcher.run.job_log import log_line
-from launcher.run.job_state import JobRun, lost_part_cause
+from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, lost_part_cause, teardown_limit_s
 from launcher.run.signals import signal_text
 from launcher.run.stages import Stages
 from launcher.run.tasks import JobTasks, is_awaited
 from launcher.rundir.job_records import stop_request_text
+from launcher.words import duration_text
 
-REQUEUE_MARGIN_S = 45.0  # stop this long before the time limit to requeue: the report must be written
+REQUEUE_MARGIN_S = 37.0  # kept free between SIGKILL and the time limit: the report must be written before the requeue
+LIMIT_ROUNDING_S = 1.0  # between the ends of one limit in the environment and in the answer of scontrol
+MOST_SAVE_SHARE = 0.05  # largest share of the time limit between SIGTERM and SIGKILL before a requeue
 
 
 class StopReasons:
@@ -23,7 +26,8 @@ class StopReasons:
 
     def __init__(self, job: JobRun, job_tasks: JobTasks, stages: Stages) -> None:
         self._job = job
-        self._plan, self._facts, self._time_limit_end = job.plan, job.facts, job.time_limit_end
+        self.time_limit_end = job.time_limit_end  # epoch seconds; None without a limit
+        self._plan, self._facts = job.plan, job.facts
         self._job_state, self._signals = job.state, job.signals
         self._job_tasks, self._stages = job_tasks, stages
         self._has_handled_end_signal = False
@@ -114,6 +118,7 @@ class StopReasons:
             log_line(f"{name} before the time limit: sent to {count} processes of workers")
             self._job_state.events.write("checkpoint signal", signal=name, processes=count)
             if self._may_be_requeued():
+                self._read_extended_limit()
                 self._stop_for_requeue()
 
     def _stop_if_requeue_due(self) -> None:
@@ -124,7 +129,16 @@ class StopReasons:
             and self._may_be_requeued()
             and self._requeue_stop_in_s() <= 0.0
         ):
-            self._stop_for_requeue()
+            self._read_extended_limit()
+            if self._requeue_stop_in_s() <= 0.0:
+                self._stop_for_requeue()
+
+    def _read_extended_limit(self) -> None:
+        """Ask Slurm, only when a stop for a requeue is due, whether the job got a later limit while it ran."""
+        end = self._job.steps.read_time_limit_end()
+        if end is not None and self.time_limit_end is not None and end > self.time_limit_end + LIMIT_ROUNDING_S:
+            log_line(f"The time limit was extended by {duration_text(end - self.time_limit_end)}")
+            self.time_limit_end = end
 
     def _may_be_requeued(self) -> bool:
         requeue = self._plan.slurm.requeue
@@ -132,18 +146,31 @@ class StopReasons:
             not self._facts.is_local  # in an allocation too, whose end it knows
             and requeue is not None
             and requeue.time_limit
-            and self._time_limit_end is not None
+            and self.time_limit_end is not None
             and self._facts.attempt < requeue.max
         )
 
     def _requeue_stop_in_s(self) -> float:
         """Seconds that the workers still have before a stop for a requeue."""
-        return (self._time_limit_end or 0.0) - REQUEUE_MARGIN_S - time.time()
+        return self._requeue_kill_in_s() - self._save_s
+
+    def _requeue_kill_in_s(self) -> float:
+        """Seconds until workers are killed in a stop for a requeue."""
+        return (self.time_limit_end or 0.0) - REQUEUE_MARGIN_S - time.time()
+
+    @property
+    def _save_s(self) -> float:
+        """Seconds from SIGTERM to SIGKILL in a stop for a requeue: as at the time limit, unless that is short."""
+        limit_s = (self.time_limit_end or 0.0) - self._facts.start
+        return max(OWN_TEARDOWN_S, min(teardown_limit_s(self._plan.kill_wait_s), MOST_SAVE_SHARE * limit_s))
 
     def _stop_for_requeue(self) -> None:
         cause = "the time limit is near; the job will be requeued"
         sigterm_after_s = max(0.0, self._requeue_stop_in_s())
-        self._job_state.begin_stop("time_limit", cause, {"requeue": True}, sigterm_after_s=sigterm_after_s)
+        kill_after_s = max(OWN_TEARDOWN_S, self._requeue_kill_in_s() - sigterm_after_s)
+        self._job_state.begin_stop(
+            "time_limit", cause, {"requeue": True}, sigterm_after_s=sigterm_after_s, kill_after_s=kill_after_s
+        )
 
     def handle_end_signal(self) -> None:
         """Stop the job for a signal, once. The signal may also explain a stop that is already running."""
@@ -162,7 +189,7 @@ class StopReasons:
 
     def _stop_for_signal(self, name: str, text: str) -> None:
         end_query, signalled_at = self._job_tasks.slurm_end_query, self._job_tasks.first_signalled_at()
-        limit, now = self._time_limit_end, time.time()
+        limit, now = self.time_limit_end, time.time()
         late = limit is not None and limit - 2.0 <= now <= limit + LIMIT_OVERRUN_S
         external_end = end_query.query()
         end_query.record(external_end)

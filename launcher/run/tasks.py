@@ -62,7 +62,7 @@ class JobTasks:
         self._job, self._plan, self._facts, self._steps = job, job.plan, job.facts, job.steps
         self._job_state, self._signals = job.state, job.signals
         self._records = RunRecords(job.facts)
-        self.slurm_end_query = SlurmEndQuery(job, self.first_signalled_at)
+        self.slurm_end_query = SlurmEndQuery(job, self.first_signalled_at, self.ends)
         self.exit_reason_finder = job.exit_reason_finder()
         self._failures = TaskFailures()
         self._tasks = {planned.task.rank: planned.task for planned in job.plan.tasks}
@@ -224,6 +224,10 @@ class JobTasks:
                     was_signalled=self._job_state.stop is not None or self._task_groups[rank].kill_at is not None,
                     may_lack_records=self._job_state.find_why_incomplete() is not None,
                 )
+                host = self._facts.hosts[running.planned.task.node_index]
+                if (stop := end_query.node_stop(host)) is not None:
+                    save_stop = functools.partial(self._records.save_stop, running, stop)
+                    attempt_optional("write the reason for its end", save_stop)
                 save_record = functools.partial(self._records.save_exit, running.planned, running.restart, record)
                 attempt_optional("write its record", save_record)
             self._handle_end(running.planned, running.restart, record)
@@ -271,8 +275,8 @@ class JobTasks:
 
     def _is_on_a_failed_node(self, running: RunningTask) -> bool:
         """Whether the task's node has failed, so that no record will come from it."""
-        stop = self._job_state.stop
-        return stop is not None and self._facts.hosts[running.planned.task.node_index] in stop.nodes
+        stop, host = self._job_state.stop, self._facts.hosts[running.planned.task.node_index]
+        return host in self.slurm_end_query.failed_nodes or (stop is not None and host in stop.nodes)
 
     def _may_get_reason(self, running: RunningTask, record: Mapping[str, object]) -> bool:
         """Whether the task was signalled from outside and the signal has not reached this process yet.
@@ -313,7 +317,7 @@ class JobTasks:
             return
         group.failed = True
         is_ended_by_slurm = self.slurm_end_query.is_being_ended and end.reason in _EXTERNAL_REASONS
-        if restart < planned.restart_max and not is_ended_by_slurm:
+        if restart < planned.restart_max and not is_ended_by_slurm and end.reason != "node_failure":
             delay = planned.restart_backoff_s * (restart + 1)
             times = f"{restart + 1} of {planned.restart_max}"
             failed_part = f"rank {task.rank}" if len(group.tasks) > 1 else "it"

@@ -94,6 +94,12 @@ def read_first_start(manifest: Manifest) -> float | None:
     return None
 
 
+def read_submitted(run_dir: Path) -> float | None:
+    """When the job was submitted, epoch seconds; None if that is unknown."""
+    submitted = (run_files.read_json(run_dir / f"{job_id_of(run_dir)}.json") or {}).get("submitted")
+    return float(submitted) if isinstance(submitted, int | float) else None
+
+
 @contextlib.contextmanager
 def stop_request(run_dir: Path, user: str) -> Iterator[None]:
     """Record for the report that this user stops the job, unless that fails within the context.

@@ -208,6 +208,9 @@ class LocalSteps:
     def query_end(self) -> ExternalEnd:
         return ExternalEnd()
 
+    def read_time_limit_end(self) -> float | None:
+        return None
+
     def requeue(self) -> str | None:
         return "there is no queue on this machine"
 

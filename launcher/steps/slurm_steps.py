@@ -23,6 +23,7 @@ from exporter.workers.slurm_end_notice import (
     has_timed_out,
     parse_preemption_end,
     parse_slurm_end_notice,
+    parse_time_limit_end,
 )
 from launcher.errors import SlurmError, SlurmTimeoutError
 from launcher.plan.placeholders import nodes_variable
@@ -386,7 +387,7 @@ class SlurmSteps:
         if notice.reason is not None:
             return ExternalEnd(True, notice.reason, notice.cause, notice.failed_nodes)
         try:
-            text = run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
+            text = self._read_job()
         except SlurmError:
             return ExternalEnd(is_unanswered=True, failed_nodes=notice.failed_nodes)
         if has_timed_out(text):  # on a slow node the message follows long after the first signal to a worker
@@ -407,6 +408,16 @@ class SlurmSteps:
             time.sleep(ERROR_LOG_POLL_S)
             notice = parse_slurm_end_notice(self._read_new_errors())
         return notice
+
+    def read_time_limit_end(self) -> float | None:
+        try:
+            return parse_time_limit_end(self._read_job())
+        except SlurmError:
+            return None
+
+    def _read_job(self) -> str:
+        """What the controller says of the job. Raises SlurmError."""
+        return run_command(["scontrol", "show", "job", self._facts.job_id], timeout_s=ENDING_TIMEOUT_S)
 
     def requeue(self) -> str | None:
         try:

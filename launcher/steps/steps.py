@@ -105,6 +105,9 @@ class Steps(Protocol):
     def query_end(self) -> ExternalEnd:
         """Return what Slurm reports about the end of the job."""
 
+    def read_time_limit_end(self) -> float | None:
+        """When the time limit of the job ends now, epoch seconds: it may have been changed. None if unknown."""
+
     def requeue(self) -> str | None:
         """Requeue the job, which ends it here. Return the problem, or None."""
 

@@ -56,7 +56,7 @@ from exporter.slurm.queue import GarbledAnswerError, parse_queue
 from exporter.slurm.sources.hub_reader import HubAnswer
 from exporter.slurm.sources.rest_reader import parse_rest_jobs
 from exporter.web.config import parse_web_config
-from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice
+from exporter.workers.slurm_end_notice import parse_preemption_end, parse_slurm_end_notice, parse_time_limit_end
 from launcher.alerts.firing import parse_alertmanager, parse_prometheus, parse_receiver, parse_silences, render
 from launcher.alerts.trial import parse_counts
 from launcher.check.inputs import PARSERS as INPUT_PARSERS
@@ -162,6 +162,7 @@ NOTICE = "slurmstepd: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53 D
 GPU_METRICS = "time,index,utilization.gpu [%],memory.used [MiB],memory.total [MiB]\n1,0,5 %,10 MiB,81920 MiB\n"
 SLURM_SAMPLES = Path(__file__).parents[1] / "exporter" / "slurm" / "samples"
 SCONTROL = "JobId=2 JobState=RUNNING PreemptTime=2026-11-21T12:02:53 PreemptEligibleTime=None EndTime=Unknown\n"
+LIMITED = "JobId=2 JobState=RUNNING StartTime=2026-11-21T12:00:00 EndTime=2026-11-21T13:00:00 Deadline=N/A\n"
 DISTRIBUTED = text_of({"instances": [{"endpoint": "generate", "component": "prefill"}], "stats": {"prefill_count": 1}})
 
 ENDED = "gpu|lab|normal|1|n1|7|ada|COMPLETED|0:0|100|110|150|40|5|2|00:01|cpu=2,energy=9||job\n"
@@ -303,6 +304,9 @@ PARSERS = {
     "host list": Parser(parse_hostlist, damaged_text(["node[01-03,7],x", "a[1-2]b[3-4]"]), (SlurmError,)),
     "end notice of Slurm": Parser(parse_slurm_end_notice, damaged_text([NOTICE])),
     "preemption of Slurm": Parser(parse_preemption_end, damaged_text([SCONTROL])),
+    "time limit of Slurm": Parser(
+        parse_time_limit_end, damaged_text([SCONTROL.replace("Unknown", "2026-11-21T13:00:00")])
+    ),
     "readiness pages": Parser(
         lambda body: (parse_dynamo(body), parse_sglang(body), parse_models(body)),
         damaged([DISTRIBUTED, text_of({"data": [{"id": "m"}]})]),

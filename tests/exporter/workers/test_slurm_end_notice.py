@@ -9,6 +9,7 @@ from exporter.workers.slurm_end_notice import (
     has_timed_out,
     parse_preemption_end,
     parse_slurm_end_notice,
+    parse_time_limit_end,
 )
 
 AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
@@ -76,6 +77,20 @@ NOON, LATER, TOMORROW = "2026-11-21T12:00:00", "2026-11-21T12:02:08", "2026-11-2
 )
 def test_the_end_of_the_grace_time_of_a_preemption_is_known(text: str, end: str | None) -> None:
     assert parse_preemption_end(text) == (None if end is None else datetime.fromisoformat(end).timestamp())
+
+
+@pytest.mark.parametrize(
+    ("text", "end"),
+    [
+        (job_text(NOON, TOMORROW, "None"), TOMORROW),
+        (job_text(NOON, TOMORROW, "None") + job_text(NOON, LATER, "None"), LATER),  # two components
+        (job_text(NOON, "Unknown", "None"), None),
+        (job_text(NOON, "2026-11-31T12:00:00", "None"), None),
+        ("", None),
+    ],
+)
+def test_the_end_of_the_time_limit_is_known(text: str, end: str | None) -> None:
+    assert parse_time_limit_end(text) == (None if end is None else datetime.fromisoformat(end).timestamp())
 
 
 @pytest.mark.parametrize(

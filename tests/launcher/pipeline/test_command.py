@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from exporter.contract import run_files
+from launcher.pipeline.directory import PartState, pipeline_exit_status
 from launcher.track.selection import select
 from tests.launcher.sweep.test_directory import ENDED
 from tests.support.fake_slurm import BIN, FakeSlurm
@@ -212,6 +213,35 @@ def test_a_job_for_a_failure_that_did_not_happen_is_no_failure(pipeline: Pipelin
     done = pipeline.command("watch", "r8", "--once")
     assert "never (needs prep)" in done.stdout
     assert done.returncode == 0
+    pipeline.queue()
+    for state, known in (("CANCELLED", "JobState=CANCELLED\n"), ("UNKNOWN", "")):  # as the table says; then forgotten
+        pipeline.slurm.say("scontrol", "job", known)
+        for command in ("report", "watch"):
+            done = pipeline.command(command, "r8")
+            assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"2 jobs: 1 COMPLETED, 1 {state}")
+
+
+@pytest.mark.parametrize(
+    ("over", "before", "status"),
+    [
+        ({}, "COMPLETED", 0),
+        ({"points": {"CANCELLED": 3}}, "COMPLETED", 0),
+        ({"points": {"CANCELLED": 2, "COMPLETED": 1}}, "COMPLETED", 5),
+        ({"duration_s": 3.0}, "COMPLETED", 5),  # it had started
+        ({"after": {"prep": "ok"}}, "COMPLETED", 5),
+        ({"after": {"prep": "notok", "train": "ok"}}, "COMPLETED", 5),  # train failed
+        ({"after": {}}, "COMPLETED", 5),
+        ({}, "FAILED", 5),
+        ({"state": "FAILED"}, "COMPLETED", 1),
+    ],
+)
+def test_a_cancelled_job_is_no_failure_only_if_it_was_not_needed(
+    over: dict[str, Any], before: str, status: int
+) -> None:
+    prep = PartState("prep", "1", "/logs/1", before, {}, duration_s=9.0)
+    train = PartState("train", "2", "/logs/2", "FAILED" if "train" in over.get("after", {}) else "COMPLETED", {})
+    values: dict[str, Any] = {"state": "CANCELLED", "after": {"prep": "notok"}, **over}
+    assert pipeline_exit_status((PartState("mend", "3", "/logs/3", **values), prep, train)) == status
 
 
 def test_a_pipeline_is_known_by_its_directory_and_name(pipeline: Pipeline, monkeypatch: pytest.MonkeyPatch) -> None:

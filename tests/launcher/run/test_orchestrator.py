@@ -8,15 +8,18 @@ import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
+from unittest.mock import ANY, Mock
 
 import pytest
 
 from exporter.contract import run_files
 from exporter.contract.report import Report
 from exporter.contract.status import NodeStatus, WorkerEnd
+from exporter.workers.exit_reason import LIMIT_OVERRUN_S
+from exporter.workers.slurm_end_notice import CANCELLED, TIME_LIMIT
 from launcher.plan.plan import Plan, RunFacts
 from launcher.report.report import build_report, write_report
+from launcher.report.state import EXIT_STATUS
 from launcher.run import end_of_job
 from launcher.run.before.nodes_survey import PortReservation
 from launcher.run.end_of_job import (
@@ -84,10 +87,25 @@ def test_a_report_keeps_the_number_of_its_attempt(
         (REPORT_MARGIN_S + 20.0, 20.0),
         (REPORT_MARGIN_S, LEAST_VERIFY_S),
         (-5.0, LEAST_VERIFY_S),
+        (-LIMIT_OVERRUN_S - 1.0, VERIFY_S),  # it was extended, or is that of an earlier allocation
     ],
 )
 def test_the_verification_ends_before_the_time_limit(left_s: float | None, allowed_s: float) -> None:
     assert verification_s(None if left_s is None else 1000.0 + left_s, 1000.0) == allowed_s
+
+
+def test_the_end_of_a_job_knows_that_its_limit_was_extended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]})
+    facts, signals, end = RunFacts("1", run_dir, ("cn01",)), OrchestratorSignals(), Mock()
+    job = JobRun(load_plan(run_dir), facts, Mock(spec=Steps), JobState(facts, 30.0, signals), signals, 1000.0)
+    orchestrator = Orchestrator(job, PortReservation())
+    orchestrator._sidecars = Mock()
+    monkeypatch.setattr(
+        orchestrator, "_run_until_done", lambda: setattr(orchestrator._stop_reasons, "time_limit_end", 9000.0)
+    )
+    monkeypatch.setattr("launcher.run.orchestrator.EndOfJob", end)
+    orchestrator.run()
+    assert end.call_args.args[0].time_limit_end == 9000.0
 
 
 @pytest.mark.parametrize(("left_s", "is_over"), [(REPORT_MARGIN_S + 20.0, True), (3600.0, False)])
@@ -177,6 +195,40 @@ def test_a_job_that_cannot_be_requeued_leaves_no_secrets_and_no_running_runs(
     end._job_state.begin_stop("time_limit", "the time limit is near", {"requeue": True})
     end.finish(None, lambda: None, lambda: None)
     assert (ended, secrets.exists()) == ([True, False] if is_over else [True], not is_over)
+
+
+@pytest.mark.parametrize(
+    ("is_signalled", "answer", "state"),
+    [
+        (True, ExternalEnd(True, *CANCELLED), "CANCELLED"),
+        (True, ExternalEnd(True, *TIME_LIMIT), "TIMEOUT"),
+        (True, ExternalEnd(is_unanswered=True), "TIMEOUT"),
+        (False, ExternalEnd(True, *CANCELLED), "TIMEOUT"),
+    ],
+)
+def test_a_job_that_is_cancelled_after_its_workers_ended_is_not_requeued(
+    is_signalled: bool, answer: ExternalEnd, state: str, tmp_path: Path
+) -> None:
+    signals, sidecars, steps = OrchestratorSignals(), Mock(), Mock(spec=Steps)
+
+    def receive_signal(**_: object) -> None:
+        signals.end_signal = signal.SIGTERM
+
+    end = end_of(tmp_path, signals, sidecars)
+    end._steps, run_dir = steps, end._facts.run_dir
+    steps.query_end.return_value = answer
+    steps.requeue.side_effect = receive_signal
+    if is_signalled:
+        sidecars.end.side_effect = receive_signal
+    (run_dir / SECRETS_FILE).write_text("{}")
+    end._job_state.begin_stop("time_limit", "the time limit is near; the job will be requeued", {"requeue": True})
+    status = end.finish(None, lambda: None, lambda: None)
+    report, is_requeued = read_json(run_dir / run_files.REPORT_FILE), state == "TIMEOUT"
+    assert (report["state"], report["requeued"], status) == (state, is_requeued, EXIT_STATUS[state])
+    assert (steps.requeue.called, (run_dir / SECRETS_FILE).exists()) == (is_requeued, is_requeued)
+    if not is_requeued:
+        stopped = {"reason": "cancelled", "cause": "Slurm: cancelled (SIGTERM to the job)", "time": ANY}
+        assert (report["exit_status"], report["stopped"]) == (EXIT_STATUS[state], stopped)
 
 
 def test_a_job_that_slurm_ends_has_a_report_before_the_final_values(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from exporter.contract import run_files
 from launcher.plan.plan import RequeueRule, RunFacts
-from launcher.run.job_state import QUERY_MARGIN_S, JobRun, JobState, StopOrigin
+from launcher.run.job_state import OWN_TEARDOWN_S, QUERY_MARGIN_S, JobRun, JobState, StopOrigin
 from launcher.run.orchestrator import load_plan
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.stages import ReadinessState, Stages
-from launcher.run.stop_reasons import StopReasons
+from launcher.run.stop_reasons import REQUEUE_MARGIN_S, StopReasons
 from launcher.run.tasks import JobTasks
 from launcher.steps.steps import ExternalEnd, Steps
 from tests.support.launcher import settled_run_dir
@@ -30,6 +30,7 @@ class SignalledJob:
         plan, facts = load_plan(run_dir), RunFacts("1", run_dir, ("cn01",))
         self.steps, self.signals = Mock(spec=Steps), OrchestratorSignals()
         self.steps.query_end.return_value = ExternalEnd(**ending)
+        self.steps.read_time_limit_end.return_value = None
         self.signals.end_signal, self.signals.end_signal_at = signal.SIGTERM, time.monotonic()
         self.job_state = JobState(facts, 30.0, self.signals)
         job = JobRun(plan, facts, self.steps, self.job_state, self.signals)
@@ -43,15 +44,87 @@ class SignalledJob:
         return [json.loads(line)["event"] for line in self.events.read_text().splitlines()].count("signal")
 
 
+def near_its_limit(job: SignalledJob, left_s: float, job_id: str = "4459", kill_wait_s: float = 30.0) -> StopReasons:
+    """What stops this job, which runs in a queue, is to be requeued and has so many seconds of four hours left."""
+    reasons, job.signals.end_signal = job.stop_reasons, None
+    slurm = reasons._plan.slurm._replace(requeue=RequeueRule(preempted=False, time_limit=True, max=3))
+    reasons._plan = dataclasses.replace(reasons._plan, slurm=slurm, kill_wait_s=kill_wait_s)
+    reasons.time_limit_end, reasons._job_tasks = time.time() + left_s, Mock(busy=True)
+    reasons._facts = dataclasses.replace(reasons._facts, job_id=job_id, start=reasons.time_limit_end - 4 * 3600.0)
+    return reasons
+
+
 @pytest.mark.parametrize(("job_id", "is_stopped"), [("4459", True), ("local-1f2e", False)])
 def test_only_a_job_in_a_queue_is_stopped_for_a_requeue(job_id: str, is_stopped: bool, tmp_path: Path) -> None:
-    reasons = SignalledJob(tmp_path).stop_reasons
-    slurm = reasons._plan.slurm._replace(requeue=RequeueRule(preempted=False, time_limit=True, max=3))
-    reasons._plan = dataclasses.replace(reasons._plan, slurm=slurm)
-    reasons._facts = dataclasses.replace(reasons._facts, job_id=job_id)
-    reasons._time_limit_end, reasons._job_tasks = time.time() + 10.0, Mock(busy=True)
+    reasons = near_its_limit(SignalledJob(tmp_path), 10.0, job_id)
     reasons._stop_if_requeue_due()
     assert (reasons._job_state.stop is not None) == is_stopped
+
+
+@pytest.mark.parametrize(
+    ("kill_wait_s", "limit_s", "save_s"),
+    [
+        (30.0, 4 * 3600.0, 27.0),  # as long as workers have at the limit
+        (600.0, 4 * 3600.0, 597.0),
+        (600.0, 3600.0, 180.0),  # not the time in which the job should work
+        (30.0, 60.0, OWN_TEARDOWN_S),
+        (5.0, 4 * 3600.0, OWN_TEARDOWN_S),
+    ],
+)
+def test_a_job_that_is_requeued_has_time_to_save_and_leaves_time_for_the_report(
+    kill_wait_s: float, limit_s: float, save_s: float, tmp_path: Path
+) -> None:
+    job = SignalledJob(tmp_path)
+    for left_s, is_due in ((save_s + REQUEUE_MARGIN_S + 5.0, False), (save_s + REQUEUE_MARGIN_S, True)):
+        reasons = near_its_limit(job, left_s, kill_wait_s=kill_wait_s)
+        reasons._facts = dataclasses.replace(reasons._facts, start=time.time() + left_s - limit_s)
+        reasons._stop_if_requeue_due()
+        assert (job.job_state.stop is not None) is is_due
+    assert (job.job_state.deadline or 0.0) - time.monotonic() == pytest.approx(save_s, abs=2.0)
+
+
+def test_a_limit_that_was_extended_is_read_once_before_a_stop(tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    reasons = near_its_limit(job, 100.0)
+    first = reasons.time_limit_end or 0.0
+    job.steps.read_time_limit_end.return_value = first + 3600.0
+    reasons._stop_if_requeue_due()
+    job.steps.read_time_limit_end.assert_not_called()
+    reasons.time_limit_end = time.time() + 10.0
+    for _ in range(3):
+        reasons._stop_if_requeue_due()
+    job.steps.read_time_limit_end.assert_called_once()
+    assert (job.job_state.stop, reasons.time_limit_end) == (None, first + 3600.0)
+
+    job.steps.read_time_limit_end.return_value = reasons.time_limit_end = time.time() + 10.0
+    reasons._stop_if_requeue_due()
+    assert job.job_state.stop is not None
+
+
+def test_after_a_warning_the_workers_have_until_the_extended_limit(tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    reasons = near_its_limit(job, -600.0)
+    job.steps.read_time_limit_end.return_value = time.time() + 120.0
+    reasons._plan = dataclasses.replace(reasons._plan, slurm=reasons._plan.slurm._replace(signal="USR1@120"))
+    job.signals.warnings.add(signal.SIGUSR1)
+    reasons._job_tasks.warn_workers = Mock(return_value=1)  # type: ignore[method-assign]
+    reasons._forward_warnings()
+    assert (job.job_state.deadline or 0.0) - time.monotonic() == pytest.approx(120.0 - REQUEUE_MARGIN_S, abs=2.0)
+
+
+def test_workers_that_got_a_warning_before_a_requeue_have_the_same_end(tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    reasons = near_its_limit(job, 120.0)
+    reasons._stop_for_requeue()
+    now = time.monotonic()
+    assert job.job_state.sigterm_at - now == pytest.approx(120.0 - REQUEUE_MARGIN_S - 27.0, abs=2.0)
+    assert (job.job_state.deadline or 0.0) - now == pytest.approx(120.0 - REQUEUE_MARGIN_S, abs=2.0)
+
+
+def test_a_stop_for_a_requeue_that_comes_late_leaves_the_least_time_to_save(tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    near_its_limit(job, 30.0)._stop_if_requeue_due()
+    assert (job.job_state.deadline or 0.0) - time.monotonic() == pytest.approx(OWN_TEARDOWN_S, abs=2.0)
 
 
 def test_workers_are_terminated_if_slurm_is_not_ending_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

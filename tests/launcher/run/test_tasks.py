@@ -5,6 +5,7 @@ import errno
 import itertools
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -570,6 +571,75 @@ def test_the_failed_node_is_queried_until_its_tasks_have_a_reason(tmp_path: Path
     assert read_json(tmp_path / run_files.STATE_FILE)["stop"]["cause"] == "Slurm: node cn01 has failed"
 
 
+def on_a_failed_node(
+    folder: Path, answer: ExternalEnd, *, critical: bool, is_early_critical: bool = False
+) -> SimulatedJob:
+    """A job with a critical worker on one node, and one on a second node that failed. All may restart once.
+
+    A third one had completed there before, and may have been critical too.
+    """
+    plan = mpi_plan(["serve"])
+    workers = [("lead", 0, True), ("decode", 1, critical), ("early", 1, is_early_critical)]
+    tasks = tuple(
+        dataclasses.replace(
+            plan.tasks[node],
+            step="",
+            critical=needed,
+            restart_max=1,
+            restart_backoff_s=0.0,
+            task=dataclasses.replace(plan.tasks[node].task, worker=name, rank=rank, critical=needed),
+        )
+        for rank, (name, node, needed) in enumerate(workers)
+    )
+    manifest = dataclasses.replace(plan.manifest, run_dir=folder)
+    job = SimulatedJob(folder, dataclasses.replace(plan, tasks=tasks, manifest=manifest))
+    job.job_tasks.start(job.plan.tasks)
+    job.record_end(2, 0)
+    job.processes[2].poll.return_value = 0
+    job.job_tasks.reap()
+    job.steps.query_end.return_value = answer
+    job.processes[1].poll.return_value = 1
+    job.job_tasks.reap()
+    return job
+
+
+@pytest.mark.parametrize(
+    ("answer", "critical", "is_stopped"),
+    [
+        (ExternalEnd(failed_nodes=("cn01",)), False, False),
+        (ExternalEnd(failed_nodes=("cn01",)), True, True),
+        (ExternalEnd(ends_all=True, failed_nodes=("cn01",)), False, True),  # without `no-kill`
+        (ExternalEnd(is_unanswered=True, failed_nodes=("cn01",)), False, True),
+    ],
+)
+def test_a_failed_node_ends_a_job_that_slurm_ends_or_that_needs_the_node(
+    answer: ExternalEnd, critical: bool, is_stopped: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.run.tasks.RECORD_GRACE_S", 0.0)
+    job = on_a_failed_node(tmp_path, answer, critical=critical, is_early_critical=True)
+    stop = job.job_state.stop
+    assert (stop.nodes if stop is not None else None) == (("cn01",) if is_stopped else None)
+    assert job.job_tasks.ends[1].reason == "node_failure"
+
+
+def test_a_job_continues_without_the_workers_of_a_failed_node(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("launcher.run.tasks.RECORD_GRACE_S", 0.0)
+    job = on_a_failed_node(tmp_path, ExternalEnd(failed_nodes=("cn01",)), critical=False)
+    job.job_tasks.handle_task_groups()
+    assert (job.job_tasks.abandoned, len(job.processes)) == ({"decode": "solver"}, 3), "a restart would need the node"
+    assert job.job_tasks.ends[1].evidence[-1] == "node cn01 has failed"
+    job.processes[0].poll.return_value = 143
+    job.record_end(0, 143, **terminated())
+    start = time.monotonic()
+    for wait_s in (0.0, NOTICE_GRACE_S + 1.0, NOTICE_GRACE_S + 2.0):
+        monkeypatch.setattr("launcher.run.tasks.time.monotonic", lambda now=start + wait_s: now)
+        job.job_tasks.reap()
+    assert job.job_tasks.ends[0].reason == "cancelled", "it is on a node that has not failed"
+    assert (job.job_state.stop, capfd.readouterr().out.count("Node cn01 has failed")) == (None, 1)
+
+
 def test_a_step_without_a_record_is_terminated_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = FakeSlurm(tmp_path / "fake")
     for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
@@ -741,4 +811,7 @@ def test_the_slurm_end_query_reads_the_state_of_the_job(
         return scontrol_text
 
     monkeypatch.setattr(slurm_steps, "run_command", show)
-    assert SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path)).query_end() == expected
+    steps = SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path))
+    assert steps.query_end() == expected
+    shown = re.search("EndTime=([-0-9T:]+)", scontrol_text or "")
+    assert steps.read_time_limit_end() == (datetime.fromisoformat(shown[1]).timestamp() if shown else None)

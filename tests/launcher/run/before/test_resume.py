@@ -14,6 +14,7 @@ from launcher.plan.placeholders import task_environment
 from launcher.plan.plan import RunFacts
 from launcher.run.before.resume import find_checkpoint, may_resume
 from launcher.run.orchestrator import load_plan
+from tests.exporter.files.checkpoints.checkpoint_trees import START
 from tests.launcher.verify.checkpoint_files import LAYOUTS
 from tests.launcher.verify.test_checkpoint_damage import write_two
 from tests.support.launcher import gpujob, settled_run_dir
@@ -26,6 +27,7 @@ def found(tmp_path: Path, attempt: int, **over: object) -> tuple[Path, str]:
     job = {"name": "job", "workers": [{"role": "w", "command": "x"}], **over}
     run_dir = settled_run_dir(tmp_path, job)
     write_two(run_dir, "one_file")
+    run_files.write_json(run_dir / "local-1.json", {"submitted": START})
     (run_dir / "checkpoint_200.pt").write_bytes(LAYOUTS["one_file"](200)["checkpoint_200.pt"][:-9])
     plan, facts = load_plan(run_dir), RunFacts("1", run_dir, ("cn01",), attempt)
     return run_dir, find_checkpoint(plan, facts, lambda: False)
@@ -109,23 +111,33 @@ def test_a_restarted_worker_gets_what_the_job_has_saved_meanwhile(tmp_path: Path
 
 
 @pytest.mark.parametrize(
-    ("attempt", "start", "over", "is_found"),
+    ("attempt", "start", "submitted", "over", "is_found"),
     [
-        (0, -1.0, {}, True),
-        (0, 1.0, {}, False),  # an earlier job has left it
-        (0, 1.0, {"resume": True}, True),
-        (1, -1.0, {}, True),
-        (1, 1.0, {}, False),
-        (1, None, {}, True),  # nothing is known of the first attempt
+        (0, -1.0, -2.0, {}, True),
+        (0, 1.0, -2.0, {}, False),  # an earlier job has left it
+        (0, 1.0, -2.0, {"resume": True}, True),
+        (1, -1.0, -2.0, {}, True),
+        (1, 1.0, -2.0, {}, False),
+        (1, None, -2.0, {}, True),  # no worker is known to have started in the first attempt
+        (1, None, 1.0, {}, False),
+        (1, None, 1.0, {"resume": True}, True),
+        (1, None, None, {}, True),  # nothing is known of the first attempt
     ],
 )
 def test_only_a_job_that_resumes_continues_from_a_checkpoint_of_another_one(
-    attempt: int, start: float | None, over: dict[str, object], is_found: bool, tmp_path: Path
+    attempt: int,
+    start: float | None,
+    submitted: float | None,
+    over: dict[str, object],
+    is_found: bool,
+    tmp_path: Path,
 ) -> None:
-    """The job begins ``start`` seconds after the checkpoint was saved."""
+    """The job begins ``start`` and is submitted ``submitted`` seconds after the checkpoint was saved."""
     run_dir = settled_run_dir(tmp_path, {"name": "job", "workers": [{"role": "w", "command": "x"}], **over})
     write_two(run_dir, "one_file")
     saved = (run_dir / "checkpoint_200.pt").stat().st_mtime
+    submission = {} if submitted is None else {"submitted": saved + submitted}
+    run_files.write_json(run_dir / "local-1.json", submission)
     if attempt and start is not None:
         stem = run_files.record_name("w_w0", 0, 0, 0)
         run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{stem}.start.json", {"start": saved + start})
