@@ -113,13 +113,16 @@ def escape_placeholders(text: str) -> str:
 def fill_shell_text(text: str, safe_values: Mapping[str, str]) -> str:
     """Replace each placeholder by its variable in double quotes, so that it stays one word.
 
-    ``safe_values`` are values without meaning to a shell; they are inserted directly.
+    ``safe_values`` are values without meaning to a shell; they are inserted directly. ``${name}`` is the shell's own
+    variable and kept.
     """
     quote = ""
 
     def part(match: re.Match[str]) -> str:
         nonlocal quote
         token = match[0]
+        if token.startswith(("${", "\\${")):
+            return token
         if token[-1] in "'\"" and (len(token) == 1 or quote == "'"):  # a backslash is literal in single quotes
             quote = token[-1] if not quote else "" if quote == token[-1] else quote
         if match["literal"]:
@@ -129,7 +132,8 @@ def fill_shell_text(text: str, safe_values: Mapping[str, str]) -> str:
         variable = f"${{{VARIABLES[match['name']]}}}"
         return {"": f'"{variable}"', '"': variable, "'": f"'\"{variable}\"'"}[quote]
 
-    return re.sub(rf"\\.|['\"]|{_PLACEHOLDER.pattern}", part, text, flags=re.DOTALL)
+    own = r"\\?\$\{[A-Za-z_][A-Za-z0-9_]*\}"
+    return re.sub(rf"{own}|\\.|['\"]|{_PLACEHOLDER.pattern}", part, text, flags=re.DOTALL)
 
 
 def fill_template(plan: Plan, text: str, facts: RunFacts) -> str:

@@ -147,6 +147,23 @@ def test_a_value_anywhere_in_a_shell_command_is_never_code(place: str, tmp_path:
     assert not (tmp_path / "pwned").exists()
 
 
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        ("rank=a; echo ${rank} \"${rank}/b\" '${rank}'", "a a/b ${rank}\n"),
+        ('for output_dir in x y; do echo "${output_dir}.json"; done', "x.json\ny.json\n"),
+        ('rank=a; export rank; bash -c "echo \\${rank}-{rank} $rank"', "a-0 a\n"),
+        ("echo '${{rank}}' \"{{rank}}\"", "${rank} {rank}\n"),
+    ],
+)
+def test_a_variable_of_the_shell_itself_is_kept(command: str, printed: str) -> None:
+    argv, variables = argv_and_environment({"command": command, "shell": True})
+    done = subprocess.run(
+        argv, env=clean_environment(**variables), capture_output=True, text=True, check=False, timeout=20
+    )
+    assert (done.stdout, done.stderr) == (printed, "")
+
+
 def test_the_environment_names_the_worker_and_its_directories() -> None:
     spec = job_spec(
         name="my job",
