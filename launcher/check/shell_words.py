@@ -9,7 +9,7 @@ from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.role_programs import environment_of, program_command
 from launcher.jobfile.resources import command_argv
-from launcher.plan.placeholders import SHELLS, shell_text_index
+from launcher.plan.placeholders import SHELLS, VARIABLES, shell_text_index, unfilled_placeholders
 from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, TaskPlan
 from launcher.planner.planned_job import PlannedJob
 
@@ -69,6 +69,9 @@ def check_shell_words(planned_job: PlannedJob, place: str, planned: TaskPlan) ->
     known, fix = {*environment_of(planned_job, planned)}, fix_without_shell(planned_job, planned)
     if argv and os.path.basename(argv[0]) not in (*SHELLS, "env"):  # a launcher such as torchrun starts the shell
         known |= _LAUNCHER_VARIABLES
+    for name in unfilled_placeholders(argv[text_index]) if text_index is not None else ():
+        message = f"{{{name}}} stays as it is after <<'EOF'; leave out its quotes, or read {VARIABLES[name]} there"
+        yield finding.warning("not-expanded", place, message)
     for index, word in enumerate(argv):
         names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
         own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | known

@@ -67,3 +67,11 @@ def test_shell_syntax_that_no_shell_reads_is_a_warning(command: str, words: str 
     found = list(check_variables(planned_job(tmp_path, workers=[{"command": command}])))
     message = f"{words} the program as text, since no shell is involved; for shell syntax use `shell: true`"
     assert [(item.code, item.message) for item in found] == ([] if words is None else [("shell-syntax", message)])
+
+
+def test_a_placeholder_in_a_quoted_here_document_is_a_warning(tmp_path: Path) -> None:
+    text = "cat <<'EOF' <<B\n{rank} {host_0} {{role}} $X\nEOF\n{rank}\nB\n# {role}"
+    found = list(check_variables(planned_job(tmp_path, workers=[{"command": text, "shell": True}])))
+    message = "{rank} stays as it is after <<'EOF'; leave out its quotes, or read GPUJOB_RANK there"
+    assert ("not-expanded", message) in [(item.code, item.message) for item in found]
+    assert [item.code for item in found].count("not-expanded") == 1
