@@ -11,15 +11,21 @@ from launcher.check.role_programs import environment_of, program_command
 from launcher.jobfile.resources import command_argv
 from launcher.plan.placeholders import SHELLS, VARIABLES, shell_text_index, unfilled_placeholders
 from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, TaskPlan
+from launcher.plan.shell_text import expanded_variables
 from launcher.planner.planned_job import PlannedJob
 
 _VARIABLE = re.compile(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-_ASSIGNMENT = re.compile(
-    r"(?:^|[\s;&|(])(?:export\s+|local\s+|read\s+(?:-\w+\s+)*|for\s+)?([A-Za-z_]\w*)(?==|\s+in\s|\s*[;\n])"
+_ASSIGNMENT = re.compile(r"(?:^|[\s;&|(`])([A-Za-z_]\w*)(?=(?:\[[^]\s]*\])?\+?=)|\$\{([A-Za-z_]\w*):?=")
+# commands whose words are names of variables, as in `for NAME in`, `read -r NAME NAME` and `printf -v NAME`
+_NAMING = re.compile(
+    r"(?:^|[\s;&|(`])(?:for|select|read|export|local|declare|typeset|readonly|mapfile|readarray|getopts|printf\s+-v)"
+    r"(?=\s)([^;|&<>\n]*)"
 )
+_NAMED = re.compile(r"(?<=\s)[A-Za-z_]\w*(?![^\s=])")
 _SLURM_PREFIXES = ("SLURM_", "GPUJOB_", "CUDA_VISIBLE_DEVICES")
 _SHELL_VARIABLES = {
-    *("HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY")
+    *("HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY"),
+    *("EUID", "PPID", "OPTARG", "OPTIND", "EPOCHSECONDS"),
 }
 _LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -69,23 +75,31 @@ def check_shell_words(planned_job: PlannedJob, place: str, planned: TaskPlan) ->
     known, fix = {*environment_of(planned_job, planned)}, fix_without_shell(planned_job, planned)
     if argv and os.path.basename(argv[0]) not in (*SHELLS, "env"):  # a launcher such as torchrun starts the shell
         known |= _LAUNCHER_VARIABLES
-    for name in unfilled_placeholders(argv[text_index]) if text_index is not None else ():
-        message = f"{{{name}}} stays as it is after <<'EOF'; leave out its quotes, or read {VARIABLES[name]} there"
-        yield finding.warning("not-expanded", place, message)
-    for index, word in enumerate(argv):
-        names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
-        own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | known
-        for name in names:
-            if text_index is None:
-                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
-                yield finding.warning("not-expanded", place, message)
-            elif index == text_index and name not in own and not name.startswith(_SLURM_PREFIXES):
+    if text_index is not None:
+        text = argv[text_index]
+        for name in unfilled_placeholders(text):
+            message = f"{{{name}}} stays as it is after <<'EOF'; leave out its quotes, or read {VARIABLES[name]} there"
+            yield finding.warning("not-expanded", place, message)
+        own = _own_variables(text) | _SHELL_VARIABLES | known
+        for name in expanded_variables(text):
+            if name not in own and not name.startswith(_SLURM_PREFIXES):
                 message = f"${name} is not set here and would be empty; export it, or set it in `env`"
                 yield finding.warning("no-variable", place, message)
-    if text_index is None and (found := dict.fromkeys(word for word in argv[1:] if _OPERATOR.fullmatch(word))):
+        return
+    for word in argv:
+        for name in dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)):
+            message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
+            yield finding.warning("not-expanded", place, message)
+    if found := dict.fromkeys(word for word in argv[1:] if _OPERATOR.fullmatch(word)):
         shown = ", ".join(f'"{word}"' for word in found)
         message = f"{shown} {'reaches' if len(found) == 1 else 'reach'} the program as text, since no shell is involved"
         yield finding.warning("shell-syntax", place, f"{message}; for shell syntax use {fix}")
+
+
+def _own_variables(text: str) -> set[str]:
+    """Variables that a shell's text may set itself."""
+    given = {first or second for first, second in _ASSIGNMENT.findall(text)}
+    return given.union(*(_NAMED.findall(words) for words in _NAMING.findall(text)))
 
 
 def fix_without_shell(planned_job: PlannedJob, planned: TaskPlan) -> str:

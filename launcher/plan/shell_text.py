@@ -39,6 +39,13 @@ def shell_tokens(text: str) -> tuple[tuple[re.Match[str], str], ...]:
     return tuple(_scan(text, 0, len(text), CODE))
 
 
+def expanded_variables(text: str) -> tuple[str, ...]:
+    """Names of the variables that the shell expands."""
+    unexpanded = (SINGLE, ANSI, LITERAL_DOCUMENT)
+    found = (match["variable"] for match, around in shell_tokens(text) if around not in unexpanded)
+    return tuple(dict.fromkeys(name for name in found if name))
+
+
 def _scan(text: str, position: int, end: int, base: str) -> Iterator[tuple[re.Match[str], str]]:
     """Tokens of a part of the text; ``base`` is what is around it."""
     parts, documents = [("", base)], list[re.Match[str]]()  # open parts, innermost last; documents after this line

@@ -75,3 +75,24 @@ def test_a_placeholder_in_a_quoted_here_document_is_a_warning(tmp_path: Path) ->
     message = "{rank} stays as it is after <<'EOF'; leave out its quotes, or read GPUJOB_RANK there"
     assert ("not-expanded", message) in [(item.code, item.message) for item in found]
     assert [item.code for item in found].count("not-expanded") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("free | awk '{print $NF}'; echo \"$NF\" '$X'", ["NF"]),
+        ("read -r a b < f; echo $a $b ${c}", ["c"]),
+        ("while IFS=, read -r -p 'which? ' a b; do echo \"$a$b\"; done", []),
+        ("for x in $ALL; do echo $x; done", ["ALL"]),
+        ("export A=$B C; A+=1 D=2; echo $A $C $D", ["B"]),
+        ("local a b=$c; mapfile -t lines; printf -v text %s x; echo $a $b $lines $text", ["c"]),
+        (": ${CACHE:=/tmp}; echo $CACHE", []),
+        ("cat <<'EOF'\n$X\nEOF\ncat <<EOF\n$Y \\$Z 'it' $V\nEOF\n# don't $W", ["Y", "V"]),
+        ("while getopts ab: flag; do echo $flag $OPTARG; done", []),
+        ("echo A; echo $A", ["A"]),
+    ],
+)
+def test_a_variable_that_nothing_sets_is_a_warning(text: str, names: list[str], tmp_path: Path) -> None:
+    found = list(check_variables(planned_job(tmp_path, workers=[{"command": text, "shell": True}])))
+    message = "is not set here and would be empty; export it, or set it in `env`"
+    assert [(item.code, item.message) for item in found] == [("no-variable", f"${name} {message}") for name in names]
