@@ -13,6 +13,7 @@ from pathlib import Path
 from exporter.contract.lazy_dataclass import dataclass
 from launcher.plan.placeholders import fill_placeholders, placeholder_values, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
+from launcher.programs.environment import GIVEN_PREFIX
 
 PYXIS, APPTAINER, ENROOT = "pyxis", "apptainer", "enroot"
 PACKAGES_IN_CONTAINER = (
@@ -145,6 +146,17 @@ def container_worker_argv(plan: Plan, planned: TaskPlan, facts: RunFacts, comman
         argv += ["--env", name]
     # enroot has no option for the working directory
     return [*argv, plan.container.image, "sh", "-c", 'cd "$0" && exec "$@"', workdir, *command]
+
+
+def container_variables(plan: Plan, planned: TaskPlan, variables: Mapping[str, str]) -> dict[str, str]:
+    """Further variables with which a task's own ones override those of its image.
+
+    No image has variables of gpujob and Slurm, and the wrapper sets those of GPUs.
+    """
+    if container_runtime(plan, planned) != PYXIS:
+        return {}
+    left_alone = ("GPUJOB_", "SLURM_", "CUDA_VISIBLE_DEVICES")
+    return {f"{GIVEN_PREFIX}{name}": value for name, value in variables.items() if not name.startswith(left_alone)}
 
 
 def _forwarded_variables(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
