@@ -31,6 +31,10 @@ _ENROOT_STEP_SCRIPT = (
     "for name in $(env | sed -n 's/^\\(\\(SLURM\\|PMI\\|PMIX\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); "
     'do set -- --env "$name" "$@"; done; exec enroot start "$@"'
 )  # starts an MPI rank with the variables by which Slurm connects the ranks
+# before the names of variables that override those of the image
+_GIVEN_PREFIXES = {PYXIS: GIVEN_PREFIX, APPTAINER: "APPTAINERENV_"}
+_EVALUATED = re.compile(r"[$`\\]")  # what Apptainer evaluates in them as a shell does
+_OF_RUNTIME = ("PATH", "LD_LIBRARY_PATH")  # Apptainer passes neither on, and itself needs those of the node
 
 
 @dataclass(frozen=True)
@@ -148,15 +152,21 @@ def container_worker_argv(plan: Plan, planned: TaskPlan, facts: RunFacts, comman
     return [*argv, plan.container.image, "sh", "-c", 'cd "$0" && exec "$@"', workdir, *command]
 
 
-def container_variables(plan: Plan, planned: TaskPlan, variables: Mapping[str, str]) -> dict[str, str]:
-    """Further variables with which a task's own ones override those of its image.
+def container_environment(plan: Plan, planned: TaskPlan, variables: Mapping[str, str]) -> dict[str, str]:
+    """A task's variables as they reach it in its container, also where the image has others.
 
     No image has variables of gpujob and Slurm, and the wrapper sets those of GPUs.
     """
-    if container_runtime(plan, planned) != PYXIS:
-        return {}
-    left_alone = ("GPUJOB_", "SLURM_", "CUDA_VISIBLE_DEVICES")
-    return {f"{GIVEN_PREFIX}{name}": value for name, value in variables.items() if not name.startswith(left_alone)}
+    runtime = container_runtime(plan, planned)
+    if runtime not in (PYXIS, APPTAINER):
+        return dict(variables)
+    prefix, left_alone = _GIVEN_PREFIXES[runtime], ("GPUJOB_", "SLURM_", "CUDA_VISIBLE_DEVICES")
+    given = {f"{prefix}{name}": value for name, value in variables.items() if not name.startswith(left_alone)}
+    if runtime == PYXIS:
+        return {**variables, **given}
+    if any(_EVALUATED.search(value) for value in given.values()):
+        given["APPTAINER_NO_EVAL"] = "1"  # since 1.1; not always, since a site may have `$` in variables of its own
+    return {**{name: value for name, value in variables.items() if name not in _OF_RUNTIME}, **given}
 
 
 def _forwarded_variables(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:
