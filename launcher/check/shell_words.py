@@ -8,6 +8,7 @@ from pathlib import Path
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.role_programs import environment_of, program_command
+from launcher.jobfile.redaction import is_secret_name
 from launcher.jobfile.resources import command_argv
 from launcher.plan.placeholders import SHELLS, VARIABLES, shell_text_index, unfilled_placeholders
 from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, TaskPlan
@@ -87,13 +88,49 @@ def check_shell_words(planned_job: PlannedJob, place: str, planned: TaskPlan) ->
                 yield finding.warning("no-variable", place, message)
         return
     for word in argv:
-        for name in dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)):
-            message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
+        for name in _variables_in(word):
+            message = f"{_unexpanded(name)}; use a placeholder, or {fix}"
             yield finding.warning("not-expanded", place, message)
     if found := dict.fromkeys(word for word in argv[1:] if _OPERATOR.fullmatch(word)):
         shown = ", ".join(f'"{word}"' for word in found)
         message = f"{shown} {'reaches' if len(found) == 1 else 'reach'} the program as text, since no shell is involved"
         yield finding.warning("shell-syntax", place, f"{message}; for shell syntax use {fix}")
+
+
+def check_unexpanded_values(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    """Warn about ``$NAME`` in values of variables, which programs get as they are."""
+    spec = planned_job.spec
+    parts = [("env", spec.env), *((f"workers ({workers.role}).env", workers.env) for workers in spec.workers)]
+    parts += [(f"{key}.env", part.env) for key, part in spec.processes()]
+    for place, variables in parts:
+        for variable, value in variables.items():
+            for name in () if is_secret_name(variable) else _variables_in(value):
+                yield finding.warning("not-expanded", f"{place}.{variable}", f"{_unexpanded(name)}; write its value")
+
+
+def check_unexpanded_paths(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    """Refuse ``$NAME`` in directories, the model and the image: it would be part of the name."""
+    spec, cluster, container = planned_job.spec, planned_job.cluster, planned_job.spec.container
+    texts = {
+        "workdir": spec.workdir,
+        **{f"paths.{key}": getattr(spec.paths, key) for key in ("output_dir", "checkpoint_dir", "log_dir")},
+        **{key: getattr(cluster, key) for key in ("logs_dir", "target_dir", "registry_dir")},
+        "model.path": spec.model.path if spec.model else None,
+        "container.image": container.image if container else None,
+    }
+    for place, text in texts.items():
+        for name in _variables_in(text or ""):
+            message = f'{_unexpanded(name)}; write its value, or "~" for a home directory'
+            yield finding.error("not-expanded", place, message)
+
+
+def _unexpanded(name: str) -> str:
+    return f"${name} is not expanded, since no shell is involved"
+
+
+def _variables_in(text: str) -> tuple[str, ...]:
+    """Variables of a text that a shell would expand."""
+    return tuple(dict.fromkeys(first or second for first, second in _VARIABLE.findall(text)))
 
 
 def _own_variables(text: str) -> set[str]:

@@ -1,11 +1,12 @@
 """Words of a command that only a shell would understand."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher.check.preflight import check_commands, check_variables
-from tests.launcher.check.planned_jobs import planned_job
+from launcher.check.preflight import check_commands, check_directories, check_variables
+from tests.launcher.check.planned_jobs import planned_job, summaries
 
 NO_SHELL = "is a command of the shell and no shell is involved"
 ACTIVATE = "activate the environment in this shell before you start gpujob"
@@ -96,3 +97,47 @@ def test_a_variable_that_nothing_sets_is_a_warning(text: str, names: list[str], 
     found = list(check_variables(planned_job(tmp_path, workers=[{"command": text, "shell": True}])))
     message = "is not set here and would be empty; export it, or set it in `env`"
     assert [(item.code, item.message) for item in found] == [("no-variable", f"${name} {message}") for name in names]
+
+
+def test_a_variable_in_a_value_of_a_variable_is_a_warning(tmp_path: Path) -> None:
+    over: dict[str, Any] = {
+        "env": {"HF_HOME": "$SCRATCH/hf", "PLAIN": "5$ \\\\$X", "MY_TOKEN": "pa$word"},
+        "workers": [{"command": "true", "env": {"PYTHONPATH": "/x:${PYTHONPATH}:$PYTHONPATH"}}],
+        "backend": {"env": {"A": "$1 $B"}},
+    }
+    found = [
+        (item.code, item.status, item.place, item.message) for item in check_variables(planned_job(tmp_path, **over))
+    ]
+    assert found == [
+        ("not-expanded", "warning", place, f"${name} is not expanded, since no shell is involved; write its value")
+        for place, name in (
+            ("env.HF_HOME", "SCRATCH"),
+            ("workers (worker).env.PYTHONPATH", "PYTHONPATH"),
+            ("backend.env.A", "B"),
+        )
+    ]
+
+
+def test_a_variable_in_a_directory_is_an_error(tmp_path: Path) -> None:
+    over: dict[str, Any] = {
+        "paths": {"output_dir": "$SCRATCH/out", "log_dir": "l$"},
+        "container": {"image": "$IMAGES/a.sif"},
+    }
+    cluster = {"logs_dir": "/tmp/$USER/logs", "target_dir": "${T}", "registry_dir": "$R"}
+    items = list(check_directories(planned_job(tmp_path, cluster=cluster, model={"path": "$M/m"}, **over)))
+    places = ("paths.output_dir", "logs_dir", "target_dir", "registry_dir", "model.path", "container.image")
+    assert summaries(items) == [
+        *(("not-expanded", "error", place) for place in places),
+        ("writable", "ok", "paths.log_dir"),
+    ]
+    why = 'is not expanded, since no shell is involved; write its value, or "~" for a home directory'
+    assert [items[0].message, items[2].message] == [f"$SCRATCH {why}", f"$T {why}"]
+    assert summaries(check_directories(planned_job(tmp_path, workdir="$W")), "error") == [
+        ("not-expanded", "error", "workdir")
+    ]
+
+
+def test_a_program_that_is_not_on_the_path_of_the_job_file_is_searched_for_there(tmp_path: Path) -> None:
+    over: dict[str, Any] = {"env": {"PATH": "/opt/bin:$PATH"}, "workers": [{"command": "python3 x.py"}]}
+    messages = [item.message for item in check_commands(planned_job(tmp_path, **over)) if item.code == "no-program"]
+    assert messages == ['"python3" is not in "/opt/bin:$PATH", the PATH of `env`; correct that, or give its full path']
