@@ -32,7 +32,13 @@ from launcher.check.role_programs import (
     modules_not_found,
     role_commands,
 )
-from launcher.check.shell_words import check_shell_words, is_shell_word, shell_word_problem
+from launcher.check.shell_words import (
+    check_shell_words,
+    check_unexpanded_paths,
+    check_unexpanded_values,
+    is_shell_word,
+    shell_word_problem,
+)
 from launcher.check.unknown_placeholders import check_placeholders
 from launcher.jobfile.resources import command_argv
 from launcher.plan.plan import BALANCER, BENCHMARK, FRONTENDS, INFRA, WORKERS, Plan, TaskPlan
@@ -132,11 +138,13 @@ def _missing_program(planned_job: PlannedJob, place: str, planned: TaskPlan, pro
     """Place that requires a missing program, and a message with a fix."""
     at, who = _origin(planned_job, planned, program) or (place, "")
     if not who:
+        if problem := shell_word_problem(planned_job, planned, program):
+            return at, problem
+        if (path := planned.env.get("PATH")) is not None and "/" not in program:
+            return at, f'"{program}" is not in "{path}", the PATH of `env`; correct that, or give its full path'
         fix = UNLESS_ON_NODES if may_be_on_nodes(planned_job, program) else ""
         fix += "check its spelling" if os.path.isabs(program) else "check its spelling, or give its full path"
-        return at, shell_word_problem(planned_job, planned, program) or (
-            f'"{program}" is not a program on this machine; {fix}'
-        )
+        return at, f'"{program}" is not a program on this machine; {fix}'
     return at, f'{who} needs "{program}" on PATH; activate the environment that has it'
 
 
@@ -187,6 +195,7 @@ def check_variables(planned_job: PlannedJob) -> Iterator[CheckFinding]:
             yield finding.ok("variable", "environment.required", f"{name} is set")
     for place, planned, _ in role_commands(planned_job):
         yield from check_shell_words(planned_job, place, planned)
+    yield from check_unexpanded_values(planned_job)
 
 
 # -- resources -----------------------------------------------------------------------------------
@@ -212,11 +221,15 @@ def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> Ch
 
 def check_directories(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     """Check the directories where the job runs and writes."""
-    plan = planned_job.plan
-    if not Path(plan.workdir).is_dir():
+    plan, unexpanded = planned_job.plan, list(check_unexpanded_paths(planned_job))
+    yield from unexpanded
+    wrong = {item.place for item in unexpanded}
+    if "workdir" not in wrong and not Path(plan.workdir).is_dir():
         message = f'"{plan.workdir}" is not a directory; create it or leave workdir out'
         yield finding.error("no-workdir", "workdir", message)
     for place, directory in written_directories(plan):
+        if place in wrong:
+            continue
         if problem := _unwritable_reason(Path(directory)):
             yield finding.error("not-writable", place, problem)
         elif place == "logs_dir" and (problem := distrust_directory(Path(directory), read_trusted_owners)):

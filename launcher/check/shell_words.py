@@ -8,18 +8,25 @@ from pathlib import Path
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
 from launcher.check.role_programs import environment_of, program_command
+from launcher.jobfile.redaction import is_secret_name
 from launcher.jobfile.resources import command_argv
-from launcher.plan.placeholders import SHELLS, shell_text_index
+from launcher.plan.placeholders import SHELLS, VARIABLES, shell_text_index, unfilled_placeholders
 from launcher.plan.plan import BENCHMARK, FRONTENDS, WORKERS, TaskPlan
+from launcher.plan.shell_text import expanded_variables
 from launcher.planner.planned_job import PlannedJob
 
 _VARIABLE = re.compile(r"(?<!\\)\$(?:\{([A-Za-z_]\w*)\}|([A-Za-z_]\w*))")
-_ASSIGNMENT = re.compile(
-    r"(?:^|[\s;&|(])(?:export\s+|local\s+|read\s+(?:-\w+\s+)*|for\s+)?([A-Za-z_]\w*)(?==|\s+in\s|\s*[;\n])"
+_ASSIGNMENT = re.compile(r"(?:^|[\s;&|(`])([A-Za-z_]\w*)(?=(?:\[[^]\s]*\])?\+?=)|\$\{([A-Za-z_]\w*):?=")
+# commands whose words are names of variables, as in `for NAME in`, `read -r NAME NAME` and `printf -v NAME`
+_NAMING = re.compile(
+    r"(?:^|[\s;&|(`])(?:for|select|read|export|local|declare|typeset|readonly|mapfile|readarray|getopts|printf\s+-v)"
+    r"(?=\s)([^;|&<>\n]*)"
 )
+_NAMED = re.compile(r"(?<=\s)[A-Za-z_]\w*(?![^\s=])")
 _SLURM_PREFIXES = ("SLURM_", "GPUJOB_", "CUDA_VISIBLE_DEVICES")
 _SHELL_VARIABLES = {
-    *("HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY")
+    *("HOME", "PWD", "OLDPWD", "RANDOM", "SECONDS", "HOSTNAME", "UID", "IFS", "LINENO", "BASHPID", "REPLY"),
+    *("EUID", "PPID", "OPTARG", "OPTIND", "EPOCHSECONDS"),
 }
 _LAUNCHER_VARIABLES = {"RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}
 
@@ -69,20 +76,67 @@ def check_shell_words(planned_job: PlannedJob, place: str, planned: TaskPlan) ->
     known, fix = {*environment_of(planned_job, planned)}, fix_without_shell(planned_job, planned)
     if argv and os.path.basename(argv[0]) not in (*SHELLS, "env"):  # a launcher such as torchrun starts the shell
         known |= _LAUNCHER_VARIABLES
-    for index, word in enumerate(argv):
-        names = list(dict.fromkeys(first or second for first, second in _VARIABLE.findall(word)))
-        own = set(_ASSIGNMENT.findall(word)) | _SHELL_VARIABLES | known
-        for name in names:
-            if text_index is None:
-                message = f"${name} is not expanded, since no shell is involved; use a placeholder, or {fix}"
-                yield finding.warning("not-expanded", place, message)
-            elif index == text_index and name not in own and not name.startswith(_SLURM_PREFIXES):
+    if text_index is not None:
+        text = argv[text_index]
+        for name in unfilled_placeholders(text):
+            message = f"{{{name}}} stays as it is after <<'EOF'; leave out its quotes, or read {VARIABLES[name]} there"
+            yield finding.warning("not-expanded", place, message)
+        own = _own_variables(text) | _SHELL_VARIABLES | known
+        for name in expanded_variables(text):
+            if name not in own and not name.startswith(_SLURM_PREFIXES):
                 message = f"${name} is not set here and would be empty; export it, or set it in `env`"
                 yield finding.warning("no-variable", place, message)
-    if text_index is None and (found := dict.fromkeys(word for word in argv[1:] if _OPERATOR.fullmatch(word))):
+        return
+    for word in argv:
+        for name in _variables_in(word):
+            message = f"{_unexpanded(name)}; use a placeholder, or {fix}"
+            yield finding.warning("not-expanded", place, message)
+    if found := dict.fromkeys(word for word in argv[1:] if _OPERATOR.fullmatch(word)):
         shown = ", ".join(f'"{word}"' for word in found)
         message = f"{shown} {'reaches' if len(found) == 1 else 'reach'} the program as text, since no shell is involved"
         yield finding.warning("shell-syntax", place, f"{message}; for shell syntax use {fix}")
+
+
+def check_unexpanded_values(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    """Warn about ``$NAME`` in values of variables, which programs get as they are."""
+    spec = planned_job.spec
+    parts = [("env", spec.env), *((f"workers ({workers.role}).env", workers.env) for workers in spec.workers)]
+    parts += [(f"{key}.env", part.env) for key, part in spec.processes()]
+    for place, variables in parts:
+        for variable, value in variables.items():
+            for name in () if is_secret_name(variable) else _variables_in(value):
+                yield finding.warning("not-expanded", f"{place}.{variable}", f"{_unexpanded(name)}; write its value")
+
+
+def check_unexpanded_paths(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    """Refuse ``$NAME`` in directories, the model and the image: it would be part of the name."""
+    spec, cluster, container = planned_job.spec, planned_job.cluster, planned_job.spec.container
+    texts = {
+        "workdir": spec.workdir,
+        **{f"paths.{key}": getattr(spec.paths, key) for key in ("output_dir", "checkpoint_dir", "log_dir")},
+        **{key: getattr(cluster, key) for key in ("logs_dir", "target_dir", "registry_dir")},
+        "model.path": spec.model.path if spec.model else None,
+        "container.image": container.image if container else None,
+    }
+    for place, text in texts.items():
+        for name in _variables_in(text or ""):
+            message = f'{_unexpanded(name)}; write its value, or "~" for a home directory'
+            yield finding.error("not-expanded", place, message)
+
+
+def _unexpanded(name: str) -> str:
+    return f"${name} is not expanded, since no shell is involved"
+
+
+def _variables_in(text: str) -> tuple[str, ...]:
+    """Variables of a text that a shell would expand."""
+    return tuple(dict.fromkeys(first or second for first, second in _VARIABLE.findall(text)))
+
+
+def _own_variables(text: str) -> set[str]:
+    """Variables that a shell's text may set itself."""
+    given = {first or second for first, second in _ASSIGNMENT.findall(text)}
+    return given.union(*(_NAMED.findall(words) for words in _NAMING.findall(text)))
 
 
 def fix_without_shell(planned_job: PlannedJob, planned: TaskPlan) -> str:

@@ -13,6 +13,7 @@ from pathlib import Path
 from exporter.contract.lazy_dataclass import dataclass
 from launcher.plan.placeholders import fill_placeholders, placeholder_values, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
+from launcher.programs.environment import GIVEN_PREFIX
 
 PYXIS, APPTAINER, ENROOT = "pyxis", "apptainer", "enroot"
 PACKAGES_IN_CONTAINER = (
@@ -30,6 +31,10 @@ _ENROOT_STEP_SCRIPT = (
     "for name in $(env | sed -n 's/^\\(\\(SLURM\\|PMI\\|PMIX\\)_[A-Za-z0-9_]*\\)=.*/\\1/p'); "
     'do set -- --env "$name" "$@"; done; exec enroot start "$@"'
 )  # starts an MPI rank with the variables by which Slurm connects the ranks
+# before the names of variables that override those of the image
+_GIVEN_PREFIXES = {PYXIS: GIVEN_PREFIX, APPTAINER: "APPTAINERENV_"}
+_EVALUATED = re.compile(r"[$`\\]")  # what Apptainer evaluates in them as a shell does
+_OF_RUNTIME = ("PATH", "LD_LIBRARY_PATH")  # Apptainer passes neither on, and itself needs those of the node
 
 
 @dataclass(frozen=True)
@@ -145,6 +150,23 @@ def container_worker_argv(plan: Plan, planned: TaskPlan, facts: RunFacts, comman
         argv += ["--env", name]
     # enroot has no option for the working directory
     return [*argv, plan.container.image, "sh", "-c", 'cd "$0" && exec "$@"', workdir, *command]
+
+
+def container_environment(plan: Plan, planned: TaskPlan, variables: Mapping[str, str]) -> dict[str, str]:
+    """A task's variables as they reach it in its container, also where the image has others.
+
+    No image has variables of gpujob and Slurm, and the wrapper sets those of GPUs.
+    """
+    runtime = container_runtime(plan, planned)
+    if runtime not in (PYXIS, APPTAINER):
+        return dict(variables)
+    prefix, left_alone = _GIVEN_PREFIXES[runtime], ("GPUJOB_", "SLURM_", "CUDA_VISIBLE_DEVICES")
+    given = {f"{prefix}{name}": value for name, value in variables.items() if not name.startswith(left_alone)}
+    if runtime == PYXIS:
+        return {**variables, **given}
+    if any(_EVALUATED.search(value) for value in given.values()):
+        given["APPTAINER_NO_EVAL"] = "1"  # since 1.1; not always, since a site may have `$` in variables of its own
+    return {**{name: value for name, value in variables.items() if name not in _OF_RUNTIME}, **given}
 
 
 def _forwarded_variables(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list[str]:

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 
 from exporter.logs.log_files_reader import progress_path
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
+from launcher.plan.shell_text import ANSI, CODE, LITERAL_DOCUMENT, SINGLE, shell_tokens
 
 MOST_WORD_BYTES = 120_000  # of a variable or a word of a command: Linux takes 128 KiB (execve(2), MAX_ARG_STRLEN)
 SHELLS = ("sh", "bash", "dash", "zsh", "ksh")
@@ -113,23 +114,28 @@ def escape_placeholders(text: str) -> str:
 def fill_shell_text(text: str, safe_values: Mapping[str, str]) -> str:
     """Replace each placeholder by its variable in double quotes, so that it stays one word.
 
-    ``safe_values`` are values without meaning to a shell; they are inserted directly.
+    ``safe_values`` are values without meaning to a shell; they are inserted directly. Kept are ``${name}``, which is
+    the shell's own variable, comments, and in a here document after ``<<'EOF'`` what is not safe.
     """
-    quote = ""
+    parts, end = list[str](), 0
+    for match, around in shell_tokens(text):
+        if match["variable"] or (around == LITERAL_DOCUMENT and match["name"] in VARIABLES):
+            continue  # the shell's own `${rank}`, or where it expands nothing
+        if match["name"] in VARIABLES:
+            variable = f"${{{VARIABLES[match['name']]}}}"
+            quoted = f'"{variable}"'
+            filled = {CODE: quoted, SINGLE: f"'{quoted}'", ANSI: f"'{quoted}$'"}.get(around, variable)
+        else:
+            filled = fill_placeholders(match[0], safe_values)
+        parts += (text[end : match.start()], filled)
+        end = match.end()
+    return "".join((*parts, text[end:]))
 
-    def part(match: re.Match[str]) -> str:
-        nonlocal quote
-        token = match[0]
-        if token[-1] in "'\"" and (len(token) == 1 or quote == "'"):  # a backslash is literal in single quotes
-            quote = token[-1] if not quote else "" if quote == token[-1] else quote
-        if match["literal"]:
-            return f"{{{match['literal']}}}"
-        if match["name"] not in VARIABLES:
-            return fill_placeholders(token, safe_values)
-        variable = f"${{{VARIABLES[match['name']]}}}"
-        return {"": f'"{variable}"', '"': variable, "'": f"'\"{variable}\"'"}[quote]
 
-    return re.sub(rf"\\.|['\"]|{_PLACEHOLDER.pattern}", part, text, flags=re.DOTALL)
+def unfilled_placeholders(text: str) -> tuple[str, ...]:
+    """Placeholders of a shell's text that it cannot get a value for: those in a here document after ``<<'EOF'``."""
+    found = (match["name"] for match, around in shell_tokens(text) if around == LITERAL_DOCUMENT)
+    return tuple(dict.fromkeys(name for name in found if name in VARIABLES))
 
 
 def fill_template(plan: Plan, text: str, facts: RunFacts) -> str:

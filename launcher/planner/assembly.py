@@ -38,7 +38,7 @@ from launcher.planner.frontends import (
 from launcher.planner.roles import Role
 from launcher.planner.topology import Topology
 
-_PORT_NAME = re.compile(r"(?<!\{)\{([a-z_]+)_port\}(?!\})")
+_PORT_NAME = re.compile(r"(?<![{$])\{([a-z_]+)_port\}(?!\})")
 CLIENT_PORT_NAME = "http"  # port name under which a front end serves clients, whichever table entry it is
 
 WorkerGroup = tuple[Role, tuple[Task, ...]]  # a worker's role and processes, before its ports are known

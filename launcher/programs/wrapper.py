@@ -22,7 +22,7 @@ import time
 
 from exporter.contract import oom_kills, run_files
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
-from launcher.programs.environment import original_environment
+from launcher.programs.environment import original_environment, restore_given
 from launcher.programs.port_claims import claim_ports
 
 MOST_SIGNALS = 100
@@ -188,6 +188,7 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
     environment = original_environment()
     if "step-file" in options:
         argv = apply_step_entry(options, environment)
+    restore_given(environment)
     worker, rank = options["worker"], int(options["rank"])
     attempt, restart = int(options.get("attempt", "0")), int(options.get("restart", "0"))
     folder = os.path.join(options["run-dir"], run_files.WORKERS_DIR)

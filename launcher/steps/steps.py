@@ -11,7 +11,7 @@ from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.python_flags import ISOLATED
 from exporter.logs.log_files_reader import run_suffix
-from launcher.plan.container import container_worker_argv, container_wrapper_argv
+from launcher.plan.container import container_environment, container_worker_argv, container_wrapper_argv
 from launcher.plan.placeholders import DEFAULT_VARIABLES, nodes_variable, task_argv, task_environment
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.rundir.secrets_file import read_secrets
@@ -249,7 +249,8 @@ def run_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int
     ours = {"GPUJOB_FOM_URL": str(url or ""), "GPUJOB_TOKEN": token or "", **resume}
     kept = {name: os.environ[name] for name in DEFAULT_VARIABLES if name in os.environ and name not in planned.env}
     secrets = read_secrets(facts.run_dir, plan.secrets)
-    return {**ours, **secrets, **task_environment(plan, planned, facts, restart), **kept}
+    variables = {**ours, **secrets, **task_environment(plan, planned, facts, restart), **kept}
+    return container_environment(plan, planned, variables)
 
 
 def log_files(planned: TaskPlan, facts: RunFacts, restart: int) -> tuple[str, str]:

@@ -22,7 +22,7 @@ _WORD = r"[A-Za-z_][A-Za-z0-9_]*"
 # A literal ``{{name}}``, a shell's ``${name}``, or a placeholder.
 _TOKEN = re.compile(rf"\{{\{{{_WORD}\}}\}}|\$\{{{_WORD}\}}|\{{(?P<name>{_WORD})\}}")
 _BRACED = re.compile(rf"\{{{_WORD}\}}")
-_RUN_PLACEHOLDER = re.compile(r"host_\d+|port_\d+|[a-z_]+_port|leader|head|worker_size|worker_nodes")
+_RUN_PLACEHOLDER = re.compile(r"(?:host|ip|port)_\d+|[a-z_]+_port|leader|head|worker_size|worker_nodes")
 _SHELL_SAFE = re.compile(r"[A-Za-z0-9_.,:/@%+=-]*")  # text without meaning to any shell, in any quotes
 _PREAMBLE_PATH = ("setup", "preamble")
 _PROCESS_SECTIONS = ("workers", "backend", "frontend", "benchmark")

@@ -16,7 +16,7 @@ from launcher.planner.backends.base import (
 from launcher.planner.roles import Role
 
 PORT_PLACEHOLDER = "{http_port}"  # in a command: its program listens there, so readiness can be polled
-_PORT_PATTERN = re.compile(r"(?<!\{)\{http_port\}(?!\})")
+_PORT_PATTERN = re.compile(r"(?<![{$])\{http_port\}(?!\})")
 
 
 class CommandBackend(Backend):

@@ -1,11 +1,12 @@
 """Words of a command that only a shell would understand."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from launcher.check.preflight import check_commands, check_variables
-from tests.launcher.check.planned_jobs import planned_job
+from launcher.check.preflight import check_commands, check_directories, check_variables
+from tests.launcher.check.planned_jobs import planned_job, summaries
 
 NO_SHELL = "is a command of the shell and no shell is involved"
 ACTIVATE = "activate the environment in this shell before you start gpujob"
@@ -67,3 +68,76 @@ def test_shell_syntax_that_no_shell_reads_is_a_warning(command: str, words: str 
     found = list(check_variables(planned_job(tmp_path, workers=[{"command": command}])))
     message = f"{words} the program as text, since no shell is involved; for shell syntax use `shell: true`"
     assert [(item.code, item.message) for item in found] == ([] if words is None else [("shell-syntax", message)])
+
+
+def test_a_placeholder_in_a_quoted_here_document_is_a_warning(tmp_path: Path) -> None:
+    text = "cat <<'EOF' <<B\n{rank} {host_0} {{role}} $X\nEOF\n{rank}\nB\n# {role}"
+    found = list(check_variables(planned_job(tmp_path, workers=[{"command": text, "shell": True}])))
+    message = "{rank} stays as it is after <<'EOF'; leave out its quotes, or read GPUJOB_RANK there"
+    assert ("not-expanded", message) in [(item.code, item.message) for item in found]
+    assert [item.code for item in found].count("not-expanded") == 1
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("free | awk '{print $NF}'; echo \"$NF\" '$X'", ["NF"]),
+        ("read -r a b < f; echo $a $b ${c}", ["c"]),
+        ("while IFS=, read -r -p 'which? ' a b; do echo \"$a$b\"; done", []),
+        ("for x in $ALL; do echo $x; done", ["ALL"]),
+        ("export A=$B C; A+=1 D=2; echo $A $C $D", ["B"]),
+        ("local a b=$c; mapfile -t lines; printf -v text %s x; echo $a $b $lines $text", ["c"]),
+        (": ${CACHE:=/tmp}; echo $CACHE", []),
+        ("cat <<'EOF'\n$X\nEOF\ncat <<EOF\n$Y \\$Z 'it' $V\nEOF\n# don't $W", ["Y", "V"]),
+        ("while getopts ab: flag; do echo $flag $OPTARG; done", []),
+        ("echo A; echo $A", ["A"]),
+    ],
+)
+def test_a_variable_that_nothing_sets_is_a_warning(text: str, names: list[str], tmp_path: Path) -> None:
+    found = list(check_variables(planned_job(tmp_path, workers=[{"command": text, "shell": True}])))
+    message = "is not set here and would be empty; export it, or set it in `env`"
+    assert [(item.code, item.message) for item in found] == [("no-variable", f"${name} {message}") for name in names]
+
+
+def test_a_variable_in_a_value_of_a_variable_is_a_warning(tmp_path: Path) -> None:
+    over: dict[str, Any] = {
+        "env": {"HF_HOME": "$SCRATCH/hf", "PLAIN": "5$ \\\\$X", "MY_TOKEN": "pa$word"},
+        "workers": [{"command": "true", "env": {"PYTHONPATH": "/x:${PYTHONPATH}:$PYTHONPATH"}}],
+        "backend": {"env": {"A": "$1 $B"}},
+    }
+    found = [
+        (item.code, item.status, item.place, item.message) for item in check_variables(planned_job(tmp_path, **over))
+    ]
+    assert found == [
+        ("not-expanded", "warning", place, f"${name} is not expanded, since no shell is involved; write its value")
+        for place, name in (
+            ("env.HF_HOME", "SCRATCH"),
+            ("workers (worker).env.PYTHONPATH", "PYTHONPATH"),
+            ("backend.env.A", "B"),
+        )
+    ]
+
+
+def test_a_variable_in_a_directory_is_an_error(tmp_path: Path) -> None:
+    over: dict[str, Any] = {
+        "paths": {"output_dir": "$SCRATCH/out", "log_dir": "l$"},
+        "container": {"image": "$IMAGES/a.sif"},
+    }
+    cluster = {"logs_dir": "/tmp/$USER/logs", "target_dir": "${T}", "registry_dir": "$R"}
+    items = list(check_directories(planned_job(tmp_path, cluster=cluster, model={"path": "$M/m"}, **over)))
+    places = ("paths.output_dir", "logs_dir", "target_dir", "registry_dir", "model.path", "container.image")
+    assert summaries(items) == [
+        *(("not-expanded", "error", place) for place in places),
+        ("writable", "ok", "paths.log_dir"),
+    ]
+    why = 'is not expanded, since no shell is involved; write its value, or "~" for a home directory'
+    assert [items[0].message, items[2].message] == [f"$SCRATCH {why}", f"$T {why}"]
+    assert summaries(check_directories(planned_job(tmp_path, workdir="$W")), "error") == [
+        ("not-expanded", "error", "workdir")
+    ]
+
+
+def test_a_program_that_is_not_on_the_path_of_the_job_file_is_searched_for_there(tmp_path: Path) -> None:
+    over: dict[str, Any] = {"env": {"PATH": "/opt/bin:$PATH"}, "workers": [{"command": "python3 x.py"}]}
+    messages = [item.message for item in check_commands(planned_job(tmp_path, **over)) if item.code == "no-program"]
+    assert messages == ['"python3" is not in "/opt/bin:$PATH", the PATH of `env`; correct that, or give its full path']

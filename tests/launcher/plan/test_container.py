@@ -4,6 +4,7 @@ import dataclasses
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from launcher.plan.container import (
     pyxis_options,
 )
 from launcher.plan.plan import Plan
+from launcher.steps.steps import run_environment
 from tests.launcher.conftest import Golden
 from tests.launcher.steps.test_batch_script import lines_of
 from tests.support.launcher import clean_environment, facts_of, job_spec, plan_of, read_json
@@ -173,6 +175,7 @@ def test_enroot_passes_the_resume_variable() -> None:
         assert ("GPUJOB_RESUME" in argv) == bool(attempt)
 
 
+SHOW_ENVIRONMENT = "import json, os; print(json.dumps(dict(os.environ)))"
 FAKE_APPTAINER = """\
 #!/bin/sh
 # apptainer exec OPTIONS IMAGE COMMAND...: runs the command without a container
@@ -184,6 +187,45 @@ echo "image: $1"
 shift
 exec "$@"
 """
+
+
+APPTAINER = """\
+#!{python} -I
+# apptainer exec OPTIONS IMAGE COMMAND...: runs the command with the variables that Apptainer 1.1 gives it
+import os, sys
+words = sys.argv[2:]
+while words[0].startswith("--"):
+    del words[: 2 if words[0] in ("--bind", "--pwd") else 1]
+host = {{name: value for name, value in os.environ.items() if name not in ("PATH", "LD_LIBRARY_PATH")}}
+image = {{"MINE": "image", "PATH": "/image", "LD_LIBRARY_PATH": "/image/lib"}}
+given = {{name.removeprefix("APPTAINERENV_"): host.pop(name) for name in [*host] if name.startswith("APPTAINERENV_")}}
+if not host.pop("APPTAINER_NO_EVAL", ""):
+    given = {{name: os.path.expandvars(value) for name, value in given.items()}}
+os.execve(words[1], words[1:], {{**host, **image, **given}})
+"""
+
+
+@pytest.mark.parametrize("odd", ["plain", "a $HOME `x` \\ \"'"])
+def test_variables_of_the_job_override_those_of_an_apptainer_image(
+    odd: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "apptainer").write_text(APPTAINER.format(python=sys.executable))
+    (tmp_path / "apptainer").chmod(0o755)
+    (tmp_path / "secrets.json").write_text('{"MY_TOKEN": "hunter2"}')
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    given = {"MINE": "job {rank}", "PATH": "/job", "LD_LIBRARY_PATH": "/job/lib", "ODD": odd}
+    plan = plan_of(
+        job_spec(env=given, secrets=["MY_TOKEN"], container={"image": "i", "runtime": "apptainer"}), workdir="/"
+    )
+    facts = dataclasses.replace(facts_of(plan), run_dir=tmp_path)
+    variables = run_environment(plan, plan.tasks[0], facts, 0)
+    argv = container_worker_argv(plan, plan.tasks[0], facts, [sys.executable, "-c", SHOW_ENVIRONMENT])
+    done = subprocess.run(argv, env=clean_environment(**variables), capture_output=True, text=True, check=True)
+    environment = json.loads(done.stdout)
+    expected = {**given, "MINE": "job 0", "MY_TOKEN": "hunter2", "GPUJOB_RANK": "0"}
+    assert {name: environment.get(name) for name in expected} == expected
+    assert "hunter2" not in " ".join(argv)
+    assert ("APPTAINER_NO_EVAL" in variables) == (odd != "plain")
 
 
 def test_arguments_reach_a_command_in_a_container_unchanged(hard_name: str, tmp_path: Path) -> None:

@@ -126,25 +126,57 @@ def test_a_value_in_a_command_of_any_shell_is_data(shell: str, tmp_path: Path) -
 
 
 ODD_PLACES = {
-    "after a comment with an apostrophe": "# don't\nprintf '%s\\0' {output_dir}",
+    "after a comment with an apostrophe": "# don't\nprintf %s {output_dir}",
+    "after a comment in backticks": "printf %s `# don't` {output_dir}",
+    "after a sign that begins no comment": "x='a #b'; : \"${x%% #*}\" ${x#a #} $# a#'b'; echo {output_dir}",
     "after a quote of another kind": "printf '%s\\0' $'it\\'s' {output_dir} | tail -z -n 1",
+    "in a quote of another kind": "printf %s $'\\'{output_dir}' | tail -c +2",
     "after an escaped quote": "printf '%s\\0' it\\'s {output_dir} | tail -z -n 1",
-    "in a substitution with a closing bracket": "printf '%s\\0' \"$(case x in x) echo {output_dir} ;; esac)\"",
+    "in a substitution": 'echo "$(echo {output_dir})"',
+    "in single quotes of a substitution": "echo \"$(echo '{output_dir}')\"",
+    "in double quotes of a substitution": 'echo "$(echo "{output_dir}")"',
+    "in a substitution with a closing bracket": 'echo "$(case "x y" in x*) echo {output_dir} ;; esac)"',
+    "after a closing bracket in a substitution": "echo \"$(case x in (x) ;; esac; grep case /dev/null)\"'{output_dir}'",
     "in backticks": "printf '%s\\0' \"`printf %s {output_dir}`\"",
-    "in a here document": "tr '\\n' '\\0' <<EOF\n{output_dir}\nEOF",
-    "after a default with a quote": "printf '%s\\0' \"${NOTHING:-it's}\" {output_dir} | tail -z -n 1",
+    "in a here document": "cat <<EOF\n{output_dir}\nEOF",
+    "in a here document with an apostrophe": "cat <<-EOF | tail -n 1\nit's \"\n{output_dir}\n\tEOF\n",
+    "after a here document": "cat <<A >&2 <<'B'\nit's\nA\n it's\nB\nprintf %s {output_dir}",
+    "after a shift of bits": "echo $((1 << 2)) | tail -c 0\nn=1; : $((1<<n))\necho {output_dir}",
+    "after a default with quotes": "printf '%s\\0' \"${NOTHING:-'a b'}\" ${NOTHING:-'\"'} {output_dir} | tail -z -n 1",
+    "in a default": 'echo "${NOTHING:-{output_dir}}"',
     "in an assignment": "x={output_dir}; printf '%s\\0' \"$x\"",
     "in a function": "f() { printf '%s\\0' \"$1\"; }; f {output_dir}",
 }
 
 
 @pytest.mark.parametrize("place", ODD_PLACES)
-def test_a_value_anywhere_in_a_shell_command_is_never_code(place: str, tmp_path: Path) -> None:
-    directory = "/data/$(touch pwned);touch pwned;`touch pwned`'\"$(touch pwned)"
+def test_a_value_anywhere_in_a_shell_command_arrives_and_is_never_code(place: str, tmp_path: Path) -> None:
+    directory = "/data/$(touch pwned);touch pwned;`touch  pwned`'\"$(touch pwned)"
     worker = {"command": ["bash", "-c", ODD_PLACES[place]]}
     argv, variables = argv_and_environment(worker, paths={"output_dir": directory})
-    subprocess.run(argv, cwd=tmp_path, env=clean_environment(**variables), capture_output=True, check=False, timeout=20)
+    done = subprocess.run(
+        argv, cwd=tmp_path, env=clean_environment(**variables), capture_output=True, text=True, check=False, timeout=20
+    )
     assert not (tmp_path / "pwned").exists()
+    assert done.stdout.strip("\0\n") == directory
+
+
+@pytest.mark.parametrize(
+    ("command", "printed"),
+    [
+        ("rank=a; echo ${rank} \"${rank}/b\" '${rank}'", "a a/b ${rank}\n"),
+        ('for output_dir in x y; do echo "${output_dir}.json"; done', "x.json\ny.json\n"),
+        ('rank=a; export rank; bash -c "echo \\${rank}-{rank} $rank"', "a-0 a\n"),
+        ("echo '${{rank}}' \"{{rank}}\"", "${rank} {rank}\n"),
+        ("cat <<'EOF'\n{rank} ${rank} {{rank}}\nEOF", "{rank} ${rank} {rank}\n"),
+    ],
+)
+def test_a_variable_of_the_shell_itself_is_kept(command: str, printed: str) -> None:
+    argv, variables = argv_and_environment({"command": command, "shell": True})
+    done = subprocess.run(
+        argv, env=clean_environment(**variables), capture_output=True, text=True, check=False, timeout=20
+    )
+    assert (done.stdout, done.stderr) == (printed, "")
 
 
 def test_the_environment_names_the_worker_and_its_directories() -> None:

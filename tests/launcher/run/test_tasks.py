@@ -164,6 +164,67 @@ def test_one_srun_starts_all_tasks_of_a_step(tmp_path: Path, monkeypatch: pytest
         assert (record["rank"], record["code"], record["node"]) == (rank, 0, node)
 
 
+PYXIS = """\
+#!/bin/sh
+# the Python of an image of PyTorch, with the variables that pyxis gives a task
+unset LC_ALL
+export MINE=image TOKEN=image PATH="/image:$PATH" RANK="$SLURM_PROCID" LOCAL_RANK=0 WORLD_SIZE=1
+exec {python} "$@"
+"""
+
+
+@pytest.mark.parametrize(
+    ("count", "one_step", "torch"),
+    [
+        (2, False, [("0", "0", "2"), ("1", "1", "2")]),
+        (2, True, [("0", "0", "2"), ("1", "1", "2")]),
+        (1, False, [(None, None, "1")]),
+    ],
+)
+def test_variables_of_the_job_override_those_of_pyxis_and_its_image(
+    count: int,
+    one_step: bool,
+    torch: list[tuple[str | None, str | None, str]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
+        monkeypatch.setenv(name, value)
+    for folder, name, text in (
+        ("image", "python", PYXIS.format(python=sys.executable)),
+        ("bin", "show", f"#!{sys.executable} -I\nimport json, os\njson.dump(dict(os.environ), open(FILE, 'w'))\n"),
+    ):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / name).write_text(text.replace("FILE", "os.environ['GPUJOB_WORKER']"))
+        (tmp_path / folder / name).chmod(0o755)
+    given = {"MINE": "job {rank}", "LC_ALL": "C.UTF-8", "PATH": f"{tmp_path / 'bin'}:/usr/bin:/bin", "EMPTY": ""}
+    plan = plan_of(
+        job_spec(
+            workers=[{"count": count, "command": "show"}],
+            container={"image": "i", "python": str(tmp_path / "image" / "python")},
+            env=given,
+            secrets=["TOKEN"],
+        ),
+        workdir=str(tmp_path),
+    )
+    (tmp_path / "workers").mkdir()
+    (tmp_path / "secrets.json").write_text('{"TOKEN": "hunter2"}')
+    steps = SlurmSteps(plan, RunFacts("4459", tmp_path, ("cn00",)))
+    tasks = [dataclasses.replace(planned, step="all" if one_step else "") for planned in plan.tasks]
+    for together in [tasks] if one_step else [[planned] for planned in tasks]:
+        assert [running.process.wait(20) for running in steps.start_tasks(together, 0)] == [0] * len(together)
+    found = [json.loads((tmp_path / planned.task.worker).read_text()) for planned in tasks]
+    for rank, environment in enumerate(found):
+        expected = {**given, "MINE": f"job {rank}", "TOKEN": "hunter2", "GPUJOB_RANK": str(rank)}
+        assert {name: environment.get(name) for name in expected} == expected
+        assert not [name for name in environment if name.startswith("GPUJOB_ENV_")]
+    names = ("RANK", "LOCAL_RANK", "WORLD_SIZE")
+    assert [tuple(environment.get(name) for name in names) for environment in found] == torch
+    assert "hunter2" not in json.dumps([call["argv"] for call in slurm.calls()])
+    assert not [path for path in (tmp_path / "workers").iterdir() if "hunter2" in path.read_text()]
+
+
 def test_a_wrapper_without_an_entry_in_the_step_file_fails(tmp_path: Path) -> None:
     (tmp_path / "workers").mkdir()
     (tmp_path / "step.json").write_text(json.dumps({"tasks": []}))

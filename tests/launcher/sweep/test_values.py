@@ -66,6 +66,13 @@ def test_a_value_next_to_anything_is_unchanged_or_refused(v: str, w: str) -> Non
     assert argv_of(plan) == ["prog", f"{v}0{w}", "{ran" + v + "}", "{{ran" + w + "}}", v + "{rank}" + w]
 
 
+def test_placeholders_of_the_run_are_kept() -> None:
+    words = ["{v}", "{host_0}", "{ip_0}", "{port_6100}", "{leader}", "{worker_size}"]
+    plan = plan_with({"v": 1}, workers=[{"command": ["prog", *words], "env": {"A": "{ip_0}"}}])
+    assert argv_of(plan)[2:] == ["cn00", "cn00", "6100", "cn00", "1"]
+    assert task_environment(plan, plan.tasks[0], facts_of(plan), 0)["A"] == "cn00"
+
+
 def test_values_that_would_escape_a_placeholder_are_refused() -> None:
     with pytest.raises(ConfigError) as raised:
         plan_with({"v": "{", "w": "}"}, workers=[{"command": ["prog", "{v}{rank}{w}"]}])

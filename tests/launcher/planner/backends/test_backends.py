@@ -242,6 +242,11 @@ def test_a_command_that_names_a_port_gets_one() -> None:
     assert not any(entry.service for entry in plan.tasks)
 
 
+def test_a_variable_of_the_shell_that_is_named_like_a_port_gets_none() -> None:
+    plan = plan_from(job(workers=[{"command": "http_port=80; serve ${http_port}", "shell": True}]))
+    assert (argv_of(plan, "worker_w0")[2], plan.readiness) == ("http_port=80; serve ${http_port}", None)
+
+
 @pytest.mark.parametrize(
     ("readiness", "expected"),
     [
