@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Annotated, Literal, get_args
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
 from pydantic_core import InitErrorDetails
 
+from exporter.contract.bounded_yaml import WrittenFloat, WrittenInt
 from launcher.jobfile.backend_kinds import BACKEND_KINDS
-from launcher.jobfile.value_types import FileModel, Seconds, Variables, check_entry, known_name
+from launcher.jobfile.value_types import FileModel, Seconds, Variables, as_written, check_entry, known_name
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 MOST_CONCURRENCY = 1_000_000  # concurrent requests; a larger number is a typing error
@@ -22,9 +23,11 @@ def _option_problem(name: str) -> str | None:
     return f"{name!r} is not the name of an option: write it without -- and without its value{hint}"
 
 
+_AS_WRITTEN = as_written(WrittenInt, WrittenFloat)
 # options of a program by long name without ``--``; true: bare option, false or null: left out
 Arguments = dict[
-    Annotated[str, check_entry(_option_problem)], str | int | float | bool | list[str | int | float] | None
+    Annotated[str, check_entry(_option_problem)],
+    Annotated[str | int | float | bool | list[Annotated[str | int | float, _AS_WRITTEN]] | None, _AS_WRITTEN],
 ]
 
 
