@@ -363,7 +363,7 @@ def test_requested_gpus_are_compared_with_those_of_this_machine(tmp_path: Path) 
     ],
 )
 def test_workers_do_not_get_gpus_that_the_shell_leaves_out(devices: str | None, status: str, tmp_path: Path) -> None:
-    gpus = {"resources": {"gpus_per_node": 4}, "workers": [{"count": 2, "command": "true", "gpus": 2}]}
+    gpus: dict[str, Any] = {"resources": {"gpus_per_node": 4}, "workers": [{"count": 2, "command": "true", "gpus": 2}]}
     variables = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
     found = check_gpus_here(planned_job(tmp_path, environ=variables, **gpus), 8)
     in_file = check_gpus_here(planned_job(tmp_path, environ={"CUDA_VISIBLE_DEVICES": "0"}, env=variables, **gpus), 8)
@@ -374,7 +374,7 @@ def test_workers_do_not_get_gpus_that_the_shell_leaves_out(devices: str | None, 
 
 
 def test_a_list_of_devices_that_each_worker_fills_in_itself_is_not_counted(tmp_path: Path) -> None:
-    gpus = {"resources": {"gpus_per_node": 2}, "workers": [{"count": 2, "command": "true", "gpus": 1}]}
+    gpus: dict[str, Any] = {"resources": {"gpus_per_node": 2}, "workers": [{"count": 2, "command": "true", "gpus": 1}]}
     found = check_gpus_here(planned_job(tmp_path, env={"CUDA_VISIBLE_DEVICES": "{rank}"}, **gpus), 2)
     assert (found.status, found.message) == ("ok", "2 of the 2 GPUs of this machine")
 
