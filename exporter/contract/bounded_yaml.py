@@ -26,8 +26,32 @@ class LimitError(yaml.MarkedYAMLError):
         super().__init__(None, None, problem, event.start_mark)  # type: ignore[arg-type] # a mark of the C parser is one
 
 
+class WrittenInt(int):
+    """A whole number with its text in the file: YAML reads ``0123`` as 83 and ``12:00:00`` as 43200."""
+
+    text: str
+
+
+class WrittenFloat(float):
+    """A number with its text in the file, such as ``3.10``."""
+
+    text: str
+
+
+def _represent_number(dumper: yaml.SafeDumper, number: WrittenInt | WrittenFloat) -> yaml.ScalarNode:
+    kind = "int" if isinstance(number, int) else "float"
+    return dumper.represent_scalar(f"tag:yaml.org,2002:{kind}", number.text)
+
+
+yaml.SafeDumper.add_representer(WrittenInt, _represent_number)
+yaml.SafeDumper.add_representer(WrittenFloat, _represent_number)
+
+
 class BoundedLoader(yaml.SafeLoader):
-    """Loader that stops at the first value beyond a limit. Raises LimitError."""
+    """Loader that stops at the first value beyond a limit. Raises LimitError.
+
+    A number that Python writes in another way keeps its text: see ``WrittenInt`` and ``WrittenFloat``.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(text)
@@ -74,6 +98,20 @@ class BoundedLoader(yaml.SafeLoader):
                 )
         if problem is not None:
             raise LimitError(problem, event)
+
+
+def _construct_number(loader: BoundedLoader, node: yaml.ScalarNode) -> int | float:
+    is_whole = node.tag.endswith(":int")
+    value: int | float = loader.construct_yaml_int(node) if is_whole else loader.construct_yaml_float(node)
+    if str(value) == node.value:
+        return value
+    written = WrittenInt(value) if is_whole else WrittenFloat(value)
+    written.text = node.value
+    return written
+
+
+BoundedLoader.add_constructor("tag:yaml.org,2002:int", _construct_number)
+BoundedLoader.add_constructor("tag:yaml.org,2002:float", _construct_number)
 
 
 class UniqueKeyLoader(BoundedLoader):

@@ -11,6 +11,7 @@ class InventoryGpu:
     name: str
     free_bytes: int
     total_bytes: int
+    uuid: str
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,8 @@ def read_gpu_inventory() -> GpuInventory | str:
                 free, total = int(memory.free), int(memory.total)
             except pynvml.NVMLError_NotSupported:
                 free = total = 0  # the GPU uses the host's memory
-            gpus.append(InventoryGpu(index, pynvml.nvmlDeviceGetName(handle), free, total))
+            name, uuid = pynvml.nvmlDeviceGetName(handle), pynvml.nvmlDeviceGetUUID(handle)
+            gpus.append(InventoryGpu(index, name, free, total, uuid))
         driver = pynvml.nvmlSystemGetDriverVersion()
         return GpuInventory(driver, (version // 1000, version % 1000 // 10), tuple(gpus))
     except pynvml.NVMLError as error:

@@ -29,12 +29,22 @@ def check_plan_alone(job: PlannedJob) -> Iterator[CheckFinding]:
 
 
 def check_cpus(planned_job: PlannedJob) -> Iterator[CheckFinding]:
-    """Check that engines and trainings have more CPUs than one for each GPU: tokenizers and data loaders need some."""
+    """Check that a node has the CPUs, and that engines and trainings get more than one for each GPU.
+
+    Tokenizers and data loaders need some. More than a node has are only a warning: some partition may have them.
+    """
     spec, plan, place = planned_job.spec, planned_job.plan, "resources.cpus_per_node"
     is_set = spec.resources.cpus_per_node or spec.slurm.exclusive or any(workers.cpus for workers in spec.workers)
     site = planned_job.cluster
     kind = BACKEND_KINDS[spec.backend.type]
     needs_several = kind.is_engine or kind.is_group or any(len(planned.task.gpus) > 1 for planned in plan.tasks)
+    if not planned_job.local and site.cpus_per_node and plan.cpus_per_node > site.cpus_per_node:
+        message = (
+            f"{plan.cpus_per_node} CPUs, and by the cluster file a node has {site.cpus_per_node}; "
+            "unless the partition has larger nodes, use more nodes, or fewer workers or `cpus`"
+        )
+        yield finding.warning("too-many-cpus", place, message)
+        return
     if planned_job.local or is_set or not plan.gpus_per_node or not needs_several:
         return
     if cpus_of_full_nodes(spec, site) is not None:

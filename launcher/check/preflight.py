@@ -9,6 +9,7 @@ from pathlib import Path
 from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import OWN_ADDRESSES
 from exporter.files.outputs.csv_reader import is_sidecar_csv
+from exporter.gpus.analysis.users import parse_visible_devices
 from exporter.logs.lexicon import AUTO, GENERIC
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.patterns import Pattern, PatternKind
@@ -201,14 +202,37 @@ def check_variables(planned_job: PlannedJob) -> Iterator[CheckFinding]:
 # -- resources -----------------------------------------------------------------------------------
 
 
+def gpu_positions(planned_job: PlannedJob) -> dict[str, set[int]]:
+    """GPUs of a local plan, as positions in each CUDA_VISIBLE_DEVICES that a task inherits.
+
+    Empty text: there is none, or one with placeholders, which each task fills in its own way.
+    """
+    found: dict[str, set[int]] = {}
+    name, gpus_per_node = "CUDA_VISIBLE_DEVICES", planned_job.plan.gpus_per_node
+    for planned in planned_job.plan.tasks:
+        devices = planned.env.get(name, planned_job.environ.get(name, ""))
+        positions = {planned.task.node_index * gpus_per_node + gpu for gpu in planned.visible or planned.task.gpus}
+        if positions:
+            found.setdefault("" if "{" in devices else devices, set()).update(positions)
+    return found
+
+
 def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> CheckFinding:
-    """Check that this machine has the GPUs of a local plan; ``gpu_count`` is their number, if already read."""
+    """Check that this machine has the GPUs of a local plan, and that CUDA_VISIBLE_DEVICES leaves it enough.
+
+    ``gpu_count`` is the number of GPUs here, if already read.
+    """
     plan, place = planned_job.plan, "resources.gpus_per_node"
-    needed = plan.gpus_per_node * plan.nodes
-    if not needed:
+    if not plan.gpus_per_node:
         return finding.ok("gpus", place, "the job asks for no GPUs")
     if not planned_job.local:
         return finding.not_checked("gpus", place, "the job's nodes are not this machine")
+    needs = {devices: max(positions) + 1 for devices, positions in gpu_positions(planned_job).items()}
+    for devices, needed in needs.items():
+        if devices and len(parse_visible_devices(devices)) < needed:  # some would be used twice, or be another's
+            message = f"the plan uses {needed} GPUs, more than CUDA_VISIBLE_DEVICES={devices} has"
+            return finding.error("few-gpus", place, f"{message}; use fewer, or set that variable to {needed} GPUs")
+    needed = max(needs.values(), default=0)
     here = gpu_count if gpu_count is not None else sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
     if here < needed:
         message = f"the plan uses {needed} GPUs and this machine has {here}; some workers will not find theirs"

@@ -11,12 +11,13 @@ from urllib.parse import urlsplit
 
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.files.disks.space_reader import read_space
-from exporter.gpus.inventory_reader import GpuInventory
+from exporter.gpus.analysis.users import listed_gpu_positions
+from exporter.gpus.inventory_reader import GpuInventory, InventoryGpu
 from exporter.machine.mounts import MountPoint, is_node_local, mount_of
 from exporter.slurm.commands_reader import NO_CLUSTER, finds_no_cluster
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
-from launcher.check.preflight import written_directories
+from launcher.check.preflight import gpu_positions, written_directories
 from launcher.check.python_modules import InterpreterSilent
 from launcher.check.role_programs import environment_of, find_program, is_python, modules_not_found, role_commands
 from launcher.errors import SlurmError
@@ -135,15 +136,26 @@ def check_gpu_memory(planned_job: PlannedJob, inventory: GpuInventory | str) -> 
     elif isinstance(inventory, str):
         yield finding.not_checked("gpu-memory", place, inventory)
     else:
-        given = inventory.gpus[: plan.gpus_per_node * plan.nodes]
+        given = _gpus_given(planned_job, inventory)
         busy = [gpu for gpu in given if gpu.free_bytes < LEAST_FREE_MEMORY_SHARE * gpu.total_bytes]
         for gpu in busy:
             memory = f"{gpu.free_bytes / GIB:.1f} of {gpu.total_bytes / GIB:.1f} GiB free"
             message = f"GPU {gpu.index} ({gpu.name}) has {memory}; another process uses it; `nvidia-smi` shows which"
             yield finding.warning("gpu-busy", place, message)
-        if not busy:
-            free = min((gpu.free_bytes for gpu in given), default=0)
+        if not given:
+            yield finding.not_checked("gpu-memory", place, "none of the job's GPUs is known here")
+        elif not busy:
+            free = min(gpu.free_bytes for gpu in given)
             yield finding.ok("gpu-memory", place, f"at least {free / GIB:.1f} GiB free on each GPU")
+
+
+def _gpus_given(planned_job: PlannedJob, inventory: GpuInventory) -> list[InventoryGpu]:
+    """The GPUs of this machine that the tasks of a local plan see."""
+    uuids, found = [gpu.uuid for gpu in inventory.gpus], set[int]()
+    for devices, positions in gpu_positions(planned_job).items():
+        listed = listed_gpu_positions(devices, uuids) if devices else range(len(uuids))
+        found.update(at for position, at in enumerate(listed) if position in positions and at is not None)
+    return [inventory.gpus[at] for at in sorted(found)]
 
 
 def check_memory(planned_job: PlannedJob) -> CheckFinding:

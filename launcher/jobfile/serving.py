@@ -4,10 +4,12 @@ import re
 import shlex
 from typing import TYPE_CHECKING, Annotated, Literal, get_args
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema, model_validator
+from pydantic_core import InitErrorDetails
 
+from exporter.contract.bounded_yaml import WrittenFloat, WrittenInt
 from launcher.jobfile.backend_kinds import BACKEND_KINDS
-from launcher.jobfile.value_types import FileModel, Seconds, Variables, check_entry, combine_problems, known_name
+from launcher.jobfile.value_types import FileModel, Seconds, Variables, as_written, check_entry, known_name
 
 _OPTION = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 MOST_CONCURRENCY = 1_000_000  # concurrent requests; a larger number is a typing error
@@ -21,9 +23,11 @@ def _option_problem(name: str) -> str | None:
     return f"{name!r} is not the name of an option: write it without -- and without its value{hint}"
 
 
+_AS_WRITTEN = as_written(WrittenInt, WrittenFloat)
 # options of a program by long name without ``--``; true: bare option, false or null: left out
 Arguments = dict[
-    Annotated[str, check_entry(_option_problem)], str | int | float | bool | list[str | int | float] | None
+    Annotated[str, check_entry(_option_problem)],
+    Annotated[str | int | float | bool | list[Annotated[str | int | float, _AS_WRITTEN]] | None, _AS_WRITTEN],
 ]
 
 
@@ -70,16 +74,13 @@ def _command(command: object) -> object:
 
 def _join_argv(words: list[object]) -> str:
     """Join words into a text that splits into the same words."""
-    wrong = [
-        (
-            (index,),
-            f"{word!r} is not a text" + (f'; write it in quotes: "{word}"' if isinstance(word, int | float) else ""),
-        )
+    wrong: list[InitErrorDetails] = [
+        {"type": "string_type", "loc": (index,), "input": word}
         for index, word in enumerate(words)
         if not isinstance(word, str)
     ]
     if wrong:
-        raise combine_problems(wrong, words)
+        raise ValidationError.from_exception_data("command", wrong)
     if words[:1] == [""]:
         raise ValueError("the command is empty")
     return shlex.join(map(str, words))

@@ -5,7 +5,8 @@ from typing import Annotated, Literal
 
 from pydantic import AfterValidator, Field, model_validator
 
-from launcher.jobfile.value_types import Directory, FileModel, TimeLimit, check_entry
+from exporter.contract.bounded_yaml import WrittenInt
+from launcher.jobfile.value_types import Directory, FileModel, TimeLimit, as_written, check_entry
 
 _DIRECTIVE = re.compile(r"[a-z][a-z0-9-]*")
 _SIGNAL = re.compile(r"(?:SIG)?(?P<name>[A-Z][A-Z0-9]*)@(?P<seconds>\d{1,9})")
@@ -99,7 +100,8 @@ def _yes_or_no(directives: dict[str, str | int | bool | None]) -> dict[str, str 
 
 # further options of sbatch, without those that another key sets
 Directives = Annotated[
-    dict[Annotated[str, check_entry(_directive_problem)], str | int | bool | None], AfterValidator(_yes_or_no)
+    dict[Annotated[str, check_entry(_directive_problem)], Annotated[str | int | bool | None, as_written(WrittenInt)]],
+    AfterValidator(_yes_or_no),
 ]
 Dependency = Annotated[str, AfterValidator(check_dependency)]
 Signal = Annotated[str, AfterValidator(lambda text: "{}@{}".format(*parse_signal(text)))]

@@ -8,11 +8,13 @@ from typing import Annotated
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 from pydantic_core import InitErrorDetails, PydanticCustomError
 
+from exporter.contract.bounded_yaml import WrittenFloat, WrittenInt
 from launcher.errors import did_you_mean
 
 _ENVIRONMENT_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 _TIME_LIMIT = re.compile(r"(?:(\d{1,9})-)?(\d{1,9})(?::(\d{1,9}))?(?::(\d{1,9}))?")
 _DURATION = re.compile(r"(?=\d)(?:(\d{1,9})d)?(?:(\d{1,9})h)?(?:(\d{1,9})m)?(?:(\d{1,9})s)?")
+_DIGITS = re.compile(r"[-+]?[0-9.:]+")
 _POWER_OF_TEN = re.compile(r"\d{1,9}(?:\.\d{1,9})?[eE]\+?\d{1,2}")
 _ADDRESS = re.compile(r"(?:\[[0-9A-Fa-f:.]+\]|[A-Za-z0-9._-]*):([0-9]{1,5})")
 
@@ -60,6 +62,15 @@ def _time_text(value: object) -> object:
 
 
 TimeLimit = Annotated[str, BeforeValidator(_time_text)]
+
+
+def as_written(*kinds: type[WrittenInt | WrittenFloat]) -> BeforeValidator:
+    """Read a number of digits as its text, for options of other programs: YAML reads 12:00:00 as 43200, 3.10 as 3.1."""
+
+    def text(value: object) -> object:
+        return value.text if isinstance(value, kinds) and _DIGITS.fullmatch(value.text) else value
+
+    return BeforeValidator(text)
 
 
 def _whole_number(value: object) -> object:

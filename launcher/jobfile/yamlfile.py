@@ -6,13 +6,14 @@ import re
 import types
 import typing
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
+from datetime import date
 from typing import NamedTuple, TypeGuard
 
 import yaml
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from exporter.contract.bounded_yaml import BoundedLoader, yaml_problem
+from exporter.contract.bounded_yaml import BoundedLoader, WrittenFloat, WrittenInt, yaml_problem
 from exporter.contract.records import JsonValue
 from launcher.errors import ConfigError
 
@@ -236,7 +237,8 @@ def _problems(
                 entries = [entry for entry in entries if entry.details["type"] != "list_type"]
             elif all(kinds):
                 words = ", ".join(str(kind) for kind in kinds[:-1]) + f" or {str(kinds[-1]).partition(' or ')[0]}"
-                fix = f'; write it in quotes: "{yaml_text(value)}"' if _is_placeholder(value) else ""
+                is_text_meant = _is_placeholder(value) or ("a text" in kinds and isinstance(value, int | float | date))
+                fix = f'; write it in quotes: "{_written(value)}"' if is_text_meant else ""
                 problems.append(f"{base}: {_value_text(value)} is not {words}{fix}")
                 continue
         elif len(entries) > 1:
@@ -263,7 +265,7 @@ def _problem(place: str, error: ErrorDetails, model: type[BaseModel], text: str)
         if (kind in ("string_type", "list_type") or is_section) and value is None:
             fix = "; leave the key out"
         elif kind == "string_type" and (_is_placeholder(value) or not isinstance(value, dict | list)):
-            fix = f'; write it in quotes: "{yaml_text(value)}"'
+            fix = f'; write it in quotes: "{_written(value)}"'
         elif kind == "list_type":
             has_sections = isinstance(value, dict) or _known_names(model, (*error["loc"], 0))
             fix = '; begin each entry with "- "' if has_sections else f"; write it as [{_value_text(value)}]"
@@ -342,11 +344,18 @@ def yaml_text(value: object) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
+def _written(value: object) -> str:
+    """A value as the file writes it, or else as YAML does."""
+    if isinstance(value, date):
+        return value.isoformat()
+    return value.text if isinstance(value, WrittenInt | WrittenFloat) else yaml_text(value)
+
+
 def _value_text(value: object) -> str:
     if isinstance(value, str):
         text = f'"{value}"'
     else:
-        text = yaml_text(value) if isinstance(value, bool | None) or _is_placeholder(value) else repr(value)
+        text = repr(value) if isinstance(value, dict | list) and not _is_placeholder(value) else _written(value)
     return text if len(text) <= 80 else f"{text[:77]}..."
 
 

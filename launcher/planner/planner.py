@@ -61,8 +61,9 @@ def make_plan(spec: JobSpec, cluster: ClusterSpec, invocation: Invocation) -> Pl
     cpus = Counter[int]()
     for task in tasks:
         cpus[task.node_index] += cpus_of.get(task.role) or max(1, len(task.gpus))
-    # one more for the sidecar, the wrappers and the job steps
-    least_cpus = max(cpus.values()) + 1
+    of_workers = max(cpus.values())
+    # one more for the sidecar, the wrappers and the job steps, unless a node has no more
+    least_cpus = of_workers + (of_workers != cluster.cpus_per_node)
     return Plan(
         job_name=spec.name,
         nodes=layout.nodes,

@@ -82,4 +82,10 @@ class TrtllmBackend(EngineBackend):
         return found
 
     def metrics(self, context: BackendContext, worker: BackendWorker, task: Task) -> str | None:
-        return super().metrics(context, worker, task) if context.uses_dynamo and task.local_rank == 0 else None
+        if task.local_rank != 0:
+            return None
+        if context.uses_dynamo:
+            return super().metrics(context, worker, task)
+        # /metrics is JSON, and only this option adds a page for Prometheus
+        is_served = context.config(worker.role.name).get("return_perf_metrics")
+        return "http_port/prometheus/metrics" if is_served else None

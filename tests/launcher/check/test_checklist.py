@@ -69,7 +69,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PATH", f"{BIN}:{os.environ['PATH']}")
     monkeypatch.setenv("FAKE_SLURM", str(tmp_path / "slurm"))
     monkeypatch.setattr(
-        checklist, "read_gpu_inventory", lambda: GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 1, 2),))
+        checklist,
+        "read_gpu_inventory",
+        lambda: GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 1, 2, "GPU-a"),)),
     )
     monkeypatch.setattr(site_facts, "read_space", lambda _: SpaceFacts(500 * GIB, 1000 * GIB))
     monkeypatch.setattr(site_facts, "_is_in_virtual_environment", lambda _: False)

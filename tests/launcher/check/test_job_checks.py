@@ -70,6 +70,28 @@ def test_no_cpu_warning_for_explicit_cpus_or_other_programs(
 
 
 @pytest.mark.parametrize(
+    ("over", "cpus"),
+    [
+        ({"workers": [{"count": 65, "command": "x"}]}, 66),
+        ({"workers": [{"count": 8, "gpus": 1, "cpus": 9, "command": "x"}], "resources": {"gpus_per_node": 8}}, 73),
+        ({"resources": {"cpus_per_node": 65}}, 65),
+        ({"resources": {"cpus_per_node": 64}}, None),
+        ({"workers": [{"count": 64, "command": "x"}]}, None),
+    ],
+)
+def test_more_cpus_than_a_node_has_are_a_warning(over: dict[str, Any], cpus: int | None, tmp_path: Path) -> None:
+    cluster = {"gpus_per_node": 8, "cpus_per_node": 64}
+    found = list(check_cpus(planned_job(tmp_path, local=False, cluster=cluster, **over)))
+    message = (
+        f"resources.cpus_per_node: {cpus} CPUs, and by the cluster file a node has 64; "
+        "unless the partition has larger nodes, use more nodes, or fewer workers or `cpus`"
+    )
+    assert [str(item) for item in found] == ([message] if cpus else [])
+    assert summaries(found) == [("too-many-cpus", "warning", "resources.cpus_per_node")] * bool(cpus)
+    assert not list(check_cpus(planned_job(tmp_path, cluster=cluster, **over)))
+
+
+@pytest.mark.parametrize(
     ("kind", "cpus", "slurm", "is_refused"),
     [
         ("mpi", 4, {}, True),

@@ -346,6 +346,37 @@ def test_requested_gpus_are_compared_with_those_of_this_machine(tmp_path: Path) 
     for known, code in ((0, "few-gpus"), (3, "few-gpus"), (4, "gpus")):
         assert check_gpus_here(planned_job(tmp_path, **gpus), known).code == code
     assert check_gpus_here(planned_job(tmp_path, local=False, **gpus)).status == "not checked"
+    assert check_gpus_here(planned_job(tmp_path, **gpus | worker("true", gpus=1)), 1).code == "gpus"
+
+
+@pytest.mark.parametrize(
+    ("devices", "status"),
+    [
+        ("2,3", "error"),
+        ("3", "error"),
+        ("GPU-a,GPU-b,GPU-c", "error"),
+        ("0,1,NoDevFiles", "error"),
+        ("4,5,6,7", "ok"),
+        ("MIG-1,MIG-2,MIG-3,MIG-4,MIG-5", "ok"),
+        ("", "ok"),
+        (None, "ok"),
+    ],
+)
+def test_workers_do_not_get_gpus_that_the_shell_leaves_out(devices: str | None, status: str, tmp_path: Path) -> None:
+    gpus: dict[str, Any] = {"resources": {"gpus_per_node": 4}, "workers": [{"count": 2, "command": "true", "gpus": 2}]}
+    variables = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    found = check_gpus_here(planned_job(tmp_path, environ=variables, **gpus), 8)
+    in_file = check_gpus_here(planned_job(tmp_path, environ={"CUDA_VISIBLE_DEVICES": "0"}, env=variables, **gpus), 8)
+    assert (found.status, in_file.status) == (status, "error" if devices is None else status)
+    if status == "error":
+        problem = f"the plan uses 4 GPUs, more than CUDA_VISIBLE_DEVICES={devices} has; "
+        assert found.message == problem + "use fewer, or set that variable to 4 GPUs"
+
+
+def test_a_list_of_devices_that_each_worker_fills_in_itself_is_not_counted(tmp_path: Path) -> None:
+    gpus: dict[str, Any] = {"resources": {"gpus_per_node": 2}, "workers": [{"count": 2, "command": "true", "gpus": 1}]}
+    found = check_gpus_here(planned_job(tmp_path, env={"CUDA_VISIBLE_DEVICES": "{rank}"}, **gpus), 2)
+    assert (found.status, found.message) == ("ok", "2 of the 2 GPUs of this machine")
 
 
 def test_directories_must_exist_or_be_creatable(tmp_path: Path, locked: Path) -> None:

@@ -38,9 +38,12 @@ from tests.launcher.check.planned_jobs import planned_job, summaries
 from tests.support.fake_slurm import BIN, FakeSlurm
 from tests.support.launcher import plan_of
 
-TWO_GPUS = GpuInventory(
-    "550.54.15", (12, 4), (InventoryGpu(0, "H200", 140 * GIB, 141 * GIB), InventoryGpu(1, "H200", 20 * GIB, 141 * GIB))
-)
+
+def gpu(index: int, free_gib: int) -> InventoryGpu:
+    return InventoryGpu(index, "H200", free_gib * GIB, 141 * GIB, f"GPU-{'abcd'[index]}")
+
+
+TWO_GPUS = GpuInventory("550.54.15", (12, 4), (gpu(0, 140), gpu(1, 20)))
 PYTHON: dict[str, Any] = {"workers": [{"command": [sys.executable, "-c", "pass"]}]}
 
 
@@ -148,6 +151,7 @@ class FakeNvml(types.ModuleType):
             "nvmlDeviceGetHandleByIndex": object(),
             "nvmlDeviceGetMemoryInfo": types.SimpleNamespace(free=1, total=2),
             "nvmlDeviceGetName": "H200",
+            "nvmlDeviceGetUUID": "GPU-a",
             "nvmlSystemGetDriverVersion": "550.54.15",
         }
         if name not in answers:
@@ -164,10 +168,10 @@ class FakeNvml(types.ModuleType):
 @pytest.mark.parametrize(
     ("fails", "found"),
     [
-        ("", GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 1, 2),))),
+        ("", GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 1, 2, "GPU-a"),))),
         ("nvmlInit", "NVML: Driver Not Loaded"),
         ("nvmlDeviceGetCount", "NVML: no"),
-        ("nvmlDeviceGetMemoryInfo", GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 0, 0),))),
+        ("nvmlDeviceGetMemoryInfo", GpuInventory("550.54.15", (12, 4), (InventoryGpu(0, "H200", 0, 0, "GPU-a"),))),
     ],
 )
 def test_the_gpu_inventory_comes_from_the_driver(fails: str, found: object, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,6 +208,27 @@ def test_a_gpu_in_use_is_a_warning(tmp_path: Path) -> None:
     assert check(1) == [("gpu-memory", "ok", "GPU memory")]
     assert check(2) == [("gpu-busy", "warning", "GPU memory")]
     assert check(2, "NVML: none") == check(2, local=False) == [("gpu-memory", "not checked", "GPU memory")]
+
+
+@pytest.mark.parametrize(
+    ("devices", "found"),
+    [
+        ("2,3", "at least 128.0 GiB free on each GPU"),
+        ("3,2", "at least 140.0 GiB free on each GPU"),
+        ("1,0", "GPU 1 (H200) has 20.0 of 141.0 GiB free; another process uses it; `nvidia-smi` shows which"),
+        ("GPU-b,GPU-a", "GPU 1 (H200) has 20.0 of 141.0 GiB free; another process uses it; `nvidia-smi` shows which"),
+        ("", "at least 130.0 GiB free on each GPU"),
+        ("MIG-1,MIG-2", "none of the job's GPUs is known here"),
+    ],
+)
+def test_the_gpus_in_the_list_of_visible_devices_are_those_whose_memory_counts(
+    devices: str, found: str, tmp_path: Path
+) -> None:
+    four = GpuInventory("550.54.15", (12, 4), (gpu(0, 130), gpu(1, 20), gpu(2, 128), gpu(3, 140)))
+    environ = {"CUDA_VISIBLE_DEVICES": devices}
+    spec: dict[str, Any] = {"resources": {"gpus_per_node": 4}, "workers": [{"command": "true", "gpus": 1}]}
+    (item,) = check_gpu_memory(planned_job(tmp_path, environ=environ, **spec), four)
+    assert item.message == found
 
 
 @pytest.mark.parametrize(

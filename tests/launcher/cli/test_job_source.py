@@ -186,6 +186,7 @@ def test_a_job_file_with_mistakes_is_not_saved(folder: Path) -> None:
         (["job.yaml", "--set", "workers.w.gpus=1"], 'workers.w.gpus: workers has no role "w" (known: worker)'),
         (["job.yaml", "--set", "workers[1].gpus=1"], "workers[1].gpus: workers has 1 entry, counted from 0"),
         (["job.yaml", "--set", "slurm.partition=3"], '--set slurm.partition: 3 is not a text; write it in quotes: "3"'),
+        (["job.yaml", "--set", "slurm.account=0123"], 'slurm.account: 0123 is not a text; write it in quotes: "0123"'),
         (["job.yaml", "--set", "env=[1"], "--set env: 1 problem\n  line 1, column 3: not YAML"),
         (["two.yaml", "--gpus", "1"], "--gpus: two.yaml has 2 roles of workers; choose one: --set workers[0].gpus=1"),
         (["train.py"], "train.py is a program, not a job file; write `gpujob plan -- python train.py`"),

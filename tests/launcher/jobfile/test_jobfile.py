@@ -1,5 +1,6 @@
 """Job file and cluster file: accepted values and the message for each mistake."""
 
+import math
 import os
 import re
 from pathlib import Path
@@ -23,8 +24,10 @@ from launcher.jobfile.resources import command_argv
 from launcher.jobfile.value_types import parse_time_limit
 from launcher.jobfile.yamlfile import parse_yaml_model
 from launcher.rundir.cluster_file import find_cluster_file, find_logs_dir, resolve_directory
+from launcher.rundir.yaml_files import dump_yaml, load_yaml
+from launcher.steps.batch_script import render_sbatch
 from tests.launcher.conftest import Golden
-from tests.support.launcher import HARD_NAMES, job_spec
+from tests.support.launcher import HARD_NAMES, job_spec, plan_of
 
 MINIMAL = "name: x\nworkers: [{command: a}]\n"  # a minimal valid job file, to which mistakes are added
 
@@ -351,7 +354,7 @@ def test_a_total_may_be_a_power_of_ten(text: str) -> None:
     assert parse_job(MINIMAL + f"progress: {{total_items: {text}}}", "j").progress.total_items == 100_000
 
 
-@pytest.mark.parametrize(("text", "shown"), [("1.5", "1.5"), ("1.23e1", '"1.23e1"'), (".inf", "inf"), ("1k", '"1k"')])
+@pytest.mark.parametrize(("text", "shown"), [("1.5", "1.5"), ("1.23e1", '"1.23e1"'), (".inf", ".inf"), ("1k", '"1k"')])
 def test_a_total_that_is_no_whole_number_is_refused(text: str, shown: str) -> None:
     with pytest.raises(ConfigError, match=r"progress\.total_items: ") as caught:
         parse_job(MINIMAL + f"progress: {{total_items: {text}}}", "j")
@@ -433,3 +436,18 @@ def test_a_model_alias_is_replaced_by_its_path(text: str, path: str) -> None:
 )
 def test_an_image_alias_is_replaced_by_its_image(text: str, found: str) -> None:
     assert CLUSTER.resolve_image(text) == found
+
+
+@pytest.mark.parametrize("changed", [False, True])  # by options of a command, which write the file anew
+def test_options_of_other_programs_get_numbers_as_the_file_writes_them(changed: bool) -> None:
+    text = (
+        "name: x\nworkers: [{command: a}]\n"
+        "slurm: {directives: {time-min: 12:00:00, begin: 16:00, reservation: 0123, nice: 0x10, priority: 1_000}}\n"
+        "backend: {type: torchrun, args: {a: 12:30:00, b: 3.10, c: [0.90, 08, 7], d: 1.0e+3, e: .inf, f: 2.5}}\n"
+    )
+    spec = parse_job(dump_yaml(load_yaml(text, "")) if changed else text, "job.yaml")
+    times = {"time-min": "12:00:00", "begin": "16:00"}
+    assert spec.slurm.directives == {**times, "reservation": "0123", "nice": 16, "priority": 1000}
+    expected = {"a": "12:30:00", "b": "3.10", "c": ["0.90", "08", 7], "d": 1000.0, "e": math.inf, "f": 2.5}
+    assert spec.backend.args == expected
+    assert "#SBATCH --time-min=12:00:00\n" in render_sbatch(plan_of(spec))

@@ -287,6 +287,25 @@ def test_cpus_are_those_of_the_fullest_node_plus_one() -> None:
 
 
 @pytest.mark.parametrize(
+    ("workers", "gpus_per_node", "of_node", "cpus"),
+    [
+        ({"count": 8, "gpus": 1, "cpus": 8}, 8, 64, 64),
+        ({"count": 64}, 0, 64, 64),
+        ({"count": 63}, 0, 64, 64),
+        ({"count": 62}, 0, 64, 63),
+        ({"count": 65}, 0, 64, 66),
+        ({"count": 64}, 0, None, 65),
+    ],
+)
+def test_no_cpu_is_added_where_the_workers_have_all_of_a_node(
+    workers: dict[str, Any], gpus_per_node: int, of_node: int | None, cpus: int
+) -> None:
+    cluster = {"gpus_per_node": 8, "cpus_per_node": of_node}
+    spec = job_spec(resources={"nodes": 1, "gpus_per_node": gpus_per_node}, workers=[{"command": "x", **workers}])
+    assert plan_of(spec, cluster).cpus_per_node == cpus
+
+
+@pytest.mark.parametrize(
     ("resources", "slurm", "cluster", "cpus"),
     [
         ({}, {}, {"gpus_per_node": 8, "cpus_per_node": 96}, 96),

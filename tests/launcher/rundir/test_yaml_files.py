@@ -1,5 +1,7 @@
 """Limits of YAML files, and files that once made a command hang or fail with a traceback."""
 
+import copy
+import json
 import time
 from pathlib import Path
 
@@ -14,7 +16,7 @@ from launcher.jobfile.jobfile import load_job
 from launcher.jobfile.monitor_config import load_monitor_config
 from launcher.jobfile.yamlfile import read_mapping
 from launcher.rundir.cluster_file import find_logs_dir
-from launcher.rundir.yaml_files import load_yaml, read_yaml_text
+from launcher.rundir.yaml_files import dump_yaml, load_yaml, read_yaml_text
 from tests.support.launcher import gpujob
 
 JOB = "name: x\nworkers: [{command: a}]\n"
@@ -76,6 +78,15 @@ def test_a_file_beyond_a_limit_is_refused_at_once_with_its_place(name: str, tmp_
             load_monitor_config(str(path), {})
         with pytest.raises(ConfigError, match=r"line \d+, column \d+: "):
             find_logs_dir({"GPUJOB_CONFIG": str(path)}, tmp_path)
+
+
+@pytest.mark.parametrize("text", ["0022", "12:30:00", "0x1F", "1_000", "3.10", ".5", "1.0e+3", "-.inf", "7", "1.5"])
+def test_a_number_is_the_one_that_yaml_reads_and_is_written_as_it_was(text: str) -> None:
+    values = {"a": [yaml.safe_load(text)]}
+    assert load_yaml(f"a: [{text}]", "") == values
+    again = copy.deepcopy(load_yaml(f"a: [{text}]", ""))
+    assert dump_yaml(again) == f"a:\n- {text}\n"
+    assert json.loads(json.dumps(again)) == values
 
 
 @pytest.mark.parametrize("name", ["in a sweep", "nested lists", "nested mappings"])

@@ -497,6 +497,19 @@ def test_each_trtllm_server_on_a_node_has_its_own_port() -> None:
     assert ports == {"agg_w0": "6100", "agg_w1": "6132", "agg_w2": "6100", "agg_w3": "6132"}
 
 
+@pytest.mark.parametrize(
+    ("over", "pages"),
+    [
+        ({}, [None, None]),
+        ({"config": {"return_perf_metrics": False}}, [None, None]),
+        ({"config": {"return_perf_metrics": True}}, ["http_port/prometheus/metrics", None]),
+        ({"agg": {"config": {"return_perf_metrics": True}}}, ["http_port/prometheus/metrics", None]),
+    ],
+)
+def test_trtllm_has_a_page_for_prometheus_only_with_its_option(over: dict[str, Any], pages: list[str | None]) -> None:
+    assert [planned.metrics for planned in plan_from(engine("trtllm", 2, **over)).tasks] == pages
+
+
 def test_all_ranks_of_a_trtllm_step_get_the_same_arguments() -> None:
     plan = plan_from(engine("trtllm", 16))
     argv = {tuple(argv_of(plan, "agg_w0", rank)) for rank in range(16)}
