@@ -55,16 +55,6 @@ def test_a_record_survives_writing_and_reading(record: SweepRecord) -> None:
     assert SweepRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Fake Slurm commands for code in this process, with an empty queue."""
-    fake = FakeSlurm(tmp_path / "fake")
-    for name, value in fake.environment().items():
-        monkeypatch.setenv(name, value)
-    fake.say("squeue", "out", "")
-    return fake
-
-
 def record_of(*runs: tuple[str, ...], local: bool = False) -> SweepRecord:
     points = tuple(SweepPoint(index, f"p{index}", {"lr": index}, names) for index, names in enumerate(runs))
     submission = {"job_id": "4459", "job_name": "embed"}
