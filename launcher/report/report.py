@@ -43,7 +43,7 @@ from launcher.report.workers import (
     with_restart_evidence,
 )
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator, report_path_elsewhere
+from launcher.rundir.job_records import OrchestratorRecord, read_job_state, read_orchestrator, report_path_elsewhere
 from launcher.rundir.statuses import merge_workers, read_statuses
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class _RunDirContents:
             return cls(read_manifest(run_dir), OrchestratorRecord(attempt=next_attempt), {}, {})
         orchestrator = known.orchestrator or read_orchestrator(run_dir) or OrchestratorRecord()
         statuses = read_statuses(run_dir, orchestrator.attempt)
-        job_state = _read_job_state(run_dir) if known.job_state is None else known.job_state
+        job_state = read_job_state(run_dir, orchestrator.attempt) if known.job_state is None else known.job_state
         return cls(read_manifest(run_dir), orchestrator, statuses, job_state)
 
     @cached_property
@@ -81,10 +81,6 @@ class _RunDirContents:
             task.rank: hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
             for task in self.manifest.tasks
         }
-
-
-def _read_job_state(run_dir: Path) -> Mapping[str, object]:
-    return run_files.read_json(run_dir / run_files.STATE_FILE) or {}
 
 
 def build_report(
@@ -108,7 +104,7 @@ def build_report(
         finder = finder.without_log_reads()
     runs, stop = _read_all_runs(found, finder, known.slurm_state)
     may_be_published = stop is None and next_attempt is None and known.job_state is None
-    if may_be_published and (published := _read_job_state(run_dir)).get("stop"):
+    if may_be_published and (published := read_job_state(run_dir, orchestrator.attempt)).get("stop"):
         # the stop was published while we read the records, so records may show its effects
         found = replace(found, job_state=published)
         runs, stop = _read_all_runs(found, finder, known.slurm_state)

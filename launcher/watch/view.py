@@ -272,9 +272,7 @@ class JobClient:
         work = job_work(workers)
         at_work = [worker for worker in counting_workers(workers) if worker.up]
         job = next((status.job for status in statuses.values() if status.job.job_id), JobStatus())
-        published = JobStateRecord()
-        if coming is None:
-            published = JobStateRecord.read_valid(self.run_dir / run_files.STATE_FILE) or published
+        published = JobStateRecord.of_attempt(self.run_dir, orchestrator.attempt)
         limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
         limit_end = job.end or (start + limit if start and limit else None)
         eta = None if report else job_eta(workers, self.manifest.total_items)

@@ -727,3 +727,5 @@ def test_the_next_attempt_is_running_when_its_orchestrator_started(queued: tuple
     slurm.say("squeue", "out", "RUNNING|None\n")
     view = read_view(run_dir)
     assert (view["state"], view["attempt"], view["requeued"]) == ("RUNNING", 1, None)
+    assert (view["phase"], view["stop"]) == ("launching", None), "those of the attempt before are not its own"
+    assert JobClient(run_dir).report().stopped is None
