@@ -18,6 +18,7 @@ from typing import NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
+from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.report import Report
 from exporter.machine.job_processes import find_job_processes, is_wrapper
 from exporter.workers.exit_reason import signal_name
@@ -144,7 +145,7 @@ class LostOrchestrator:
         end: OrchestratorEnd,
         report_fd: int | None = None,
     ) -> None:
-        self._record = record = read_orchestrator(run_dir) or OrchestratorRecord()
+        self._record = record = read_orchestrator(run_dir) or OrchestratorRecord()  # of the one that was lost
         self._plan = plan
         self._run_dir = run_dir
         self._leftovers = leftovers
@@ -159,6 +160,7 @@ class LostOrchestrator:
 
     def run(self) -> int:
         """End the job; return its exit status."""
+        self._record_itself()
         log_line(f"Stopping the job: {self._end.text}")
         state = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
         earlier = state.get("stop")
@@ -185,6 +187,16 @@ class LostOrchestrator:
             if isinstance(self._leftovers, LocalLeftoverTasks):  # Slurm may requeue the job
                 attempt_optional("remove the secrets", lambda: remove_secrets(self._run_dir))
         return status
+
+    def _record_itself(self) -> None:
+        """Write that this process orchestrates the job now: without a process that does, a local job has ended."""
+        path, pid = self._run_dir / run_files.ORCHESTRATOR_FILE, os.getpid()
+        if path.exists():  # else the job has not begun for others, and need not begin
+            own = self._record.replace(pid=pid, start_ticks=read_start_ticks(pid), host=os.uname().nodename)
+            attempt_optional(
+                f"write {path.name}",
+                lambda: run_files.write_json_with_reserve(None, path, own.to_json(), spare=path),
+            )
 
     def _publish(self, phase: str, *, workers_ended: bool = False) -> None:
         def write() -> None:

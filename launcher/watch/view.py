@@ -1,5 +1,6 @@
 """The state of a job, merged from its run directory and its sidecars."""
 
+import math
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 
 SILENT_S = 20.0  # a sidecar writes its status every 5 s
 CONCLUDING_S = 90.0  # after its final status, it verifies the results for up to 60 s
+SUCCESSOR_S = 5.0  # until the process that replaces a killed orchestrator has written who it is
 STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
 
 
@@ -62,6 +64,7 @@ class JobClient:
         self.run_dir = run_dir
         self.manifest: Manifest = read_manifest(run_dir)
         self._queue = SlurmQueue(run_dir)
+        self._gone_at = -math.inf  # when the process of a local job was first seen gone; inf while it runs
         self._last_orchestrator_key: object = (
             None  # orchestrator at the last read, and whether it had written its report
         )
@@ -207,13 +210,19 @@ class JobClient:
             reason = f"the processes on {orchestrator.host} cannot be seen from here, and no sidecar writes its status"
             return _known("RUNNING", self._is_reporting(orchestrator), reason)
         if orchestrator.local:
-            return _known(
-                "RUNNING",
-                orchestrator.is_running_here(),
-                f"process {orchestrator.pid} on {orchestrator.host} has gone without a report",
-            )
+            reason = f"process {orchestrator.pid} on {orchestrator.host} has gone without a report"
+            return _known("RUNNING", self._is_orchestrated(orchestrator), reason)
         is_queued = self._queue.read().state != ""
         return _known("RUNNING", is_queued, "the job has left Slurm's queue without a report")
+
+    def _is_orchestrated(self, orchestrator: OrchestratorRecord) -> bool:
+        """Whether the process of a local job runs, or did a moment ago: its successor may be about to end the job."""
+        now = time.monotonic()
+        if orchestrator.is_running_here():
+            self._gone_at = math.inf
+        elif self._gone_at == math.inf:
+            self._gone_at = now
+        return now < self._gone_at + SUCCESSOR_S
 
     def _is_reporting(self, orchestrator: OrchestratorRecord) -> bool:
         """Whether a job on another machine has just started, or a sidecar there has lately written its status."""

@@ -21,6 +21,7 @@ from exporter.logs.log_files_reader import log_paths
 from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.report.report import build_report
 from launcher.report.text import render_report
+from launcher.watch import view as view_module
 from launcher.watch.ending import render_ending
 from launcher.watch.picture import render_picture
 from launcher.watch.serving_view import output_tokens_rate
@@ -729,3 +730,15 @@ def test_the_next_attempt_is_running_when_its_orchestrator_started(queued: tuple
     assert (view["state"], view["attempt"], view["requeued"]) == ("RUNNING", 1, None)
     assert (view["phase"], view["stop"]) == ("launching", None), "those of the attempt before are not its own"
     assert JobClient(run_dir).report().stopped is None
+
+
+def test_a_watched_job_outlives_the_moment_in_which_its_process_is_replaced(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = JobClient(run_dir)
+    assert watching.read_state() == "RUNNING"
+    write(run_dir / "orchestrator.json", orchestrator_record(start_ticks=1))  # no such process
+    assert [watching.read_state() for _ in range(3)] == ["RUNNING"] * 3
+    assert JobClient(run_dir).read_state() == "UNKNOWN"
+    monkeypatch.setattr(view_module, "SUCCESSOR_S", 0.0)
+    assert watching.read_state() == "UNKNOWN"
