@@ -18,6 +18,8 @@ from exporter.machine.procfs import CLOCK_TICKS
 from launcher.errors import SlurmTimeoutError
 from launcher.rundir.job_ids import job_id_of
 
+STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
+
 
 class ProcessRecord(Record):
     """A process on some machine."""

@@ -21,10 +21,11 @@ from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.report.workers import VALUES_SHOWN
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_report
+from launcher.rundir.job_records import STARTING_S, OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE, user_name
+from launcher.rundir.statuses import CONCLUDING_S
 from launcher.steps.slurm_queue import is_over, is_queued_again, read_unfinished
-from launcher.watch.view import CONCLUDING_S, STARTING_S, JobClient
+from launcher.watch.view import JobClient
 from launcher.words import cut_text, duration_text, padded_text, text_width
 
 JOB_FILE = "job.yaml"  # copy of the job file

@@ -39,9 +39,9 @@ from launcher.report.inputs import UNHURRIED, KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord, read_report
+from launcher.rundir.job_records import STARTING_S, JobStateRecord, OrchestratorRecord, read_report
 from launcher.rundir.rundir import submitted_cluster
-from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
+from launcher.rundir.statuses import fetch_status, is_reporting, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
 from launcher.steps.slurm_queue import SlurmQueue, is_over, is_queued_again
 from launcher.steps.slurm_steps import read_final_state
@@ -51,10 +51,7 @@ from launcher.watch.serving_view import StageFacts, output_tokens_rate, readines
 if TYPE_CHECKING:
     from launcher.verify.timed_reads import ReportProgress
 
-SILENT_S = 20.0  # a sidecar writes its status every 5 s
-CONCLUDING_S = 90.0  # after its final status, it verifies the results for up to 60 s
 SUCCESSOR_S = 5.0  # until the process that replaces a killed orchestrator has written who it is
-STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
 
 
 class JobClient:
@@ -226,11 +223,9 @@ class JobClient:
 
     def _is_reporting(self, orchestrator: OrchestratorRecord) -> bool:
         """Whether a job on another machine has just started, or a sidecar there has lately written its status."""
-        now, statuses = time.time(), read_statuses(self.run_dir, orchestrator.attempt).values()
+        now = time.time()
         has_just_started = not self.manifest.attached and now - (orchestrator.start or 0.0) < STARTING_S
-        return has_just_started or any(
-            now - status.time < (CONCLUDING_S if status.final else SILENT_S) for status in statuses
-        )
+        return has_just_started or is_reporting(self.run_dir, orchestrator.attempt, now)
 
     def _drop_outdated_queue_state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> None:
         """Discard the queue's answer when a new orchestrator has started, or the report was written: it is outdated."""
