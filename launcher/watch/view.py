@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
-from exporter.contract.report import Report, WorkerReport
+from exporter.contract.report import Report
 from exporter.contract.status import (
-    GpuSignals,
     JobStatus,
     NodeGpus,
     NodeStatus,
-    Position,
-    ProcessFacts,
-    ProgressFacts,
-    WorkerStatus,
 )
 from exporter.contract.view import (
     EarlierAttempt,
@@ -30,7 +25,6 @@ from exporter.contract.view import (
     StopView,
     WorkerView,
 )
-from exporter.gpus.analysis.node_status import worker_devices
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
 from exporter.progress.work import counting_workers, job_average_rate, job_eta, job_rate, job_work, with_current_eta
@@ -331,7 +325,7 @@ class JobClient:
         """The workers, with services marked. If the job ``is_running``, those of a later stage are waiting."""
         seen = merge_workers(statuses)
         workers = [
-            _merge_worker(worker, seen.get(worker.rank), gpus.get(worker.node), is_final=is_final)
+            merge.worker_view(worker, seen.get(worker.rank), gpus.get(worker.node), is_final=is_final)
             for worker in summary.workers
         ]
         waiting = self._stages.waiting_ranks(workers) if is_running else set()
@@ -368,34 +362,6 @@ class JobClient:
 
 def _known(state: str, is_so: bool, unknown_reason: str) -> tuple[str, str | None]:
     return (state, None) if is_so else ("UNKNOWN", unknown_reason)
-
-
-def _merge_worker(
-    worker: WorkerReport, seen: WorkerStatus | None, gpus: NodeGpus | None, *, is_final: bool
-) -> WorkerView:
-    """Merge a worker's records with its sidecar's status; ``gpus`` are those of its node.
-
-    The sidecar's position wins while the job runs. With ``is_final`` the report's wins: it saw more.
-    """
-    seen = seen or WorkerStatus(worker=worker.worker, rank=worker.rank)
-    first, other = (worker, seen) if is_final else (seen, worker)
-    position = {
-        name: getattr(first, name) if getattr(first, name) is not None else getattr(other, name)
-        for name in (*Position.FIELDS, "cpu_s")
-    }
-    if is_final and worker.items is not None:
-        position["items_expected"] = worker.items_expected  # the sidecar's total may belong to another count
-    # with these states the sidecar polled before the start
-    state = seen.state if worker.up and seen.state not in ("not_found", "dead") else worker.state
-    return WorkerView.join(
-        worker,
-        ProcessFacts.of(seen),
-        ProgressFacts.of(seen),
-        GpuSignals.of(seen),
-        **position,
-        state=state,
-        gpu_devices=worker_devices(seen, gpus),
-    )
 
 
 def _phase(published: str, statuses: Iterable[NodeStatus]) -> str:
