@@ -1,6 +1,7 @@
 """The state of a job, merged from its run directory and its sidecars."""
 
 import math
+import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -28,16 +29,17 @@ from exporter.contract.view import (
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
 from exporter.progress.work import counting_workers, job_average_rate, job_eta, job_rate, job_work, with_current_eta
+from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.inputs import UNHURRIED, KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import STARTING_S, JobStateRecord, OrchestratorRecord, read_report
-from launcher.rundir.rundir import submitted_cluster
+from launcher.rundir.rundir import submitted_cluster, user_name
 from launcher.rundir.statuses import fetch_status, is_reporting, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
-from launcher.steps.slurm_queue import SlurmQueue, is_over, is_queued_again
+from launcher.steps.slurm_queue import QueueState, SlurmQueue, is_over, is_queued_again
 from launcher.steps.slurm_steps import read_final_state
 from launcher.watch import merge
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
@@ -195,7 +197,7 @@ class JobClient:
             age = time.time() - (self.run_dir / run_files.MANIFEST_FILE).stat().st_mtime
             return _known("PENDING", age < STARTING_S, f"the job has not started within {STARTING_S:.0f} s")
         if orchestrator is None:
-            waits = self._queue.read().state in (None, "PENDING", "RUNNING")
+            waits = self._read_queue().state in (None, "PENDING", "RUNNING")
             return _known("PENDING", waits, "Slurm no longer lists the job, which has never started")
         if (self.manifest.attached or orchestrator.local) and orchestrator.is_elsewhere():
             reason = f"the processes on {orchestrator.host} cannot be seen from here, and no sidecar writes its status"
@@ -203,8 +205,26 @@ class JobClient:
         if orchestrator.local:
             reason = f"process {orchestrator.pid} on {orchestrator.host} has gone without a report"
             return _known("RUNNING", self._is_orchestrated(orchestrator), reason)
+        if self._queue.read().state == "" and self._is_hidden:
+            reason = "Slurm does not show jobs of others here (PrivateData), and no sidecar writes its status"
+            return _known("RUNNING", self._is_reporting(orchestrator), reason)
         is_queued = self._queue.read().state != ""
         return _known("RUNNING", is_queued, "the job has left Slurm's queue without a report")
+
+    def _read_queue(self) -> QueueState:
+        """What the queue says of the job. Nothing is known of a job that is not there because Slurm hides it."""
+        at = self._queue.read()
+        return QueueState(None) if at.state == "" and self._is_hidden else at
+
+    @cached_property
+    def _is_hidden(self) -> bool:
+        """Whether this is the job of another user, and Slurm shows no jobs of others."""
+        if self.manifest.user == user_name():
+            return False
+        try:
+            return SlurmReader(None, submitted_cluster(self.run_dir), os.environ).cluster_facts().hides_jobs
+        except SlurmUnansweredError:
+            return True
 
     def _is_orchestrated(self, orchestrator: OrchestratorRecord) -> bool:
         """Whether the process of a local job runs, or did a moment ago: its successor may be about to end the job."""
@@ -216,7 +236,7 @@ class JobClient:
         return now < self._gone_at + SUCCESSOR_S
 
     def _is_reporting(self, orchestrator: OrchestratorRecord) -> bool:
-        """Whether a job on another machine has just started, or a sidecar there has lately written its status."""
+        """Whether a job that cannot be seen has just started, or a sidecar of it has lately written its status."""
         now = time.time()
         has_just_started = not self.manifest.attached and now - (orchestrator.start or 0.0) < STARTING_S
         return has_just_started or is_reporting(self.run_dir, orchestrator.attempt, now)
@@ -236,7 +256,7 @@ class JobClient:
         """Whether the attempt of this orchestrator is over, and the next one waits in the queue or is starting."""
         if orchestrator.local or self.manifest.attached:
             return False
-        at, requeued = self._queue.read(), report is not None and bool(report.requeued)
+        at, requeued = self._read_queue(), report is not None and bool(report.requeued)
         return requeued if at.state is None else is_queued_again(at, orchestrator.attempt, requeued=requeued)
 
     def _queued_view(self, ended_attempt: int, report: Report | None, now: float) -> JobView:
