@@ -114,6 +114,8 @@ def build_report(
     judgement = _judge_attached(found, workers) if ended and manifest.attached else None
     cause = job_cause(judgement.known if judgement else workers) or stop_cause(found.job_state.get("stop"))
     state = job_end_state(workers, cause, stop, ended)
+    if state == "FAILED" and cause is None and known.slurm_state == "OUT_OF_MEMORY":
+        state = known.slurm_state  # the record of the worker is lost, too
     if state == "COMPLETED":
         cause = None  # a part of gpujob was lost after the work was done
     if cause is not None and not ended and stop is None and is_to_be_restarted(run_dir, cause):

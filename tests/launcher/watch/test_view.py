@@ -694,6 +694,33 @@ def test_a_lost_job_takes_no_longer_with_every_look(queued: tuple[Path, FakeSlur
     assert view.end == 2000.0, "its last status"
 
 
+@pytest.mark.parametrize(
+    ("end", "state", "reason"),
+    [
+        ({"signal": 9, "oom_kills": 1}, "OUT_OF_MEMORY", "host_oom"),
+        ({"code": 3}, "FAILED", "app_error"),  # it counts first, as in every report
+        ({"code": 0}, "COMPLETED", None),  # the rest of the job needed more memory
+        (None, "OUT_OF_MEMORY", None),
+    ],
+)
+def test_slurm_knows_that_a_lost_job_was_out_of_memory(
+    queued: tuple[Path, FakeSlurm], end: dict[str, Any] | None, state: str, reason: str | None
+) -> None:
+    run_dir, slurm = queued
+    run_files.write_json(run_dir / "state.json", {"phase": "running", "time": 1950.0})
+    (exit_record,) = run_dir.glob("workers/*.exit.json")
+    exit_record.unlink()
+    (run_dir / "status/here.json").unlink()
+    if end is not None:
+        facts: dict[str, Any] = {"code": None, "signal": None, **end}
+        record(run_dir, "exit", pid=1, start=1000.0, end=1900.0, core=False, signals=[], **facts)
+    slurm.say("squeue", "out", "\n")
+    slurm.say("scontrol", "job", "JobState=OUT_OF_MEMORY Reason=OutOfMemory\n")
+    report = JobClient(run_dir).report()
+    assert (report.state, report.cause and report.cause.reason) == (state, reason)
+    assert JobClient(run_dir).read_view().state == state
+
+
 def test_a_newly_started_job_is_not_requeued(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     (run_dir / "orchestrator.json").unlink()
