@@ -338,9 +338,10 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(padded_text, row, widths)).rstrip() for row in rows]
 
 
-def render_states(states: Sequence[PointState], width: int | None = None) -> list[str]:
+def render_states(states: Sequence[PointState], width: int | None = None, height: int | None = None) -> list[str]:
     """A line per point, and the number of points by state.
 
+    If they do not fit the ``height`` of a terminal, one line stands for the points that matter least.
     Named values such as the loss have a column each if any point logged them. To fit the ``width`` of a terminal,
     causes are cut, though not below ``LEAST_CAUSE_WIDTH`` characters, and then some columns are left out.
     """
@@ -360,9 +361,22 @@ def render_states(states: Sequence[PointState], width: int | None = None) -> lis
     rows = [
         (*row, cause) for row, cause in zip(table, ("cause", *(cut_text(cause, room) for cause in causes)), strict=True)
     ]
-    counts = Counter(state.state for state in states)
-    counts_text = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return [*align_columns(rows), f"{len(states)} points: {counts_text}"]
+    heading, *lines = align_columns(rows)
+    if height is not None and len(lines) + 2 > height:  # with the heading and the sums
+        ordered = sorted(range(len(states)), key=lambda index: _urgency(states[index]), reverse=True)
+        shown, folded = sorted(ordered[: max(1, height - 3)]), ordered[max(1, height - 3) :]
+        lines = [lines[index] for index in shown]
+        lines.append(f"and {len(folded)} more: {_counts_text([states[index] for index in sorted(folded)])}")
+    return [heading, *lines, f"{len(states)} points: {_counts_text(states)}"]
+
+
+def _urgency(state: PointState) -> int:
+    """How much a point matters to who watches: those that failed most, then those that run, then those that wait."""
+    return {"COMPLETED": 0, "PENDING": 1, "RUNNING": 2}.get(state.state, 3)
+
+
+def _counts_text(states: Iterable[PointState]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in Counter(state.state for state in states).items())
 
 
 def _row(state: PointState, results: Sequence[str]) -> tuple[str, ...]:

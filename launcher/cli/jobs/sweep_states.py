@@ -39,11 +39,11 @@ def _print_states(sweep_dir: Path, record: "SweepRecord", states: "Sequence[Poin
         click.echo(_states_text(states, width))
 
 
-def _states_text(states: "Sequence[PointState]", width: int | None) -> str:
+def _states_text(states: "Sequence[PointState]", width: int | None, height: int | None = None) -> str:
     from launcher.sweep.directory import render_states
     from launcher.watch.text import printable_line
 
-    return "\n".join(map(printable_line, render_states(states, width)))
+    return "\n".join(map(printable_line, render_states(states, width, height)))
 
 
 def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_json: bool) -> int:
@@ -73,14 +73,16 @@ def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_
                 problem = note_unanswered(error, problem, interval)
             else:
                 problem, has_answer = "", True
+                unfinished = [state.state for state in states if state.state in UNFINISHED]
                 if live is not None:
                     from rich.text import Text
 
-                    live.update(Text(_states_text(states, live.console.width)), refresh=True)
+                    width, height = live.console.size
+                    fitted = _states_text(states, width, height if unfinished else None)  # the end stays, with all
+                    live.update(Text(fitted), refresh=True)
                 elif as_json or (text := _states_text(states, None)) != shown:
                     _print_states(sweep_dir, record, states, as_json=as_json)
                     shown = "" if as_json else text
-                unfinished = [state.state for state in states if state.state in UNFINISHED]
                 if once or not unfinished:
                     return sweep_exit_status(states)
                 if until == "running" and set(unfinished) != {"PENDING"}:
@@ -94,5 +96,6 @@ def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_
 def note_unanswered(error: "SlurmUnansweredError", last: str, interval: float) -> str:
     """Print why Slurm does not answer a view, which goes on, unless that was the ``last`` problem. Returns it."""
     if str(error) != last:
-        click.echo(f"gpujob: {error}; asked again every {max(interval, QUEUE_INTERVAL_S):g} s", err=True)
+        text = f"gpujob: {error}; asked again every {max(interval, QUEUE_INTERVAL_S):g} s"
+        print(text, file=sys.stderr, flush=True)  # a live table shows this above it, and click's output within it
     return str(error)

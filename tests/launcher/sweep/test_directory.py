@@ -139,6 +139,19 @@ def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
     assert render_states(states, 400) == render_states(states)
 
 
+def test_points_that_failed_or_run_come_first_in_a_low_terminal() -> None:
+    kinds = ["COMPLETED"] * 8 + ["FAILED", "RUNNING", "RUNNING", "COMPLETED", "PENDING", "PENDING"]
+    states = [PointState(n, f"p{n}", {}, state, None, None, 1) for n, state in enumerate(kinds)]
+    assert render_states(states, 80, 16) == render_states(states, 80)
+    lines = render_states(states, 80, 7)
+    assert [line.split()[0] for line in lines[1:5]] == ["8", "9", "10", "12"]
+    assert lines[5:] == [
+        "and 10 more: 9 COMPLETED, 1 PENDING",
+        "14 points: 9 COMPLETED, 1 FAILED, 2 RUNNING, 2 PENDING",
+    ]
+    assert [len(render_states(states, 80, height)) for height in (15, 7, 4, 1)] == [15, 7, 4, 4]
+
+
 def test_wide_letters_count_twice() -> None:
     cause = "エラー: メモリが足りません " * 9
     states = [PointState(n, name, {}, "FAILED", None, None, 1, cause=cause) for n, name in enumerate(("p", "学習"))]
