@@ -294,7 +294,12 @@ class _JobPhases:
         """Publish a phase; ``ended`` is ``completing`` without any worker left."""
         if phase != self._phase:
             shown = "completing" if phase == "ended" else phase
-            run_files.write_job_state(str(self._manifest.run_dir), shown, workers_ended=phase in ("ended", "finished"))
+            run_files.write_job_state(
+                str(self._manifest.run_dir),
+                shown,
+                workers_ended=phase in ("ended", "finished"),
+                attempt=self._context.identity.attempt,
+            )
             if shown != self._published_phase:
                 self._published_phase = shown
                 self._log.write("phase", phase=shown)

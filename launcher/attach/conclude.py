@@ -77,7 +77,9 @@ class Conclusion:
         self._events.write("job ended", state=report.state, items=report.items)
         attempt_optional(
             "publish the end",
-            lambda: run_files.write_job_state(str(self._run_dir), "finished", workers_ended=True),
+            lambda: run_files.write_job_state(
+                str(self._run_dir), "finished", workers_ended=True, attempt=self._attempt
+            ),
         )
         text = [printable_line(line) for line in render_report(report).splitlines()]
         try:

@@ -303,7 +303,7 @@ def _write_run_dir(manifest: Manifest, record: AttachedRecord) -> None:
         (run_dir / run_files.REPORT_FILE).unlink(missing_ok=True)  # of a watch that was stopped
         run_files.make_token(run_dir)
         run_files.write_json(run_dir / run_files.MANIFEST_FILE, render_manifest(manifest))
-        run_files.write_job_state(str(run_dir), "launching")
+        run_files.write_job_state(str(run_dir), "launching", attempt=record.attempt)
         run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, record.to_json())
     except OSError as error:
         raise LauncherError(f"the run directory {run_dir} cannot be written: {error.strerror}") from error

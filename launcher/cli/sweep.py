@@ -277,6 +277,7 @@ def resume_points(
     that file's text; by default it is the sweep's own.
     """
     from launcher.report.state import UNFINISHED
+    from launcher.rundir.statuses import CONCLUDING_S
     from launcher.sweep.directory import (
         arrays_in_queue,
         is_reporting_elsewhere,
@@ -286,7 +287,6 @@ def resume_points(
         require_queue,
     )
     from launcher.sweep.submit import keep_job_file, resume_sweep
-    from launcher.watch.view import CONCLUDING_S
 
     record = read_record(sweep_dir)
     if local is not None and local != record.local:

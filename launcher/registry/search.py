@@ -3,6 +3,7 @@
 import os
 import re
 import shutil
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -12,8 +13,10 @@ from exporter.contract.identity import safe_label
 from launcher.errors import LauncherError, SlurmError
 from launcher.registry.entries import LOCAL_PREFIX, JobEntry, read_own_entries, read_site_entries
 from launcher.rundir.cluster_file import find_logs_dir
-from launcher.rundir.job_records import read_orchestrator
+from launcher.rundir.job_records import STARTING_S, read_orchestrator
 from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
+from launcher.rundir.statuses import is_reporting
+from launcher.steps.slurm_queue import SlurmQueue
 from launcher.steps.slurm_steps import run_command
 from launcher.words import clock_text
 
@@ -151,7 +154,7 @@ def _in_slurm(job: str) -> Path | None:
 
 
 def _by_part_or_name(job: str, entries: Sequence[JobEntry], *, takes_newest: bool) -> FoundJob | None:
-    """The job whose id begins so, or whose name this is; of several, the only one that may still run.
+    """The job whose id begins so, or whose name this is; of several, the only one that runs or waits.
 
     A number is always a whole id: half of one must not stop another job. A sweep or pipeline never has a report of its
     own, so its missing one does not show that it still runs. Raises LauncherError if several fit, unless all have this
@@ -160,10 +163,11 @@ def _by_part_or_name(job: str, entries: Sequence[JobEntry], *, takes_newest: boo
     found = {entry.run_dir: entry for entry in entries if _fits(job, entry) and _is_readable_job(Path(entry.run_dir))}
     if len(found) < 2:
         return next((FoundJob(Path(run_dir)) for run_dir in found), None)
-    running = [run_dir for run_dir in map(Path, found) if _may_run(run_dir)]
-    if len(running) == 1 and not (is_sweep(running[0]) or is_pipeline(running[0])):
-        return FoundJob(running[0])
     newest = max(found.values(), key=lambda entry: entry.submitted)
+    running = [entry for entry in found.values() if _may_run(Path(entry.run_dir))]
+    if len(running) == 1 and not (is_sweep(only := Path(running[0].run_dir)) or is_pipeline(only)):
+        notice = f"one of {len(found)} jobs has not ended: {running[0].job_id}, {only}"
+        return FoundJob(only, () if running[0] == newest else (notice,))
     if not takes_newest or any(entry.job_name != job for entry in found.values()):
         raise _ambiguity(job, list(found.values()))
     notice = f"newest of {len(found)} jobs named {safe_label(job)}: {newest.job_id}, {newest.run_dir}"
@@ -171,11 +175,21 @@ def _by_part_or_name(job: str, entries: Sequence[JobEntry], *, takes_newest: boo
 
 
 def _may_run(run_dir: Path) -> bool:
-    """Whether a job has no report, and its process on this machine, if it has one, is still there."""
+    """Whether a job has no report, and its process, Slurm's queue or its sidecars do not show that it has ended.
+
+    A job that was cancelled in the queue, or was lost with its node, never gets a report.
+    """
     if (run_dir / run_files.REPORT_FILE).exists():
         return False
-    process = read_orchestrator(run_dir)
-    return process is None or not process.local or process.is_elsewhere() or process.is_running_here()
+    if is_sweep(run_dir) or is_pipeline(run_dir):
+        return True
+    process, now = read_orchestrator(run_dir), time.time()
+    if process is not None and process.local:
+        is_seen = process.is_elsewhere() and is_reporting(run_dir, process.attempt, now)
+        return is_seen or process.is_running_here()
+    if run_dir.name.startswith(LOCAL_PREFIX):
+        return now - (run_dir / run_files.MANIFEST_FILE).stat().st_mtime < STARTING_S
+    return SlurmQueue(run_dir).read().state != ""
 
 
 def _fits(job: str, entry: JobEntry) -> bool:

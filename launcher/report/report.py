@@ -43,7 +43,7 @@ from launcher.report.workers import (
     with_restart_evidence,
 )
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator, report_path_elsewhere
+from launcher.rundir.job_records import OrchestratorRecord, read_job_state, read_orchestrator, report_path_elsewhere
 from launcher.rundir.statuses import merge_workers, read_statuses
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ class _RunDirContents:
             return cls(read_manifest(run_dir), OrchestratorRecord(attempt=next_attempt), {}, {})
         orchestrator = known.orchestrator or read_orchestrator(run_dir) or OrchestratorRecord()
         statuses = read_statuses(run_dir, orchestrator.attempt)
-        job_state = _read_job_state(run_dir) if known.job_state is None else known.job_state
+        job_state = read_job_state(run_dir, orchestrator.attempt) if known.job_state is None else known.job_state
         return cls(read_manifest(run_dir), orchestrator, statuses, job_state)
 
     @cached_property
@@ -81,10 +81,6 @@ class _RunDirContents:
             task.rank: hosts[task.node_index] if task.node_index < len(hosts) else f"node index {task.node_index}"
             for task in self.manifest.tasks
         }
-
-
-def _read_job_state(run_dir: Path) -> Mapping[str, object]:
-    return run_files.read_json(run_dir / run_files.STATE_FILE) or {}
 
 
 def build_report(
@@ -108,7 +104,7 @@ def build_report(
         finder = finder.without_log_reads()
     runs, stop = _read_all_runs(found, finder, known.slurm_state)
     may_be_published = stop is None and next_attempt is None and known.job_state is None
-    if may_be_published and (published := _read_job_state(run_dir)).get("stop"):
+    if may_be_published and (published := read_job_state(run_dir, orchestrator.attempt)).get("stop"):
         # the stop was published while we read the records, so records may show its effects
         found = replace(found, job_state=published)
         runs, stop = _read_all_runs(found, finder, known.slurm_state)
@@ -118,6 +114,8 @@ def build_report(
     judgement = _judge_attached(found, workers) if ended and manifest.attached else None
     cause = job_cause(judgement.known if judgement else workers) or stop_cause(found.job_state.get("stop"))
     state = job_end_state(workers, cause, stop, ended)
+    if state == "FAILED" and cause is None and known.slurm_state == "OUT_OF_MEMORY":
+        state = known.slurm_state  # the record of the worker is lost, too
     if state == "COMPLETED":
         cause = None  # a part of gpujob was lost after the work was done
     if cause is not None and not ended and stop is None and is_to_be_restarted(run_dir, cause):

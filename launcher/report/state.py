@@ -44,6 +44,7 @@ REASON_OF_STATE = {
     "PREEMPTED": "preempted",
     "CANCELLED": "cancelled",
     "FAILED": "terminated_peer",
+    "OUT_OF_MEMORY": "terminated_peer",  # of some workers, which their records know
 }  # exit reason that workers inherit from Slurm's state of the job
 BATCH_LOST = "the batch step ended without a report: was the guard killed?"
 

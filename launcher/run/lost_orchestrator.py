@@ -13,11 +13,13 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
+from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.report import Report
 from exporter.machine.job_processes import find_job_processes, is_wrapper
 from exporter.workers.exit_reason import signal_name
@@ -25,7 +27,7 @@ from launcher.errors import LauncherError
 from launcher.plan.plan import Plan
 from launcher.programs.end_leftovers import TASK_VARIABLE, signal_processes, topmost
 from launcher.report.inputs import KnownEnds
-from launcher.report.report import build_report
+from launcher.report.report import REPORT_TEXT_FILE, archive, build_report
 from launcher.report.state import EXIT_STATUS, VERIFIED_STATES
 from launcher.run.end_of_job import publish_report, save_report, write_diagnoses
 from launcher.run.job_log import log_line
@@ -34,7 +36,7 @@ from launcher.run.orchestrator import load_plan, time_limit_end
 from launcher.run.run_records import have_all_runs_ended
 from launcher.run.signals import signal_text
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord, read_orchestrator
+from launcher.rundir.job_records import OrchestratorRecord, read_job_state, read_orchestrator
 from launcher.rundir.secrets_file import remove_secrets
 from launcher.rundir.statuses import read_statuses
 from launcher.rundir.targets import TargetFiles
@@ -144,7 +146,12 @@ class LostOrchestrator:
         end: OrchestratorEnd,
         report_fd: int | None = None,
     ) -> None:
-        self._record = record = read_orchestrator(run_dir) or OrchestratorRecord()
+        found = read_orchestrator(run_dir)
+        is_local = isinstance(leftovers, LocalLeftoverTasks)
+        attempt = 0 if is_local else int(os.environ.get("SLURM_RESTART_COUNT", "0"))
+        if found is None or found.attempt != attempt:  # it was lost before it had written its own
+            found = OrchestratorRecord(attempt=attempt, local=is_local)
+        self._record = record = found  # of the one that was lost
         self._plan = plan
         self._run_dir = run_dir
         self._leftovers = leftovers
@@ -159,11 +166,12 @@ class LostOrchestrator:
 
     def run(self) -> int:
         """End the job; return its exit status."""
+        self._record_itself()
         log_line(f"Stopping the job: {self._end.text}")
-        state = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
-        earlier = state.get("stop")
+        self._archive_earlier_report()
+        earlier = read_job_state(self._run_dir, self._attempt).get("stop")
         self._stop = self._end.stop(self._record, self._time_limit_end, time.time()).to_json()
-        if isinstance(earlier, dict) and state.get("attempt", self._attempt) == self._attempt:
+        if isinstance(earlier, dict):
             self._stop = earlier  # a stop that had already begun stays the reason
         self._events.write("orchestrator lost", cause=self._end.text)
         self._publish("completing")
@@ -185,6 +193,23 @@ class LostOrchestrator:
             if isinstance(self._leftovers, LocalLeftoverTasks):  # Slurm may requeue the job
                 attempt_optional("remove the secrets", lambda: remove_secrets(self._run_dir))
         return status
+
+    def _record_itself(self) -> None:
+        """Write that this process orchestrates the job now: without a process that does, a local job has ended."""
+        path, pid = self._run_dir / run_files.ORCHESTRATOR_FILE, os.getpid()
+        if path.exists():  # else the job has not begun for others, and need not begin
+            own = self._record.replace(pid=pid, start_ticks=read_start_ticks(pid), host=os.uname().nodename)
+            attempt_optional(
+                f"write {path.name}",
+                lambda: run_files.write_json_with_reserve(None, path, own.to_json(), spare=path),
+            )
+
+    def _archive_earlier_report(self) -> None:
+        """Number the report and statuses of an earlier attempt, if the orchestrator was lost before it did."""
+        earlier = Report.read_valid(self._run_dir / run_files.REPORT_FILE)
+        if earlier is not None and earlier.attempt < self._attempt:
+            for name in (run_files.REPORT_FILE, REPORT_TEXT_FILE, run_files.STATUS_DIR):
+                attempt_optional(f"archive {name}", partial(archive, self._run_dir / name, earlier.attempt))
 
     def _publish(self, phase: str, *, workers_ended: bool = False) -> None:
         def write() -> None:

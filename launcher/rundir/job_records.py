@@ -6,16 +6,19 @@ import socket
 import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from typing import Self
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest
 from exporter.contract.process_identity import read_start_ticks
-from exporter.contract.records import JsonObject, Record
+from exporter.contract.records import JsonObject, Record, RecordError
 from exporter.contract.report import Report
 from exporter.contract.user_state import user_state_folder
 from exporter.machine.procfs import CLOCK_TICKS
 from launcher.errors import SlurmTimeoutError
 from launcher.rundir.job_ids import job_id_of
+
+STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
 
 
 class ProcessRecord(Record):
@@ -61,6 +64,14 @@ class JobStateRecord(Record):
     stop: JsonObject | None = None  # while the job is being stopped
     orchestrator_silent_since: float | None = None  # epoch seconds; None while the orchestrator responds
 
+    @classmethod
+    def of_attempt(cls, run_dir: Path, attempt: int) -> Self:
+        """The state of this attempt; that of a job that is launching if it has published none, or a damaged one."""
+        try:
+            return cls.from_json(read_job_state(run_dir, attempt))
+        except RecordError:
+            return cls()
+
 
 class StopRequest(Record):
     """``stop_request.json``: who stopped an attempt of the job with `gpujob stop`, and where."""
@@ -82,6 +93,15 @@ class AbandonedWorkers(Record):
 def read_orchestrator(run_dir: Path) -> OrchestratorRecord | None:
     """The record of the job's last orchestrator; None before it has one."""
     return OrchestratorRecord.read_valid(run_dir / run_files.ORCHESTRATOR_FILE)
+
+
+def read_job_state(run_dir: Path, attempt: int) -> dict[str, object]:
+    """Content of ``state.json``; empty if it is of another attempt.
+
+    An attempt publishes its state only after the survey of its nodes and the search for a checkpoint.
+    """
+    state = run_files.read_json(run_dir / run_files.STATE_FILE) or {}
+    return state if state.get("attempt", attempt) == attempt else {}
 
 
 def read_first_start(manifest: Manifest) -> float | None:

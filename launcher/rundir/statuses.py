@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 ANSWER_S = 4.0  # for the connection, and for the whole answer, which also ends servers that send byte by byte
 STATUS_BYTES = 2 * 1024 * 1024  # largest status without workers
 WORKER_BYTES = 64 * 1024  # what each worker of the job may add: 600 restarts take less than 150 KB
+SILENT_S = 20.0  # a sidecar writes its status every 5 s
+CONCLUDING_S = 90.0  # after its final status, it verifies the results for up to 60 s
 MOST_DEPTH = 32  # of nested objects and lists; ours have less than ten
 
 
@@ -32,6 +34,12 @@ def read_statuses(run_dir: Path, attempt: int) -> dict[str, NodeStatus]:
         return {}
     found = {path.stem: NodeStatus.read_valid(path) for path in paths}
     return {node: status for node, status in found.items() if status is not None and status.attempt == attempt}
+
+
+def is_reporting(run_dir: Path, attempt: int, now: float) -> bool:
+    """Whether a sidecar of this attempt has lately written its status, also on a machine that cannot be seen."""
+    statuses = read_statuses(run_dir, attempt).values()
+    return any(now - status.time < (CONCLUDING_S if status.final else SILENT_S) for status in statuses)
 
 
 def fetch_status(node: str, sidecar: SidecarRecord, token: str | None, workers: int) -> NodeStatus | str | None:

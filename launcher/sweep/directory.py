@@ -21,10 +21,11 @@ from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, UNFINISHED
 from launcher.report.workers import VALUES_SHOWN
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord, ProcessRecord, read_report
+from launcher.rundir.job_records import STARTING_S, OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE, user_name
+from launcher.rundir.statuses import CONCLUDING_S
 from launcher.steps.slurm_queue import is_over, is_queued_again, read_unfinished
-from launcher.watch.view import CONCLUDING_S, STARTING_S, JobClient
+from launcher.watch.view import JobClient
 from launcher.words import cut_text, duration_text, padded_text, text_width
 
 JOB_FILE = "job.yaml"  # copy of the job file
@@ -117,11 +118,16 @@ def with_runs(record: SweepRecord, runs: Mapping[int, str]) -> SweepRecord:
 
 
 def read_point_states(
-    sweep_dir: Path, record: SweepRecord, queue: Mapping[str, AttemptSnapshot] | None = None
+    sweep_dir: Path,
+    record: SweepRecord,
+    queue: Mapping[str, AttemptSnapshot] | None = None,
+    *,
+    needs_queue: bool = False,
 ) -> tuple[PointState, ...]:
     """The state of every point now.
 
-    Without a ``queue``, the known one is read, and only if a point has not ended or may still be requeued.
+    Without a ``queue``, the known one is read, and only if a point has not ended or may still be requeued. If Slurm
+    does not answer, these points are UNKNOWN or PENDING; with ``needs_queue`` SlurmUnansweredError is raised instead.
     """
     reports = {
         point.index: read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points
@@ -129,7 +135,11 @@ def read_point_states(
     if queue is None:
         over = record.local or all(map(is_over, reports.values()))
         ends = [report.end or 0.0 for report in reports.values() if report is not None and not is_over(report)]
-        queue = {} if over else read_shared_queue(record, max(ends, default=0.0))
+        try:
+            queue = {} if over else read_shared_queue(record, max(ends, default=0.0))
+        except SlurmUnansweredError:
+            if needs_queue:
+                raise
     states = {
         point.index: _point_outcome(sweep_dir, record, point, reports[point.index], queue)
         for point in record.points
@@ -163,8 +173,8 @@ def read_last_end(sweep_dir: Path, record: SweepRecord) -> float | None:
     return max((report.end for report in reports if report is not None and report.end is not None), default=None)
 
 
-def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, AttemptSnapshot] | None:
-    """What the queue says, by task id (``4459_3``), out of a hub or the shared answer; None if it is not known.
+def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, AttemptSnapshot]:
+    """What the queue says, by task id (``4459_3``), out of a hub or the shared answer. Raises SlurmUnansweredError.
 
     An answer counts if it is not older than the last submission and the last end of a point that is requeued.
     """
@@ -172,16 +182,13 @@ def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, Attempt
     wanted = {array.job_id for array in record.arrays}
     since = max((last_end, *(array.submitted for array in record.arrays)))
     for cluster in dict.fromkeys(array.cluster for array in record.arrays):
-        try:
-            rows = read_unfinished(str(record.submission.get("user") or user_name()), cluster, since)
-        except SlurmUnansweredError:
-            return None
+        rows = read_unfinished(str(record.submission.get("user") or user_name()), cluster, since)
         found |= snapshots_of_tasks(row for row in rows if array_of(row.job_id) in wanted)
     return found
 
 
 def read_queue(arrays: Sequence[SweepArray]) -> dict[str, AttemptSnapshot] | None:
-    """The same of right now, for commands that submit or cancel tasks; None if squeue does not answer."""
+    """The queue right now, for commands that submit or cancel tasks; None if squeue does not answer."""
     found: dict[str, AttemptSnapshot] = {}
     for cluster in dict.fromkeys(array.cluster for array in arrays):
         try:
@@ -234,13 +241,14 @@ def _point_outcome(
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
     snapshot = (queue or {}).get(job_id)
-    if report is not None and not is_queued_again(snapshot, report.attempt, requeued=report.requeued):
+    waits = queue is None and report is not None and bool(report.requeued)
+    if report is not None and not (waits or is_queued_again(snapshot, report.attempt, requeued=report.requeued)):
         return _point_state(point, report.state, job_id, run_dir, report)
     began = (run_dir / run_files.ORCHESTRATOR_FILE).exists()
     if record.local:
         state = JobClient(run_dir).read_view().state
     elif queue is None:
-        state = "UNKNOWN"
+        state = "PENDING" if waits else "UNKNOWN"
     elif snapshot is not None:
         state = "PENDING" if snapshot.state == "PENDING" else "RUNNING"
     else:
@@ -330,9 +338,10 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(padded_text, row, widths)).rstrip() for row in rows]
 
 
-def render_states(states: Sequence[PointState], width: int | None = None) -> list[str]:
+def render_states(states: Sequence[PointState], width: int | None = None, height: int | None = None) -> list[str]:
     """A line per point, and the number of points by state.
 
+    If they do not fit the ``height`` of a terminal, one line stands for the points that matter least.
     Named values such as the loss have a column each if any point logged them. To fit the ``width`` of a terminal,
     causes are cut, though not below ``LEAST_CAUSE_WIDTH`` characters, and then some columns are left out.
     """
@@ -352,9 +361,22 @@ def render_states(states: Sequence[PointState], width: int | None = None) -> lis
     rows = [
         (*row, cause) for row, cause in zip(table, ("cause", *(cut_text(cause, room) for cause in causes)), strict=True)
     ]
-    counts = Counter(state.state for state in states)
-    counts_text = ", ".join(f"{count} {name}" for name, count in counts.items())
-    return [*align_columns(rows), f"{len(states)} points: {counts_text}"]
+    heading, *lines = align_columns(rows)
+    if height is not None and len(lines) + 2 > height:  # with the heading and the sums
+        ordered = sorted(range(len(states)), key=lambda index: _urgency(states[index]), reverse=True)
+        shown, folded = sorted(ordered[: max(1, height - 3)]), ordered[max(1, height - 3) :]
+        lines = [lines[index] for index in shown]
+        lines.append(f"and {len(folded)} more: {_counts_text([states[index] for index in sorted(folded)])}")
+    return [heading, *lines, f"{len(states)} points: {_counts_text(states)}"]
+
+
+def _urgency(state: PointState) -> int:
+    """How much a point matters to who watches: those that failed most, then those that run, then those that wait."""
+    return {"COMPLETED": 0, "PENDING": 1, "RUNNING": 2}.get(state.state, 3)
+
+
+def _counts_text(states: Iterable[PointState]) -> str:
+    return ", ".join(f"{count} {name}" for name, count in Counter(state.state for state in states).items())
 
 
 def _row(state: PointState, results: Sequence[str]) -> tuple[str, ...]:

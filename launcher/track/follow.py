@@ -51,6 +51,7 @@ class Follower:
         read_jobs: Callable[[str, Sequence[str]], Iterable[HubJob]],
         state: TrackState | None,
         start: Callable[[tuple[QueueRow, ...]], TrackState],
+        add_new: Callable[[TrackState, tuple[QueueRow, ...]], TrackState] | None,
         state_file: Path,
         write: Callable[[str], None],
         *,
@@ -62,11 +63,12 @@ class Follower:
     ) -> None:
         """``read_queue(since)`` returns an answer not older than ``since``.
 
-        ``read_jobs`` gives what the hub at an address knows of jobs and arrays.
+        ``read_jobs`` gives what the hub at an address knows of jobs and arrays. ``add_new`` adds the jobs that an
+        earlier run, whose ``state`` this is, could not know; None if there can be none.
         """
         self._read_jobs = read_jobs
         self._accounting, self._read_queue, self._start, self._state_file = accounting, read_queue, start, state_file
-        self._write, self._noun = write, noun
+        self._write, self._noun, self._add_new = write, noun, add_new
         self._interval_s, self._gpu_every = interval_s, gpu_every
         self._clock, self._sleep = clock, sleep
         self.state = state  # None before the first answer of Slurm
@@ -88,18 +90,23 @@ class Follower:
         Raises LauncherError if Slurm does not know one of them, SlurmUnansweredError if there is no Slurm.
         """
         while True:
-            if (self.state is None or not self.state.is_over) and self._clock() >= self._poll_at:
+            if not self._is_over and self._clock() >= self._poll_at:
                 self._poll(self._clock())
             if self.state is not None:
                 self._ask_hub(self.state)
                 self._ask_accounting(self.state)
-                if self.state.is_over and not _unmeasured(self.state):
+                if self._is_over and not _unmeasured(self.state):
                     return self._finish(self.state)
             self._sleep(max(0.0, self._next_at() - self._clock()))
 
+    @property
+    def _is_over(self) -> bool:
+        """Whether nothing more is to be read from the queue."""
+        return self.state is not None and self.state.is_over and self._add_new is None
+
     def _next_at(self) -> float:
         state, now = self.state, self._clock()
-        times = [] if state is not None and state.is_over else [self._poll_at]
+        times = [] if self._is_over else [self._poll_at]
         unmeasured = [] if state is None else _unmeasured(state)
         if unmeasured or self._wanted:
             may_ask_at = self._may_ask_at(state)
@@ -128,12 +135,15 @@ class Follower:
     def _poll(self, now: float) -> None:
         self._poll_at = now + self._interval_s
         try:
-            answer = self._read_queue(now if self.state is None else now - self._most_age_s)
+            is_first = self.state is None or self._add_new is not None
+            answer = self._read_queue(now if is_first else now - self._most_age_s)
             if answer.problem is not None:
                 command, _, problem = answer.problem.partition(" ")
                 raise SlurmUnansweredError(command, problem)
             rows, as_of = answer.rows, answer.as_of or now
             state = self.state or self._save(self._start(rows))  # before the first report, if it cannot be written
+            if self._add_new is not None:
+                state, self._add_new = self._save(self._add_new(state, rows)), None
         except SlurmUnansweredError as error:
             if self.state is None and error.is_local:
                 raise

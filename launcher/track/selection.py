@@ -1,7 +1,7 @@
 """Which jobs a tracking run follows: ids, jobs and sweeps of gpujob, names in the queue, or all jobs of the user."""
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,6 +43,11 @@ class Selection(NamedTuple):
     @property
     def is_everything(self) -> bool:
         return not (self.ids or self.names)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether it names jobs by their ids alone, which never mean other jobs."""
+        return bool(self.ids) and not (self.names or self.own_runs)
 
 
 def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> Selection:
@@ -116,6 +121,22 @@ def read_selected(
         if not error.is_lasting:
             raise
     return selected_jobs(selection, slurm.user or "anybody", prefix, rows, attempts)
+
+
+def read_new(
+    slurm: SlurmReader, selection: Selection, prefix: str, rows: Iterable[QueueRow], known: Collection[str]
+) -> dict[str, TrackedJob]:
+    """The wanted jobs that are not ``known`` from an earlier run with the same words, which may be none.
+
+    Raises LauncherError and SlurmUnansweredError.
+    """
+    rows = [row for row in rows if any(task not in known for task in task_ids(row.job_id))]
+    ids = tuple(word for word in selection.ids if not any(is_part_of(job_id, word) for job_id in known))
+    names = tuple(name for name in selection.names if any(row.name == name for row in rows))
+    new = selection._replace(ids=ids, names=names)
+    is_any_left = selection.is_everything and any(row.snapshot.state not in ENDS for row in rows)
+    found = read_selected(slurm, new, prefix, rows) if is_any_left or not new.is_everything else {}
+    return {job_id: job for job_id, job in found.items() if job_id not in known}
 
 
 def selected_jobs(

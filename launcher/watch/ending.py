@@ -9,6 +9,7 @@ from exporter.contract.errors import ManifestError
 from exporter.contract.manifest import read_manifest
 from exporter.contract.report import EndCause, Report, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
+from exporter.logs.errors.lines import plain_line
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
 from exporter.progress.work import ITEMS, speed_text, unit_word
@@ -143,8 +144,8 @@ def read_log_end(report: Report, cause: EndCause) -> tuple[Path | None, list[str
     files = sorted(filter(Path.is_file, paths), key=importance, reverse=True)
     for path in files:
         text = redact(read_last_bytes(path, LOG_TAIL_BYTES).decode("utf-8", "replace"))
-        # a progress bar rewrites its line; only its last state counts
-        if tail := [line.rstrip().rpartition("\r")[2] for line in text.split("\n") if line.strip()][-LOG_LINES:]:
+        lines = (plain_line(line.encode(), None).expandtabs().rstrip() for line in text.split("\n"))
+        if tail := [line for line in lines if line][-LOG_LINES:]:
             return path, tail
     return next(iter(files), None), []
 

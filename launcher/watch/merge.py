@@ -6,8 +6,20 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.events import Event, LoggedEvent
-from exporter.contract.status import FileSystem, NodeStatus, WorkerOutput
+from exporter.contract.report import WorkerReport
+from exporter.contract.status import (
+    FileSystem,
+    GpuSignals,
+    NodeGpus,
+    NodeStatus,
+    Position,
+    ProcessFacts,
+    ProgressFacts,
+    WorkerOutput,
+    WorkerStatus,
+)
 from exporter.contract.view import LaunchView, OutputView, WorkerView
+from exporter.gpus.analysis.node_status import worker_devices
 from exporter.logs.log_files_reader import read_last_bytes
 from exporter.progress import outlook
 
@@ -111,3 +123,31 @@ def launch(statuses: Mapping[str, NodeStatus]) -> LaunchView:
     )
     is_verified = bool(statuses) and all(status.launch.verified for status in statuses.values())
     return LaunchView(verified=is_verified, lacking=lacking)
+
+
+def worker_view(
+    worker: WorkerReport, seen: WorkerStatus | None, gpus: NodeGpus | None, *, is_final: bool
+) -> WorkerView:
+    """Merge a worker's records with its sidecar's status; ``gpus`` are those of its node.
+
+    The sidecar's position wins while the job runs. With ``is_final`` the report's wins: it saw more.
+    """
+    seen = seen or WorkerStatus(worker=worker.worker, rank=worker.rank)
+    first, other = (worker, seen) if is_final else (seen, worker)
+    position = {
+        name: getattr(first, name) if getattr(first, name) is not None else getattr(other, name)
+        for name in (*Position.FIELDS, "cpu_s")
+    }
+    if is_final and worker.items is not None:
+        position["items_expected"] = worker.items_expected  # the sidecar's total may belong to another count
+    # with these states the sidecar polled before the start
+    state = seen.state if worker.up and seen.state not in ("not_found", "dead") else worker.state
+    return WorkerView.join(
+        worker,
+        ProcessFacts.of(seen),
+        ProgressFacts.of(seen),
+        GpuSignals.of(seen),
+        **position,
+        state=state,
+        gpu_devices=worker_devices(seen, gpus),
+    )

@@ -1,5 +1,7 @@
 """The state of a job, merged from its run directory and its sidecars."""
 
+import math
+import os
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -9,16 +11,11 @@ from typing import TYPE_CHECKING
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, read_manifest
-from exporter.contract.report import Report, WorkerReport
+from exporter.contract.report import Report
 from exporter.contract.status import (
-    GpuSignals,
     JobStatus,
     NodeGpus,
     NodeStatus,
-    Position,
-    ProcessFacts,
-    ProgressFacts,
-    WorkerStatus,
 )
 from exporter.contract.view import (
     EarlierAttempt,
@@ -29,20 +26,20 @@ from exporter.contract.view import (
     StopView,
     WorkerView,
 )
-from exporter.gpus.analysis.node_status import worker_devices
 from exporter.progress.outlook import time_limit_met_probability
 from exporter.progress.phases import PHASES as PHASES_OF_LOGS
 from exporter.progress.work import counting_workers, job_average_rate, job_eta, job_rate, job_work, with_current_eta
+from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.inputs import UNHURRIED, KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord, read_report
-from launcher.rundir.rundir import submitted_cluster
-from launcher.rundir.statuses import fetch_status, merge_workers, read_statuses
+from launcher.rundir.job_records import STARTING_S, JobStateRecord, OrchestratorRecord, read_report
+from launcher.rundir.rundir import submitted_cluster, user_name
+from launcher.rundir.statuses import fetch_status, is_reporting, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
-from launcher.steps.slurm_queue import SlurmQueue, is_over, is_queued_again
+from launcher.steps.slurm_queue import QueueState, SlurmQueue, is_over, is_queued_again
 from launcher.steps.slurm_steps import read_final_state
 from launcher.watch import merge
 from launcher.watch.serving_view import StageFacts, output_tokens_rate, readiness_view
@@ -50,9 +47,7 @@ from launcher.watch.serving_view import StageFacts, output_tokens_rate, readines
 if TYPE_CHECKING:
     from launcher.verify.timed_reads import ReportProgress
 
-SILENT_S = 20.0  # a sidecar writes its status every 5 s
-CONCLUDING_S = 90.0  # after its final status, it verifies the results for up to 60 s
-STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
+SUCCESSOR_S = 5.0  # until the process that replaces a killed orchestrator has written who it is
 
 
 class JobClient:
@@ -62,6 +57,7 @@ class JobClient:
         self.run_dir = run_dir
         self.manifest: Manifest = read_manifest(run_dir)
         self._queue = SlurmQueue(run_dir)
+        self._gone_at = -math.inf  # when the process of a local job was first seen gone; inf while it runs
         self._last_orchestrator_key: object = (
             None  # orchestrator at the last read, and whether it had written its report
         )
@@ -201,27 +197,49 @@ class JobClient:
             age = time.time() - (self.run_dir / run_files.MANIFEST_FILE).stat().st_mtime
             return _known("PENDING", age < STARTING_S, f"the job has not started within {STARTING_S:.0f} s")
         if orchestrator is None:
-            waits = self._queue.read().state in (None, "PENDING", "RUNNING")
+            waits = self._read_queue().state in (None, "PENDING", "RUNNING")
             return _known("PENDING", waits, "Slurm no longer lists the job, which has never started")
         if (self.manifest.attached or orchestrator.local) and orchestrator.is_elsewhere():
             reason = f"the processes on {orchestrator.host} cannot be seen from here, and no sidecar writes its status"
             return _known("RUNNING", self._is_reporting(orchestrator), reason)
         if orchestrator.local:
-            return _known(
-                "RUNNING",
-                orchestrator.is_running_here(),
-                f"process {orchestrator.pid} on {orchestrator.host} has gone without a report",
-            )
+            reason = f"process {orchestrator.pid} on {orchestrator.host} has gone without a report"
+            return _known("RUNNING", self._is_orchestrated(orchestrator), reason)
+        if self._queue.read().state == "" and self._is_hidden:
+            reason = "Slurm does not show jobs of others here (PrivateData), and no sidecar writes its status"
+            return _known("RUNNING", self._is_reporting(orchestrator), reason)
         is_queued = self._queue.read().state != ""
         return _known("RUNNING", is_queued, "the job has left Slurm's queue without a report")
 
+    def _read_queue(self) -> QueueState:
+        """What the queue says of the job. Nothing is known of a job that is not there because Slurm hides it."""
+        at = self._queue.read()
+        return QueueState(None) if at.state == "" and self._is_hidden else at
+
+    @cached_property
+    def _is_hidden(self) -> bool:
+        """Whether this is the job of another user, and Slurm shows no jobs of others."""
+        if self.manifest.user == user_name():
+            return False
+        try:
+            return SlurmReader(None, submitted_cluster(self.run_dir), os.environ).cluster_facts().hides_jobs
+        except SlurmUnansweredError:
+            return True
+
+    def _is_orchestrated(self, orchestrator: OrchestratorRecord) -> bool:
+        """Whether the process of a local job runs, or did a moment ago: its successor may be about to end the job."""
+        now = time.monotonic()
+        if orchestrator.is_running_here():
+            self._gone_at = math.inf
+        elif self._gone_at == math.inf:
+            self._gone_at = now
+        return now < self._gone_at + SUCCESSOR_S
+
     def _is_reporting(self, orchestrator: OrchestratorRecord) -> bool:
-        """Whether a job on another machine has just started, or a sidecar there has lately written its status."""
-        now, statuses = time.time(), read_statuses(self.run_dir, orchestrator.attempt).values()
+        """Whether a job that cannot be seen has just started, or a sidecar of it has lately written its status."""
+        now = time.time()
         has_just_started = not self.manifest.attached and now - (orchestrator.start or 0.0) < STARTING_S
-        return has_just_started or any(
-            now - status.time < (CONCLUDING_S if status.final else SILENT_S) for status in statuses
-        )
+        return has_just_started or is_reporting(self.run_dir, orchestrator.attempt, now)
 
     def _drop_outdated_queue_state(self, orchestrator: OrchestratorRecord | None, report: Report | None) -> None:
         """Discard the queue's answer when a new orchestrator has started, or the report was written: it is outdated."""
@@ -238,7 +256,7 @@ class JobClient:
         """Whether the attempt of this orchestrator is over, and the next one waits in the queue or is starting."""
         if orchestrator.local or self.manifest.attached:
             return False
-        at, requeued = self._queue.read(), report is not None and bool(report.requeued)
+        at, requeued = self._read_queue(), report is not None and bool(report.requeued)
         return requeued if at.state is None else is_queued_again(at, orchestrator.attempt, requeued=requeued)
 
     def _queued_view(self, ended_attempt: int, report: Report | None, now: float) -> JobView:
@@ -272,9 +290,7 @@ class JobClient:
         work = job_work(workers)
         at_work = [worker for worker in counting_workers(workers) if worker.up]
         job = next((status.job for status in statuses.values() if status.job.job_id), JobStatus())
-        published = JobStateRecord()
-        if coming is None:
-            published = JobStateRecord.read_valid(self.run_dir / run_files.STATE_FILE) or published
+        published = JobStateRecord.of_attempt(self.run_dir, orchestrator.attempt)
         limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
         limit_end = job.end or (start + limit if start and limit else None)
         eta = None if report else job_eta(workers, self.manifest.total_items)
@@ -329,7 +345,7 @@ class JobClient:
         """The workers, with services marked. If the job ``is_running``, those of a later stage are waiting."""
         seen = merge_workers(statuses)
         workers = [
-            _merge_worker(worker, seen.get(worker.rank), gpus.get(worker.node), is_final=is_final)
+            merge.worker_view(worker, seen.get(worker.rank), gpus.get(worker.node), is_final=is_final)
             for worker in summary.workers
         ]
         waiting = self._stages.waiting_ranks(workers) if is_running else set()
@@ -366,34 +382,6 @@ class JobClient:
 
 def _known(state: str, is_so: bool, unknown_reason: str) -> tuple[str, str | None]:
     return (state, None) if is_so else ("UNKNOWN", unknown_reason)
-
-
-def _merge_worker(
-    worker: WorkerReport, seen: WorkerStatus | None, gpus: NodeGpus | None, *, is_final: bool
-) -> WorkerView:
-    """Merge a worker's records with its sidecar's status; ``gpus`` are those of its node.
-
-    The sidecar's position wins while the job runs. With ``is_final`` the report's wins: it saw more.
-    """
-    seen = seen or WorkerStatus(worker=worker.worker, rank=worker.rank)
-    first, other = (worker, seen) if is_final else (seen, worker)
-    position = {
-        name: getattr(first, name) if getattr(first, name) is not None else getattr(other, name)
-        for name in (*Position.FIELDS, "cpu_s")
-    }
-    if is_final and worker.items is not None:
-        position["items_expected"] = worker.items_expected  # the sidecar's total may belong to another count
-    # with these states the sidecar polled before the start
-    state = seen.state if worker.up and seen.state not in ("not_found", "dead") else worker.state
-    return WorkerView.join(
-        worker,
-        ProcessFacts.of(seen),
-        ProgressFacts.of(seen),
-        GpuSignals.of(seen),
-        **position,
-        state=state,
-        gpu_devices=worker_devices(seen, gpus),
-    )
 
 
 def _phase(published: str, statuses: Iterable[NodeStatus]) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.cluster.queue_options import VERBOSE, WATCH, repeat, show_age, terminal_width
+from launcher.cli.cluster.queue_options import VERBOSE, WATCH, repeat, show_age, split_words, terminal_width
 from launcher.cli.job_source import warn
 from launcher.cli.parts import HUB
 
@@ -39,7 +39,7 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
     from launcher.rundir.rundir import user_name
 
     slurm, me = slurm_reader(None, None, os.environ), user_name()
-    wanted = frozenset((partition or "").split(",")) if partition else None
+    wanted = split_words(partition)
     prices = read_prices(os.environ, Path.cwd())
 
     def show() -> tuple[Mapping[str, object], list[str]]:
@@ -53,7 +53,7 @@ def fleet(verbose: bool, watch: bool, partition: str | None, as_json: bool) -> N
             warn(f"{error}; the jobs of the nodes are unknown")
         now = time.time()
         own = {row.job_id: row.output for row in queue or () if row.output is not None and row.user == me}
-        rows = [row for row in answer.rows if wanted is None or row.partition in wanted]
+        rows = [row for row in answer.rows if not wanted or row.partition in wanted]
         rows.sort(key=lambda row: row.partition)
         nodes = known_nodes(rows, queue, read_progress(own, now).values(), now)
         lines = render_nodes(nodes, now, verbose=verbose, prices=prices, width=terminal_width())

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.cluster.queue_options import repeat, show_age, since_option, terminal_width
+from launcher.cli.cluster.queue_options import repeat, show_age, since_option, split_words, terminal_width
 from launcher.cli.job_source import warn
 from launcher.cli.parts import HUB, SOURCE, fail
 
@@ -96,7 +96,7 @@ def ps(
         fail("--user and --all-users exclude each other; leave one of them out")
     me = user_name()
     slurm = slurm_reader(None if all_users else user or me, None, os.environ)
-    filters = Filters(_words(partition), _states(states), since)
+    filters = Filters(split_words(partition), _states(states), since)
     prices = read_prices(os.environ, Path.cwd())
     shows_mine = all_users or user in (None, me)
 
@@ -188,16 +188,12 @@ def _read_run(name: str, rows: "Iterable[QueueRow]") -> "tuple[dict[str, str], l
     return {job_id: run.name for job_id, run in found.items()}, ended
 
 
-def _words(text: str | None) -> frozenset[str]:
-    return frozenset(word.strip() for word in (text or "").split(",") if word.strip())
-
-
 def _states(text: str | None) -> frozenset[str]:
     from exporter.slurm.states import base_state
     from launcher.errors import did_you_mean
     from launcher.fleet.jobs_view import STATES
 
-    wanted = frozenset(base_state(word.upper()) for word in _words(text))
+    wanted = frozenset(base_state(word.upper()) for word in split_words(text))
     for word in sorted(wanted - STATES):
         fail(f"--state: {word} is not a state{did_you_mean(word, STATES)} (known: {', '.join(sorted(STATES))})")
     return wanted

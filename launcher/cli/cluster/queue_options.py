@@ -35,6 +35,11 @@ WATCH = click.option(
 )
 
 
+def split_words(text: str | None) -> frozenset[str]:
+    """The words of an option that are separated by commas."""
+    return frozenset(word.strip() for word in (text or "").split(",") if word.strip())
+
+
 def _parse_since(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
     """Epoch seconds of an age or a date."""
     if text is None:

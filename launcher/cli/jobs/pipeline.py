@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.about.completion import complete_files
+from launcher.cli.jobs.sweep_states import QUEUE_INTERVAL_S, note_unanswered
 from launcher.cli.parts import JSON, checked_plan, print_json, register_run, show_files
 
 if TYPE_CHECKING:
@@ -17,8 +18,6 @@ if TYPE_CHECKING:
     from launcher.plan.plan import Plan
     from launcher.planner.planned_job import JobText
     from launcher.sweep.plan import PlannedSweep
-
-QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queue by `watch`
 
 
 @click.command(epilog="example: gpujob pipeline r8.yaml --dry-run")
@@ -112,18 +111,16 @@ def watch_pipeline(directory: Path, interval: float, until: str, *, once: bool, 
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.pipeline.directory import pipeline_exit_status, read_part_states, read_record
 
-    record, shown, problem = read_record(directory), "", ""
+    record, shown, problem, has_answer = read_record(directory), "", "", False
     while True:
         try:
             states = read_part_states(record)
         except SlurmUnansweredError as error:
-            if once or error.finds_no_cluster:
+            if once or (error.is_local and not has_answer):
                 raise
-            if str(error) != problem:
-                problem = str(error)
-                click.echo(f"gpujob: {problem}; asked again every {max(interval, QUEUE_INTERVAL_S):g} s", err=True)
+            problem = note_unanswered(error, problem, interval)
         else:
-            problem = ""
+            problem, has_answer = "", True
             if as_json or (text := _states_text(record, states)) != shown:
                 _print_states(directory, record, states, as_json=as_json)
                 shown = "" if as_json else text

@@ -12,6 +12,7 @@ import click
 from launcher.cli.parts import has_screen, print_json
 
 if TYPE_CHECKING:
+    from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.sweep.directory import PointState, SweepRecord
 
 QUEUE_INTERVAL_S = 15.0  # shortest interval between two queries of Slurm's queue by `watch`
@@ -38,22 +39,24 @@ def _print_states(sweep_dir: Path, record: "SweepRecord", states: "Sequence[Poin
         click.echo(_states_text(states, width))
 
 
-def _states_text(states: "Sequence[PointState]", width: int | None) -> str:
+def _states_text(states: "Sequence[PointState]", width: int | None, height: int | None = None) -> str:
     from launcher.sweep.directory import render_states
     from launcher.watch.text import printable_line
 
-    return "\n".join(map(printable_line, render_states(states, width)))
+    return "\n".join(map(printable_line, render_states(states, width, height)))
 
 
 def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_json: bool) -> int:
     """Show the states of the points until the sweep has ended, or runs. Returns its exit status.
 
-    On a terminal this is a live table, elsewhere the table after each change.
+    On a terminal this is a live table, elsewhere the table after each change. While Slurm does not answer, the last
+    one stays: a point whose state is unknown has not ended.
     """
+    from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.report.state import UNFINISHED
     from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
 
-    live, shown = None, ""
+    live, shown, problem, has_answer = None, "", "", False
     if has_screen() and not (once or as_json):
         from rich.live import Live
 
@@ -62,20 +65,37 @@ def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_
     try:
         while True:
             record = read_record(sweep_dir)
-            states = read_point_states(sweep_dir, record)
-            if live is not None:
-                from rich.text import Text
+            try:
+                states = read_point_states(sweep_dir, record, needs_queue=not once)
+            except SlurmUnansweredError as error:
+                if error.is_local and not has_answer:
+                    raise
+                problem = note_unanswered(error, problem, interval)
+            else:
+                problem, has_answer = "", True
+                unfinished = [state.state for state in states if state.state in UNFINISHED]
+                if live is not None:
+                    from rich.text import Text
 
-                live.update(Text(_states_text(states, live.console.width)), refresh=True)
-            elif as_json or (text := _states_text(states, None)) != shown:
-                _print_states(sweep_dir, record, states, as_json=as_json)
-                shown = "" if as_json else text
-            unfinished = [state.state for state in states if state.state in UNFINISHED]
-            if once or not unfinished:
-                return sweep_exit_status(states)
-            if until == "running" and set(unfinished) != {"PENDING"}:
-                return 0
+                    width, height = live.console.size
+                    fitted = _states_text(states, width, height if unfinished else None)  # the end stays, with all
+                    live.update(Text(fitted), refresh=True)
+                elif as_json or (text := _states_text(states, None)) != shown:
+                    _print_states(sweep_dir, record, states, as_json=as_json)
+                    shown = "" if as_json else text
+                if once or not unfinished:
+                    return sweep_exit_status(states)
+                if until == "running" and set(unfinished) != {"PENDING"}:
+                    return 0
             time.sleep(interval if record.local else max(interval, QUEUE_INTERVAL_S))
     finally:
         if live is not None:
             live.stop()
+
+
+def note_unanswered(error: "SlurmUnansweredError", last: str, interval: float) -> str:
+    """Print why Slurm does not answer a view, which goes on, unless that was the ``last`` problem. Returns it."""
+    if str(error) != last:
+        text = f"gpujob: {error}; asked again every {max(interval, QUEUE_INTERVAL_S):g} s"
+        print(text, file=sys.stderr, flush=True)  # a live table shows this above it, and click's output within it
+    return str(error)

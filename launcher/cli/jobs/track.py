@@ -68,7 +68,7 @@ def track(
 
     Each poll reads Slurm's queue once, whatever the number of jobs, or asks a hub if one runs. The exit status is 0
     if all jobs completed, and otherwise that of the first one that did not. After Ctrl-C it is 10 while jobs are left,
-    and the same command continues from there.
+    and the same command continues from there, with jobs that have come since if it names others than ids.
     """
     from exporter.contract.file_locks import FileLockedError, lock_file
     from exporter.slurm.sources.hub_reader import NO_HUB, VARIABLE, read_hub_jobs
@@ -79,8 +79,9 @@ def track(
     from launcher.report.state import EXIT_STATUS
     from launcher.rundir.rundir import user_name
     from launcher.track.follow import ACCOUNTING_EACH, Follower
-    from launcher.track.selection import read_selected, select
+    from launcher.track.selection import read_new, read_selected, select
     from launcher.track.state import TrackState, find_state_files, read_state
+    from launcher.words import clock_text, count_text
 
     user = user or user_name()
     selection = select(jobs, os.environ, Path.cwd())
@@ -101,6 +102,9 @@ def track(
             words=jobs, user=user, cluster=selection.cluster, started=now, updated=now, jobs=found, summary={}
         )
 
+    def add_new(state: TrackState, rows: "tuple[QueueRow, ...]") -> TrackState:
+        return state.replace(jobs={**state.jobs, **read_new(slurm, selection, name, rows, state.jobs.keys())})
+
     with ExitStack() as stack:
         try:
             if (descriptor := lock_file(lock)) >= 0:
@@ -108,6 +112,10 @@ def track(
         except FileLockedError as error:
             raise LauncherError(f"{path} is in use by {error}; give another --state-file") from error
         state = read_state(path, jobs, user)
+        if state is not None:
+            what = f"the run of {clock_text(state.started)} with {count_text(len(state.jobs), 'job')}"
+            verb = "has followed" if state.complete else "continues"
+            click.echo(f"gpujob: {verb} {what}; to begin a new one, remove {path}", err=True)
         with os_errors(f"{log} cannot be written"):
             out = None if log is None else stack.enter_context(log.open("ab", buffering=0))
         is_log_full = False
@@ -124,8 +132,9 @@ def track(
                 is_log_full = True
 
         accounting = SharedAccounting(slurm, os.environ, interval * ACCOUNTING_EACH)
-        how = (accounting, read_queue, lambda hub, ids: read_hub_jobs(hub, ids, os.environ), state, start, path, write)
-        follower = Follower(*how, noun=noun, interval_s=interval, gpu_every=gpu_every)
+        how = (accounting, read_queue, lambda hub, ids: read_hub_jobs(hub, ids, os.environ), state, start)
+        added = None if state is None or selection.is_fixed else add_new
+        follower = Follower(*how, added, path, write, noun=noun, interval_s=interval, gpu_every=gpu_every)
         try:
             state = state if state is not None and state.complete else follower.run()
         except KeyboardInterrupt:

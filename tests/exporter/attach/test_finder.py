@@ -19,11 +19,13 @@ from tests.support.exporter import FakeClock, make_context, make_manifest, make_
 class Job:
     """A worker finder with workers that the test starts and ends."""
 
-    def __init__(self, run_dir: Path, workers: int = 2, *, nodes: int = 1, node_index: int = 0, **changes: Any) -> None:
+    def __init__(
+        self, run_dir: Path, workers: int = 2, *, nodes: int = 1, node_index: int = 0, attempt: int = 0, **changes: Any
+    ) -> None:
         tasks = [make_task(rank, node_index=rank * nodes // workers) for rank in range(workers)]
         manifest = make_manifest(run_dir, *tasks, attached=True, **changes)
         self.clock = FakeClock()
-        self.context = make_context(manifest, self.clock, node_index=node_index)
+        self.context = make_context(manifest, self.clock, node_index=node_index, attempt=attempt)
         self.final = False
         self.worker_reads = 0
         self.slots: list[Any] = [
@@ -87,6 +89,12 @@ class Job:
         restart = len(self.ends[rank]) if restart is None else restart
         name = run_files.record_name(f"worker_w{rank}", rank, 0, restart)
         return run_files.read_json(self.run_dir / run_files.WORKERS_DIR / f"{name}.start.json") or {}
+
+
+def test_the_published_phase_is_that_of_its_attempt(tmp_path: Path) -> None:
+    job = Job(tmp_path, attempt=1)
+    job.step()
+    assert (run_files.read_json(tmp_path / run_files.STATE_FILE) or {})["attempt"] == 1
 
 
 def test_a_job_goes_from_launching_to_finished(tmp_path: Path) -> None:

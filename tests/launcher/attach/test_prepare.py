@@ -209,6 +209,7 @@ def test_a_restarted_sidecar_keeps_its_attempt_until_the_job_has_finished(tmp_pa
     run_files.write_job_state(str(state), "finished")
     run_files.write_json(state / run_files.REPORT_FILE, {})
     assert attach(tmp_path, state_dir=str(state))[1].attempt == 1
+    assert (run_files.read_json(state / run_files.STATE_FILE) or {})["attempt"] == 1
     assert not (state / run_files.REPORT_FILE).exists()
     assert (state / "report_a0.json").exists()
 

@@ -40,6 +40,8 @@ def test_fleet_asks_once_and_knows_the_health_that_sidecars_reported(
     assert drain in gpujob("fleet", "-v", "--partition", "gpu")[1]
     body = json.loads(gpujob("fleet", "--json", "--partition", "gpu")[1])
     assert [node["jobs"] for node in body["instances"]] == [["7"], []]
+    both = json.loads(gpujob("fleet", "--json", "--partition", "gpu, cpu,")[1])
+    assert {node["fleet"] for node in both["instances"]} == {"cpu", "gpu"}
     assert [call["command"] for call in slurm.calls()] == ["sinfo", "squeue"]
 
 

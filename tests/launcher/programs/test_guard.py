@@ -20,6 +20,7 @@ from launcher.plan.plan import PLAN_FILE
 from launcher.run import silent_orchestrator
 from launcher.run.lost_orchestrator import LocalLeftoverTasks
 from launcher.run.signals import OrchestratorSignals
+from launcher.watch.view import JobClient
 from tests.launcher.programs.guarded import Guarded
 from tests.support.builders import orchestrator_record
 from tests.support.launcher import kill_all_with, poll, processes_with, settled_run_dir
@@ -108,6 +109,25 @@ def test_workers_that_ignore_sigterm_end_with_a_killed_orchestrator(tmp_path: Pa
         assert kill_and_wait(job, job.orchestrator_pid()) == 1
     assert "Killing workers that did not end in time" in job.log
     assert set(job.reasons().values()) == {"terminated_peer"}
+
+
+def test_a_job_runs_until_the_successor_of_its_orchestrator_has_ended_it(tmp_path: Path) -> None:
+    with job_of(tmp_path, STUBBORN) as job:
+        await_both_workers(job)
+        watching, states = JobClient(job.run_dir), list[str]()
+        states.append(watching.read_state())
+        killed = job.orchestrator_pid()
+        os.kill(killed, signal.SIGKILL)
+        while job.guard.poll() is None:
+            states.append(watching.read_state())
+            time.sleep(0.02)
+            if job.orchestrator_pid() != killed and job.report == {}:
+                states.append(JobClient(job.run_dir).read_view().state)  # of a command that was called meanwhile
+        assert_all_ended(job)
+    assert list(dict.fromkeys(states)) == ["RUNNING", "FAILED"]
+    assert job.orchestrator_pid() != killed
+    report = job.report
+    assert abs(report["end"] - report["start"] - report["duration_s"]) < 2.0, "since the first orchestrator began"
 
 
 def test_killing_the_orchestrator_during_a_stop_keeps_the_stop_reason(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -123,8 +124,45 @@ def test_a_command_that_reads_takes_the_newest_job_of_a_name(
     for job, takes_newest in (("embed", False), ("local-aaa", True)):
         with pytest.raises(LauncherError, match=f"'{job}' fits 3 jobs"):
             find_job(job, environ, elsewhere, takes_newest=takes_newest)
-    (older / "report.json").unlink()  # it may still run, and without a process of its own it may be on Slurm
-    assert find_job("embed", environ, elsewhere, takes_newest=True) == (older, ())
+    (older / "report.json").unlink()  # it has just begun, and has no process yet
+    assert find_job("embed", environ, elsewhere, takes_newest=True) == (
+        older,
+        (f"one of 3 jobs has not ended: local-aaa2, {older}",),
+    )
+    os.utime(older / "manifest.json", (1000, 1000))  # it will never start
+    assert find_job("embed", environ, elsewhere, takes_newest=True).directory == newer
+
+
+def test_a_job_on_another_machine_runs_while_its_sidecars_report(
+    tmp_path: Path, elsewhere: Path, environ: dict[str, str]
+) -> None:
+    lost, newer = (directory(tmp_path / f"a/local-aaa{n}_embed", f"local-aaa{n}", submitted=float(n)) for n in (1, 2))
+    (newer / "report.json").write_text("{}")
+    record = {"schema": 1, "host": "elsewhere", "local": True, "pid": 1, "start_ticks": 1}
+    (lost / "orchestrator.json").write_text(json.dumps(record))
+    assert find_job("embed", environ, elsewhere, takes_newest=True).directory == newer
+    (lost / "status").mkdir()
+    (lost / "status/cn01.json").write_text(json.dumps({"schema": 1, "time": time.time()}))
+    assert found("embed", environ, elsewhere) == lost
+
+
+def test_a_job_that_has_left_the_queue_without_a_report_is_not_preferred(
+    tmp_path: Path, elsewhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment(XDG_STATE_HOME=str(tmp_path / "state")).items():
+        monkeypatch.setenv(name, value)
+    cancelled, newer = (directory(tmp_path / f"a/{n}_embed", str(n), submitted=float(n)) for n in (10, 11))
+    (newer / "report.json").write_text("{}")
+    environ = dict(os.environ)
+    slurm.say("squeue", "out", "10|PENDING\n")
+    notice = f"one of 2 jobs has not ended: 10, {cancelled}"
+    assert find_job("embed", environ, elsewhere) == (cancelled, (notice,))
+    slurm.say("squeue", "out", "")  # it was cancelled there
+    notice = f"newest of 2 jobs named embed: 11, {newer}"
+    assert find_job("embed", environ, elsewhere, takes_newest=True) == (newer, (notice,))
+    with pytest.raises(LauncherError, match="'embed' fits 2 jobs"):
+        find_job("embed", environ, elsewhere)
 
 
 @pytest.mark.parametrize("table", ["sweep.json", "pipeline.json"])

@@ -55,16 +55,6 @@ def test_a_record_survives_writing_and_reading(record: SweepRecord) -> None:
     assert SweepRecord.from_json(json.loads(json.dumps(record.to_json()))) == record
 
 
-@pytest.fixture
-def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
-    """Fake Slurm commands for code in this process, with an empty queue."""
-    fake = FakeSlurm(tmp_path / "fake")
-    for name, value in fake.environment().items():
-        monkeypatch.setenv(name, value)
-    fake.say("squeue", "out", "")
-    return fake
-
-
 def record_of(*runs: tuple[str, ...], local: bool = False) -> SweepRecord:
     points = tuple(SweepPoint(index, f"p{index}", {"lr": index}, names) for index, names in enumerate(runs))
     submission = {"job_id": "4459", "job_name": "embed"}
@@ -147,6 +137,19 @@ def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
     assert (len(line), line[:-3], line[-3:]) == (80, full_line[:77], "...")
     assert render_states(states, 10)[1].endswith("  worker_w0 (rank 0) on...")
     assert render_states(states, 400) == render_states(states)
+
+
+def test_points_that_failed_or_run_come_first_in_a_low_terminal() -> None:
+    kinds = ["COMPLETED"] * 8 + ["FAILED", "RUNNING", "RUNNING", "COMPLETED", "PENDING", "PENDING"]
+    states = [PointState(n, f"p{n}", {}, state, None, None, 1) for n, state in enumerate(kinds)]
+    assert render_states(states, 80, 16) == render_states(states, 80)
+    lines = render_states(states, 80, 7)
+    assert [line.split()[0] for line in lines[1:5]] == ["8", "9", "10", "12"]
+    assert lines[5:] == [
+        "and 10 more: 9 COMPLETED, 1 PENDING",
+        "14 points: 9 COMPLETED, 1 FAILED, 2 RUNNING, 2 PENDING",
+    ]
+    assert [len(render_states(states, 80, height)) for height in (15, 7, 4, 1)] == [15, 7, 4, 4]
 
 
 def test_wide_letters_count_twice() -> None:

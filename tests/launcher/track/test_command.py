@@ -75,6 +75,32 @@ def test_after_ctrl_c_the_same_command_goes_on(slurm: FakeSlurm, track: Run) -> 
     assert not list((slurm.folder / "state" / "gpujob" / "track").glob("*.json"))  # all have ended
 
 
+@pytest.mark.parametrize("words", [(), ("job",), ("7",)])
+def test_a_run_that_goes_on_follows_what_its_words_mean_now(
+    words: tuple[str, ...], slurm: FakeSlurm, track: Run
+) -> None:
+    slurm.say("squeue", "out", RUNNING)
+    before = signal.signal(signal.SIGALRM, interrupt)
+    signal.setitimer(signal.ITIMER_REAL, 2.0)
+    assert track(*words)[0] == 10
+    slurm.say("squeue", "out", COMPLETED + RUNNING.replace("7|", "9|"))
+    signal.setitimer(signal.ITIMER_REAL, 2.0)
+    status, log, problem = track(*words)
+    signal.setitimer(signal.ITIMER_REAL, 0.0)
+    signal.signal(signal.SIGALRM, before)
+    assert "gpujob: continues the run of " in problem
+    if words == ("7",):  # an id means one job
+        assert (status, log.count("ALL_COMPLETE"), "(9)" in log) == (0, 1, False)
+        return
+    assert (status, log.count("ALL_COMPLETE")) == (10, 0)
+    slurm.say("squeue", "out", COMPLETED.replace("7|", "9|").replace("COMPLETED", "FAILED"))
+    status, out, log = track(*words, "--json")
+    assert (status, {key: job["state"] for key, job in json.loads(out)["jobs"].items()}) == (
+        1,
+        {"7": "COMPLETED", "9": "FAILED"},
+    )
+
+
 def test_a_state_file_is_of_one_run_and_one_process(slurm: FakeSlurm, track: Run) -> None:
     slurm.say("squeue", "out", COMPLETED)
     path = Path("states.json")

@@ -124,6 +124,7 @@ class Run:
             self.jobs_of_hub,
             read_state(self.file, (), "ada"),
             start,
+            None,
             self.file,
             self.log.append,
             noun="evaluations",

@@ -10,7 +10,7 @@ from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from launcher.errors import LauncherError
-from launcher.track.selection import Selection, read_selected, select, selected_jobs
+from launcher.track.selection import Selection, read_new, read_selected, select, selected_jobs
 
 ROWS = (
     QueueRow("4459_[0-1]", AttemptSnapshot("PENDING", 100.0), "arr", "/logs/arr.log"),
@@ -31,6 +31,20 @@ def test_ids_arrays_names_and_everything_are_found() -> None:
     assert ids(Selection(names=("eval",))) == {"44", "45"}
     assert ids(Selection()) == {"4459_0", "4459_1", "4459_2", "45"}
     assert ids(Selection(("46",)), OLD) == {"46"}  # it has left the queue
+
+
+def test_a_run_that_goes_on_gets_the_jobs_that_it_could_not_know() -> None:
+    slurm = SlurmReader("ada", None, {})
+
+    def more(selection: Selection, *known: str) -> set[str]:
+        return set(read_new(slurm, selection, "", ROWS, known))
+
+    assert more(Selection(), "4459_0", "1") == {"4459_1", "4459_2", "45"}
+    assert more(Selection(names=("eval",)), "44") == {"45"}
+    assert more(Selection(("4459", "45")), "4459_2", "45") == set()
+    assert more(Selection(names=("gone",)), "1") == set(), "its jobs of then have left the queue"
+    assert more(Selection(), "4459_0", "4459_1", "4459_2", "45") == set()
+    assert more(Selection(("45",), ("eval",)), "44") == {"45"}
 
 
 def test_every_job_begins_as_pending_with_a_name_of_its_own() -> None:

@@ -38,6 +38,16 @@ def test_a_failed_job_matches_its_golden_page(tmp_path: Path, golden: Golden) ->
     assert sum(line.startswith("  | ") for line in text.splitlines()) == LOG_LINES
 
 
+def test_the_end_of_a_log_is_shown_without_its_colours_and_tabs(tmp_path: Path) -> None:
+    log = "50%\r100%\r\n\x1b[1;31mRuntimeError\x1b[0m:\tshape mismatch\x1b]0;title\x07\n\x1b[0m\n"
+    job = RunDir(tmp_path, count=1)
+    job.ended(0, end=50.0, log=log, code=3)
+    text = ending(job.write("report.md", ""))
+    assert [line for line in text.splitlines() if line.startswith("  | ")] == [
+        *("  | 100%", "  | RuntimeError:   shape mismatch"),
+    ]
+
+
 def test_long_lines_are_wrapped_between_words_and_paths_below_here_are_short(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,6 +21,7 @@ from exporter.logs.log_files_reader import log_paths
 from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.report.report import build_report
 from launcher.report.text import render_report
+from launcher.watch import view as view_module
 from launcher.watch.ending import render_ending
 from launcher.watch.picture import render_picture
 from launcher.watch.serving_view import output_tokens_rate
@@ -554,11 +555,12 @@ def test_a_pending_job_has_the_reason_of_slurm(tmp_path: Path, monkeypatch: pyte
 
 @pytest.fixture
 def queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> tuple[Path, FakeSlurm]:
-    """A Slurm job after its first attempt, and a fake queue."""
+    """A Slurm job of this user after its first attempt, and a fake queue."""
     slurm = FakeSlurm(tmp_path / "fake")
     for name, value in slurm.environment().items():
         monkeypatch.setenv(name, value)
     path = settled_run_dir(tmp_path, {"name": "job", "workers": [{"command": "true"}]}, job_id="4459")
+    monkeypatch.setenv("LOGNAME", read_manifest(path).user)
     write(path / "orchestrator.json", orchestrator_record(job_id="4459", local=False))
     record(path, "start", pid=1, start=1000.0)
     record(path, "exit", pid=1, start=1000.0, end=1900.0, code=None, signal=15, core=False, signals=[])
@@ -692,6 +694,33 @@ def test_a_lost_job_takes_no_longer_with_every_look(queued: tuple[Path, FakeSlur
     assert view.end == 2000.0, "its last status"
 
 
+@pytest.mark.parametrize(
+    ("end", "state", "reason"),
+    [
+        ({"signal": 9, "oom_kills": 1}, "OUT_OF_MEMORY", "host_oom"),
+        ({"code": 3}, "FAILED", "app_error"),  # it counts first, as in every report
+        ({"code": 0}, "COMPLETED", None),  # the rest of the job needed more memory
+        (None, "OUT_OF_MEMORY", None),
+    ],
+)
+def test_slurm_knows_that_a_lost_job_was_out_of_memory(
+    queued: tuple[Path, FakeSlurm], end: dict[str, Any] | None, state: str, reason: str | None
+) -> None:
+    run_dir, slurm = queued
+    run_files.write_json(run_dir / "state.json", {"phase": "running", "time": 1950.0})
+    (exit_record,) = run_dir.glob("workers/*.exit.json")
+    exit_record.unlink()
+    (run_dir / "status/here.json").unlink()
+    if end is not None:
+        facts: dict[str, Any] = {"code": None, "signal": None, **end}
+        record(run_dir, "exit", pid=1, start=1000.0, end=1900.0, core=False, signals=[], **facts)
+    slurm.say("squeue", "out", "\n")
+    slurm.say("scontrol", "job", "JobState=OUT_OF_MEMORY Reason=OutOfMemory\n")
+    report = JobClient(run_dir).report()
+    assert (report.state, report.cause and report.cause.reason) == (state, reason)
+    assert JobClient(run_dir).read_view().state == state
+
+
 def test_a_newly_started_job_is_not_requeued(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     (run_dir / "orchestrator.json").unlink()
@@ -727,3 +756,44 @@ def test_the_next_attempt_is_running_when_its_orchestrator_started(queued: tuple
     slurm.say("squeue", "out", "RUNNING|None\n")
     view = read_view(run_dir)
     assert (view["state"], view["attempt"], view["requeued"]) == ("RUNNING", 1, None)
+    assert (view["phase"], view["stop"]) == ("launching", None), "those of the attempt before are not its own"
+    assert JobClient(run_dir).report().stopped is None
+
+
+def test_a_job_of_another_user_that_slurm_hides_runs_while_its_sidecars_report(
+    queued: tuple[Path, FakeSlurm],
+) -> None:
+    run_dir, slurm = queued
+    slurm.say("squeue", "out", "")
+    slurm.say("scontrol", "config", "ClusterName = c1\nPrivateData = jobs,usage\n")
+    write(run_dir / "status/here.json", {**status(), "time": time.time()})
+    assert read_view(run_dir)["state"] == "UNKNOWN", "of one's own jobs the queue has all"
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    write(run_dir / "manifest.json", {**manifest, "user": "bob"})
+    client = JobClient(run_dir)
+    assert [client.read_state() for _ in range(3)] == ["RUNNING"] * 3
+    assert len(slurm.calls("scontrol")) == 1 + 1  # for the end of one's own, above
+    write(run_dir / "status/here.json", {**status(), "time": time.time() - 60.0})
+    assert (client.read_state(), client.read_view().unknown_reason) == (
+        "UNKNOWN",
+        "Slurm does not show jobs of others here (PrivateData), and no sidecar writes its status",
+    )
+    write_report(run_dir, requeued=True)
+    assert JobClient(run_dir).read_state() == "PENDING", "it may wait in the queue"
+    for name in ("report.json", "orchestrator.json"):
+        (run_dir / name).unlink()
+    assert JobClient(run_dir).read_state() == "PENDING"
+    slurm.say("scontrol", "config", "ClusterName = c1\nPrivateData = none\n")
+    assert JobClient(run_dir).read_state() == "UNKNOWN", "it has left a queue that shows all jobs"
+
+
+def test_a_watched_job_outlives_the_moment_in_which_its_process_is_replaced(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    watching = JobClient(run_dir)
+    assert watching.read_state() == "RUNNING"
+    write(run_dir / "orchestrator.json", orchestrator_record(start_ticks=1))  # no such process
+    assert [watching.read_state() for _ in range(3)] == ["RUNNING"] * 3
+    assert JobClient(run_dir).read_state() == "UNKNOWN"
+    monkeypatch.setattr(view_module, "SUCCESSOR_S", 0.0)
+    assert watching.read_state() == "UNKNOWN"
