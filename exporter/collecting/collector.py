@@ -5,6 +5,7 @@ from dataclasses import field
 from typing import TYPE_CHECKING, Never, Protocol
 
 from exporter.collecting.families import Family, Samples
+from exporter.collecting.published import Publisher
 from exporter.contract.clock import Clock, SystemClock
 from exporter.contract.events import Event
 from exporter.contract.identity import Identity
@@ -49,6 +50,14 @@ class CollectorContext:
     # reads files that may hang
     files: FileWatchHost = field(default_factory=lambda: FileWatchHost(SystemClock(), use_helper=False))
     gpus: "GpuHost | None" = None
+    # end of a time limit that was changed while the job runs, from the collector of the job
+    changed_limit_end: Publisher[float | None] = field(default_factory=lambda: Publisher(None, SystemClock()))
+
+    @property
+    def limit_end(self) -> float | None:
+        """When the time limit of the job ends now, epoch seconds; None without a known one."""
+        changed = self.changed_limit_end.value
+        return self.identity.end if changed is None else changed
 
     @property
     def tasks(self) -> tuple[Task, ...]:

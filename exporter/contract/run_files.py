@@ -294,14 +294,22 @@ def record_name(worker: str, rank: int, attempt: int, restart: int) -> str:
 
 
 def write_job_state(
-    run_dir: str, phase: str, stop: dict[str, object] | None = None, *, workers_ended: bool = False, attempt: int = 0
+    run_dir: str,
+    phase: str,
+    stop: dict[str, object] | None = None,
+    *,
+    workers_ended: bool = False,
+    attempt: int = 0,
+    time_limit_end: float | None = None,
 ) -> bool:
     """Publish the phase of the job, and whether all its workers have ended. Return whether the disk had room for it.
 
     ``stop`` is set while the job is being stopped: ``{"reason", "cause", "time"}``. The reason is an exit reason that
     the workers inherit, the cause a sentence for people. ``kill_at`` is when the remaining workers are killed. ``rank``
-    and ``restart`` name the worker whose end caused the stop, if any. Raises OSError.
+    and ``restart`` name the worker whose end caused the stop, if any. ``time_limit_end``, in epoch seconds: of a limit
+    that Slurm has changed while the job runs. Raises OSError.
     """
     path = os.path.join(run_dir, STATE_FILE)
     state = {"schema": RECORD_SCHEMA, "attempt": attempt, "phase": phase, "stop": stop, "workers_ended": workers_ended}
-    return write_json_with_reserve(None, path, {**state, "time": time.time()}, spare=path)
+    limit = {} if time_limit_end is None else {"time_limit_end": time_limit_end}
+    return write_json_with_reserve(None, path, {**state, **limit, "time": time.time()}, spare=path)

@@ -134,7 +134,6 @@ class LogsCollector:
         self._gpu_use, self._checkpoint_times = gpu_use, checkpoint_times
         self.interval_s = manifest.check_interval_s
         self._finder = extra_log_finder(manifest, partial(rank_in_file_name, ranks=manifest.ranks_of_roles()))
-        self._deadline = job_deadline(context)
         self._records_dir = manifest.run_dir / run_files.WORKERS_DIR
         self._records_check = FolderChangeCheck(self._records_dir)
         self._progress_dir = manifest.run_dir / run_files.PROGRESS_DIR
@@ -224,7 +223,7 @@ class LogsCollector:
         return LogsSnapshot(
             workers=facts,
             outlook=job_eta.job_outlook(
-                *(facts, now, self._deadline, self._checkpoint_times.value),
+                *(facts, now, job_deadline(self._context), self._checkpoint_times.value),
                 self._context.manifest.checkpoint_interval_s,
                 self._context.manifest.total_items,
             ),
@@ -438,6 +437,6 @@ def load_run_history(job_name: str) -> dict[str, RunPrior]:
 def job_deadline(context: CollectorContext) -> float | None:
     """End of the job's time limit, if known."""
     identity, limit_s = context.identity, context.manifest.time_limit_s
-    if identity.end is not None:
-        return identity.end
+    if context.limit_end is not None:
+        return context.limit_end
     return identity.start + limit_s if identity.start is not None and limit_s is not None else None

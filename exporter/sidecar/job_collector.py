@@ -50,7 +50,7 @@ class JobCollector:
 
     def __init__(self, context: CollectorContext, published: Publisher[str], progress: Published[JobProgress]) -> None:
         self._manifest, self._identity, self._tasks = context.manifest, context.identity, context.tasks
-        self._published, self._progress = published, progress
+        self._context, self._published, self._progress = context, published, progress
         self._state_file = JobStateFile(self._manifest.run_dir)
 
     def read(self) -> JobSnapshot:
@@ -59,6 +59,9 @@ class JobCollector:
         if phase == "running":
             phase = self._progress.recent.phase or phase  # logs that cannot be read do not hold a phase
         stop, silent_since = state.get("stop"), state.get("orchestrator_silent_since")
+        changed_limit = state.get("time_limit_end")
+        if isinstance(changed_limit, float) and state.get("attempt") == self._identity.attempt:
+            self._context.changed_limit_end.publish(changed_limit)
         phase = phase if isinstance(phase, str) and phase in PHASES else "launching"
         self._published.publish(phase)
         return JobSnapshot(
@@ -98,7 +101,7 @@ class JobCollector:
             stop_reason=job.stop_reason,
             orchestrator_silent_since=job.orchestrator_silent_since,
             start=identity.start,
-            end=identity.end,
+            end=self._context.limit_end,
             time_limit_s=self._time_limit_s(),
             total_items=self._manifest.total_items,
             workers_expected=len(self._manifest.tasks),
@@ -106,7 +109,7 @@ class JobCollector:
         )
 
     def _time_limit_s(self) -> float | None:
-        identity = self._identity
-        if identity.start is not None and identity.end is not None:
-            return identity.end - identity.start
+        start, end = self._identity.start, self._context.limit_end
+        if start is not None and end is not None:
+            return end - start
         return self._manifest.time_limit_s

@@ -276,7 +276,7 @@ class HttpService:
 
         Slurm signals them with the sidecar. If none of them ends, the signal was for the sidecar alone.
         """
-        limit = self._sidecar.context.identity.end
+        limit = self._sidecar.context.limit_end
         is_time_limit = limit is not None and self._clock.time() >= limit - ATTACHED_END_S
         running, patience = self._sidecar.running_workers, begun + ATTACHED_END_S
         while (left := self._sidecar.running_workers) and self.stopped_by == signal.SIGTERM and not stop.is_set():

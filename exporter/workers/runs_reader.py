@@ -381,7 +381,7 @@ class WorkerRuns:
         evidence = replace(
             evidence_from_record(record, recorded.stop),
             node=self._context.identity.node,
-            job_end=self._context.identity.end,
+            job_end=self._context.limit_end,
             attached=self._context.manifest.attached,
         )
         if needs_log_evidence(evidence):

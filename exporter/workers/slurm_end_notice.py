@@ -69,8 +69,13 @@ def has_timed_out(text: str) -> bool:
 
 
 def parse_time_limit_end(text: str) -> float | None:
-    """When the time limit of a running job ends, epoch seconds, from ``scontrol show job``; None if it shows none."""
+    """When the time limit of a running job ends, epoch seconds, from ``scontrol show job``; None if it shows none.
+
+    Once Slurm ends a job, also by a preemption, it shows when that will be, which is not the limit.
+    """
     try:
+        if "JobState=RUNNING" not in text or parse_preemption_end(text) is not None:
+            return None
         ends = [datetime.fromisoformat(end).timestamp() for end in _END_TIME.findall(text)]
     except ValueError:
         return None

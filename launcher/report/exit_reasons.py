@@ -72,7 +72,7 @@ class ExitReasonFinder:
         self._show_life = show_life
         self._manifest = manifest
         self.attempt = attempt
-        self._job_end = job_end
+        self.job_end = job_end
         self._logs: RunLogs | None = None
         self._evidence_by_run: dict[tuple[int, int], LogEvidence] = {}
         self._settled: dict[tuple[int, int], dict[tuple[JobStop | None, bool], TaskRun]] = {}
@@ -196,7 +196,7 @@ class ExitReasonFinder:
         return replace(
             evidence_from_record({**(records.found or {}), **record}, stop).with_peers(peers, task.node_index),
             node=node,
-            job_end=self._job_end,
+            job_end=self.job_end,
             attached=self._manifest.attached,
         )
 

@@ -109,6 +109,7 @@ class JobState:
         self.sigterm_at = 0.0  # when SIGTERM to the tasks is due, monotonic clock
         self.is_sigterm_sent = False  # whether the tasks got SIGTERM: many programs treat a second SIGTERM as "hurry"
         self.have_workers_ended = False
+        self.changed_limit_end: float | None = None  # of a time limit that Slurm has changed since, epoch seconds
         self._incomplete: str | None = None  # why records are missing for good
         self._unwritable: str | None = None  # why the last write of the state failed
         self._run_dir, self._attempt = str(facts.run_dir), facts.attempt
@@ -158,7 +159,14 @@ class JobState:
     def _try_write_state(self, phase: str) -> None:
         stop, ended = self.published_stop, self.have_workers_ended
         try:
-            had_room = run_files.write_job_state(self._run_dir, phase, stop, workers_ended=ended, attempt=self._attempt)
+            had_room = run_files.write_job_state(
+                self._run_dir,
+                phase,
+                stop,
+                workers_ended=ended,
+                attempt=self._attempt,
+                time_limit_end=self.changed_limit_end,
+            )
         except OSError as error:
             self._unwritable = write_problem(error)
             self._incomplete = DISK_FULL if run_files.is_full(error) else self._incomplete

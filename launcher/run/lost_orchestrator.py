@@ -36,7 +36,7 @@ from launcher.run.orchestrator import load_plan, time_limit_end
 from launcher.run.run_records import have_all_runs_ended
 from launcher.run.signals import signal_text
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord, read_job_state, read_orchestrator
+from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord, read_job_state, read_orchestrator
 from launcher.rundir.secrets_file import remove_secrets
 from launcher.rundir.statuses import read_statuses
 from launcher.rundir.targets import TargetFiles
@@ -157,7 +157,8 @@ class LostOrchestrator:
         self._leftovers = leftovers
         self._attempt, self._hosts = record.attempt, record.hosts
         start = record.start
-        self._time_limit_end = time_limit_end(plan, start) if start is not None else None
+        changed_limit_end = JobStateRecord.of_attempt(run_dir, attempt).time_limit_end
+        self._time_limit_end = changed_limit_end or (time_limit_end(plan, start) if start is not None else None)
         self._events = EventLog(run_dir / run_files.EVENTS_FILE, record.job_id or job_id_of(run_dir))
         self._end = end
         self._report_fd = report_fd

@@ -27,7 +27,7 @@ from launcher.run.job_state import attempt_optional
 from launcher.run.orchestrator import load_plan
 from launcher.run.tasks import is_awaited
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord
+from launcher.rundir.job_records import OrchestratorRecord, read_job_state, read_orchestrator
 
 POLL_S = 2.0
 _STATES = {"stopped": "it is stopped (SIGSTOP)", "disk_sleep": "it waits in the kernel"}
@@ -48,7 +48,9 @@ class SilentOrchestrator:
         log_line(f"{text}. The workers continue; it is replaced when the job needs it")
         events = EventLog(self._run_dir / run_files.EVENTS_FILE, job_id_of(self._run_dir))
         events.write("orchestrator silent", level="warning", pid=self._pid, silent_s=round(silent_s, 1), detail=how)
-        state = run_files.read_json(self._run_dir / run_files.STATE_FILE) or {}
+        record = read_orchestrator(self._run_dir)
+        attempt = 0 if record is None else record.attempt
+        state = {**read_job_state(self._run_dir, attempt), "attempt": attempt}
         since = {"orchestrator_silent_since": time.time() - silent_s}
         attempt_optional(
             f"write {run_files.STATE_FILE}",

@@ -17,6 +17,7 @@ from launcher.rundir.job_records import stop_request_text
 from launcher.words import duration_text
 
 REQUEUE_MARGIN_S = 37.0  # kept free between SIGKILL and the time limit: the report must be written before the requeue
+LIMIT_INTERVAL_S = 600.0  # between questions whether the limit was changed: six an hour, also of a thousand jobs
 LIMIT_ROUNDING_S = 1.0  # between the ends of one limit in the environment and in the answer of scontrol
 MOST_SAVE_SHARE = 0.05  # largest share of the time limit between SIGTERM and SIGKILL before a requeue
 
@@ -31,6 +32,7 @@ class StopReasons:
         self._job_state, self._signals = job.state, job.signals
         self._job_tasks, self._stages = job_tasks, stages
         self._has_handled_end_signal = False
+        self._limit_query_at = time.monotonic() + LIMIT_INTERVAL_S
 
     def handle_signals(self) -> None:
         """Handle signals that end the job, and warnings before the time limit."""
@@ -42,6 +44,7 @@ class StopReasons:
         """Stop the job if its work is done, useless, or out of time."""
         self._stop_when_done()
         self._stop_without_workers()
+        self._read_limit_if_due()
         self._stop_if_requeue_due()
 
     def _stop_when_done(self) -> None:
@@ -118,7 +121,7 @@ class StopReasons:
             log_line(f"{name} before the time limit: sent to {count} processes of workers")
             self._job_state.events.write("checkpoint signal", signal=name, processes=count)
             if self._may_be_requeued():
-                self._read_extended_limit()
+                self._read_limit()
                 self._stop_for_requeue()
 
     def _stop_if_requeue_due(self) -> None:
@@ -129,16 +132,24 @@ class StopReasons:
             and self._may_be_requeued()
             and self._requeue_stop_in_s() <= 0.0
         ):
-            self._read_extended_limit()
+            self._read_limit()
             if self._requeue_stop_in_s() <= 0.0:
                 self._stop_for_requeue()
 
-    def _read_extended_limit(self) -> None:
-        """Ask Slurm, only when a stop for a requeue is due, whether the job got a later limit while it ran."""
-        end = self._job.steps.read_time_limit_end()
-        if end is not None and self.time_limit_end is not None and end > self.time_limit_end + LIMIT_ROUNDING_S:
-            log_line(f"The time limit was extended by {duration_text(end - self.time_limit_end)}")
-            self.time_limit_end = end
+    def _read_limit_if_due(self) -> None:
+        if time.monotonic() >= self._limit_query_at and self._job_state.stop is None:
+            self._read_limit()
+
+    def _read_limit(self) -> None:
+        """Ask Slurm when the time limit ends: it may have been changed since, or moved by a suspension."""
+        self._limit_query_at = time.monotonic() + LIMIT_INTERVAL_S
+        end, before = self._job.steps.read_time_limit_end(), self.time_limit_end
+        if end is None or before is None or abs(end - before) <= LIMIT_ROUNDING_S:
+            return
+        how = "later" if end > before else "earlier"
+        log_line(f"The time limit ends {duration_text(abs(end - before))} {how} than before")
+        self.time_limit_end = self._job_state.changed_limit_end = self._job_tasks.exit_reason_finder.job_end = end
+        self._job_state.publish(self._job_state.phase)  # for sidecars and `watch`
 
     def _may_be_requeued(self) -> bool:
         requeue = self._plan.slurm.requeue

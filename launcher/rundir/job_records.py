@@ -63,6 +63,7 @@ class JobStateRecord(Record):
     phase: str = "launching"
     stop: JsonObject | None = None  # while the job is being stopped
     orchestrator_silent_since: float | None = None  # epoch seconds; None while the orchestrator responds
+    time_limit_end: float | None = None  # epoch seconds, of a limit that was changed while the job runs
 
     @classmethod
     def of_attempt(cls, run_dir: Path, attempt: int) -> Self:

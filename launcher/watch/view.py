@@ -292,7 +292,9 @@ class JobClient:
         job = next((status.job for status in statuses.values() if status.job.job_id), JobStatus())
         published = JobStateRecord.of_attempt(self.run_dir, orchestrator.attempt)
         limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
-        limit_end = job.end or (start + limit if start and limit else None)
+        limit_end = published.time_limit_end or job.end or (start + limit if start and limit else None)
+        if published.time_limit_end and start:
+            limit = published.time_limit_end - start
         eta = None if report else job_eta(workers, self.manifest.total_items)
         return JobView(
             time=now,

@@ -122,7 +122,7 @@ class DiskCollector:
 
     def __init__(self, context: CollectorContext) -> None:
         self.interval_s = max(5.0, context.manifest.check_interval_s)
-        self._clock, self._files, self._end = context.clock, context.files, context.identity.end
+        self._context, self._clock, self._files = context, context.clock, context.files
         manifest = context.manifest
         directories = [(group.name, manifest.directory(group)) for group in manifest.groups]
         self._groups = [
@@ -182,7 +182,7 @@ class DiskCollector:
             text = f"{where} has {_size_left(facts.space.available_bytes, facts.space.size_bytes)}"
             self._event(now, "warning", "disk low", group.name, text)
         group.low_reported = bool(facts.low)
-        before = max(now + FULL_SOON_S, self._end or now)
+        before = max(now + FULL_SOON_S, self._context.limit_end or now)
         if facts.full_at is not None and facts.full_at < before:
             if group.full_report_time is None or now - group.full_report_time > REPEAT_INTERVAL_S:
                 in_s = facts.full_at - now

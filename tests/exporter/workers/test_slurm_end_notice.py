@@ -57,7 +57,8 @@ def test_the_last_of_several_notices_counts() -> None:
 
 def job_text(start: str, end: str, preempted: str) -> str:
     """Part of the output of `scontrol show job`."""
-    return f"   RunTime=00:01:00\n   StartTime={start} EndTime={end} Deadline=N/A\n   PreemptTime={preempted} Secs=0\n"
+    times = f"   StartTime={start} EndTime={end} Deadline=N/A\n   PreemptTime={preempted} Secs=0\n"
+    return f"   JobState=RUNNING Reason=None\n   RunTime=00:01:00\n{times}"
 
 
 NOON, LATER, TOMORROW = "2026-11-21T12:00:00", "2026-11-21T12:02:08", "2026-11-22T12:00:00"
@@ -84,6 +85,8 @@ def test_the_end_of_the_grace_time_of_a_preemption_is_known(text: str, end: str 
     [
         (job_text(NOON, TOMORROW, "None"), TOMORROW),
         (job_text(NOON, TOMORROW, "None") + job_text(NOON, LATER, "None"), LATER),  # two components
+        (job_text(NOON, LATER, "2026-11-21T12:02:00"), None),  # when the grace time of a preemption ends
+        (job_text(NOON, LATER, "None").replace("RUNNING", "COMPLETING"), None),
         (job_text(NOON, "Unknown", "None"), None),
         (job_text(NOON, "2026-11-31T12:00:00", "None"), None),
         ("", None),

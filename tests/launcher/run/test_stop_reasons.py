@@ -16,8 +16,9 @@ from launcher.run.job_state import OWN_TEARDOWN_S, QUERY_MARGIN_S, JobRun, JobSt
 from launcher.run.orchestrator import load_plan
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.stages import ReadinessState, Stages
-from launcher.run.stop_reasons import REQUEUE_MARGIN_S, StopReasons
+from launcher.run.stop_reasons import LIMIT_INTERVAL_S, REQUEUE_MARGIN_S, StopReasons
 from launcher.run.tasks import JobTasks
+from launcher.rundir.job_records import JobStateRecord
 from launcher.steps.steps import ExternalEnd, Steps
 from tests.support.launcher import settled_run_dir
 
@@ -99,6 +100,23 @@ def test_a_limit_that_was_extended_is_read_once_before_a_stop(tmp_path: Path) ->
     job.steps.read_time_limit_end.return_value = reasons.time_limit_end = time.time() + 10.0
     reasons._stop_if_requeue_due()
     assert job.job_state.stop is not None
+
+
+def test_a_limit_that_is_changed_while_the_job_runs_is_found_and_published(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = SignalledJob(tmp_path)
+    reasons = near_its_limit(job, 3 * 3600.0)
+    job.job_state.publish("running")
+    later = (reasons.time_limit_end or 0.0) + 3600.0
+    job.steps.read_time_limit_end.return_value = later
+    began = time.monotonic()
+    for passed_s, asked in ((LIMIT_INTERVAL_S - 5, 0), (LIMIT_INTERVAL_S + 5, 1), (2 * LIMIT_INTERVAL_S, 1)):
+        monkeypatch.setattr(time, "monotonic", lambda moment=began + passed_s: moment)
+        reasons._read_limit_if_due()
+        assert job.steps.read_time_limit_end.call_count == asked
+    assert (reasons.time_limit_end, reasons._job_tasks.exit_reason_finder.job_end) == (later, later)
+    assert JobStateRecord.of_attempt(reasons._facts.run_dir, 0).time_limit_end == later
 
 
 def test_after_a_warning_the_workers_have_until_the_extended_limit(tmp_path: Path) -> None:

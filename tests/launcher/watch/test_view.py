@@ -760,6 +760,16 @@ def test_the_next_attempt_is_running_when_its_orchestrator_started(queued: tuple
     assert JobClient(run_dir).report().stopped is None
 
 
+def test_a_time_limit_that_was_changed_is_shown(queued: tuple[Path, FakeSlurm]) -> None:
+    run_dir, slurm = queued
+    start = time.time() - 600.0
+    write(run_dir / "orchestrator.json", orchestrator_record(job_id="4459", local=False, attempt=1, start=start))
+    slurm.say("squeue", "out", "RUNNING|None\n")
+    run_files.write_job_state(str(run_dir), "running", attempt=1, time_limit_end=start + 9000.0)
+    view = read_view(run_dir)
+    assert (view["limit_end"], view["time_limit_s"]) == (start + 9000.0, 9000.0)
+
+
 def test_a_job_of_another_user_that_slurm_hides_runs_while_its_sidecars_report(
     queued: tuple[Path, FakeSlurm],
 ) -> None:
