@@ -553,6 +553,19 @@ def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
     assert again.bytes_read == once.bytes_read
 
 
+def test_a_new_sidecar_keeps_the_pack_until_there_is_evidence_as_good(logs: Logs) -> None:
+    logs.append("{'loss': 2.1, 'grad_norm': 1.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n" * 3)
+    assert logs.facts().pack == "hf-trainer"
+    save(logs)
+    logs.collector = logs.fresh()
+    for done in range(1, 11):
+        logs.append(bar_state(done))
+        assert logs.facts().pack == "hf-trainer"
+    logs.clock.advance(worker_logs_reader.UNSURE_S)
+    logs.append("\n iteration 10/ 100 | consumed samples: 640 | elapsed time per iteration (ms): 900.0 |\n" * 3)
+    assert logs.facts().pack == "megatron"
+
+
 def test_a_slow_first_read_after_a_restart_of_the_sidecar_is_silence_too(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
