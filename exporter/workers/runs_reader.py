@@ -38,7 +38,7 @@ from exporter.workers.exit_reason import (
     signal_name,
 )
 from exporter.workers.log_evidence import log_evidence
-from exporter.workers.run_totals import NO_EXITS, NO_USAGE, ExitTotals, RunUsage, WorkerExit
+from exporter.workers.run_totals import NO_EXITS, NO_USAGE, ExitTotals, RunUsage, WorkerExit, recorded_usage
 
 NO_RECORD_GRACE_S = 3.0  # time for the exit record of an ended process to appear
 NOTICE_GRACE_S = 3.0  # time for the launcher's notice to appear after a signal from outside
@@ -105,6 +105,7 @@ class _WorkerRun:
     wrapper: tuple[int, int | None] | None = None
     is_wrapper_watched: bool = False  # whether the kernel notifies us of the wrapper's end
     sample: ProcessTreeSample | None = None
+    recorded: RunUsage = NO_USAGE  # of a run that ended before it was read, as before the start of this sidecar
     details: ProcessDetails | None = None
     details_due: float = 0.0
     gone_since: float | None = None
@@ -114,12 +115,11 @@ class _WorkerRun:
     @property
     def usage(self) -> RunUsage:
         """Usage as of the last read."""
-        details = self.details or ProcessDetails()
-        usage = RunUsage(None, None, None, details.voluntary_switches, details.involuntary_switches)
         if self.sample is None:
-            return usage
-        read, written = self.sample.io_read_bytes, self.sample.io_write_bytes
-        return usage._replace(cpu_s=self.sample.cpu_s, io_read_bytes=read, io_write_bytes=written)
+            return self.recorded
+        details, sample = self.details or ProcessDetails(), self.sample
+        switches = details.voluntary_switches, details.involuntary_switches
+        return RunUsage(sample.cpu_s, sample.io_read_bytes, sample.io_write_bytes, *switches)
 
 
 class RunEnd(NamedTuple):
@@ -373,6 +373,8 @@ class WorkerRuns:
         run, record, recorded = end.run, end.record, end.evidence
         if run.tree is not None:
             run.sample = run.tree.read() or run.sample
+        if run.sample is None and run.visible:
+            run.recorded = recorded_usage(record)
         start = record.get("start")
         if run.start is None and isinstance(start, float):
             run.start = start

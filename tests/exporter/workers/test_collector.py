@@ -45,6 +45,7 @@ from exporter.workers.collector import (
 from exporter.workers.exit_reason import OOM_BURST_S, REASONS
 from exporter.workers.runs_reader import NO_RECORD_GRACE_S, NOTICE_GRACE_S, STATUS_GRACE_S, WorkerReading
 from tests.support.exporter import (
+    NODE,
     FakeClock,
     Wrappers,
     make_context,
@@ -324,6 +325,26 @@ def test_a_restarted_worker_counts_both_runs(wrappers: Wrappers, collected: Coll
     assert samples_of(page, LAST_TIME) == {f'{LABELS},reason="killed_unknown"': first_end}
     assert collected.status().exit is None, "the current run has not ended"
     assert [kind for kind, _ in collected.events()] == ["worker started", "worker ended", "worker restarted"]
+
+
+def test_a_later_sidecar_counts_the_runs_that_ended_before_it(wrappers: Wrappers, collected: CollectedWorker) -> None:
+    written = wrappers.run_dir / "written"
+    work = (
+        "import sys, time\nwhile time.process_time() < 0.1: pass\n"
+        "with open(sys.argv[1], 'wb') as out: out.write(bytes(1 << 20))\n"
+        "print(1, flush=True); time.sleep(60)"
+    )
+    wrappers.start(TASK, sys.executable, "-I", "-c", work, str(written))
+    until(lambda: "1" in (wrappers.run_dir / f"{NODE}_worker_w0.out").read_text(), "its work")
+    before = collected.facts().usage
+    os.kill(wrappers.record(TASK, "start")["pid"], signal.SIGKILL)
+    wrappers.record(TASK, "exit")
+    wrappers.start(TASK, "sleep", "60", restart=1)
+    wrappers.record(TASK, "start", 1)
+    after = CollectedWorker(wrappers.run_dir, TASK).facts().usage
+    assert (after.cpu_s or 0.0) >= (before.cpu_s or 0.0) > 0.0
+    assert (after.io_read_bytes or 0) >= (before.io_read_bytes or 0)
+    assert (after.io_write_bytes or 0) >= (before.io_write_bytes or 0)
 
 
 def test_a_sidecar_that_starts_late_finds_all_runs(wrappers: Wrappers) -> None:
