@@ -22,6 +22,7 @@ from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last
 from exporter.logs.log_starts_reader import LogStartFinder, read_log_starts
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.process_tree import ProcessTree, ProcessTreeSample
+from exporter.machine.procfs import CLOCK_TICKS
 from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import (
     CONSEQUENCES,
@@ -413,7 +414,7 @@ class WorkerRuns:
         They are merged with ``earlier``, the facts from an earlier sidecar.
         """
         found: Facts = {}
-        pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
+        pids, since = run.pids | ({run.pid} if run.pid is not None else set()), self._begin(run)
         if evidence.code != 0:
             found = {**self._node.oom_facts(pids, since), **self._node.gpu_facts(self.task, pids, since)}
         elif run.visible and (left := self._count_background_processes(run, evidence)):
@@ -424,6 +425,13 @@ class WorkerRuns:
                     self._record_path(run.restart, "found"), {**earlier, "schema": run_files.RECORD_SCHEMA, **found}
                 )
         return found
+
+    def _begin(self, run: _WorkerRun) -> float:
+        """Start of a run on the present clock, which may have been set back since; 0 if unknown."""
+        if run.start is None or run.start_ticks is None:
+            return run.start or 0.0
+        clock = self._context.clock
+        return min(run.start, clock.time() - clock.monotonic() + run.start_ticks / CLOCK_TICKS)
 
     def _count_background_processes(self, run: _WorkerRun, evidence: ExitEvidence) -> int:
         """Number of processes left in the background; those of its own session do not count, they end with it."""

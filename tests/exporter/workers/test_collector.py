@@ -19,6 +19,7 @@ import pytest
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.published import NodeGpuUse, WorkerProcesses
 from exporter.contract import run_files
+from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import PathGroup, Task
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.status import WorkerEnd, WorkerStatus
@@ -665,6 +666,30 @@ def test_the_kernel_log_is_evidence_and_is_kept_for_the_report(wrappers: Wrapper
     assert ended.reason == "gpu_fault"
     assert ended.evidence[-1] == f"Xid 79 on the GPU at 0000:3b:00, process {record['pid']}: fallen off the bus"
     assert [fault["xid"] for fault in wrappers.record(TASK, "found")["gpu_faults"]] == [79]
+
+
+class ClockThatWasSetBack(SystemClock):
+    """The clock of the machine, set back by an hour."""
+
+    def time(self) -> float:
+        return super().time() - 3600
+
+
+@pytest.mark.parametrize(("after_s", "reason"), [(1.0, "gpu_fault"), (-10.0, "killed_unknown")])
+def test_a_clock_that_was_set_back_hides_no_event_of_a_run(wrappers: Wrappers, after_s: float, reason: str) -> None:
+    clock = ClockThatWasSetBack()
+    kernel = KernelLog(clock, None, path="/nowhere")
+    context = make_context(make_manifest(wrappers.run_dir, TASK), clock, end=None)
+    collector = make_collector(dataclasses.replace(context, kernel=kernel))
+    wrapper = wrappers.start(TASK, "sleep", "60")
+    record = wrappers.record(TASK, "start")
+    until(lambda: collector.read().workers[0].up, "the worker")
+    xid = KernelXid("0000:3b:00", 79, record["pid"])
+    kernel.events = (KernelEvent(record["start"] - 3600 + after_s, xid),)
+    os.kill(record["pid"], signal.SIGKILL)
+    wrapper.wait()
+    (ended,) = collector.read().workers[0].exits.last
+    assert ended.reason == reason
 
 
 def test_a_worker_is_read_later_if_no_file_descriptor_is_free(
