@@ -177,7 +177,7 @@ class GpuHost:
             return self._call_timeout_s / 4
         if thread.part == "open":
             return self._call_timeout_s  # nothing else can be read without a driver
-        left = thread.started_at + (self._call_timeout_s if self._devices else self._open_timeout_s) - now
+        left = thread.time_left(now, self._call_timeout_s if self._devices else self._open_timeout_s)
         if left > 0:
             return left
         self._thread = None

@@ -25,6 +25,21 @@ class DriverCall:
     is_at_fault: bool = False  # whether its own device is at fault, not an earlier hanging call
     # When the driver first answered another thread after this one was abandoned; None if not yet.
     driver_answered_at: float | None = None
+    checked_at: float = 0.0  # first check that found the present call almost late
+
+    def time_left(self, now: float, timeout_s: float) -> float:
+        """Seconds until the call counts as hanging; 0 or less if it does.
+
+        It does at the second of two checks, ``timeout_s / 4`` apart: when a stall of the whole machine ends, the call
+        may have returned, and its thread may not have run yet.
+        """
+        pause_s = timeout_s / 4
+        first_check = self.started_at + timeout_s - pause_s
+        if now < first_check:
+            return first_check - now
+        if self.checked_at < first_check:
+            self.checked_at = now
+        return self.checked_at + pause_s - now
 
 
 @dataclass

@@ -23,7 +23,7 @@ from exporter.launch.facts_reader import WriteWatch, read_file_size, read_open_g
 from exporter.logs.lexicon_reader import compile_job_patterns
 from exporter.logs.log_files_reader import find_extra_logs, log_paths
 from exporter.logs.patterns import PatternKind
-from exporter.machine.file_host import WatchHanging
+from exporter.machine.file_host import HANG_REPORT_S, WatchFailed, WatchHanging
 from exporter.machine.procfs import read_environment
 
 CHECK = Family(
@@ -112,7 +112,7 @@ class LaunchCollector:
         elapsed_s = self._context.clock.monotonic() - self._began
         found = check_launch(
             workers,
-            self._node_facts(status),
+            self._node_facts(status, is_last=over or elapsed_s >= manifest.launch_timeout_s),
             elapsed_s=elapsed_s,
             launch_timeout_s=manifest.launch_timeout_s,
             is_over=over,
@@ -192,7 +192,7 @@ class LaunchCollector:
                 self._open_gpu_counts[pid] = opened
         return self._open_gpu_counts.get(pid)
 
-    def _node_facts(self, status: NodeStatus) -> NodeLaunchFacts:
+    def _node_facts(self, status: NodeStatus, *, is_last: bool) -> NodeLaunchFacts:
         manifest = self._context.manifest
         reported = next((found for found in status.outputs if found.group == "output" and not found.counting), None)
         files = None
@@ -207,7 +207,7 @@ class LaunchCollector:
         known = any(worker.items is not None for worker in status.workers if worker.rank not in later)
         return NodeLaunchFacts(
             output_dir=str(self._directory) if self._directory is not None else None,
-            output_problem=self._output_problem(),
+            output_problem=self._output_problem(is_last=is_last),
             output_files=files,
             expects_progress=known
             or manifest.total_items is not None
@@ -216,11 +216,17 @@ class LaunchCollector:
             sets_devices=not manifest.attached,
         )
 
-    def _output_problem(self) -> str | None:
-        """Why the job cannot write its output, or None."""
+    def _output_problem(self, *, is_last: bool) -> str | None:
+        """Why the job cannot write its output, or None. The last result stays: only for it is a hang waited out."""
         if self._write_watch is None:
             return None
-        (found,) = self._context.files.poll([self._write_watch], self._context.clock.time())
+        files = self._context.files
+        (found,) = files.poll([self._write_watch], self._context.clock.time())
+        if is_last and isinstance(found, WatchHanging):
+            try:
+                found = self._write_watch.result(max(0.0, found.since + HANG_REPORT_S - files.clock.monotonic()))
+            except (WatchHanging, WatchFailed, OSError) as error:
+                found = error
         if isinstance(found, WatchHanging):
             return f"{self._directory} does not answer: its file system, {found.mount or 'which is not known,'} hangs"
         if isinstance(found, Exception):

@@ -27,12 +27,15 @@ class LogStart(Record):
     offset: int
     inode: int
     mark: str  # text before that, in hexadecimal digits
+    mtime_ns: int | None = None  # last write before that
 
     def find_in(self, fd: int) -> int:
         """Offset at which the text begins in this file; 0 if it was replaced, or written anew. Raises OSError."""
         facts, size = os.fstat(fd), len(self.mark) // 2
-        if facts.st_ino != self.inode or not size <= self.offset < facts.st_size:
+        if facts.st_ino != self.inode or not size <= self.offset <= facts.st_size:
             return 0
+        if self.offset == facts.st_size and facts.st_mtime_ns != self.mtime_ns:
+            return 0  # the same text was written anew
         return self.offset if os.pread(fd, size, self.offset - size).hex() == self.mark else 0
 
 
@@ -74,7 +77,9 @@ class LogEndsWatch:
                 except OSError:
                     continue
                 if len(mark) == size > 0:
-                    start = LogStart(offset=facts.st_size, inode=facts.st_ino, mark=mark.hex())
+                    start = LogStart(
+                        offset=facts.st_size, inode=facts.st_ino, mark=mark.hex(), mtime_ns=facts.st_mtime_ns
+                    )
                     ends[rank].append((str(path), facts.st_mtime, start))
         return ends
 

@@ -345,8 +345,14 @@ class PackDetector:
         self._confirmed = set[str | None]() if confirmed is None else confirmed
         self._counts: list[int] = []  # records per kind of evidence; counting stops at enough
         self._fed_bytes = 0
+        self._least_level = LEVELS[0]  # weaker evidence is not considered
         self.choice: str | None = None  # name of the pack; None without evidence
         self.is_final = False  # whether the choice is final, so that feeding can stop
+
+    def resume(self, choice: str) -> None:
+        """Begin with the choice of an earlier detector of this log: only evidence of its level or above replaces it."""
+        self.choice = choice
+        self._least_level = next((pack.level for pack in self._packs if pack.name == choice), LEVELS[0])
 
     def feed(self, buffer: bytes | bytearray, end: int | None = None) -> None:
         """Take the next whole records of the log: the first ``end`` bytes of a buffer, or all."""
@@ -371,7 +377,7 @@ class PackDetector:
         evidence = {
             pack.name: (pack.level, len(counts[pack.name]), sum(counts[pack.name]))
             for pack in self._packs
-            if pack.name in counts
+            if pack.name in counts and pack.level >= self._least_level
         }
         if not evidence:
             return

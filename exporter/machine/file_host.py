@@ -34,6 +34,7 @@ from exporter.machine.mounts import MountPoint, has_remote_mount, mount_of, moun
 from exporter.machine.procfs import ENDED_STATES, STAT_BYTES, parse_process_stat, read_proc_file
 
 POLL_WAIT_S = 1.0  # time that a collector waits for all of its watches together
+HANG_REPORT_S = 5.0  # a read without an answer for this long is reported as hanging
 START_S = 5.0  # time for the helper to start before reads fail
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # before the helper is restarted; doubled each time it ends soon
 SOON_S = 60.0

@@ -624,6 +624,8 @@ class WorkerLogs:
         if state.version != STATE_VERSION:
             raise ValueError(f"it is of version {state.version}, not {STATE_VERSION}")
         self.restart, self._pack = state.restart, state.pack
+        if self._pack_detector is not None:
+            self._pack_detector.resume(state.pack)
         self.track = self._new_track(state.track)
         self._estimator, self.activities = state.estimator, state.activities
         self._seen_changes = state.seen_changes

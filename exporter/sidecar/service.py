@@ -22,13 +22,14 @@ from exporter.web.access import Access, Needs
 from exporter.web.addresses import Listener
 from exporter.web.aiohttp_server import web
 from exporter.workers.collector import WorkersCollector
+from exporter.workers.runs_reader import NOTICE_GRACE_S
 
 FINAL_READ_S = 10.0  # limit of the last read of all collectors
 KILL_MARGIN_S = 4.0  # part of KillWait reserved for the last read and the exit
 LAST_READ_S = 0.6  # limit of the last read after a signal
 LAST_WRITE_S = 2.0  # limit for writing the final values to a run directory that responds
 ATTACHED_END_S = 3.0  # time after a signal for one more worker of an attached job to end, as with their step
-NOTICE_S = 0.75  # time for the orchestrator's stop notice to appear after a signal
+NOTICE_S = NOTICE_GRACE_S  # time for the orchestrator's stop notice to appear after a signal: it asks Slurm first
 BURST_S = 0.5  # signals closer together count as one: Slurm sends several at a time limit
 WATCH_S = 0.25  # between two polls of the job's phase
 POINT_S = 1.0  # between two looks whether the timeline needs a point
@@ -259,16 +260,20 @@ class HttpService:
         if manifest.attached:
             await self._await_attached_workers(stop, begun, end)
         else:
-            await self._await_teardown(stop, begun + (NOTICE_S if answers else 0.0), end)
+            await self._await_teardown(jobs, stop, begun + (NOTICE_S if answers else 0.0), end)
         await self._finish(LAST_READ_S, LAST_WRITE_S if answers else LAST_READ_S)
 
-    async def _await_teardown(self, stop: asyncio.Event, notice: float, end: float) -> None:
+    async def _await_teardown(
+        self, jobs: Sequence[CollectorSlot], stop: asyncio.Event, notice: float, end: float
+    ) -> None:
         """Wait for the orchestrator to end all workers. After a signal from Slurm, its notice comes by ``notice``."""
         while not self._sidecar.workers_ended:
             now = self._clock.monotonic()
             may_get_notice = self.stopped_by == signal.SIGTERM and now < notice
             if not (may_get_notice or self._sidecar.phase == "completing") or stop.is_set() or now >= end:
                 break
+            for slot in jobs:
+                slot.request()  # its regular reads may be later than the notice has time
             await asyncio.sleep(WATCH_S)
 
     async def _await_attached_workers(self, stop: asyncio.Event, begun: float, end: float) -> None:

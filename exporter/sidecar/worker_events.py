@@ -84,8 +84,13 @@ class WorkerEvents:
             known.stalled_since = worker.last_progress if worker.last_progress is not None else now
             seconds = now - known.stalled_since
             yield event("warning", STALLED, f"no progress for {seconds:.0f} s{_position(worker)}")
-        elif worker.stalled is False and known.stalled_since is not None:
-            seconds = (worker.last_progress or now) - known.stalled_since
+        elif (
+            worker.stalled is False
+            and known.stalled_since is not None
+            and worker.last_progress is not None
+            and worker.last_progress != known.stalled_since  # else more time is granted, as while its GPUs are busy
+        ):
+            seconds = worker.last_progress - known.stalled_since
             known.stalled_since = None
             yield event("info", RECOVERED, f"progress after {seconds:.0f} s{_position(worker)}")
         slowdown = worker.slowdown

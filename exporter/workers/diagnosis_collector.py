@@ -5,6 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
@@ -133,7 +134,9 @@ class DiagnosticsCollector:
         context = self._context
         manifest, identity = context.manifest, context.identity
         rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
-        more = find_extra_logs(manifest, rank_of).get(task.rank, ())
+        start = self._start_record(task.worker, task.rank, restart).get("start")
+        since = start if isinstance(start, float) else None
+        more = find_extra_logs(manifest, rank_of, since, [task.rank]).get(task.rank, ())
         return read_run_files(manifest, task, identity.node, identity.attempt, restart, more)
 
     def _read_stacks(self, status: NodeStatus, ranks: set[int]) -> dict[str, str]:
@@ -160,11 +163,13 @@ class DiagnosticsCollector:
 
     def _is_recorded_process(self, pid: int, worker: WorkerStatus) -> bool:
         """Whether the recorded pid is this worker in our pid namespace, not an unrelated process."""
-        identity = self._context.identity
-        name = run_files.record_name(worker.worker, worker.rank, identity.attempt, worker.restarts)
-        record = run_files.read_json(self._context.manifest.run_dir / run_files.WORKERS_DIR / f"{name}.start.json")
-        known = record.get("start_ticks") if record is not None else None
+        known = self._start_record(worker.worker, worker.rank, worker.restarts).get("start_ticks")
         return known is None or known == read_start_ticks(pid, self._context.proc)
+
+    def _start_record(self, worker: str, rank: int, restart: int) -> dict[str, Any]:
+        """The start record of a run; empty if there is none."""
+        name = run_files.record_name(worker, rank, self._context.identity.attempt, restart)
+        return run_files.read_json(self._context.manifest.run_dir / run_files.WORKERS_DIR / f"{name}.start.json") or {}
 
     def _write(self, found: Diagnosis) -> None:
         try:

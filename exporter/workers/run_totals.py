@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from exporter.contract.lazy_dataclass import dataclass
-from exporter.contract.records import NOTHING
+from exporter.contract.records import NOTHING, Record, RecordError
 from exporter.contract.status import LISTED_RUNS
 
 
@@ -53,3 +53,23 @@ class RunUsage(NamedTuple):
 
 
 NO_EXITS, NO_USAGE = ExitTotals(), RunUsage()
+
+
+class _RecordedUsage(Record):
+    """Part of an exit record."""
+
+    user_seconds: float | None = None
+    system_seconds: float | None = None
+    io_read_bytes: int | None = None
+    io_write_bytes: int | None = None
+
+
+def recorded_usage(record: Mapping[str, object]) -> RunUsage:
+    """What a run has used according to its exit record, without descendants for which nobody waited."""
+    try:
+        found = _RecordedUsage.from_json(record)
+    except RecordError:  # a file, in which anything can be
+        return NO_USAGE
+    known = found.user_seconds is not None and found.system_seconds is not None
+    cpu_s = (found.user_seconds or 0.0) + (found.system_seconds or 0.0) if known else None
+    return RunUsage(cpu_s, found.io_read_bytes, found.io_write_bytes)

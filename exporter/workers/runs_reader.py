@@ -22,6 +22,7 @@ from exporter.logs.log_files_reader import find_extra_logs, log_paths, read_last
 from exporter.logs.log_starts_reader import LogStartFinder, read_log_starts
 from exporter.machine.job_processes import find_leftover_processes
 from exporter.machine.process_tree import ProcessTree, ProcessTreeSample
+from exporter.machine.procfs import CLOCK_TICKS
 from exporter.workers.exit_facts_reader import NodeFacts
 from exporter.workers.exit_reason import (
     CONSEQUENCES,
@@ -38,7 +39,7 @@ from exporter.workers.exit_reason import (
     signal_name,
 )
 from exporter.workers.log_evidence import log_evidence
-from exporter.workers.run_totals import NO_EXITS, NO_USAGE, ExitTotals, RunUsage, WorkerExit
+from exporter.workers.run_totals import NO_EXITS, NO_USAGE, ExitTotals, RunUsage, WorkerExit, recorded_usage
 
 NO_RECORD_GRACE_S = 3.0  # time for the exit record of an ended process to appear
 NOTICE_GRACE_S = 3.0  # time for the launcher's notice to appear after a signal from outside
@@ -105,6 +106,7 @@ class _WorkerRun:
     wrapper: tuple[int, int | None] | None = None
     is_wrapper_watched: bool = False  # whether the kernel notifies us of the wrapper's end
     sample: ProcessTreeSample | None = None
+    recorded: RunUsage = NO_USAGE  # of a run that ended before it was read, as before the start of this sidecar
     details: ProcessDetails | None = None
     details_due: float = 0.0
     gone_since: float | None = None
@@ -114,12 +116,11 @@ class _WorkerRun:
     @property
     def usage(self) -> RunUsage:
         """Usage as of the last read."""
-        details = self.details or ProcessDetails()
-        usage = RunUsage(None, None, None, details.voluntary_switches, details.involuntary_switches)
         if self.sample is None:
-            return usage
-        read, written = self.sample.io_read_bytes, self.sample.io_write_bytes
-        return usage._replace(cpu_s=self.sample.cpu_s, io_read_bytes=read, io_write_bytes=written)
+            return self.recorded
+        details, sample = self.details or ProcessDetails(), self.sample
+        switches = details.voluntary_switches, details.involuntary_switches
+        return RunUsage(sample.cpu_s, sample.io_read_bytes, sample.io_write_bytes, *switches)
 
 
 class RunEnd(NamedTuple):
@@ -373,6 +374,8 @@ class WorkerRuns:
         run, record, recorded = end.run, end.record, end.evidence
         if run.tree is not None:
             run.sample = run.tree.read() or run.sample
+        if run.sample is None and run.visible:
+            run.recorded = recorded_usage(record)
         start = record.get("start")
         if run.start is None and isinstance(start, float):
             run.start = start
@@ -411,7 +414,7 @@ class WorkerRuns:
         They are merged with ``earlier``, the facts from an earlier sidecar.
         """
         found: Facts = {}
-        pids, since = run.pids | ({run.pid} if run.pid is not None else set()), run.start or 0.0
+        pids, since = run.pids | ({run.pid} if run.pid is not None else set()), self._begin(run)
         if evidence.code != 0:
             found = {**self._node.oom_facts(pids, since), **self._node.gpu_facts(self.task, pids, since)}
         elif run.visible and (left := self._count_background_processes(run, evidence)):
@@ -422,6 +425,13 @@ class WorkerRuns:
                     self._record_path(run.restart, "found"), {**earlier, "schema": run_files.RECORD_SCHEMA, **found}
                 )
         return found
+
+    def _begin(self, run: _WorkerRun) -> float:
+        """Start of a run on the present clock, which may have been set back since; 0 if unknown."""
+        if run.start is None or run.start_ticks is None:
+            return run.start or 0.0
+        clock = self._context.clock
+        return min(run.start, clock.time() - clock.monotonic() + run.start_ticks / CLOCK_TICKS)
 
     def _count_background_processes(self, run: _WorkerRun, evidence: ExitEvidence) -> int:
         """Number of processes left in the background; those of its own session do not count, they end with it."""

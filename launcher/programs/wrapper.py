@@ -251,6 +251,8 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
             "user_seconds": getattr(usage, "ru_utime", None),
             "system_seconds": getattr(usage, "ru_stime", None),
             "max_rss_bytes": getattr(usage, "ru_maxrss", 0) * 1024,
+            "io_read_bytes": getattr(usage, "ru_inblock", 0) * 512,
+            "io_write_bytes": getattr(usage, "ru_oublock", 0) * 512,
         },
         spare=f"{stem}.start.json",
     )

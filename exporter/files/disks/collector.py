@@ -14,7 +14,7 @@ from exporter.contract.status import FileSystem, Quota
 from exporter.files.disks.forecast import DiskForecast, is_space_low
 from exporter.files.disks.quota_reader import QuotaFacts
 from exporter.files.disks.space_reader import SpaceFacts, SpaceReading, SpaceWatch
-from exporter.machine.file_host import FileHelperEnded, WatchHandle, WatchHanging
+from exporter.machine.file_host import HANG_REPORT_S, FileHelperEnded, WatchHandle, WatchHanging
 
 AVAILABLE = Family(
     "filesystem_avail_bytes",
@@ -49,7 +49,6 @@ UNREACHABLE_ERRNOS = frozenset((
     errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNREFUSED,
     errno.ENODEV, errno.ENXIO, errno.EREMOTEIO, errno.ESHUTDOWN,
 ))  # fmt: skip
-HANG_REPORT_S = 5.0  # a poll without an answer for this long is an event
 FULL_SOON_S = 3600.0  # a disk full this soon, or before the job's time limit, is an event
 REPEAT_INTERVAL_S = 600.0  # that event is not repeated within this time
 MOST_EVENTS = 50

@@ -680,6 +680,21 @@ def test_a_driver_that_hangs_while_opening_is_reported(start: Start) -> None:
     assert (energies(reading), reading.is_ready) == ([1, 1, 1], True)
 
 
+def test_a_stall_of_the_whole_machine_is_not_taken_for_a_hanging_gpu(start: Start) -> None:
+    machine = start()
+    machine.poll()
+    gate = machine.reader.hang(("activity", "1"))
+    machine.poll(wait_s=0.0)
+    until(lambda: machine.reader.hanging_calls, "the call")
+    call = machine.host._thread
+    assert call is not None
+    call.started_at -= 1.2 * PATIENT_S  # a stall, after which this thread runs first
+    assert [gpu.state for gpu in machine.poll(0.0, 0.0).gpus] == ["ok"] * 3
+    machine.release(gate)
+    assert energies(machine.poll(0.0)) == [2, 2, 2]
+    assert not any(tracker.hang_times for tracker in machine.host._devices.values())
+
+
 @pytest.mark.parametrize("part", ["open", "gpus"])
 def test_a_driver_that_is_slow_to_open_is_not_taken_for_a_hanging_one(start: Start, part: str) -> None:
     machine = start(call_timeout_s=CALL_S)

@@ -4,6 +4,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from exporter.contract import run_files, status
 from exporter.contract.manifest import LogPattern, PathGroup
 from exporter.contract.status import LaunchCheck
+from exporter.launch import collector
 from exporter.launch.checks import (
     DEVICES_VARIABLES,
     LEVELS,
@@ -24,9 +26,9 @@ from exporter.launch.checks import (
     is_launch_verified,
 )
 from exporter.launch.collector import FINAL_INTERVAL_S, POLL_S, LaunchCollector
-from exporter.launch.facts_reader import read_open_gpus, why_not_writable
+from exporter.launch.facts_reader import WriteWatch, read_open_gpus, why_not_writable
 from exporter.machine.procfs import read_environment
-from tests.support.exporter import NODE, FakeClock, make_context, make_manifest, make_task, page_of, until
+from tests.support.exporter import NODE, SOON_S, FakeClock, make_context, make_manifest, make_task, page_of, until
 from tests.support.statuses import worker_status
 
 TIMEOUT_S = 60.0
@@ -404,6 +406,24 @@ def test_a_launch_is_final_when_the_job_ends_early(phase: str, launch: Launch) -
     snapshot = launch.read_after()
     assert (snapshot.verified, snapshot.final) == (False, True)
     assert launch.fault(snapshot, "count") == "it has ended: app_error (exit status 3)"
+
+
+@pytest.mark.parametrize("answers", [True, False])
+def test_the_last_check_of_the_output_waits_out_a_short_silence(
+    answers: bool, launch: Launch, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gate = threading.Event()
+    monkeypatch.setattr(WriteWatch, "poll", lambda *_: gate.wait(2 * SOON_S) and None)
+    assert launch.passed(launch.read_after())["output_dir"] is None
+    if answers:
+        threading.Timer(0.3, gate.set).start()
+    else:
+        monkeypatch.setattr(collector, "HANG_REPORT_S", 0.0)  # what it is after so long
+    launch.status.phase = "completing"
+    snapshot = launch.read_after()
+    gate.set()
+    assert (snapshot.final, launch.passed(snapshot)["output_dir"]) == (True, answers)
+    assert answers or "does not answer: its file system, /" in launch.fault(snapshot, "output_dir")
 
 
 def test_old_output_does_not_count(launch: Launch) -> None:

@@ -54,6 +54,13 @@ def test_a_run_begins_at_the_end_that_was_noted_before_it(log: RunLog) -> None:
     assert log.end() == "this run\n"
 
 
+def test_a_log_to_which_the_run_has_written_nothing_has_no_text_of_it(log: RunLog) -> None:
+    log.write(BEFORE, at=990)
+    log.note(995)
+    log.save()
+    assert log.end() == ""
+
+
 def test_a_log_that_was_old_at_the_start_may_be_noted_later(log: RunLog) -> None:
     log.write(BEFORE, at=90)
     log.note(1001)

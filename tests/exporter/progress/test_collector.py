@@ -69,6 +69,22 @@ TASK = make_task(0)
 LABELS = 'worker="worker_w0",role="worker",rank="0"'
 
 
+class LogsClock(FakeClock):
+    """A clock for logs that are read all the time, even where a test does not."""
+
+    def __init__(self, logs: "Logs") -> None:
+        super().__init__()
+        self._logs = logs
+
+    def advance(self, seconds: float) -> None:
+        super().advance(seconds)
+        self._logs.collector._next_read_at = None
+
+    def stop(self, seconds: float) -> None:
+        """Let this time pass for a job that is suspended."""
+        self.now += seconds
+
+
 class Logs:
     """The logs of one node's workers, and a collector with its own clock."""
 
@@ -76,7 +92,7 @@ class Logs:
         self.run_dir = run_dir
         run_dir.mkdir(exist_ok=True)
         self.manifest = make_manifest(run_dir, *(tasks or (TASK,)), **{"detail": FULL, **changes})
-        self.clock = FakeClock()
+        self.clock = LogsClock(self)
         self.collector = self.fresh()
         (run_dir / run_files.WORKERS_DIR).mkdir(exist_ok=True)
 
@@ -553,6 +569,19 @@ def test_a_new_sidecar_continues_from_the_saved_state(logs: Logs) -> None:
     assert again.bytes_read == once.bytes_read
 
 
+def test_a_new_sidecar_keeps_the_pack_until_there_is_evidence_as_good(logs: Logs) -> None:
+    logs.append("{'loss': 2.1, 'grad_norm': 1.5, 'learning_rate': 1e-05, 'epoch': 0.1}\n" * 3)
+    assert logs.facts().pack == "hf-trainer"
+    save(logs)
+    logs.collector = logs.fresh()
+    for done in range(1, 11):
+        logs.append(bar_state(done))
+        assert logs.facts().pack == "hf-trainer"
+    logs.clock.advance(worker_logs_reader.UNSURE_S)
+    logs.append("\n iteration 10/ 100 | consumed samples: 640 | elapsed time per iteration (ms): 900.0 |\n" * 3)
+    assert logs.facts().pack == "megatron"
+
+
 def test_a_slow_first_read_after_a_restart_of_the_sidecar_is_silence_too(
     logs: Logs, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -763,6 +792,46 @@ def test_a_clock_that_is_set_changes_no_duration(logs: Logs, monkeypatch: pytest
     assert logs.facts().stalled is False
     logs.clock.advance(10)
     assert logs.facts().stalled is True
+
+
+@pytest.mark.parametrize("stamped", [False, True])
+def test_the_time_of_a_suspended_job_is_no_silence(logs: Logs, stamped: bool) -> None:
+    def work(*numbers: int) -> WorkerLogFacts:
+        for number in numbers:
+            logs.clock.advance(5)
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.gmtime(logs.clock.now)) if stamped else ""
+            logs.append(f"{stamp}Processed {number}/1000 items\n")
+            facts = logs.facts()
+        return facts
+
+    before = work(*range(5, 300, 5))
+    logs.clock.stop(7200)
+    facts = logs.facts()
+    assert (facts.stalled, facts.rate) == (False, before.rate)
+    assert facts.last_rise is not None
+    assert facts.read_at - facts.last_rise == logs.manifest.check_interval_s
+    facts = work(300, 305)
+    assert facts.average_rate == pytest.approx(before.average_rate, rel=0.05)
+    logs.clock.advance(logs.manifest.stall_timeout_s + 10)
+    assert logs.facts().stalled is True
+
+
+def test_lines_that_were_written_while_the_sidecar_alone_was_stopped_count(logs: Logs) -> None:
+    steady_work(logs, 61)
+    before = logs.facts()
+    logs.clock.stop(600)
+    logs.append(items(900, total=1000))
+    facts = logs.facts()
+    assert (facts.stalled, facts.position, facts.last_rise) == (False, 900, facts.read_at)
+    assert facts.average_rate == pytest.approx(before.average_rate, rel=0.05)
+
+
+def test_a_worker_that_ended_before_the_job_was_suspended_keeps_its_times(logs: Logs) -> None:
+    steady_work(logs, 61)
+    logs.record("exit", end=logs.clock.now)
+    before = logs.facts()
+    logs.clock.stop(7200)
+    assert logs.facts().last_rise == before.last_rise
 
 
 def test_the_bar_of_an_epoch_is_not_that_of_the_run(logs: Logs) -> None:

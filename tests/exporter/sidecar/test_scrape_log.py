@@ -75,6 +75,20 @@ def test_a_regular_scraper_always_gets_the_final_values(
     assert log.is_satisfied(since, times[-1] + interval)
 
 
+@given(apart=st.floats(0.01, 14.99), end=st.floats(0.01, 14.99), cycles=st.integers(2, 5))
+def test_two_servers_with_one_address_are_awaited_too(apart: float, end: float, cycles: int) -> None:
+    times = sorted(15.0 * number + shift for number in range(cycles + 1) for shift in (0.0, apart))
+    since = 15.0 * (cycles - 1) + end
+    log = scraped(*(time for time in times if time <= since))
+    upcoming = next(time for time in times if time > since)
+    assert not log.is_satisfied(since, upcoming)
+
+
+def test_two_servers_with_one_address_are_awaited_from_their_first_scrapes_of_an_announced_job() -> None:
+    log = scraped(25.0, 26.0, announced=True)
+    assert not log.is_satisfied(31.0, 39.9)
+
+
 def test_many_strangers_do_not_displace_a_scraper_and_are_not_kept() -> None:
     log = scraped(80.0, 95.0)
     for number in range(10 * ScrapeLog.MOST_SCRAPERS):

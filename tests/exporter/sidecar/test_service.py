@@ -155,7 +155,7 @@ async def serving(sidecar: Sidecar) -> AsyncIterator[Served]:
             yield served
         finally:
             if not task.done():
-                os.kill(os.getpid(), signal.SIGTERM)
+                os.kill(os.getpid(), signal.SIGINT)  # no stop notice is awaited after this one
             await asyncio.wait_for(task, TIMEOUT_S)
 
 
@@ -192,7 +192,7 @@ def clock() -> ShiftedClock:
     return ShiftedClock()
 
 
-def phase_sidecar(run_dir: Path, clock: ShiftedClock, *others: Any, **changes: Any) -> Sidecar:
+def phase_sidecar(run_dir: Path, clock: ShiftedClock | FakeClock, *others: Any, **changes: Any) -> Sidecar:
     """A sidecar that reads the phase all the time and publishes on request."""
     context = make_context(make_manifest(run_dir, **changes), clock)
     job = JobCollector(context, publisher(""), publisher(JobProgress()))
@@ -568,29 +568,40 @@ async def test_a_second_signal_ends_a_sidecar_immediately(served: Served) -> Non
     await served.ended()
 
 
-def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(
-    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_sidecar_waits_for_a_stop_notice_after_the_signals(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Slurm signals the steps before the batch step, and more than once at a time limit."""
-    monkeypatch.setattr(service, "BURST_S", TIMEOUT_S)
-    monkeypatch.setattr(service, "NOTICE_S", TIMEOUT_S)
+    clock = FakeClock()
     read_all = HttpService._read_all
     monkeypatch.setattr(HttpService, "_read_all", lambda self, slots, _: read_all(self, slots, TIMEOUT_S))
 
     async def play(served: Served) -> None:
+        job = served.sidecar.slots[0]
         os.kill(os.getpid(), signal.SIGTERM)
         await asyncio.sleep(0.05)
         os.kill(os.getpid(), signal.SIGTERM)
-        await asyncio.sleep(0.1)
+        begun = job.ended_reads
+        await served.until(lambda: job.ended_reads > begun + 2, "the wait, which reads the phase often")
+        clock.advance(2.0)  # the orchestrator asks Slurm meanwhile
+        await served.keeps_running()
         notice: dict[str, object] = {"reason": "time_limit", "cause": "c", "time": time.time()}
         run_files.write_job_state(str(tmp_path), "completing", notice)
         await served.until(lambda: served.sidecar.phase == "completing", "the phase")
-        clock.shift += 2 * TIMEOUT_S
+        clock.advance(20.0)
         await served.keeps_running()
         run_files.write_job_state(str(tmp_path), "completing", notice, workers_ended=True)
         await served.ended()
 
-    scenario(phase_sidecar(tmp_path, clock, kill_wait_s=1e6), play)
+    sidecar = phase_sidecar(tmp_path, clock, kill_wait_s=30.0)
+    sidecar.slots[0].collector.interval_s = 1e6  # type: ignore[misc]  # a regular read would come too late
+    scenario(sidecar, play)
+
+
+@in_sidecar(kill_wait_s=1e6)
+async def test_a_sidecar_that_is_signalled_alone_ends_without_a_notice(served: Served) -> None:
+    os.kill(os.getpid(), signal.SIGTERM)
+    await served.keeps_running()
+    served.advance(service.NOTICE_S)
+    await served.ended()
 
 
 @in_sidecar()

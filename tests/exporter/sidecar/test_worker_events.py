@@ -53,6 +53,14 @@ def test_a_stall_and_its_end_are_one_event_each(node: Node) -> None:
     assert (end.worker, end.rank, end.time) == ("worker_w0", 0, 1320.0)
 
 
+def test_a_stalled_worker_that_is_granted_more_time_has_not_recovered(node: Node) -> None:
+    node.after(310, stalled=True, last_progress=1000.0)
+    assert node.after(90, stalled=False, last_progress=1000.0) == []
+    assert node.after(70, stalled=True, last_progress=1000.0) == []
+    found = node.after(5, stalled=False, last_progress=1474.0)
+    assert texts(found) == ["info worker recovered: progress after 474 s, at 12 of 1500 items"]
+
+
 @pytest.mark.parametrize("over", [{"up": False, "stalled": False}, {"phase": "completing", "stalled": False}])
 def test_a_stalled_worker_that_ends_does_not_recover(over: dict[str, Any], node: Node) -> None:
     node.after(5, stalled=True)

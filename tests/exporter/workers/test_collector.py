@@ -19,6 +19,7 @@ import pytest
 from exporter.collecting.collector import CollectorContext
 from exporter.collecting.published import NodeGpuUse, WorkerProcesses
 from exporter.contract import run_files
+from exporter.contract.clock import SystemClock
 from exporter.contract.manifest import PathGroup, Task
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.status import WorkerEnd, WorkerStatus
@@ -45,6 +46,7 @@ from exporter.workers.collector import (
 from exporter.workers.exit_reason import OOM_BURST_S, REASONS
 from exporter.workers.runs_reader import NO_RECORD_GRACE_S, NOTICE_GRACE_S, STATUS_GRACE_S, WorkerReading
 from tests.support.exporter import (
+    NODE,
     FakeClock,
     Wrappers,
     make_context,
@@ -324,6 +326,26 @@ def test_a_restarted_worker_counts_both_runs(wrappers: Wrappers, collected: Coll
     assert samples_of(page, LAST_TIME) == {f'{LABELS},reason="killed_unknown"': first_end}
     assert collected.status().exit is None, "the current run has not ended"
     assert [kind for kind, _ in collected.events()] == ["worker started", "worker ended", "worker restarted"]
+
+
+def test_a_later_sidecar_counts_the_runs_that_ended_before_it(wrappers: Wrappers, collected: CollectedWorker) -> None:
+    written = wrappers.run_dir / "written"
+    work = (
+        "import sys, time\nwhile time.process_time() < 0.1: pass\n"
+        "with open(sys.argv[1], 'wb') as out: out.write(bytes(1 << 20))\n"
+        "print(1, flush=True); time.sleep(60)"
+    )
+    wrappers.start(TASK, sys.executable, "-I", "-c", work, str(written))
+    until(lambda: "1" in (wrappers.run_dir / f"{NODE}_worker_w0.out").read_text(), "its work")
+    before = collected.facts().usage
+    os.kill(wrappers.record(TASK, "start")["pid"], signal.SIGKILL)
+    wrappers.record(TASK, "exit")
+    wrappers.start(TASK, "sleep", "60", restart=1)
+    wrappers.record(TASK, "start", 1)
+    after = CollectedWorker(wrappers.run_dir, TASK).facts().usage
+    assert (after.cpu_s or 0.0) >= (before.cpu_s or 0.0) > 0.0
+    assert (after.io_read_bytes or 0) >= (before.io_read_bytes or 0)
+    assert (after.io_write_bytes or 0) >= (before.io_write_bytes or 0)
 
 
 def test_a_sidecar_that_starts_late_finds_all_runs(wrappers: Wrappers) -> None:
@@ -644,6 +666,30 @@ def test_the_kernel_log_is_evidence_and_is_kept_for_the_report(wrappers: Wrapper
     assert ended.reason == "gpu_fault"
     assert ended.evidence[-1] == f"Xid 79 on the GPU at 0000:3b:00, process {record['pid']}: fallen off the bus"
     assert [fault["xid"] for fault in wrappers.record(TASK, "found")["gpu_faults"]] == [79]
+
+
+class ClockThatWasSetBack(SystemClock):
+    """The clock of the machine, set back by an hour."""
+
+    def time(self) -> float:
+        return super().time() - 3600
+
+
+@pytest.mark.parametrize(("after_s", "reason"), [(1.0, "gpu_fault"), (-10.0, "killed_unknown")])
+def test_a_clock_that_was_set_back_hides_no_event_of_a_run(wrappers: Wrappers, after_s: float, reason: str) -> None:
+    clock = ClockThatWasSetBack()
+    kernel = KernelLog(clock, None, path="/nowhere")
+    context = make_context(make_manifest(wrappers.run_dir, TASK), clock, end=None)
+    collector = make_collector(dataclasses.replace(context, kernel=kernel))
+    wrapper = wrappers.start(TASK, "sleep", "60")
+    record = wrappers.record(TASK, "start")
+    until(lambda: collector.read().workers[0].up, "the worker")
+    xid = KernelXid("0000:3b:00", 79, record["pid"])
+    kernel.events = (KernelEvent(record["start"] - 3600 + after_s, xid),)
+    os.kill(record["pid"], signal.SIGKILL)
+    wrapper.wait()
+    (ended,) = collector.read().workers[0].exits.last
+    assert ended.reason == reason
 
 
 def test_a_worker_is_read_later_if_no_file_descriptor_is_free(

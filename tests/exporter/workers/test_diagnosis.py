@@ -507,6 +507,20 @@ def test_a_failure_is_written_once_with_its_recent_samples(diagnosed_node: Diagn
     assert path.stat().st_mtime_ns == before
 
 
+def test_a_diagnosis_has_no_log_of_an_earlier_job(diagnosed_node: DiagnosedNode) -> None:
+    run_dir, logs = diagnosed_node.run_dir, PathGroup("log", ".", "*.log")
+    manifest = make_manifest(run_dir, make_task(), logs=logs)
+    collector = DiagnosticsCollector(make_context(manifest), lambda: diagnosed_node.status)
+    (run_dir / "worker_0.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
+    os.utime(run_dir / "worker_0.log", (90, 90))
+    (run_dir / f"{NODE}_worker_w0.err").write_text("ModuleNotFoundError: No module named 'x'\n")
+    name = run_files.record_name("worker_w0", 0, 0, 0)
+    run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{name}.start.json", {"pid": 1, "start": 100.0})
+    diagnosed_node.status = node_status(FAILED)
+    collector.read()
+    assert [log.file for log in diagnosed_node.body().logs] == [f"{NODE}_worker_w0.err"]
+
+
 @pytest.mark.parametrize("reason", ["completed", "terminated_peer", "cancelled", "time_limit", "preempted"])
 def test_an_end_that_is_not_a_failure_has_no_diagnosis(diagnosed_node: DiagnosedNode, reason: str) -> None:
     diagnosed_node.read(worker_status(up=False, exits=(ENDED.replace(reason=reason),)))

@@ -507,6 +507,7 @@ def test_records_have_identity_times_place_and_resource_use(wrapped: Wrapped) ->
     assert ended["user_seconds"] + ended["system_seconds"] > 0.02
     assert min(ended["user_seconds"], ended["system_seconds"]) >= 0.0
     assert 30_000_000 < ended["max_rss_bytes"] < 200_000_000
+    assert min(ended["io_read_bytes"], ended["io_write_bytes"]) >= 0
     assert ended["signals"] == []
     assert sorted(path.name for path in (wrapped.run_dir / "workers").iterdir()) == [
         "worker_w0_rank0_a1_r2.exit.json",
