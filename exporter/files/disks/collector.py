@@ -49,7 +49,7 @@ UNREACHABLE_ERRNOS = frozenset((
     errno.EIO, errno.ENOTCONN, errno.ESTALE, errno.ETIMEDOUT, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ECONNREFUSED,
     errno.ENODEV, errno.ENXIO, errno.EREMOTEIO, errno.ESHUTDOWN,
 ))  # fmt: skip
-HANG_REPORT_S = 5.0  # a poll without an answer for this long is an event
+HANG_REPORT_S = 4.0  # a poll without an answer for this long is an event: the second of two, which are 5 s apart
 FULL_SOON_S = 3600.0  # a disk full this soon, or before the job's time limit, is an event
 REPEAT_INTERVAL_S = 600.0  # that event is not repeated within this time
 MOST_EVENTS = 50
@@ -146,13 +146,10 @@ class DiskCollector:
         )
         if isinstance(answer, FileHelperEnded):
             return replace(unseen, error=str(answer))
-        if isinstance(answer, WatchHanging):
-            begun = now - (self._files.clock.monotonic() - answer.since)
-            group.silent_since = min(begun, group.silent_since or begun)
-            return replace(unseen, responding=False, silent_since=group.silent_since)
-        if isinstance(answer, OSError) and answer.errno in UNREACHABLE_ERRNOS:
+        if isinstance(answer, WatchHanging) or (isinstance(answer, OSError) and answer.errno in UNREACHABLE_ERRNOS):
             group.silent_since = group.silent_since or now
-            return replace(unseen, responding=False, silent_since=group.silent_since, error=answer.strerror)
+            error = answer.strerror if isinstance(answer, OSError) else None
+            return replace(unseen, responding=False, silent_since=group.silent_since, error=error)
         group.silent_since = None
         if isinstance(answer, OSError):
             return replace(unseen, responding=True, error=answer.strerror or str(answer))

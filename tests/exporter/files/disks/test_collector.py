@@ -2,7 +2,8 @@
 
 import errno
 import os
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +29,7 @@ from exporter.files.disks.collector import (
     DiskSnapshot,
 )
 from exporter.files.disks.quota_reader import QuotaFacts
-from exporter.machine.file_host import FileWatchHost
+from exporter.machine.file_host import FileWatchHost, WatchHanging
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.support.exporter import FakeClock, make_context, make_manifest, page_of, samples_of, until
 from tests.support.statuses import described
@@ -222,6 +223,20 @@ def test_events_are_bounded(collector: DiskCollector, set_space: SetSpace) -> No
         set_space(5 if number % 2 else 1500)
         snapshot = collector.read()
     assert len(snapshot.events) == 50
+
+
+def test_a_first_poll_in_vain_is_no_event_however_long_it_took(
+    collector: DiskCollector, context: CollectorContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def poll(_: object, watches: Sequence[object], now: float) -> list[WatchHanging]:
+        return [WatchHanging(time.monotonic() - 60, None) for _ in watches]
+
+    monkeypatch.setattr(FileWatchHost, "poll", poll)
+    start, snapshot = context.clock.time(), collector.read()
+    assert [(facts.responding, facts.silent_since) for facts in snapshot.groups] == [(False, start)] * 3
+    assert events(snapshot) == []
+    context.clock.advance(collector.interval_s)  # type: ignore[attr-defined]
+    assert events(collector.read()) == ["file system hangs"]
 
 
 def test_a_hanging_file_system_is_reported_and_the_others_are_read(tmp_path: Path) -> None:
