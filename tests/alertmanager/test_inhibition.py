@@ -3,7 +3,6 @@
 import contextlib
 import json
 import shutil
-import socket
 import subprocess
 import time
 import urllib.request
@@ -12,6 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.support.ports import free_port
 
 CONFIG = Path(__file__).resolve().parents[2] / "alertmanager" / "alertmanager.yml"
 PROGRAM = shutil.which("alertmanager") or shutil.which("prometheus-alertmanager")
@@ -22,14 +23,6 @@ pytestmark = [
     pytest.mark.prometheus,
     pytest.mark.skipif(PROGRAM is None, reason="alertmanager is not installed"),
 ]
-
-
-def free_port() -> int:
-    """A loopback port without a listener."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class Alertmanager:

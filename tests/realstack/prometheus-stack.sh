@@ -84,16 +84,19 @@ wait_ready() { # NAME
 configure() {
     local ports rule files found=0 rule_files= scrape wanted
     ports=$("$PYTHON" - "$PORT" <<'PY'
-import json, socket, sys
+import json, random, socket, sys
 
 first = int(sys.argv[1])
 sockets = [socket.socket() for _ in range(3)]
 for i, s in enumerate(sockets):
     s.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        s.bind(("127.0.0.1", first and first + i))
-    except OSError as error:
-        sys.exit(f"port {first + i}: {error.strerror}")
+    while True:
+        try:  # those that the kernel gives may be taken until the program starts
+            s.bind(("127.0.0.1", first + i if first else random.randrange(21000, 32000)))
+            break
+        except OSError as error:
+            if first:
+                sys.exit(f"port {first + i}: {error.strerror}")
 print(json.dumps(dict(zip(("prometheus", "alertmanager", "receiver"), (s.getsockname()[1] for s in sockets)))))
 PY
     ) || die "no ports (PORT=$PORT)"

@@ -3,7 +3,6 @@
 import contextlib
 import http.server
 import shutil
-import socket
 import socketserver
 import subprocess
 import threading
@@ -12,6 +11,8 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
+
+from tests.support.ports import free_port
 
 ALERTMANAGER = shutil.which("alertmanager") or shutil.which("prometheus-alertmanager")
 CHANNELS = ("discord", "hook", "log", "mail", "opsgenie", "pagerduty", "slack")
@@ -127,9 +128,7 @@ def running_alertmanager(config: Path, data: Path) -> Iterator[str]:
     for old, new in (("group_wait: 10s", "group_wait: 1s"), ("group_wait: 30s", "group_wait: 1s")):
         text = text.replace(old, new)
     config.write_text(text.replace("group_interval: 5m", "group_interval: 2s"), encoding="utf-8")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     url = f"http://127.0.0.1:{port}"
     assert ALERTMANAGER is not None
     process = subprocess.Popen(

@@ -25,7 +25,6 @@ from exporter.__main__ import HASH_MODULES, SHA2_MODULES
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
-from tests.launcher.run.before.test_node_facts import free_port
 from tests.support.exporter import (
     NODE,
     SOON_S,
@@ -37,6 +36,7 @@ from tests.support.exporter import (
     until,
     write_manifest,
 )
+from tests.support.ports import free_port
 from tests.support.record_schema import problems, published_schema
 
 EXPORTER = (sys.executable, "-I", "-m", "exporter")

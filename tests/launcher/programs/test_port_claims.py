@@ -19,8 +19,8 @@ from launcher.programs.port_claims import (
     try_reserve_ports,
 )
 from launcher.run.before.node_facts import busy_ports
-from tests.launcher.run.before.test_node_facts import free_port
 from tests.support.launcher import poll
+from tests.support.ports import free_port
 
 
 def holder(folder: Path, *ports: int) -> "subprocess.Popen[bytes]":

@@ -27,7 +27,6 @@ import yaml
 
 from exporter.contract.identity import safe_label
 from launcher.words import plain_text
-from tests.launcher.run.before.test_node_facts import free_port
 from tests.realstack.waiting import readable
 from tests.support.builders import orchestrator_record
 from tests.support.launcher import (
@@ -43,6 +42,7 @@ from tests.support.launcher import (
     read_json,
     settled_run_dir,
 )
+from tests.support.ports import free_port
 from tests.support.record_schema import problems, published_schema
 from tests.support.scenarios import Ended, Results, Scenarios
 

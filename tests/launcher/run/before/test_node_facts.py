@@ -4,13 +4,12 @@ import dataclasses
 import errno
 import json
 import os
-import random
 import signal
 import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -34,36 +33,7 @@ from launcher.run.before.node_facts import (
 )
 from launcher.rundir.files import plan_files
 from tests.support.launcher import clean_environment, plan_of
-
-
-@contextmanager
-def listening(host: str = "127.0.0.1", family: int = socket.AF_INET, **options: bool) -> Iterator[int]:
-    """A port with a listener, outside the range that the kernel gives to clients."""
-    while True:
-        with socket.socket(family, socket.SOCK_STREAM) as server:
-            for name in options:
-                server.setsockopt(socket.SOL_SOCKET, getattr(socket, name), 1)
-            try:
-                server.bind((host, random.randrange(21000, 32000)))
-                server.listen()
-            except OSError as error:
-                if error.errno != errno.EADDRINUSE:
-                    raise
-                continue
-            yield server.getsockname()[1]
-            return
-
-
-_handed_out: set[int] = set()
-
-
-def free_port() -> int:
-    """A port without a listener, which no earlier call has returned: a test that takes two needs different ones."""
-    while True:
-        with listening() as port:
-            if port not in _handed_out:
-                _handed_out.add(port)
-                return port
+from tests.support.ports import free_port, listening
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0"])

@@ -31,9 +31,9 @@ from launcher.run.signals import OrchestratorSignals
 from launcher.rundir.files import plan_files
 from launcher.steps.local_steps import LocalSteps
 from launcher.steps.slurm_steps import SlurmSteps
-from tests.launcher.run.before.test_node_facts import free_port
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import ROOT, clean_environment, job_spec, plan_of
+from tests.support.ports import free_port
 
 
 def plan_with(*ports: int) -> Plan:
