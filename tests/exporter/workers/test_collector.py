@@ -619,7 +619,7 @@ def test_an_attached_worker_is_followed_when_it_daemonises(wrappers: Wrappers, t
         process.stdin.write(b"\n")
         process.stdin.flush()
         daemon = int(until(lambda: pid_path.exists() and pid_path.read_text(), "the daemon"))
-        until(lambda: collected.facts().sample.children, "the daemon to be seen")
+        until(lambda: (sample := collected.facts().sample) and sample.children, "the daemon to be seen")
         process.communicate(b"\n")
     facts = until(lambda: (found := collected.facts()).pid == daemon and found, "the daemon to be followed")
     assert (facts.up, facts.exits.last) == (True, ())
