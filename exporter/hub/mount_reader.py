@@ -32,7 +32,7 @@ class MountReader:
         self._mounts, self._monotonic = mounts, monotonic
         self._of_mount: dict[str, _MountThread] = {}
 
-    def read(self, reads: Iterable[Read], wait_s: float = WAIT_S) -> None:
+    def read(self, reads: Iterable[Read]) -> None:
         """Run reads on all mounts that answer, and wait for the answers a bounded time."""
         mounts, groups = tuple(self._mounts()), dict[str, list[Callable[[], None]]]()
         for each in reads:
@@ -45,7 +45,7 @@ class MountReader:
                 thread = self._of_mount[point] = _MountThread(point, self._monotonic)
             if thread.begin(calls):
                 begun.append(thread)
-        end = self._monotonic() + wait_s
+        end = self._monotonic() + WAIT_S
         for thread in begun:
             thread.idle.wait(max(0.0, end - self._monotonic()))
 

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Generic, TypeVar, cast
 
-from exporter.contract.clock import Clock
+from exporter.contract.clock import Clock, Deadline
 from exporter.contract.python_flags import ISOLATED
 from exporter.machine.file_helper import (
     ANSWER,
@@ -34,7 +34,7 @@ from exporter.machine.mounts import MountPoint, has_remote_mount, mount_of, moun
 from exporter.machine.procfs import ENDED_STATES, STAT_BYTES, parse_process_stat, read_proc_file
 
 POLL_WAIT_S = 1.0  # time that a collector waits for all of its watches together
-HANG_REPORT_S = 5.0  # a read without an answer for this long is reported as hanging
+HANG_REPORT_S = 4.0  # a read without an answer for this long is reported; disks are read every 5 s
 START_S = 5.0  # time for the helper to start before reads fail
 LEAST_DELAY_S, MOST_DELAY_S = 1.0, 60.0  # before the helper is restarted; doubled each time it ends soon
 SOON_S = 60.0
@@ -102,12 +102,13 @@ class WatchHandle(Generic[Answer]):
         with self._changed:
             if self._requested_at is None:
                 raise RuntimeError(f"{self.name}: no read was requested")
-            begun = self._requested_at
-            if not self._changed.wait_for(lambda: self._message is not None, wait_s):
-                self._is_overdue = True
+            begun, deadline = self._requested_at, Deadline(wait_s)
+            while self._message is None and (left_s := deadline.left_s()) > 0:
+                self._changed.wait(left_s)
             message, self._message = self._message, None
+            self._is_overdue = message is None
             if message is not None:
-                self._requested_at, self._is_overdue = None, False
+                self._requested_at = None
         if message is None:
             self._host.readers.check_alive()
             raise WatchHanging(begun, self.mount)
@@ -187,11 +188,11 @@ class FileWatchHost:
         """
         for watched in watches:
             watched.request(now)
-        end = time.monotonic() + wait_s
+        deadline = Deadline(wait_s)
         found: list[T | WatchHanging | WatchFailed | OSError] = []
         for watched in watches:
             try:
-                found.append(watched.result(max(0.0, end - time.monotonic()) if watched.responding else 0.0))
+                found.append(watched.result(deadline.left_s() if watched.responding else 0.0))
             except (WatchHanging, WatchFailed, OSError) as error:
                 found.append(error)
         return found

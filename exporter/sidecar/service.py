@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 from exporter import __version__
 from exporter.collecting.families import OPENMETRICS_TYPE, TEXT_TYPE
+from exporter.contract.clock import Deadline
 from exporter.contract.manifest import AUTHENTICATED
 from exporter.machine.own_process import GarbageCollection
 from exporter.sidecar.background_reads import CollectorSlot
@@ -310,14 +311,12 @@ class HttpService:
         for slot in slots:
             slot.on_read = tell
         tickets = [(slot, slot.request()) for slot in slots]
-        end = loop.time() + timeout_s
+        deadline = Deadline(timeout_s)
         try:
-            while not all(slot.has_served(ticket) for slot, ticket in tickets):
+            while not all(slot.has_served(ticket) for slot, ticket in tickets) and (left_s := deadline.left_s()) > 0:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(changed.wait(), max(0.0, end - loop.time()))
+                    await asyncio.wait_for(changed.wait(), left_s)
                 changed.clear()
-                if loop.time() >= end:
-                    break
         finally:
             for slot in slots:
                 slot.on_read = None

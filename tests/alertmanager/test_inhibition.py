@@ -16,8 +16,7 @@ from tests.support.ports import free_port
 
 CONFIG = Path(__file__).resolve().parents[2] / "alertmanager" / "alertmanager.yml"
 PROGRAM = shutil.which("alertmanager") or shutil.which("prometheus-alertmanager")
-START_S = 20
-SETTLE_S = 10
+START_S = SETTLE_S = 60
 
 pytestmark = [
     pytest.mark.prometheus,
@@ -45,12 +44,12 @@ class Alertmanager:
         request = urllib.request.Request(
             f"{self._url}/api/v2/alerts", body, {"Content-Type": "application/json"}, method="POST"
         )
-        with urllib.request.urlopen(request, timeout=5):
+        with urllib.request.urlopen(request, timeout=START_S):
             pass
 
     def inhibited(self) -> dict[tuple[str, str], bool]:
         """Whether each alert is inhibited, by name and job."""
-        with urllib.request.urlopen(f"{self._url}/api/v2/alerts", timeout=5) as answer:
+        with urllib.request.urlopen(f"{self._url}/api/v2/alerts", timeout=START_S) as answer:
             alerts: list[dict[str, Any]] = json.load(answer)
         found = {}
         for alert in alerts:
@@ -85,7 +84,7 @@ def alertmanager(tmp_path: Path) -> Iterator[Alertmanager]:
     finally:
         process.terminate()
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(10)
+            process.wait(START_S)
         process.kill()
         process.wait()
 

@@ -119,8 +119,9 @@ def test_a_forged_page_raises_no_alert_for_another_user(stack: Stack, serve: lis
     stack.wait_for(lambda: users("GpuJobWorkerOutOfMemory"), 60, "the forged alert")
     announce(ANA, serve[1])
     stack.wait_for(lambda: users("GpuJobGpuUnhealthy"), 60, "an alert of ana's, whose job is not over")
-    assert users("GpuJobWorkerOutOfMemory") == {MALLORY}
-    (health,) = stack.query("gpujob_gpu_health")
+    found = stack.wait_for(lambda: users("GpuJobWorkerOutOfMemory"), 60, "the forged alert")  # also after a late scrape
+    assert found == {MALLORY}
+    (health,) = stack.wait_for(lambda: stack.query("gpujob_gpu_health"), 60, "her page")
     page = {"__name__": "gpujob_gpu_health", "gpu": "0", "health": "failure", "instance": serve[1].address}
     assert health["metric"] == page | IDENTITY | JOB
 
@@ -165,8 +166,8 @@ def test_a_node_with_many_workers_fits_and_a_flood_does_not(stack: Stack, serve:
         "huge": "body size limit exceeded",
     }
     assert "label_value_length_limit" in refused["long"]
-    stack.wait_for(lambda: stack.query('up{user="large"} == 1'), 60, "the large page")
-    (samples,) = stack.query('scrape_samples_post_metric_relabeling{user="large"}')
+    whole = 'scrape_samples_post_metric_relabeling{user="large"} and on (instance) up == 1'
+    (samples,) = stack.wait_for(lambda: stack.query(whole), 60, "the large page")
     assert int(samples["value"][1]) == large.count("\n") > 18_000
     print(f"\n{large.count(chr(10))} samples, {len(large) / 1e6:.1f} MB for {WORKERS} workers")
 

@@ -110,7 +110,7 @@ def answer_until_now(stack: Stack, expr: str, since: float) -> list[dict[str, An
 
 @pytest.mark.parametrize("uid", MAY_BE_EMPTY)
 def test_every_query_returns_data_or_has_its_reason(stack: Stack, uid: str) -> None:
-    (info,) = stack.query("gpujob_info")
+    (info,) = stack.wait_for(lambda: stack.query("gpujob_info"), 60, "the job")
     since = time.time() - 30
     values = variables(cluster=CLUSTER, job_id=info["metric"]["job_id"], node=info["metric"]["node"], scrape=1, span=60)
     named = queries(uid)

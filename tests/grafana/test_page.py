@@ -6,7 +6,6 @@ import os
 import re
 import signal
 import socket
-import time
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -55,6 +54,9 @@ MARKED = (
 SLOW_ANSWERS = (
     "(fetch => { window.fetch = async (...all) => "
     "{ await new Promise(go => setTimeout(go, 500)); return fetch(...all); } })(window.fetch)"
+)
+KEEP_WAIT = (  # between the last answer and the next question
+    "(old => { render = () => { window.waited_s ??= (Date.now() - heard) / 1000; return old(); }; })(render)"
 )
 ERRORS = "[...document.querySelectorAll('.error')].map(e => e.textContent)"
 WATCH_SAID = """window.said = [];  // every change of what a screen reader reads aloud
@@ -113,8 +115,15 @@ def test_every_panel_is_drawn_and_no_other_server_is_asked(stack: Stack) -> None
         assert titles == list(PANELS)
         assert await page.run("[...document.querySelectorAll('.error')].map(e => e.textContent)") == []
         names = {query.expr: query.name for query in queries.all_queries()}
-        for title in await page.run("[...document.querySelectorAll('.panel:has(.none) h3')].map(h => h.textContent)"):
-            assert {names[target["expr"]] for target in PANELS[title]["targets"]} <= MAY_BE_EMPTY.keys(), title
+        may_be_empty = [
+            title
+            for title, panel in PANELS.items()
+            if {names[target["expr"]] for target in panel.get("targets") or []} <= MAY_BE_EMPTY.keys()
+        ]
+        empty = "[...document.querySelectorAll('.panel:has(.none) h3')].map(h => h.textContent)"
+        await page.run("S.every = 1")  # one scrape that is too late makes panels of this moment empty
+        await page.wait(f"{ALL_DRAWN} && {empty}.every(title => {json.dumps(may_be_empty)}.includes(title))")
+        await page.run("S.every = 0")
         assert {url for url in page.requests if not url.startswith((stack.url(), "data:"))} == set()
         assert page.most_queries <= 6
         assert await page.run(UNNAMED) == 0
@@ -166,6 +175,7 @@ def test_queries_without_an_answer_become_errors_and_are_asked_again(stack: Stac
         await page.wait("document.querySelectorAll('.error').length")
         assert set(await page.run(ERRORS)) == {f"Prometheus does not answer at {stack.url()}"}
         await page.call("Fetch.disable")
+        await page.run("S.patience = 60")  # for answers of a busy machine
         await page.wait("document.querySelectorAll('.line').length && !document.querySelector('.error')")
 
     browse(work)
@@ -303,9 +313,9 @@ def test_escape_closes_a_menu_and_goes_back_to_its_button(stack: Stack) -> None:
 def test_a_range_that_ends_now_is_refreshed_every_15_seconds_except_in_a_hidden_tab(stack: Stack) -> None:
     async def work(page: Page) -> None:
         await page.open(address(stack))
-        began = time.monotonic()
+        await page.run(KEEP_WAIT)
         await page.wait("document.body.dataset.drawn > 1")
-        assert 10 < time.monotonic() - began < 45  # 15 s after the last answer, on a busy machine, too
+        assert 15 <= await page.run("waited_s") < 45  # after the last answer, on a busy machine, too
         await page.run("S.every = 1")
         await page.run("Object.defineProperty(document, 'hidden', {value: true, configurable: true})")
         await page.wait("!running")

@@ -16,8 +16,8 @@ from tests.support.ports import free_port
 
 ALERTMANAGER = shutil.which("alertmanager") or shutil.which("prometheus-alertmanager")
 CHANNELS = ("discord", "hook", "log", "mail", "opsgenie", "pagerduty", "slack")
-START_S = 20.0
-MESSAGE_S = 20.0  # from an alert to its messages, with waits of a second
+START_S = 60.0
+MESSAGE_S = 60.0  # from an alert to its messages, with waits of a second
 
 
 class Message(NamedTuple):
@@ -152,7 +152,7 @@ def running_alertmanager(config: Path, data: Path) -> Iterator[str]:
         yield url
     finally:
         process.terminate()
-        process.wait(10)
+        process.wait(START_S)
 
 
 def _is_ready(url: str) -> bool:

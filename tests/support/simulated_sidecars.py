@@ -13,7 +13,6 @@ import json
 import math
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,8 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from aiohttp import web
+
+from tests.support.ports import free_port
 
 WORKERS = 8  # of a node
 SAMPLE = re.compile(r"(\w+)(\{.*\}) (\S+)")
@@ -117,9 +118,7 @@ def _general(labels: str) -> str:
 
 async def serve(pages: Pages, targets: Path, interval: int | None) -> None:
     addresses = [f"127.1.{number >> 8}.{number & 255}" for number in range(1, len(pages.nodes) + 1)]
-    with socket.socket() as probe:
-        probe.bind((addresses[0], 0))
-        port: int = probe.getsockname()[1]
+    port = free_port()
     numbers = {address: number for number, address in enumerate(addresses)}
 
     async def answer(request: web.Request) -> web.Response:

@@ -145,13 +145,10 @@ class DiskCollector:
         )
         if isinstance(answer, FileHelperEnded):
             return replace(unseen, error=str(answer))
-        if isinstance(answer, WatchHanging):
-            begun = now - (self._files.clock.monotonic() - answer.since)
-            group.silent_since = min(begun, group.silent_since or begun)
-            return replace(unseen, responding=False, silent_since=group.silent_since)
-        if isinstance(answer, OSError) and answer.errno in UNREACHABLE_ERRNOS:
+        if isinstance(answer, WatchHanging) or (isinstance(answer, OSError) and answer.errno in UNREACHABLE_ERRNOS):
             group.silent_since = group.silent_since or now
-            return replace(unseen, responding=False, silent_since=group.silent_since, error=answer.strerror)
+            error = answer.strerror if isinstance(answer, OSError) else None
+            return replace(unseen, responding=False, silent_since=group.silent_since, error=error)
         group.silent_since = None
         if isinstance(answer, OSError):
             return replace(unseen, responding=True, error=answer.strerror or str(answer))

@@ -5,6 +5,7 @@ import pytest
 from exporter.files.checkpoints import checkpoints_reader
 from exporter.files.checkpoints import collector as checkpoints_collector
 from exporter.files.outputs import folder_reader, outputs_reader
+from exporter.machine.file_host import FileWatchHost
 
 
 @pytest.fixture(autouse=True)
@@ -21,6 +22,7 @@ def _enough_time(monkeypatch: pytest.MonkeyPatch) -> None:
     }.items():
         for limit in limits:
             monkeypatch.setattr(module, limit, 60.0)
+    monkeypatch.setattr(FileWatchHost.poll, "__defaults__", (60.0,))
     for module, ratios in {
         checkpoints_reader: ("REST_RATIO", "LIST_REST_RATIO"),
         folder_reader: ("REST_RATIO",),

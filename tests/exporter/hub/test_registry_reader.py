@@ -18,6 +18,7 @@ from exporter.hub import mount_reader, registry_reader
 from exporter.hub.registry_reader import QUIET_EACH_S, RegistryReader
 from exporter.hub.runs.run_directory_reader import parse_outcome
 from exporter.machine.mounts import MountPoint
+from tests.support.exporter import SOON_S, until
 
 REPORT = {
     "schema": 1,
@@ -28,6 +29,12 @@ REPORT = {
     "workers": [{"rank": 0}],
     "gpus": {"count": 2, "seen_s": 80.0, "idle_s": 8.0, "energy_j": 5.0, "nodes": []},
 }
+
+
+@pytest.fixture(autouse=True)
+def _every_read_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a mount answer late: what it reads is there after the first read all the same."""
+    monkeypatch.setattr(mount_reader, "WAIT_S", 2 * SOON_S)
 
 
 def register(folder: Path, run_dir: Path, job_id: str = "7", **more: object) -> None:
@@ -105,36 +112,45 @@ def test_a_mount_that_hangs_costs_its_own_runs_only(
     registry = RegistryReader([tmp_path / "entries"], only_own=True, mounts=lambda: mounts)
     registry.live = lambda: (str(good), str(bad))
     registry.read()
-    stat = os.stat
+    threads = registry._mounts._of_mount
+    stat, asked, waits, wait = os.stat, list[str](), list[float](), threads[mounts[1].point].idle.wait
 
     def hang(path: str | Path, **how: object) -> os.stat_result:
         if str(path) == str(bad):
-            answers.wait()
+            asked.append(str(path))
+            answers.wait(4 * SOON_S)
         return stat(path, **how)  # type: ignore[arg-type] # as it was called
 
+    def record_wait(timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        return wait(timeout_s)
+
     monkeypatch.setattr(os, "stat", hang)
-    monkeypatch.setattr(mount_reader, "PATIENCE_S", 0.5)
+    monkeypatch.setattr(threads[mounts[1].point].idle, "wait", record_wait)
     report(good)
     report(bad, job_id="8")
-    begun = time.monotonic()
-    registry.read()
-    took_s = time.monotonic() - begun
-    assert took_s < mount_reader.WAIT_S + 1
+    with monkeypatch.context() as patch:
+        patch.setattr(mount_reader, "WAIT_S", 0.5)
+        registry.read()
+    assert max(waits) <= 0.5
+    until(threads[mounts[0].point].idle.is_set, "the answers of the other mount")
+    monkeypatch.setattr(mount_reader, "PATIENCE_S", 0.0)
     with caplog.at_level(logging.WARNING):
         for _ in range(3):
             registry.read()
-    assert time.monotonic() - begun - took_s < 1.0  # it is asked nothing more
+    assert (len(asked), len(waits)) == (1, 1)  # it is asked nothing more
     assert {run.job_id: run.outcome is not None for run in registry.runs()} == {"7": True, "8": False}
     assert registry.mounts() == {"/": True, str(mounts[0].point): True, str(mounts[1].point): False}
     problem = f"{mounts[1].point} does not answer: run directories on it are not read"
     assert registry.problems == (problem,)
     assert [record.getMessage() for record in caplog.records] == [problem]
     answers.set()
-    end = time.monotonic() + 10
-    while registry.runs()[1].outcome is None and time.monotonic() < end:
+
+    def all_ended() -> bool:
         registry.read()
-        time.sleep(0.02)
-    assert all(run.outcome is not None for run in registry.runs())
+        return all(run.outcome is not None for run in registry.runs())
+
+    until(all_ended, "the outcomes")
     assert all(registry.mounts().values())
     assert caplog.records[-1].getMessage() == f"{mounts[1].point} answers again"
 
@@ -193,7 +209,7 @@ def test_no_record_of_another_user_stops_the_hub_or_takes_its_memory(tmp_path: P
     registry = RegistryReader([tmp_path / "entries"], only_own=False)
     reads = threading.Thread(target=registry.read, daemon=True)
     reads.start()
-    reads.join(20.0)
+    reads.join(SOON_S)
     assert registry.problems == ()
     assert len(registry.targets("sidecar") or ()) == 1
     with pytest.raises(ValueError, match="has more than 1000000 values"):

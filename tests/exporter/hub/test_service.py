@@ -18,6 +18,7 @@ from exporter.hub.registry_reader import RegistryReader
 from exporter.slurm.commands_reader import ClusterFacts
 from tests.exporter.hub.made_up_slurm import queue_row
 from tests.exporter.hub.test_engine import Hub
+from tests.support.exporter import SOON_S
 
 OTHER_UID = 4711
 
@@ -76,10 +77,11 @@ def test_the_loop_does_not_wait_for_the_name_of_a_user_and_asks_once(
 
     def find_slowly(uid: int) -> SimpleNamespace:
         asked.append(uid)
-        assert may_answer.wait(10), "the loop waits for the directory service"
+        assert may_answer.wait(SOON_S), "the loop waits for the directory service"
         return SimpleNamespace(pw_name="eve")
 
     monkeypatch.setattr(pwd, "getpwuid", find_slowly)
+    monkeypatch.setattr(hub_service, "USER_WAIT_S", 2 * SOON_S)
 
     async def ask() -> list[str | None]:
         first = asyncio.create_task(service._viewer_of(OTHER_UID))
@@ -100,22 +102,23 @@ def test_a_hanging_directory_service_stops_neither_scrapes_nor_the_answers_to_kn
 
     def find(uid: int) -> SimpleNamespace:
         if uid != OTHER_UID:
-            may_answer.wait(10)
+            may_answer.wait(2 * SOON_S)
         return SimpleNamespace(pw_name=f"user{uid}")
 
     monkeypatch.setattr(pwd, "getpwuid", find)
-    monkeypatch.setattr(hub_service, "USER_WAIT_S", 0.05)
+    monkeypatch.setattr(hub_service, "USER_WAIT_S", 2 * SOON_S)
 
     async def ask() -> tuple[str | None, int]:
         await service._viewer_of(OTHER_UID)
+        monkeypatch.setattr(hub_service, "USER_WAIT_S", 0.05)
         uids = [uid for uid in range(5000, 5004) for _ in range(20)]
         try:
             answers = await asyncio.wait_for(
-                asyncio.gather(*map(service._viewer_of, uids), return_exceptions=True), timeout=5
+                asyncio.gather(*map(service._viewer_of, uids), return_exceptions=True), timeout=SOON_S
             )
             assert all(isinstance(answer, web.HTTPServiceUnavailable) for answer in answers)
             known = await service._viewer_of(OTHER_UID)
-            page = await asyncio.wait_for(service._metrics(make_mocked_request("GET", "/metrics")), timeout=5)
+            page = await asyncio.wait_for(service._metrics(make_mocked_request("GET", "/metrics")), timeout=SOON_S)
         finally:
             may_answer.set()
         assert known is not None

@@ -18,13 +18,14 @@ from typing import TypeVar
 
 import pytest
 
+from exporter.contract import clock
 from exporter.contract.clock import SystemClock
 from exporter.machine import file_host
 from exporter.machine.file_helper import ANSWER, DIRECTORY, ERROR, HEAD, READY, _HelperServer
 from exporter.machine.file_host import FileHelperEnded, FileWatchHost, WatchFailed, WatchHandle, WatchHanging
 from tests.exporter.machine.fuse_server import FuseMount
 from tests.exporter.machine.watches import Echo, Failing, FailingConstructor, Listing, Slow
-from tests.support.exporter import SOON_S, refuse_threads, until
+from tests.support.exporter import SOON_S, ShiftedClock, refuse_threads, until
 
 NOW = 1_700_000_000.0
 WAIT_S = 60.0  # time limit for results, enough for a slow machine
@@ -217,6 +218,31 @@ def test_all_watches_share_one_waiting_time(process: bool, hosts: Make, tmp_path
     (tmp_path / "gate").touch()
     until(lambda: all(watched.responding for watched in watches), "the answers")
     assert host.poll(watches, NOW, WAIT_S) == [1] * 60
+
+
+@BOTH
+def test_a_poll_waits_again_for_watches_that_stood_still_with_it(
+    process: bool, hosts: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, gates, shifted = hosts(process), [tmp_path / "first", tmp_path / "second"], ShiftedClock()
+    first, second = watches = [host.watch(gate.name, partial(Slow, str(tmp_path), str(gate))) for gate in gates]
+    wait_first, wait_second = first._changed.wait, second._changed.wait
+
+    def stand_still(_: float) -> bool:
+        shifted.shift += 2 * WAIT_S
+        gates[0].touch()
+        monkeypatch.setattr(first._changed, "wait", wait_first)
+        return False
+
+    def wait(left_s: float) -> bool:
+        gates[1].touch()
+        return wait_second(left_s)
+
+    for module in (clock, file_host):
+        monkeypatch.setattr(module, "time", shifted)
+    monkeypatch.setattr(first._changed, "wait", stand_still)
+    monkeypatch.setattr(second._changed, "wait", wait)
+    assert host.poll(watches, NOW, WAIT_S) == [1, 1]
 
 
 def test_the_mount_is_that_of_the_link_target(hosts: Make, tmp_path: Path) -> None:

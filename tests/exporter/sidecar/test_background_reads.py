@@ -269,16 +269,21 @@ def test_reads_follow_the_interval_of_the_collector() -> None:
     assert collector.max_concurrent == 1
 
 
-def test_requested_reads_do_not_delay_the_next_regular_read() -> None:
-    collector = ScriptedCollector("a", interval_s=0.1)
-    slot = CollectorSlot(collector, SystemClock())
-    slot.start()
-    for _ in range(50):
-        ticket = slot.request()
-        until(lambda ticket=ticket: slot.has_served(ticket), "a read")
-    requested = collector.reads
-    until(lambda: collector.reads > requested + 1, "two reads without a request", timeout=1.0)
-    collector.interval_s = 1e6
+def test_requested_reads_do_not_delay_the_next_regular_read(slot_set: SlotSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    slot, waits = slot_set.slots[0], list[float]()
+    wait = slot._wake.wait
+
+    def record(timeout_s: float) -> bool:
+        waits.append(timeout_s)
+        return wait(timeout_s)
+
+    monkeypatch.setattr(slot._wake, "wait", record)
+    slot_set.start()
+    for number in range(50):
+        until(lambda count=number + 1: len(waits) == count, "the wait for the regular read")
+        slot_set.clock.advance(1.0)
+        slot_set.read_once(slot)
+    assert waits[:50] == [slot.collector.interval_s - number for number in range(50)]
 
 
 @pytest.mark.parametrize(("interval_s", "deadline_s"), [(1.0, LEAST_DEADLINE_S), (5.0, 15.0), (60.0, 180.0)])

@@ -10,8 +10,17 @@ import pytest
 from exporter.contract import run_files
 from exporter.sidecar.listeners import fom_url, open_listeners
 from exporter.sidecar.sidecar import Sidecar
-from exporter.web.addresses import LOOPBACK, Listener, NodeAddress, find_node_address, open_socket
+from exporter.web.addresses import LOOPBACK, Listener, NodeAddress, find_node_address, open_sockets
 from tests.support.exporter import NODE, make_context, make_manifest, make_sidecar
+from tests.support.ports import free_port
+
+
+@pytest.fixture(autouse=True)
+def _lasting_ports(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let sidecars choose ports that no other test takes before the next one has them again."""
+    monkeypatch.setattr(
+        "exporter.sidecar.listeners.open_sockets", lambda hosts, port: open_sockets(hosts, port or free_port())
+    )
 
 
 @contextmanager
@@ -92,8 +101,7 @@ def test_a_restarted_sidecar_has_the_same_ports(tmp_path: Path, own_address: str
 def test_only_a_valid_record_of_this_attempt_gives_the_earlier_port(
     tmp_path: Path, changes: Mapping[str, object] | None
 ) -> None:
-    with open_socket(LOOPBACK, 0) as free:
-        record = {"attempt": 0, "port": free.getsockname()[1]}
+    record = {"attempt": 0, "port": free_port()}
     publish(tmp_path, record)
     with opened(tmp_path, "127.0.0.1:0") as (_, listeners):
         assert listeners[0].port == record["port"]

@@ -23,6 +23,7 @@ from exporter.collecting.collector import StatusParts
 from exporter.collecting.families import Samples
 from exporter.collecting.published import JobProgress, Published
 from exporter.collecting.saved_state import STATE_DIR, save_state
+from exporter.contract import clock as machine_clock
 from exporter.contract import run_files, timeline_file
 from exporter.contract.manifest import OPEN
 from exporter.gpus.records import GpuReading, JobGpus
@@ -558,6 +559,45 @@ def test_the_final_values_are_written_even_if_writing_is_slow(
 
     scenario(phase_sidecar(tmp_path, clock), play)
     assert (run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {})["final"]
+
+
+def test_the_final_values_are_written_although_the_process_stood_still(
+    tmp_path: Path, clock: ShiftedClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its last write stood still too, and goes on when the loop finds the limit over."""
+    monkeypatch.setattr(service, "LAST_WRITE_S", 5.0)
+    shifted, stood_still, write = ShiftedClock(), threading.Event(), run_files.write_json
+    finish_service, found = HttpService._finish, []
+
+    async def finish(http: HttpService, timeout_s: float, write_s: float) -> None:
+        await finish_service(http, timeout_s, write_s)
+        found.append((run_files.read_json(tmp_path / run_files.STATUS_DIR / f"{NODE}.json") or {}).get("final"))
+
+    async def play(served: Served) -> None:
+        loop = asyncio.get_running_loop()
+        monkeypatch.setattr(loop, "time", shifted.monotonic)
+        monkeypatch.setattr(machine_clock, "time", shifted)
+
+        def stand_still() -> None:
+            shifted.shift += 2 * service.LAST_WRITE_S
+            stood_still.set()
+
+        def write_after_that(path: Path, body: Any, *, durable: bool = False) -> None:
+            if Path(path).name == f"{NODE}.json" and durable and not stood_still.is_set():
+                loop.call_soon_threadsafe(stand_still)
+                stood_still.wait(TIMEOUT_S)
+                time.sleep(0.2)
+            write(path, body, durable=durable)
+
+        monkeypatch.setattr(run_files, "write_json", write_after_that)
+        monkeypatch.setattr(HttpService, "_finish", finish)
+        run_files.write_job_state(str(tmp_path), "completing", workers_ended=True)
+        os.kill(os.getpid(), signal.SIGTERM)
+        await served.ended()
+
+    scenario(phase_sidecar(tmp_path, clock), play)
+    assert stood_still.is_set()
+    assert found == [True]
 
 
 @in_sidecar(kill_wait_s=1e6)

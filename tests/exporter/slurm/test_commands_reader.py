@@ -1,6 +1,7 @@
 """Commands that read Slurm, with executables on PATH."""
 
 import os
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -17,7 +18,7 @@ from exporter.slurm.commands_reader import (
 )
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.usage import UsageRow
-from tests.support.exporter import until
+from tests.support.exporter import SOON_S, until
 from tests.support.fake_slurm import PRINT_ROWS
 
 ROW = (
@@ -66,12 +67,19 @@ def test_a_failed_or_damaged_answer_is_no_answer(folder: Path, text: str, proble
         SlurmReader("ada", None, os.environ).queue()
 
 
-def test_a_command_that_hangs_is_killed_with_its_children(folder: Path) -> None:
-    script(folder, "sacct", f"sleep 60 & echo $! > {folder}/child; wait")
+def test_a_command_that_hangs_is_killed_with_its_children(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    communicate = subprocess.Popen.communicate
+
+    def communicate_with_children(process: "subprocess.Popen[str]", *, timeout: float) -> tuple[str, str]:
+        until(lambda: (folder / "child").exists() and (folder / "child").read_text(), "the child")
+        return communicate(process, timeout=timeout)
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", communicate_with_children)
+    script(folder, "sacct", f"sleep 600 & echo $! > {folder}/child; wait")
     start = time.monotonic()
     with pytest.raises(SlurmUnansweredError, match=r"^sacct did not answer in 2 s$"):
         run_reading(["sacct"], clean_environment(os.environ), 1.99999)  # what is left of some budget
-    assert time.monotonic() - start < 12
+    assert time.monotonic() - start < SOON_S
     child = Path(f"/proc/{(folder / 'child').read_text().strip()}/stat")
 
     def has_ended() -> bool:
@@ -80,7 +88,7 @@ def test_a_command_that_hangs_is_killed_with_its_children(folder: Path) -> None:
         except (FileNotFoundError, ProcessLookupError):
             return True
 
-    until(has_ended, "the end of the child", 20.0)
+    until(has_ended, "the end of the child")
 
 
 def test_only_an_accounting_that_is_absent_is_a_lasting_problem(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

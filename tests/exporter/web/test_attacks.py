@@ -7,7 +7,7 @@ import resource
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -16,7 +16,8 @@ from exporter.contract import run_files
 from exporter.web.limits import MOST_LOCAL
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
 from tests.support.certificates import Authority
-from tests.support.exporter import make_manifest, make_task, until, write_manifest
+from tests.support.duration import took_s
+from tests.support.exporter import SOON_S, make_manifest, make_task, until, write_manifest
 
 SCRAPE_S = 5.0  # half of the default scrape timeout of Prometheus
 DESCRIPTORS = 1024
@@ -48,7 +49,7 @@ def attackers(sidecar: SidecarProcess, number: int, sent: bytes) -> Iterator[lis
         for _ in range(number):
             client = stack.enter_context(socket.socket())
             client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 2048)
-            client.settimeout(SCRAPE_S)
+            client.settimeout(SOON_S)
             client.connect(("127.0.0.1", sidecar.port))
             with contextlib.suppress(ConnectionError):  # it was closed to make room for a later one
                 client.sendall(sent)
@@ -71,26 +72,11 @@ def insecure_context() -> ssl.SSLContext:
     return context
 
 
-def took_s(sidecar: SidecarProcess, scrape: Callable[[], None]) -> float:
-    """Seconds of one scrape over a connection of its own.
-
-    Without those in which the sidecar could work and had no core: it gives way to jobs, and here to other tests.
-    """
-    begun, waited = time.monotonic(), core_wait_s(sidecar)
-    scrape()
-    return time.monotonic() - begun - (core_wait_s(sidecar) - waited)
-
-
 def scrape_s(sidecar: SidecarProcess) -> float:
     def scrape() -> None:
         assert "gpujob_worker" in sidecar.text("/metrics")
 
-    return took_s(sidecar, scrape)
-
-
-def core_wait_s(sidecar: SidecarProcess) -> float:
-    """Seconds that the sidecar's main thread has waited for a core since its start."""
-    return int(Path(f"/proc/{sidecar.process.pid}/schedstat").read_text().split()[1]) / 1e9
+    return took_s(sidecar.process.pid, scrape)
 
 
 def test_half_open_connections_do_not_delay_a_scrape(sidecar: SidecarProcess) -> None:
@@ -139,7 +125,7 @@ def test_connections_without_a_handshake_take_little_memory(tmp_path: Path) -> N
         scrape()
         before = rss_bytes(sidecar)
         with attackers(sidecar, 600, b"\x16\x03\x01\x02\x00\x01"):
-            assert took_s(sidecar, scrape) < SCRAPE_S
+            assert took_s(sidecar.process.pid, scrape) < SCRAPE_S
             assert rss_bytes(sidecar) - before < 60 << 20, "asyncio would reserve 256 KiB for each"
 
 
@@ -152,7 +138,7 @@ def test_malformed_requests_do_not_fill_the_log(sidecar: SidecarProcess) -> None
 
 def test_a_scraper_keeps_its_connection(sidecar: SidecarProcess) -> None:
     """As Prometheus does, while others come and go."""
-    connection = http.client.HTTPConnection("127.0.0.1", sidecar.port, timeout=SCRAPE_S)
+    connection = http.client.HTTPConnection("127.0.0.1", sidecar.port, timeout=SOON_S)
     addresses = set()
     for _ in range(5):
         connection.request("GET", "/metrics")

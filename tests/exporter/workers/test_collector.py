@@ -166,6 +166,15 @@ def test_an_oom_kill_in_the_record_is_the_reason(wrappers: Wrappers, collected: 
     assert collected.facts().exits.last[-1].reason == "host_oom"
 
 
+def end_with_oom_kill(wrappers: Wrappers, task: Task, command: str, after: float | None = None) -> float:
+    """End a worker in a cgroup with an OOM kill, a second ``after`` another one whatever a busy machine takes."""
+    wrappers.start(task, "sh", "-c", command).wait()
+    record = wrappers.record(task, "exit")
+    end = float(record["end"] if after is None else after + 1.0)
+    run_files.write_json(wrappers.path(task, "exit"), {**record, "end": end, "oom_kills": 1})
+    return end
+
+
 @pytest.mark.parametrize(
     ("victim_ends", "reason"), [("first", "terminated_peer"), ("later", "terminated_peer"), ("never", "host_oom")]
 )
@@ -174,19 +183,13 @@ def test_an_oom_kill_in_a_shared_cgroup_waits_for_the_end_of_its_victim(
 ) -> None:
     victim = make_task(1)
     collected = CollectedWorker(wrappers.run_dir, TASK, victim)
-
-    def end(task: Task, command: str) -> None:
-        wrappers.start(task, "sh", "-c", command).wait()
-        run_files.write_json(wrappers.path(task, "exit"), {**wrappers.record(task, "exit"), "oom_kills": 1})
-
-    if victim_ends == "first":
-        end(victim, "kill -KILL $$")
-    end(TASK, "kill -TERM $$")
+    first = end_with_oom_kill(wrappers, victim, "kill -KILL $$") if victim_ends == "first" else None
+    end = end_with_oom_kill(wrappers, TASK, "kill -TERM $$", first)
     facts = collected.facts()
     known = [ended.reason for ended in facts.exits.last]
     assert (facts.up, known) == (False, [reason] if victim_ends == "first" else []), "its peer may be the victim"
     if victim_ends == "later":
-        end(victim, "kill -KILL $$")
+        end_with_oom_kill(wrappers, victim, "kill -KILL $$", end)
         collected.collector.read()
     elif victim_ends == "never":
         collected.clock.advance(OOM_BURST_S + 1)
@@ -216,9 +219,7 @@ def test_workers_that_end_in_the_same_read_as_the_one_they_lost_are_its_peers(wr
 
 def test_a_restarted_sidecar_finds_the_victim_that_explains_an_earlier_end(wrappers: Wrappers) -> None:
     victim = make_task(1)
-    for task, command in ((TASK, "kill -TERM $$"), (victim, "kill -KILL $$")):
-        wrappers.start(task, "sh", "-c", command).wait()
-        run_files.write_json(wrappers.path(task, "exit"), {**wrappers.record(task, "exit"), "oom_kills": 1})
+    end_with_oom_kill(wrappers, victim, "kill -KILL $$", end_with_oom_kill(wrappers, TASK, "kill -TERM $$"))
     collected = CollectedWorker(wrappers.run_dir, TASK, victim)
     collected.clock.advance(OOM_BURST_S + 60)
     found = collected.collector.read()
@@ -534,6 +535,7 @@ def test_a_sigterm_without_a_stop_notice_is_a_cancellation(wrappers: Wrappers) -
     wrapper.terminate()
     wrapper.wait()
     collected = CollectedWorker(wrappers.run_dir, TASK)
+    collected.clock.now = wrappers.record(TASK, "exit")["end"] + 1.0
     facts = collected.facts()
     assert (facts.up, facts.state, facts.exits.last) == (False, "dead", ()), "a notice may still arrive"
     collected.clock.advance(NOTICE_GRACE_S + 1)
@@ -628,7 +630,7 @@ def test_the_end_of_an_attached_worker_is_unknown_on_old_kernels(
 @pytest.mark.usefixtures("reaper")
 def test_an_attached_worker_is_followed_when_it_daemonises(wrappers: Wrappers, tmp_path: Path) -> None:
     pid_path = tmp_path / "daemon.pid"
-    forks_once = DAEMON.replace("os._exit(0)", "time.sleep(1) or os._exit(0)", 1)
+    forks_once = DAEMON.replace("os._exit(0)", "(sys.stdin.readline(), os._exit(0))", 1)
     forks_once = forks_once.replace("if os.fork():\n    os._exit(0)\n", "")
     burn = "import time\nwhile time.process_time() < 0.5: pass"
     program = f"import sys\n{burn}\nsys.stdin.readline()\nsys.argv[1] = {str(pid_path)!r}\n{forks_once}"
@@ -638,8 +640,9 @@ def test_an_attached_worker_is_followed_when_it_daemonises(wrappers: Wrappers, t
         assert process.stdin is not None
         process.stdin.write(b"\n")
         process.stdin.flush()
-        daemon = int(until(lambda: collected.facts() and pid_path.exists() and pid_path.read_text(), "the daemon"))
-        process.wait()
+        daemon = int(until(lambda: pid_path.exists() and pid_path.read_text(), "the daemon"))
+        until(lambda: (sample := collected.facts().sample) and sample.children, "the daemon to be seen")
+        process.communicate(b"\n")
     facts = until(lambda: (found := collected.facts()).pid == daemon and found, "the daemon to be followed")
     assert (facts.up, facts.exits.last) == (True, ())
     assert collected.events()[-1] == ("worker daemonised", f"pid {process.pid} has ended, pid {daemon} continues")

@@ -7,7 +7,6 @@ import logging
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +67,7 @@ from exporter.workers.diagnosis_text import MOST_TEXT_BYTES, render_diagnosis
 from tests.exporter.sidecar.test_sidecar_process import SidecarProcess
 from tests.support.exporter import (
     NODE,
+    SOON_S,
     FakeClock,
     Wrappers,
     make_context,
@@ -700,6 +700,11 @@ except KeyError as error:
 """
 
 
+def last_read(sidecar: SidecarProcess) -> object:
+    """When the diagnostics were last read."""
+    return json.loads(sidecar.text("/status"))["collectors"][DiagnosticsCollector.name]["last_success"]
+
+
 def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
     task, peer = make_task(0), make_task(1)
     write_manifest(make_manifest(tmp_path, task, peer, total_items=100, check_interval_s=0.5))
@@ -713,12 +718,14 @@ def test_a_worker_that_raises_leaves_its_diagnosis(tmp_path: Path) -> None:
         sidecar.until_ready()
         # on a busy machine the first look at a log, which loads the packs, takes seconds
         until(lambda: "gpujob_worker_items{" in sidecar.text("/metrics"), "the log of the worker")
-        time.sleep(1.5)  # time for two recent samples
+        for _ in range(2):  # a recent sample each
+            before = last_read(sidecar)
+            until(lambda before=before: last_read(sidecar) != before, "a read of the diagnostics")
         (tmp_path / "go").touch()
         ended = wrappers.record(task, "exit")
         path = tmp_path / run_files.DIAGNOSTICS_DIR / "worker_w0.json"
         body = Diagnosis.from_json(until(lambda: run_files.read_json(path), "the diagnosis"))
-        assert path.stat().st_mtime - ended["end"] < 5
+        assert path.stat().st_mtime - ended["end"] < SOON_S  # with the next read, and not at the end of the job
         text = path.with_suffix(".txt").read_text("utf-8")
     finally:
         if sidecar is not None:

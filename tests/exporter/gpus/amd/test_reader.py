@@ -28,7 +28,7 @@ from exporter.gpus.vendors_reader import open_amd
 from tests.exporter.gpus.amd import fake_amdsmi
 from tests.exporter.gpus.amd.fake_amdsmi import GIB, MIB, FakeAmdGpu, FakeAmdSmi, links, metrics, process
 from tests.exporter.gpus.gpu_reader_contract import GpuReaderContract, Make
-from tests.support.exporter import FakeClock
+from tests.support.exporter import SOON_S, FakeClock
 
 Install = Callable[..., FakeAmdSmi]
 StartedReader = tuple[AmdReader, Gpu]
@@ -491,14 +491,21 @@ def test_a_wait_for_events_lasts_until_its_limit(install: Install) -> None:
     assert time.monotonic() - begin >= 0.2
 
 
-def test_closing_ends_a_wait_for_events(install: Install) -> None:
+def test_closing_ends_a_wait_for_events(install: Install, monkeypatch: pytest.MonkeyPatch) -> None:
     install(FakeAmdGpu())
-    reader = open_reader()
-    waiting = threading.Thread(target=reader.wait_event, args=(60.0,))
+    reader, begun = open_reader(), threading.Event()
+    wait = reader._closed.wait
+
+    def begin_wait(timeout_s: float) -> bool:
+        begun.set()
+        return wait(timeout_s)
+
+    monkeypatch.setattr(reader._closed, "wait", begin_wait)
+    waiting = threading.Thread(target=reader.wait_event, args=(2 * SOON_S,))
     waiting.start()
-    time.sleep(0.1)
+    assert begun.wait(SOON_S)
     reader.close()
-    waiting.join(10.0)
+    waiting.join(SOON_S)
     assert not waiting.is_alive()
 
 

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from tests.exporter.gpus.fake_gpus import DEVICE_LISTS
 from tests.exporter.sidecar.test_sidecar_process import EXPORTER, environment
 from tests.fakenvml import Scenario, calls
 from tests.realstack.waiting import wait_for
+from tests.support.duration import took_s
 from tests.support.exporter import NODE, Wrappers, make_manifest, make_task, write_manifest
 
 PREFIX = "gpujob_"
@@ -174,12 +174,7 @@ class GpuJob:
 
     def scrape_durations(self, number: int = 20) -> list[float]:
         """Durations of this number of scrapes, sorted."""
-        taken = []
-        for _ in range(number):
-            began = time.monotonic()
-            self._request("/metrics")
-            taken.append(time.monotonic() - began)
-        return sorted(taken)
+        return sorted(took_s(self.process.pid, lambda: self._request("/metrics")) for _ in range(number))
 
     def events(self, kind: str) -> list[tuple[str, str]]:
         """Level and detail of all events of a kind."""

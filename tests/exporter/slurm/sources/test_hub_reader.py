@@ -71,6 +71,9 @@ def slurm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> FakeSlurm:
         monkeypatch.setenv(name, value)
     monkeypatch.delenv("GPUJOB_HUB", raising=False)
     monkeypatch.delenv("XDG_RUNTIME_DIR", raising=False)
+    # a hub of these tests answers, and commands take a copy of its answer, however slow the machine
+    monkeypatch.setattr(hub_reader, "DEADLINE_S", 60.0)
+    monkeypatch.setattr(hub_queue_reader, "HUB_READ_S", 300.0)
     fake.say("squeue", "out", RUNNING + line("8", "PENDING"))
     fake.say("scontrol", "config", "ClusterName = c1\nPrivateData = none\n")
     return fake

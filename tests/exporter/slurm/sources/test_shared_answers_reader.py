@@ -23,7 +23,7 @@ from exporter.slurm.sources.shared_answers_reader import (
     read_shared_queue,
     read_shared_use,
 )
-from tests.support.exporter import FakeClock
+from tests.support.exporter import FakeClock, until
 from tests.support.fake_slurm import PRINT_ROWS
 
 SAMPLES = Path(__file__).parents[1] / "samples"
@@ -115,13 +115,13 @@ def test_a_lock_is_not_waited_for_beyond_the_deadline(
 ) -> None:
     set_answer(tmp_path, f"echo '{ROW}' | rows")
     answer(environ, 1000.0)
-    set_answer(tmp_path, f"sleep 2; echo '{ROW}' | rows")
+    set_answer(tmp_path, f"while [ ! -e {tmp_path}/go ]; do sleep 0.05; done; echo '{ROW}' | rows")
     other = threading.Thread(target=answer, args=(environ, 1100.0))
     other.start()
-    while calls(tmp_path) < 2:
-        pass
+    until(lambda: calls(tmp_path) == 2, "the question of the other")
     monkeypatch.setattr(shared_answers_reader, "DEADLINE_S", 0.2)
     waited = answer(environ, 1100.0)
+    (tmp_path / "go").touch()
     other.join()
     assert waited.as_of == 1000.0
     assert waited.problem is not None
