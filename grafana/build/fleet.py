@@ -369,6 +369,10 @@ ROWS: board.Rows = (
 
 
 def build() -> Dashboard:
-    choices = (variables.cluster(), variables.recorded("partition", "Partition"), variables.recorded("user", "User"))
+    choices = (
+        variables.cluster_of_jobs_or_hub(),
+        variables.recorded("partition", "Partition"),
+        variables.recorded("user", "User"),
+    )
     firing = over_time(f"max by (alertname, severity, job_id) ({FIRING})")
     return board.build(UID, ROWS, choices, (variables.alerts(firing, shown=False),))

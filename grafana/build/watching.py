@@ -252,4 +252,4 @@ ROWS = (
 
 def build() -> Dashboard:
     firing = over_time(f"max by (alertname, severity, node) ({FIRING})")
-    return board.build(UID, ROWS, (variables.cluster(),), (variables.alerts(firing),))
+    return board.build(UID, ROWS, (variables.cluster_of_jobs_or_hub(),), (variables.alerts(firing),))

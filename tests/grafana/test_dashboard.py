@@ -270,6 +270,15 @@ def test_variables_are_chained_and_follow_the_time_range(job_board: Json) -> Non
     assert found["job_id"]["multi"] is False
 
 
+@pytest.mark.parametrize("uid", ["gpujob-fleet", "gpujob-self"])
+def test_boards_that_show_the_hub_find_a_cluster_without_jobs(uid: str) -> None:
+    (cluster,) = (each for each in load_board(uid)["templating"]["list"] if each["name"] == "cluster")
+    question = re.fullmatch(r'label_values\({__name__=~"([^"]*)"}, cluster\)', cluster["definition"])
+    assert question
+    (of_hub,) = set(question[1].split("|")) - {"gpujob_info"}
+    assert of_hub in {family.full_name for family in HUB_FAMILIES}
+
+
 def test_only_declared_variables_are_used(board: Json) -> None:
     declared = {variable["name"] for variable in board["templating"]["list"]}
     used = set(VARIABLE.findall(re.sub(r"\$\{__data\.fields\.[\w.]+\}|\$\{__value\.raw\}", "", json.dumps(board))))
