@@ -29,6 +29,7 @@ TO_ENDED_JOB = column(
 TO_NODE = column("node", link=board.to_board("gpujob-node", node="node"))
 FIRING = f'ALERTS{{{CHOSEN}, alertstate="firing"}}'
 RECORDED_EACH_S = 30
+HUB = 'gpujob_hub_jobs{cluster="$cluster"}'
 HUB_STEP = "1m"  # the hub is scraped once a minute
 
 
@@ -208,7 +209,7 @@ def waste() -> list[Panel]:
             bars(
                 title,
                 description,
-                now(f"topk(10, sum by (user{label}) {new(_all(metric), RANGE)}{scale})", legend),
+                now(f"topk(10, sum by (user{label}) {new(_all(metric), RANGE, HUB)}{scale})", legend),
                 width=12,
                 unit=unit,
                 steps=(("blue", None),),

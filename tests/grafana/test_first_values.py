@@ -122,6 +122,25 @@ def test_ended_jobs_are_those_that_have_ended(tmp_path: Path) -> None:
     check(tmp_path, started, "9m", series, (f'{{job_id="1",{labels}}}', 60_000.0))
 
 
+@pytest.mark.parametrize(
+    ("counted", "seen", "kwh"),
+    [
+        ("_x80 7.2e6x9", "1x89", 2.0),  # the first job of a user
+        ("_x80 7.2e6x9", "_x80 1x9", 0.0),  # Prometheus has found a hub that has counted for months
+        ("7.2e6x9 _x50 14.4e6x29", "1x9 _x50 1x29", 0.0),  # and after a night without it
+        ("7.2e6x28 stale 7.2e6x59", "1x28 stale 1x59", 0.0),  # one scrape failed where the range begins
+    ],
+)
+def test_counters_of_the_hub_do_not_begin_with_the_range(tmp_path: Path, counted: str, seen: str, kwh: float) -> None:
+    panels: list[Any] = [panel.build() for panel in fleet.waste()]
+    (target,) = next(panel.targets for panel in panels if panel.title == "Energy of ended jobs")
+    series = {
+        'gpujob_energy_joules_total{cluster="c1",user="ada",partition="gpu",instance="h:9400"}': counted,
+        'gpujob_hub_jobs{cluster="c1",kind="tracked",instance="h:9400"}': seen,
+    }
+    check(tmp_path, Query("", target.expr), "89m", series, ('{user="ada"}', kwh))
+
+
 def test_rates_of_the_hub_reach_over_two_of_its_scrapes() -> None:
     """Grafana has the interval of the sidecars, and would look at one sample."""
     built = [panel.build() for _, row in fleet.ROWS for panel in row()]
