@@ -502,7 +502,7 @@ def outputs() -> list[Panel]:
         ),
         lines(
             "Growth",
-            "Growth of each path group over a minute, in bytes per second. Below zero, files were removed.",
+            "Growth of each path group over two minutes, in bytes per second. Below zero, files were removed.",
             [q.OUTPUT_GROWTH],
             width=8,
             unit="binBps",
