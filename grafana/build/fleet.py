@@ -107,7 +107,8 @@ def needs_a_look() -> list[Panel]:
         rows(
             "Jobs",
             "One line for each job; those with most alerts come first. Select a number for the board of the job."
-            " Margin is the time left at the limit (p90). Slowdown is the time per item against the best.",
+            " Progress and rate are added over the workers, also over those in step. Margin is the time left at the"
+            " limit (p90). Slowdown is the time per item against the best.",
             {
                 "alerts": listed(_jobs("job:gpujob_alerts:count")),
                 "phase": listed(_jobs("job:gpujob_phase:number")),
