@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grafana.build import fleet, queries
+from grafana.build import fleet, queries, watching
 from grafana.build.queries import Query
 from tests.grafana.substitute import substitute, variables
 
@@ -107,6 +107,27 @@ def test_a_condition_that_came_late_has_its_share_of_the_time_range(tmp_path: Pa
     }
     labels = '{worker="w0",node="n1",condition="unused"}'
     check(tmp_path, queries.GPU_CONDITIONS, "59m", series, (labels, 0.25))
+
+
+def test_the_board_of_the_monitoring_shows_alerts_of_no_job(tmp_path: Path) -> None:
+    panels: dict[str, Any] = {str(built.title): built for built in (panel.build() for panel in watching.alerts())}
+
+    def alert(labels: str) -> str:
+        return f'ALERTS{{{labels},alertstate="firing"}}'
+
+    hub_down = 'alertname="GpuJobHubDown",severity="critical",instance="h:9400"'
+    series = {
+        alert('alertname="GpuJobWorkerKilled",severity="critical",cluster="c1",job_id="42"'): "1x9",
+        alert(hub_down): "1x9",
+        alert('alertname="GpuJobHubBlind",severity="critical",cluster="c1"'): "1x9",
+        alert('alertname="GpuJobHubBlind",severity="critical",cluster="c2"'): "1x9",
+        alert('alertname="GpuJobWatchdog",severity="critical"'): "1x9",
+        alert('alertname="OfTheSite",severity="critical"'): "1x9",
+        f"ALERTS_FOR_STATE{{{hub_down}}}": "60x9",
+    }
+    (firing,), (since,) = (panels[title].targets for title in ("Firing: critical", "Firing now, of no job"))
+    check(tmp_path, Query("", firing.expr), "5m", series, ("{}", 3.0))
+    check(tmp_path, Query("", since.expr), "5m", series, (f"{{{hub_down}}}", 60_000.0))
 
 
 def test_ended_jobs_are_those_that_have_ended(tmp_path: Path) -> None:
