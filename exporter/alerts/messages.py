@@ -13,9 +13,9 @@ SEVERITIES = ("critical", "warning", "info")  # the worst first
 MOST_ALERTS = 1000  # of one message, and of those that fire
 MOST_CHARACTERS = 1000  # of a text in the log
 MOST_HEARTBEATS = 100  # clusters, each with a Prometheus of its own
-CONFIRMED_WITHIN_S = (
-    30 * 3600.0
-)  # in which Alertmanager repeats an alert that fires: each 24 h at most, and a group's 4 h
+# In which Alertmanager repeats an alert that fires: each 24 h at most, and a group's 4 h. One of severity info waits
+# for office hours, which may be on one day of the week.
+CONFIRMED_WITHIN_S, INFO_WITHIN_S = 30 * 3600.0, 8 * 86400.0
 FORGOTTEN_S = 86400.0  # of silence of one cluster among others: its Prometheus has been removed
 
 
@@ -168,34 +168,39 @@ class Firing:
     """The alerts that fire, as far as messages have said, also those before a restart."""
 
     def __init__(self, logged: Iterable[Alert] = (), now: float = 0.0) -> None:
-        self._alerts: dict[tuple[tuple[str, str], ...], Alert] = {}
-        self._unconfirmed, self._began = set[tuple[tuple[str, str], ...]](), now
+        # Each with the time of its last message; of those in the log, that of the restart. The oldest message is first
+        self._alerts: dict[tuple[tuple[str, str], ...], tuple[Alert, float]] = {}
         for alert in logged:
-            self.take(alert)
-        self._unconfirmed |= self._alerts.keys()
+            self.take(alert, now)
 
-    def take(self, alert: Alert) -> bool:
+    def take(self, alert: Alert, now: float) -> bool:
         """Note an alert. Returns whether it is news: it has begun or ended."""
-        before = self._alerts.pop(alert.key, None)
-        self._unconfirmed.discard(alert.key)
+        before, _ = self._alerts.pop(alert.key, (None, now))
         if alert.status != FIRING:
             return before is not None
         if len(self._alerts) >= MOST_ALERTS:
             self._alerts.pop(next(iter(self._alerts)))
-        self._alerts[alert.key] = alert
+        self._alerts[alert.key] = alert, now
         return before is None or iso(before.since) != iso(alert.since)  # the log has whole seconds
 
     def lost_ends(self, now: float) -> list[Alert]:
-        """Alerts from before a restart that must have ended during it, each once."""
-        if not self._unconfirmed or now - self._began <= CONFIRMED_WITHIN_S:
-            return []
-        found = [self._alerts.pop(key) for key in self._unconfirmed if key in self._alerts]
-        self._unconfirmed.clear()
+        """Alerts whose end no message has said, each once.
+
+        Alertmanager says nothing of an alert that ends while it is muted or another one hides it, and nobody hears what
+        it says during a restart. What fires it repeats.
+        """
+        found = [
+            alert
+            for alert, named_at in self._alerts.values()
+            if now - named_at > (INFO_WITHIN_S if alert.severity == "info" else CONFIRMED_WITHIN_S)
+        ]
+        for alert in found:
+            del self._alerts[alert.key]
         return [alert._replace(status=ENDED) for alert in found]
 
     def all(self) -> list[Alert]:
         """What fires, worst first."""
-        return worst_first(self._alerts.values())
+        return worst_first(alert for alert, _ in self._alerts.values())
 
 
 class Heartbeat:

@@ -129,7 +129,7 @@ class Receiver:
                     words = f"alerting works again: the heartbeat{_of(cluster)} arrives"
                     self._say(f"{iso(now)} {words}", logging.WARNING)
                     self._run_hook(words)
-            elif self._firing.take(alert):
+            elif self._firing.take(alert, now):
                 self._received[alert.status] += 1
                 self._log.write(alert, now)
 

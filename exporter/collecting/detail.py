@@ -19,6 +19,7 @@ ESSENTIAL_FAMILIES = frozenset(
         *("filesystem_full_timestamp_seconds", "output_files_invalid", "output_stalled", "worker_output_stalled"),
         *("worker_output_mtime_timestamp_seconds", "checkpoint_last_timestamp_seconds"),
         *("checkpoint_interval_seconds", "checkpoint_valid", "checkpoint_writing", "checkpoint_shards_missing"),
+        "checkpoints_total",
         *("gpu_driver_state", "gpus_visible", "gpu_health", "gpu_state", "gpu_recovery_action"),
         *("gpu_row_remap_failure", "gpu_ecc_job_errors_total", "gpu_throttle_seconds_total"),
         *("gpu_xid_last_timestamp_seconds", "gpu_foreign_processes", "worker_gpu_info", "worker_gpu_misplaced"),

@@ -29,6 +29,7 @@ TO_ENDED_JOB = column(
 TO_NODE = column("node", link=board.to_board("gpujob-node", node="node"))
 FIRING = f'ALERTS{{{CHOSEN}, alertstate="firing"}}'
 RECORDED_EACH_S = 30
+HUB = 'gpujob_hub_jobs{cluster="$cluster"}'
 HUB_STEP = "1m"  # the hub is scraped once a minute
 
 
@@ -106,7 +107,8 @@ def needs_a_look() -> list[Panel]:
         rows(
             "Jobs",
             "One line for each job; those with most alerts come first. Select a number for the board of the job."
-            " Margin is the time left at the limit (p90). Slowdown is the time per item against the best.",
+            " Progress and rate are added over the workers, also over those in step. Margin is the time left at the"
+            " limit (p90). Slowdown is the time per item against the best.",
             {
                 "alerts": listed(_jobs("job:gpujob_alerts:count")),
                 "phase": listed(_jobs("job:gpujob_phase:number")),
@@ -208,7 +210,7 @@ def waste() -> list[Panel]:
             bars(
                 title,
                 description,
-                now(f"topk(10, sum by (user{label}) {new(_all(metric), RANGE)}{scale})", legend),
+                now(f"topk(10, sum by (user{label}) {new(_all(metric), RANGE, HUB)}{scale})", legend),
                 width=12,
                 unit=unit,
                 steps=(("blue", None),),
@@ -369,6 +371,10 @@ ROWS: board.Rows = (
 
 
 def build() -> Dashboard:
-    choices = (variables.cluster(), variables.recorded("partition", "Partition"), variables.recorded("user", "User"))
+    choices = (
+        variables.cluster_of_jobs_or_hub(),
+        variables.recorded("partition", "Partition"),
+        variables.recorded("user", "User"),
+    )
     firing = over_time(f"max by (alertname, severity, job_id) ({FIRING})")
     return board.build(UID, ROWS, choices, (variables.alerts(firing, shown=False),))

@@ -50,8 +50,8 @@ def overview() -> list[Panel]:
         ),
         share(
             "Progress",
-            "Completed items divided by expected items, over the workers for which both are known. The last known"
-            " value in the time range.",
+            "Completed items divided by expected items, both added over all workers for which they are known, also over"
+            " those in step and those that are not critical. The last known value in the time range.",
             q.PROGRESS,
             width=5,
             steps=(("blue", None),),
@@ -99,7 +99,8 @@ def overview() -> list[Panel]:
         ),
         tile(
             "Items per second",
-            "Sum over the workers: now, and on average since they started. A rate that is no longer measured is"
+            "Sum over the workers: now, and on average since they started. Rates of workers in step are added too:"
+            " eight of 2 steps per second make 16, where `gpujob watch` shows 2. A rate that is no longer measured is"
             " unknown, not zero.",
             [q.RATE_NOW, q.RATE_AVERAGE],
             width=5,
@@ -178,15 +179,16 @@ def progress() -> list[Panel]:
     return [
         lines(
             "Completed and expected items",
-            "Position in the work, summed over the workers. It falls when a worker resumes from an older checkpoint.",
+            "Position in the work, summed over the workers, also over those in step. It falls when a worker resumes"
+            " from an older checkpoint.",
             [q.ITEMS, q.ITEMS_EXPECTED],
             width=12,
             unknown="no item count",
         ),
         lines(
             "Rate",
-            "Work per second, summed over the workers: measured by Prometheus, and the sidecar's own current and"
-            " average rate.",
+            "Work per second, summed over the workers, also over those in step: measured by Prometheus, and the"
+            " sidecar's own current and average rate.",
             [q.ITEM_RATE, q.ITEM_RATE_CURRENT, q.ITEM_RATE_AVERAGE],
             width=12,
             unit=ITEMS_PER_SECOND,
@@ -502,7 +504,7 @@ def outputs() -> list[Panel]:
         ),
         lines(
             "Growth",
-            "Growth of each path group over a minute, in bytes per second. Below zero, files were removed.",
+            "Growth of each path group over two minutes, in bytes per second. Below zero, files were removed.",
             [q.OUTPUT_GROWTH],
             width=8,
             unit="binBps",

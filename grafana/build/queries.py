@@ -87,11 +87,17 @@ def _ten(worst: str, shown: str, rank: str) -> str:
     return f"{shown}\nand on {by} {worst}(10, {rank})"
 
 
-def new(series: str, window: str) -> str:
-    """The rise of a counter, to be summed, as `_new`."""
+def new(series: str, window: str, seen: str = "") -> str:
+    """The rise of a counter, to be summed, as `_new`.
+
+    Of counters that are older than what Prometheus knows of them, first values count only if `seen`, series of the same
+    cluster, were there when the window began.
+    """
     first = f"min without (instance) (min_over_time({series}[{window}]))"
+    only = f"\n    and on (cluster) {seen} offset {window}" if seen else ""
     return (
-        f"(\n  increase({series}[{window}])\n  or {first}\n    unless ignoring (instance) {series} offset {window}\n)"
+        f"(\n  increase({series}[{window}])\n  or {first}\n"
+        f"    unless ignoring (instance) {series} offset {window}{only}\n)"
     )
 
 

@@ -42,6 +42,12 @@ def cluster() -> dashboard.QueryVariable:
     return _values("cluster", "Cluster", "gpujob_info", "Cluster that the job runs on.")
 
 
+def cluster_of_jobs_or_hub() -> dashboard.QueryVariable:
+    """For boards that have something to show of a hub alone."""
+    selector = '{__name__=~"gpujob_info|gpujob_hub_jobs"}'
+    return _values("cluster", "Cluster", selector, "Cluster with jobs of gpujob or a hub in the time range.")
+
+
 def recorded(name: str, label: str) -> dashboard.QueryVariable:
     return _all_of(
         _values(name, label, 'job:gpujob_phase:number{cluster="$cluster"}', f"{label}s of the jobs in the time range.")

@@ -11,10 +11,24 @@ from grafana.build.queries import RATE, listed, now, over_time, since
 
 UID = "gpujob-self"
 CLUSTER = 'cluster="$cluster"'
-FIRING = f'ALERTS{{{CLUSTER}, alertstate="firing", job_id!=""}}'
+OF_JOBS = f'{CLUSTER}, job_id!=""'
+# On the monitoring, and on users. Alerts of Prometheus' own series are often of no cluster.
+OF_NO_JOB = tuple(
+    f'{cluster}, alertname=~"GpuJob.+", alertname!="GpuJobWatchdog", job_id=""' for cluster in (CLUSTER, 'cluster=""')
+)
 SIDECARS = f'{{job="gpujob-sidecar", {CLUSTER}}}'
 GROUPS = '{rule_group=~".*;gpujob-.*"}'
 ITSELF = "Prometheus does not scrape itself"
+
+
+def _alerts(**labels: str) -> str:
+    """All alerts of gpujob with these labels."""
+    more = "".join(f', {name}="{value}"' for name, value in labels.items())
+    each = (f"ALERTS{{{matchers}{more}}}" for matchers in (OF_JOBS, *OF_NO_JOB))
+    return "(\n  " + "\n  or ".join(each) + "\n)"
+
+
+FIRING = _alerts(alertstate="firing")
 
 
 def alerts() -> list[Panel]:
@@ -22,8 +36,8 @@ def alerts() -> list[Panel]:
         *(
             tile(
                 f"Firing: {severity}",
-                f"Alerts of jobs with the severity {severity} that fire now.",
-                [now(f'count({FIRING[:-1]}, severity="{severity}"}}) or vector(0)')],
+                f"Alerts on jobs and on the monitoring with the severity {severity} that fire now.",
+                [now(f"count{_alerts(alertstate='firing', severity=severity)} or vector(0)")],
                 width=4,
                 steps=(("green", None), (color, 1)),
             )
@@ -48,10 +62,9 @@ def alerts() -> list[Panel]:
         ),
         states(
             "Alerts in time",
-            "Each alert of a job, and when it was pending or fired.",
+            "Each alert, and when it was pending or fired.",
             over_time(
-                f'max by (alertname, job_id) (ALERTS{{{CLUSTER}, alertstate="pending", job_id!=""}} * 1'
-                f" or {FIRING} * 2)",
+                f"max by (alertname, job_id) ({_alerts(alertstate='pending')} * 1 or {FIRING} * 2)",
                 "{{alertname}} {{job_id}}",
             ),
             words={1: ("pending", "yellow"), 2: ("fires", "red")},
@@ -62,7 +75,7 @@ def alerts() -> list[Panel]:
         rows(
             "Firing now",
             "Alerts of jobs that fire now, and since when their condition has held. Select a name for what to do.",
-            {"since": since("alertname, severity, job_id, user", f'{CLUSTER}, job_id!=""')},
+            {"since": since("alertname, severity, job_id, user", OF_JOBS)},
             labels=("alertname", "severity", "job_id", "user"),
             first_by="since",
             columns=[
@@ -73,6 +86,22 @@ def alerts() -> list[Panel]:
             width=12,
             unknown="none",
             height=9,
+        ),
+        rows(
+            "Firing now, of no job",
+            "Alerts on the monitoring itself and on users that fire now, and since when their condition has held."
+            " Select a name for what to do.",
+            {
+                "since": listed(
+                    "\nor ".join(since("alertname, severity, instance, user", each).expr for each in OF_NO_JOB)
+                )
+            },
+            labels=("alertname", "severity", "instance", "user"),
+            first_by="since",
+            columns=[column("alertname", link=board.TO_RUNBOOK), column("since", unit="dateTimeAsIso")],
+            width=24,
+            unknown="none",
+            height=6,
         ),
     ]
 
@@ -252,4 +281,4 @@ ROWS = (
 
 def build() -> Dashboard:
     firing = over_time(f"max by (alertname, severity, node) ({FIRING})")
-    return board.build(UID, ROWS, (variables.cluster(),), (variables.alerts(firing),))
+    return board.build(UID, ROWS, (variables.cluster_of_jobs_or_hub(),), (variables.alerts(firing),))

@@ -185,7 +185,8 @@ def _route(notify: NotifySpec, receivers: Sequence[str]) -> Tree:
         *owner,
         *(also_owner if has_owner else []),
         to("page", 'severity="critical"', group_wait="10s", repeat_interval="4h"),
-        to("notify", 'severity="info"', **_times("15m", "4h", "24h"), **hours),
+        # In one group of the job, its end would wait for hours behind an alert that was sent before.
+        to("notify", 'severity="info"', group_by=[*JOB, "alertname"], **_times("15m", "4h", "24h"), **hours),
         to("notify"),
     ]
     return {**to("notify", OURS), "group_by": list(JOB), **_times("30s", "5m", "12h"), "routes": routes}

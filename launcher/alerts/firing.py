@@ -33,13 +33,18 @@ class Silence(NamedTuple):
     until: float | None
     by: str
 
-    def is_of(self, job_id: str) -> bool:
-        """Whether it was made for this job, or this array."""
-        return job_matcher(job_id) in self.matchers
+    def is_of(self, job_id: str, place: Mapping[str, str]) -> bool:
+        """Whether it was made for this job, or this array.
 
-    def about(self, job_id: str) -> bool:
+        ``place`` has the labels `cluster` and `user` of the job as far as known: clusters that share an Alertmanager
+        may have equal ids.
+        """
+        named = dict(self.matchers)
+        return job_matcher(job_id) in self.matchers and all(named.get(key, text) == text for key, text in place.items())
+
+    def about(self, job_id: str, place: Mapping[str, str]) -> bool:
         """Whether it mutes this job, possibly with all other tasks of its array."""
-        return self.is_of(job_id) or self.is_of(job_id.partition("_")[0])
+        return self.is_of(job_id, place) or self.is_of(job_id.partition("_")[0], place)
 
     @property
     def alert(self) -> str | None:

@@ -1,8 +1,9 @@
 """What is muted of a job, for a view that must not wait for Alertmanager."""
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
+from exporter.contract.records import NOTHING
 from exporter.contract.view import MutedAlert
 from launcher.alerts.api import UnansweredError
 from launcher.alerts.firing import Silence
@@ -10,12 +11,14 @@ from launcher.alerts.firing import Silence
 READ_EACH_S = 30.0
 
 
-def muted_alerts(silences: Sequence[Silence], job_id: str, now: float) -> tuple[MutedAlert, ...]:
-    """Alerts of a job that are muted now, all of them first."""
+def muted_alerts(
+    silences: Sequence[Silence], job_id: str, now: float, place: Mapping[str, str] = NOTHING
+) -> tuple[MutedAlert, ...]:
+    """Alerts of a job that are muted now, all of them first; ``place`` is as in ``Silence.is_of``."""
     found = [
         MutedAlert(alert=silence.alert, until=silence.until, by=silence.by)
         for silence in silences
-        if silence.about(job_id) and (silence.until is None or silence.until > now)
+        if silence.about(job_id, place) and (silence.until is None or silence.until > now)
     ]
     return tuple(sorted(found, key=lambda each: (each.alert or "", each.until or 0.0)))
 

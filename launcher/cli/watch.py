@@ -92,18 +92,25 @@ def _muting(wait_s: float) -> "Callable[[JobView], JobView]":
     from launcher.rundir.cluster_file import read_cluster_key
 
     try:
-        url = read_cluster_key("alertmanager_url", os.environ, Path.cwd())[1]
+        url, cluster = (read_cluster_key(key, os.environ, Path.cwd())[1] for key in ("alertmanager_url", "cluster"))
     except LauncherError:
-        url = None  # a view needs no cluster file
+        url = cluster = None  # a view needs no cluster file
     own = read_own_stack(os.environ)
     if not isinstance(url, str) and own is None:
         return lambda view: view
+    from exporter.contract.identity import safe_label
     from launcher.alerts.api import find_sources, read_silences
     from launcher.alerts.muted import SilencesReader, muted_alerts
 
     sources = find_sources({"alertmanager": url}, None, own)
     reader = SilencesReader(lambda: read_silences(sources[0]) if sources else [], wait_s)
-    return lambda view: view.replace(muted=muted_alerts(reader.latest, view.job_id, view.time))
+
+    def add(view: "JobView") -> "JobView":
+        known = {"cluster": cluster if isinstance(cluster, str) else "", "user": view.user}
+        place = {name: safe_label(text) for name, text in known.items() if text}
+        return view.replace(muted=muted_alerts(reader.latest, view.job_id, view.time, place))
+
+    return add
 
 
 def _plain_characters(console: "Console", ascii_only: bool) -> bool:

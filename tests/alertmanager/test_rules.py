@@ -411,6 +411,8 @@ def test_every_exit_reason_has_one_alert_or_is_silent() -> None:
     assert read.pop("GpuJobFailed") == set().union(*read.values())  # which these alerts hide
     assert read == ALERTING_REASONS
     assert not set().union(*read.values()) & SILENT_REASONS
+    (silent,) = re.findall(r'reason!~"([^"]*)"', alerts()["GpuJobWorkerRestarting"]["expr"])
+    assert set(silent.split("|")) == SILENT_REASONS
 
 
 def test_worker_failures_alert_immediately_and_outlive_the_job() -> None:

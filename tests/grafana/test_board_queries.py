@@ -63,7 +63,7 @@ MAY_BE_EMPTY: Mapping[str, Mapping[str, str]] = {
         "Age of the heartbeat": NO_OTHER,
         "Notifications of Alertmanager": NO_OTHER,
         "Age of the hub's answers": NO_OTHER,
-        "Failing collectors": RARE,
+        **dict.fromkeys(("Firing now, of no job", "Failing collectors"), RARE),
     },
     job.UID: {name: OF_ONE_JOB[name] for name in NAMES.values() if name in OF_ONE_JOB},
 }

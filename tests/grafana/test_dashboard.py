@@ -26,6 +26,7 @@ DRAWN = {"timeseries", "stat", "gauge", "bargauge", "table", "row", "state-timel
 UIDS = [name.removesuffix(".json") for name in build.texts()]
 VALUES = variables(cluster="c1", job_id="42")
 WATCHDOG = 'alertname="GpuJobWatchdog"'  # an alert of no cluster
+OF_NO_CLUSTER = re.compile(r'^cluster="", alertname=~"GpuJob\.\+"')  # as others on Prometheus itself may be
 IN_LINKS = {"__url_time_range"}
 TIME_OF_A_ROW = "&from=${__data.fields.started.numeric}&to=${__data.fields.ended.numeric}"
 RATES = {"rate", "irate", "increase"}
@@ -270,6 +271,15 @@ def test_variables_are_chained_and_follow_the_time_range(job_board: Json) -> Non
     assert found["job_id"]["multi"] is False
 
 
+@pytest.mark.parametrize("uid", ["gpujob-fleet", "gpujob-self"])
+def test_boards_that_show_the_hub_find_a_cluster_without_jobs(uid: str) -> None:
+    (cluster,) = (each for each in load_board(uid)["templating"]["list"] if each["name"] == "cluster")
+    question = re.fullmatch(r'label_values\({__name__=~"([^"]*)"}, cluster\)', cluster["definition"])
+    assert question
+    (of_hub,) = set(question[1].split("|")) - {"gpujob_info"}
+    assert of_hub in {family.full_name for family in HUB_FAMILIES}
+
+
 def test_only_declared_variables_are_used(board: Json) -> None:
     declared = {variable["name"] for variable in board["templating"]["list"]}
     used = set(VARIABLE.findall(re.sub(r"\$\{__data\.fields\.[\w.]+\}|\$\{__value\.raw\}", "", json.dumps(board))))
@@ -334,7 +344,11 @@ def test_queries_of_a_board_read_one_cluster_and_counters_as_rates(board: Json) 
                 assert inside, expr
                 assert inside[-1] in RATES, expr
         for metric, braces in re.findall(r"([\w:]+)\{([^}]*)\}", expr):
-            assert 'cluster="$cluster"' in braces or metric.startswith("prometheus_") or WATCHDOG in braces, expr
+            assert (
+                'cluster="$cluster"' in braces
+                or metric.startswith("prometheus_")
+                or (WATCHDOG in braces or OF_NO_CLUSTER.match(braces))
+            ), expr
         for window in re.findall(r"\[([^]]+)\]", expr):
             assert window in {"$__rate_interval"} | FIXED_WINDOWS, expr
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from grafana.build import fleet, queries
+from grafana.build import fleet, queries, watching
 from grafana.build.queries import Query
 from tests.grafana.substitute import substitute, variables
 
@@ -109,6 +109,27 @@ def test_a_condition_that_came_late_has_its_share_of_the_time_range(tmp_path: Pa
     check(tmp_path, queries.GPU_CONDITIONS, "59m", series, (labels, 0.25))
 
 
+def test_the_board_of_the_monitoring_shows_alerts_of_no_job(tmp_path: Path) -> None:
+    panels: dict[str, Any] = {str(built.title): built for built in (panel.build() for panel in watching.alerts())}
+
+    def alert(labels: str) -> str:
+        return f'ALERTS{{{labels},alertstate="firing"}}'
+
+    hub_down = 'alertname="GpuJobHubDown",severity="critical",instance="h:9400"'
+    series = {
+        alert('alertname="GpuJobWorkerKilled",severity="critical",cluster="c1",job_id="42"'): "1x9",
+        alert(hub_down): "1x9",
+        alert('alertname="GpuJobHubBlind",severity="critical",cluster="c1"'): "1x9",
+        alert('alertname="GpuJobHubBlind",severity="critical",cluster="c2"'): "1x9",
+        alert('alertname="GpuJobWatchdog",severity="critical"'): "1x9",
+        alert('alertname="OfTheSite",severity="critical"'): "1x9",
+        f"ALERTS_FOR_STATE{{{hub_down}}}": "60x9",
+    }
+    (firing,), (since,) = (panels[title].targets for title in ("Firing: critical", "Firing now, of no job"))
+    check(tmp_path, Query("", firing.expr), "5m", series, ("{}", 3.0))
+    check(tmp_path, Query("", since.expr), "5m", series, (f"{{{hub_down}}}", 60_000.0))
+
+
 def test_ended_jobs_are_those_that_have_ended(tmp_path: Path) -> None:
     (panel,) = fleet.ended()
     targets: Any = panel.build().targets
@@ -120,6 +141,25 @@ def test_ended_jobs_are_those_that_have_ended(tmp_path: Path) -> None:
     } | {f'gpujob_job_end_timestamp_seconds{{cluster="c1",partition="gpu",job_id="1",{labels}}}': "_x5 300x3"}
     started = Query("", shown["start_timestamp_seconds"])
     check(tmp_path, started, "9m", series, (f'{{job_id="1",{labels}}}', 60_000.0))
+
+
+@pytest.mark.parametrize(
+    ("counted", "seen", "kwh"),
+    [
+        ("_x80 7.2e6x9", "1x89", 2.0),  # the first job of a user
+        ("_x80 7.2e6x9", "_x80 1x9", 0.0),  # Prometheus has found a hub that has counted for months
+        ("7.2e6x9 _x50 14.4e6x29", "1x9 _x50 1x29", 0.0),  # and after a night without it
+        ("7.2e6x28 stale 7.2e6x59", "1x28 stale 1x59", 0.0),  # one scrape failed where the range begins
+    ],
+)
+def test_counters_of_the_hub_do_not_begin_with_the_range(tmp_path: Path, counted: str, seen: str, kwh: float) -> None:
+    panels: list[Any] = [panel.build() for panel in fleet.waste()]
+    (target,) = next(panel.targets for panel in panels if panel.title == "Energy of ended jobs")
+    series = {
+        'gpujob_energy_joules_total{cluster="c1",user="ada",partition="gpu",instance="h:9400"}': counted,
+        'gpujob_hub_jobs{cluster="c1",kind="tracked",instance="h:9400"}': seen,
+    }
+    check(tmp_path, Query("", target.expr), "89m", series, ('{user="ada"}', kwh))
 
 
 def test_rates_of_the_hub_reach_over_two_of_its_scrapes() -> None:

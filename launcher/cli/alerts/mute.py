@@ -53,13 +53,25 @@ def id_of(job: str) -> str:
     return job_id_of(open_job(job).run_dir)
 
 
+OWNER = click.option("--user", "owner", metavar="NAME", help="Owner of the job (default: you).")
+
+
+def _place_of(owner: str) -> dict[str, str]:
+    """The labels of jobs of this user here: `user`, and `cluster` if the cluster file names it."""
+    from exporter.contract.identity import safe_label
+    from launcher.rundir.cluster_file import read_cluster_key
+
+    cluster = read_cluster_key("cluster", os.environ, Path.cwd())[1]
+    return {"user": safe_label(owner)} | ({"cluster": safe_label(cluster)} if isinstance(cluster, str) else {})
+
+
 @click.command(epilog="example: gpujob alerts mute 4459 --for 2h --alert Slowdown")
 @click.argument("job", metavar="JOB", shell_complete=complete_jobs)
 @click.option(
     "--for", "seconds", metavar="TIME", default="2h", callback=_parse_duration, help="30m, 2h, 1d (default 2h)."
 )
 @ALERT
-@click.option("--user", "owner", metavar="NAME", help="Owner of the job (default: you).")
+@OWNER
 @URL
 @JSON
 def mute(job: str, seconds: float, alert: str | None, owner: str | None, url: str | None, as_json: bool) -> None:
@@ -68,15 +80,12 @@ def mute(job: str, seconds: float, alert: str | None, owner: str | None, url: st
     from exporter.contract.identity import safe_label
     from launcher.alerts.api import add_silence
     from launcher.alerts.firing import job_matcher
-    from launcher.rundir.cluster_file import read_cluster_key
     from launcher.rundir.rundir import user_name
 
     source, now, job_id = manager(url), time.time(), id_of(job)
-    cluster = read_cluster_key("cluster", os.environ, Path.cwd())[1]
-    owner = owner or user_name()
-    labels = {"user": safe_label(owner)}
-    if isinstance(cluster, str):
-        labels["cluster"] = safe_label(cluster)
+    own = user_name()
+    owner = owner or own
+    labels = _place_of(owner)
     if alert is not None:
         labels["alertname"] = alert
     silence = add_silence(
@@ -88,7 +97,7 @@ def mute(job: str, seconds: float, alert: str | None, owner: str | None, url: st
             ],
             "startsAt": iso(now),
             "endsAt": iso(now + seconds),
-            "createdBy": user_name(),
+            "createdBy": own,
             "comment": "gpujob alerts mute",
         },
     )
@@ -96,26 +105,32 @@ def mute(job: str, seconds: float, alert: str | None, owner: str | None, url: st
         print_json({"schema": 1, "silence": silence, "job_id": job_id, "alert": alert, "until": iso(now + seconds)})
     else:
         click.echo(f"Muted: {alert or 'all alerts'} of job {job_id} of {owner} until {iso(now + seconds)}")
-        click.echo(f"Hear them again: gpujob alerts unmute {job_id}")
+        whose = "" if owner == own else f" --user {owner}"
+        click.echo(f"Hear them again: gpujob alerts unmute {job_id}{whose}")
 
 
 @click.command(epilog="example: gpujob alerts unmute 4459")
 @click.argument("job", metavar="JOB", shell_complete=complete_jobs)
 @ALERT
+@OWNER
 @URL
 @JSON
-def unmute(job: str, alert: str | None, url: str | None, as_json: bool) -> None:
+def unmute(job: str, alert: str | None, owner: str | None, url: str | None, as_json: bool) -> None:
     """End the silences of a job, or only those of one alert."""
     from launcher.alerts.api import end_silence, read_silences
+    from launcher.rundir.rundir import user_name
 
-    source, job_id = manager(url), id_of(job)
+    source, job_id, owner = manager(url), id_of(job), owner or user_name()
+    place = _place_of(owner)
     wanted = [
         silence
         for silence in read_silences(source)
-        if silence.is_of(job_id) and (alert is None or silence.alert == alert)
+        if silence.is_of(job_id, place) and (alert is None or silence.alert == alert)
     ]
     if not wanted:
-        raise LauncherError(f"job {job_id} is not muted; `gpujob alerts {job_id}` shows what is")
+        raise LauncherError(
+            f"job {job_id} of {owner} is not muted; `gpujob alerts {job_id}` shows what is; --user names another owner"
+        )
     for silence in wanted:
         end_silence(source, silence.id)
     if as_json:

@@ -16,6 +16,7 @@ import pytest
 from exporter.alerts.log_file import AlertLog
 from exporter.alerts.messages import (
     CONFIRMED_WITHIN_S,
+    INFO_WITHIN_S,
     Firing,
     Heartbeat,
     Heartbeats,
@@ -73,7 +74,7 @@ def test_a_time_that_has_no_place_in_utc_is_unknown(moment: str) -> None:
 def test_an_alert_is_news_when_it_begins_and_when_it_ends() -> None:
     firing, begun = Firing(), make_alert("firing", LABELS, {}, 1.0)
     ended = make_alert("resolved", LABELS, {}, 1.0)
-    assert [firing.take(each) for each in (begun, begun, ended, ended)] == [True, False, True, False]
+    assert [firing.take(each, 2.0) for each in (begun, begun, ended, ended)] == [True, False, True, False]
 
 
 def test_a_restarted_receiver_knows_what_fires_and_when_it_ends(tmp_path: Path) -> None:
@@ -94,11 +95,26 @@ def test_an_end_that_came_while_no_receiver_ran_is_found_when_the_alert_is_not_r
     alerts = [make_alert("firing", LABELS | {"job_id": job}, {}, 100.0) for job in ("7", "8", "9")]
     firing = Firing([*alerts, alerts[2]._replace(status="resolved")], 200.0)
     assert firing.all() == alerts[:2]
-    firing.take(alerts[0])
+    firing.take(alerts[0], 300.0)
     assert firing.lost_ends(200.0 + CONFIRMED_WITHIN_S) == []
     assert firing.lost_ends(201.0 + CONFIRMED_WITHIN_S) == [alerts[1]._replace(status="resolved")]
     assert firing.lost_ends(202.0 + CONFIRMED_WITHIN_S) == []
     assert firing.all() == alerts[:1]
+
+
+def test_an_end_that_alertmanager_did_not_tell_is_found_when_the_alert_is_not_repeated() -> None:
+    """It says nothing of the end of an alert that is muted, or hidden by another one."""
+    firing = Firing()
+    labels = LABELS | {"job_id": "8", "severity": "info"}
+    hidden, info = (make_alert("firing", each, {}, 100.0) for each in (LABELS, labels))
+    for alert in (hidden, info):
+        firing.take(alert, 100.0)
+        firing.take(alert, 200.0)
+    assert firing.lost_ends(200.0 + CONFIRMED_WITHIN_S) == []
+    assert firing.lost_ends(201.0 + CONFIRMED_WITHIN_S) == [hidden._replace(status="resolved")]
+    assert firing.all() == [info]
+    assert firing.lost_ends(200.0 + INFO_WITHIN_S) == []
+    assert firing.lost_ends(201.0 + INFO_WITHIN_S) == [info._replace(status="resolved")]
 
 
 def test_the_worst_and_oldest_alert_is_the_first() -> None:

@@ -118,6 +118,25 @@ def test_a_view_has_the_silences_of_its_job_that_last() -> None:
     assert muted_alerts(silences, "8", NOW) == muted_alerts(silences, "7", until) == ()
 
 
+@pytest.mark.parametrize(
+    ("matcher", "place", "is_meant"),
+    [
+        (("cluster", "hal"), {"cluster": "hal", "user": "ada"}, True),
+        (("cluster", "hal"), {"cluster": "sal", "user": "ada"}, False),
+        (("cluster", "hal"), {"user": "ada"}, True),  # the cluster file does not name it
+        (("user", "bob"), {"cluster": "hal", "user": "ada"}, False),
+        (("team", "x"), {"cluster": "hal", "user": "ada"}, True),
+    ],
+)
+def test_a_silence_of_another_cluster_or_user_is_not_that_of_the_job(
+    matcher: tuple[str, str], place: dict[str, str], is_meant: bool
+) -> None:
+    (silence,) = parse_silences(SILENCES)
+    other = silence._replace(matchers=(*silence.matchers, matcher))
+    assert other.is_of("7", place) is is_meant
+    assert bool(muted_alerts([other], "7_3", NOW, place)) is is_meant
+
+
 def test_a_trial_compares_what_was_sent_before_and_after() -> None:
     page = 'alertmanager_notification_requests{}_total{{integration="{}"}} {}\n'
     before = parse_counts(page.format("", "slack", 3) + page.format("_failed", "slack", 1))
@@ -242,7 +261,15 @@ class TestWithAlertmanager:
         assert "muted" not in gpujob("7").output
         site.services.wait(lambda each: "job 7" in each.body, len(CHANNELS) - 2)  # two have labels only
         error = gpujob("unmute", "7").exception
-        assert str(error) == "job 7 is not muted; `gpujob alerts 7` shows what is"
+        assert str(error).startswith(f"job 7 of {user_name()} is not muted; `gpujob alerts 7` shows what is")
+
+    def test_what_is_muted_for_another_user_stays_so(self, site: Site) -> None:
+        said = gpujob("mute", "7", "--user", "somebody-else").output
+        assert said.endswith("Hear them again: gpujob alerts unmute 7 --user somebody-else\n")
+        assert "job 7 of" in str(gpujob("unmute", "7").exception)
+        view = JobView(time=time.time(), job_id="7", job_name="embed", state="RUNNING", user=user_name())
+        assert _muting(10.0)(view).muted == ()
+        assert gpujob("unmute", "7", "--user", "somebody-else").output == "No longer muted: all alerts of job 7\n"
 
     def test_one_alert_of_a_job_can_be_muted_alone(self, site: Site) -> None:
         mine = {**KILLED, "user": user_name()}
