@@ -875,5 +875,5 @@ def test_the_slurm_end_query_reads_the_state_of_the_job(
     steps = SlurmSteps(mpi_plan(["true"]), facts_in(tmp_path))
     assert steps.query_end() == expected
     shown = re.search("EndTime=([-0-9T:]+)", scontrol_text or "")
-    has_limit = shown is not None and expected == ExternalEnd()
-    assert steps.read_time_limit_end() == (datetime.fromisoformat(shown[1]).timestamp() if has_limit else None)
+    limit_end = datetime.fromisoformat(shown[1]).timestamp() if shown and expected == ExternalEnd() else None
+    assert steps.read_time_limit_end() == limit_end
