@@ -217,6 +217,13 @@ def gpu_positions(planned_job: PlannedJob) -> dict[str, set[int]]:
     return found
 
 
+def _has_too_few(devices: str, positions: Collection[int]) -> bool:
+    """Whether wrappers would give GPUs of this list twice, or others. A role may name its own by its number."""
+    listed = parse_visible_devices(devices)
+    given = [listed[at] if at < len(listed) else str(at) for at in positions]
+    return len(set(given)) < len(given) or not set(given) <= set(listed)
+
+
 def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> CheckFinding:
     """Check that this machine has the GPUs of a local plan, and that CUDA_VISIBLE_DEVICES leaves it enough.
 
@@ -227,12 +234,13 @@ def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> Ch
         return finding.ok("gpus", place, "the job asks for no GPUs")
     if not planned_job.local:
         return finding.not_checked("gpus", place, "the job's nodes are not this machine")
-    needs = {devices: max(positions) + 1 for devices, positions in gpu_positions(planned_job).items()}
-    for devices, needed in needs.items():
-        if devices and len(parse_visible_devices(devices)) < needed:  # some would be used twice, or be another's
+    found = gpu_positions(planned_job)
+    for devices, positions in found.items():
+        if devices and _has_too_few(devices, positions):
+            needed = max(positions) + 1
             message = f"the plan uses {needed} GPUs, more than CUDA_VISIBLE_DEVICES={devices} has"
             return finding.error("few-gpus", place, f"{message}; use fewer, or set that variable to {needed} GPUs")
-    needed = max(needs.values(), default=0)
+    needed = max((max(positions) + 1 for positions in found.values()), default=0)
     here = gpu_count if gpu_count is not None else sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
     if here < needed:
         message = f"the plan uses {needed} GPUs and this machine has {here}; some workers will not find theirs"

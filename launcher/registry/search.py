@@ -164,7 +164,7 @@ def _by_part_or_name(job: str, entries: Sequence[JobEntry], *, takes_newest: boo
     if len(found) < 2:
         return next((FoundJob(Path(run_dir)) for run_dir in found), None)
     newest = max(found.values(), key=lambda entry: entry.submitted)
-    running = [entry for entry in found.values() if _may_run(Path(entry.run_dir))]
+    running = [entry for entry in found.values() if _may_run(Path(entry.run_dir), is_looking=takes_newest)]
     if len(running) == 1 and not (is_sweep(only := Path(running[0].run_dir)) or is_pipeline(only)):
         notice = f"one of {len(found)} jobs has not ended: {running[0].job_id}, {only}"
         return FoundJob(only, () if running[0] == newest else (notice,))
@@ -174,10 +174,11 @@ def _by_part_or_name(job: str, entries: Sequence[JobEntry], *, takes_newest: boo
     return FoundJob(Path(newest.run_dir), (notice,))
 
 
-def _may_run(run_dir: Path) -> bool:
+def _may_run(run_dir: Path, *, is_looking: bool) -> bool:
     """Whether a job has no report, and its process, Slurm's queue or its sidecars do not show that it has ended.
 
-    A job that was cancelled in the queue, or was lost with its node, never gets a report.
+    A job that was cancelled in the queue, or was lost with its node, never gets a report. A job on another machine has
+    ended for those who are looking when its sidecars are silent; for `stop` it may always run.
     """
     if (run_dir / run_files.REPORT_FILE).exists():
         return False
@@ -185,8 +186,10 @@ def _may_run(run_dir: Path) -> bool:
         return True
     process, now = read_orchestrator(run_dir), time.time()
     if process is not None and process.local:
-        is_seen = process.is_elsewhere() and is_reporting(run_dir, process.attempt, now)
-        return is_seen or process.is_running_here()
+        if not process.is_elsewhere():
+            return process.is_running_here()
+        has_just_started = now - (process.start or 0.0) < STARTING_S
+        return not is_looking or has_just_started or is_reporting(run_dir, process.attempt, now)
     if run_dir.name.startswith(LOCAL_PREFIX):
         return now - (run_dir / run_files.MANIFEST_FILE).stat().st_mtime < STARTING_S
     return SlurmQueue(run_dir).read().state != ""

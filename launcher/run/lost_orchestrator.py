@@ -157,8 +157,8 @@ class LostOrchestrator:
         self._leftovers = leftovers
         self._attempt, self._hosts = record.attempt, record.hosts
         start = record.start
-        changed_limit_end = JobStateRecord.of_attempt(run_dir, attempt).time_limit_end
-        self._time_limit_end = changed_limit_end or (time_limit_end(plan, start) if start is not None else None)
+        self._changed_limit_end = JobStateRecord.of_attempt(run_dir, attempt).time_limit_end
+        self._time_limit_end = self._changed_limit_end or (time_limit_end(plan, start) if start is not None else None)
         self._events = EventLog(run_dir / run_files.EVENTS_FILE, record.job_id or job_id_of(run_dir))
         self._end = end
         self._report_fd = report_fd
@@ -216,7 +216,12 @@ class LostOrchestrator:
         def write() -> None:
             try:
                 had_room = run_files.write_job_state(
-                    str(self._run_dir), phase, self._stop, workers_ended=workers_ended, attempt=self._attempt
+                    str(self._run_dir),
+                    phase,
+                    self._stop,
+                    workers_ended=workers_ended,
+                    attempt=self._attempt,
+                    time_limit_end=self._changed_limit_end,
                 )
             except OSError as error:
                 self._incomplete = write_problem(error)

@@ -67,13 +67,13 @@ class SlurmEndQuery:
         After the failure of a node Slurm ends the job, unless it was submitted with `no-kill`.
         """
         self._answer = self.query()
-        nodes = self._answer.failed_nodes
+        nodes = tuple(node for node in self._answer.failed_nodes if node not in self.failed_nodes)
         if self._answer.reason is not None or (nodes and (self._answer.may_end_all or self._needs_any(nodes))):
             self.stop_job(self._answer, "")
-        elif new := tuple(node for node in nodes if node not in self.failed_nodes):
-            self.failed_nodes += new
-            log_line(f"Node {', '.join(new)} has failed: the job continues without its workers there")
-            self._job_state.events.write("nodes failed", nodes=list(new))
+        elif nodes:
+            self.failed_nodes += nodes
+            log_line(f"Node {', '.join(nodes)} has failed: the job continues without its workers there")
+            self._job_state.events.write("nodes failed", nodes=list(nodes))
 
     def _needs_any(self, nodes: Sequence[str]) -> bool:
         """Whether a critical task that has not completed belongs on one of these nodes."""

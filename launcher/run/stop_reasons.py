@@ -3,6 +3,7 @@
 import signal
 import time
 from collections.abc import Sequence
+from datetime import datetime
 
 from exporter.workers.exit_reason import CONSEQUENCES, LIMIT_OVERRUN_S
 from launcher.plan.plan import BENCHMARK, DECODE, PREFILL, WORKERS, TaskPlan
@@ -18,6 +19,8 @@ from launcher.words import duration_text
 
 REQUEUE_MARGIN_S = 37.0  # kept free between SIGKILL and the time limit: the report must be written before the requeue
 LIMIT_INTERVAL_S = 600.0  # between questions whether the limit was changed: six an hour, also of a thousand jobs
+LEAST_CHANGE_S = 60.0  # of a limit, which counts minutes; less is only known more exactly
+FOLD_S = 3600.0  # by which clocks are set back at the end of summer time
 LIMIT_ROUNDING_S = 1.0  # between the ends of one limit in the environment and in the answer of scontrol
 MOST_SAVE_SHARE = 0.05  # largest share of the time limit between SIGTERM and SIGKILL before a requeue
 
@@ -146,8 +149,11 @@ class StopReasons:
         end, before = self._job.steps.read_time_limit_end(), self.time_limit_end
         if end is None or before is None or abs(end - before) <= LIMIT_ROUNDING_S:
             return
-        how = "later" if end > before else "earlier"
-        log_line(f"The time limit ends {duration_text(abs(end - before))} {how} than before")
+        if datetime.fromtimestamp(before).fold and abs(end + FOLD_S - before) <= LIMIT_ROUNDING_S:
+            return  # Slurm's text has no time zone, and this hour comes twice
+        if abs(end - before) >= LEAST_CHANGE_S:
+            how = "later" if end > before else "earlier"
+            log_line(f"The time limit ends {duration_text(abs(end - before))} {how} than before")
         self.time_limit_end = self._job_state.changed_limit_end = self._job_tasks.exit_reason_finder.job_end = end
         self._job_state.publish(self._job_state.phase)  # for sidecars and `watch`
 
@@ -171,7 +177,12 @@ class StopReasons:
 
     @property
     def _save_s(self) -> float:
-        """Seconds from SIGTERM to SIGKILL in a stop for a requeue: as at the time limit, unless that is short."""
+        """Seconds from SIGTERM to SIGKILL in a stop for a requeue: as at the time limit, unless that is short.
+
+        Workers that save at `slurm.signal` need no more than in other stops, and the signal must come first.
+        """
+        if self._plan.slurm.signal:
+            return OWN_TEARDOWN_S
         limit_s = (self.time_limit_end or 0.0) - self._facts.start
         return max(OWN_TEARDOWN_S, min(teardown_limit_s(self._plan.kill_wait_s), MOST_SAVE_SHARE * limit_s))
 

@@ -111,6 +111,11 @@ def read_selected(
 
     Tasks of an array may have left the queue. Raises LauncherError and SlurmUnansweredError.
     """
+    return selected_jobs(selection, slurm.user or "anybody", prefix, rows, _read_attempts(slurm, selection, rows))
+
+
+def _read_attempts(slurm: SlurmReader, selection: Selection, rows: Iterable[QueueRow]) -> tuple[Attempt, ...]:
+    """What accounting knows of the wanted ids that are not in the queue. Raises SlurmUnansweredError."""
     attempts: tuple[Attempt, ...] = ()
     in_queue = {task for row in rows for task in task_ids(row.job_id)}
     arrays = list(dict.fromkeys(array_of(word) for word in selection.ids if word not in in_queue))
@@ -120,7 +125,7 @@ def read_selected(
     except SlurmUnansweredError as error:
         if not error.is_lasting:
             raise
-    return selected_jobs(selection, slurm.user or "anybody", prefix, rows, attempts)
+    return attempts
 
 
 def read_new(
@@ -128,27 +133,23 @@ def read_new(
 ) -> dict[str, TrackedJob]:
     """The wanted jobs that are not ``known`` from an earlier run with the same words, which may be none.
 
-    Raises LauncherError and SlurmUnansweredError.
+    Those that Slurm does not know are left out: the known ones are followed all the same. Raises SlurmUnansweredError.
     """
     rows = [row for row in rows if any(task not in known for task in task_ids(row.job_id))]
     ids = tuple(word for word in selection.ids if not any(is_part_of(job_id, word) for job_id in known))
     names = tuple(name for name in selection.names if any(row.name == name for row in rows))
     new = selection._replace(ids=ids, names=names)
-    is_any_left = selection.is_everything and any(row.snapshot.state not in ENDS for row in rows)
-    found = read_selected(slurm, new, prefix, rows) if is_any_left or not new.is_everything else {}
-    return {job_id: job for job_id, job in found.items() if job_id not in known}
+    if new.is_everything and not selection.is_everything:
+        return {}
+    found = _wanted_rows(new, rows, _read_attempts(slurm, new, rows))
+    return {row.job_id: _tracked(row, new.own_runs.get(row.job_id), prefix) for row in found if row.job_id not in known}
 
 
 def selected_jobs(
     selection: Selection, user: str, prefix: str, rows: Iterable[QueueRow], attempts: Iterable[Attempt]
 ) -> dict[str, TrackedJob]:
     """The wanted jobs, out of the first answers of Slurm. Raises LauncherError for those that Slurm does not know."""
-    rows = [row._replace(job_id=task) for row in rows for task in task_ids(row.job_id)]
-    in_queue = {row.job_id for row in rows}
-    in_order = sorted(attempts, key=lambda attempt: attempt.snapshot.submitted or 0.0)  # earlier jobs may have its id
-    last = {task: attempt for attempt in in_order for task in task_ids(attempt.job_id)}
-    rows += [QueueRow(task, each.snapshot, each.name, None) for task, each in last.items() if task not in in_queue]
-    wanted = [row for row in rows if _is_wanted(row, selection)]
+    wanted = _wanted_rows(selection, rows, attempts)
     missing = [word for word in selection.ids if not any(is_part_of(row.job_id, word) for row in wanted)]
     missing += [name for name in selection.names if not any(row.name == name for row in wanted)]
     if missing:
@@ -160,6 +161,16 @@ def selected_jobs(
     if not wanted:
         raise LauncherError(f"{user} has no job in Slurm's queue that has not ended; give the ids of jobs that have")
     return {row.job_id: _tracked(row, selection.own_runs.get(row.job_id), prefix) for row in wanted}
+
+
+def _wanted_rows(selection: Selection, rows: Iterable[QueueRow], attempts: Iterable[Attempt]) -> list[QueueRow]:
+    """One row for each wanted job, out of the queue or of its last attempt."""
+    rows = [row._replace(job_id=task) for row in rows for task in task_ids(row.job_id)]
+    in_queue = {row.job_id for row in rows}
+    in_order = sorted(attempts, key=lambda attempt: attempt.snapshot.submitted or 0.0)  # earlier jobs may have its id
+    last = {task: attempt for attempt in in_order for task in task_ids(attempt.job_id)}
+    rows += [QueueRow(task, each.snapshot, each.name, None) for task, each in last.items() if task not in in_queue]
+    return [row for row in rows if _is_wanted(row, selection)]
 
 
 def _is_wanted(row: QueueRow, selection: Selection) -> bool:

@@ -47,6 +47,7 @@ from launcher.watch.serving_view import StageFacts, output_tokens_rate, readines
 if TYPE_CHECKING:
     from launcher.verify.timed_reads import ReportProgress
 
+END_INTERVAL_S = 60.0  # between questions whether a job that the queue may hide has ended
 SUCCESSOR_S = 5.0  # until the process that replaces a killed orchestrator has written who it is
 
 
@@ -57,6 +58,7 @@ class JobClient:
         self.run_dir = run_dir
         self.manifest: Manifest = read_manifest(run_dir)
         self._queue = SlurmQueue(run_dir)
+        self._end_query_at, self._has_hidden_end = -math.inf, False  # monotonic clock
         self._gone_at = -math.inf  # when the process of a local job was first seen gone; inf while it runs
         self._last_orchestrator_key: object = (
             None  # orchestrator at the last read, and whether it had written its report
@@ -212,9 +214,16 @@ class JobClient:
         return _known("RUNNING", is_queued, "the job has left Slurm's queue without a report")
 
     def _read_queue(self) -> QueueState:
-        """What the queue says of the job. Nothing is known of a job that is not there because Slurm hides it."""
+        """What the queue says of the job. A job that Slurm may hide there has left it only if its end is known."""
         at = self._queue.read()
-        return QueueState(None) if at.state == "" and self._is_hidden else at
+        if at.state != "" or not self._is_hidden:
+            return at
+        now = time.monotonic()
+        if not self._has_hidden_end and now >= self._end_query_at:
+            self._end_query_at = now + END_INTERVAL_S
+            end = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
+            self._has_hidden_end = end is not None
+        return at if self._has_hidden_end else QueueState(None)
 
     @cached_property
     def _is_hidden(self) -> bool:

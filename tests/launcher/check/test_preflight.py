@@ -340,6 +340,15 @@ def test_variables_that_connect_processes_are_known(over: dict[str, Any], tmp_pa
     assert list(check_variables(planned_job(tmp_path, **over))) == []
 
 
+@pytest.mark.parametrize(("second", "status"), [("1", "ok"), ("GPU-b", "error"), ("0", "error")])
+def test_roles_may_name_their_own_gpus_by_number(second: str, status: str, tmp_path: Path) -> None:
+    roles = [
+        {"role": role, "command": "true", "gpus": 1, "env": {"CUDA_VISIBLE_DEVICES": devices}}
+        for role, devices in (("a", "0"), ("b", second))
+    ]
+    assert check_gpus_here(planned_job(tmp_path, workers=roles, resources={"gpus_per_node": 2}), 2).status == status
+
+
 def test_requested_gpus_are_compared_with_those_of_this_machine(tmp_path: Path) -> None:
     gpus = {"resources": {"gpus_per_node": 4}, **worker("true", gpus=4)}
     assert check_gpus_here(planned_job(tmp_path)).status == "ok"

@@ -141,6 +141,10 @@ def test_a_job_on_another_machine_runs_while_its_sidecars_report(
     record = {"schema": 1, "host": "elsewhere", "local": True, "pid": 1, "start_ticks": 1}
     (lost / "orchestrator.json").write_text(json.dumps(record))
     assert find_job("embed", environ, elsewhere, takes_newest=True).directory == newer
+    assert found("embed", environ, elsewhere) == lost, "for `stop` it may run, and no other job is meant"
+    (lost / "orchestrator.json").write_text(json.dumps({**record, "start": time.time()}))
+    assert find_job("embed", environ, elsewhere, takes_newest=True).directory == lost, "it has just started"
+    (lost / "orchestrator.json").write_text(json.dumps(record))
     (lost / "status").mkdir()
     (lost / "status/cn01.json").write_text(json.dumps({"schema": 1, "time": time.time()}))
     assert found("embed", environ, elsewhere) == lost

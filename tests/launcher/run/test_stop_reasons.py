@@ -130,6 +130,33 @@ def test_after_a_warning_the_workers_have_until_the_extended_limit(tmp_path: Pat
     assert (job.job_state.deadline or 0.0) - time.monotonic() == pytest.approx(120.0 - REQUEUE_MARGIN_S, abs=2.0)
 
 
+def test_before_a_requeue_the_signal_of_the_job_comes_first(tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    reasons = near_its_limit(job, 50.0)
+    reasons._plan = dataclasses.replace(reasons._plan, slurm=reasons._plan.slurm._replace(signal="USR1@48"))
+    reasons._stop_if_requeue_due()
+    assert job.job_state.stop is None
+
+
+def test_the_hour_that_comes_twice_changes_no_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    try:
+        job = SignalledJob(tmp_path)
+        reasons = near_its_limit(job, 50.0)
+        for known, asked, expected in (
+            (1792891800.0, 1792888200.0, 1792891800.0),  # 02:30 CET on 2026-10-25, read as 02:30 CEST
+            (1792891800.0, 1792880000.0, 1792880000.0),
+            (1792791800.0, 1792788200.0, 1792788200.0),  # a day before
+        ):
+            reasons.time_limit_end, job.steps.read_time_limit_end.return_value = known, asked
+            reasons._read_limit()
+            assert reasons.time_limit_end == expected
+    finally:
+        monkeypatch.undo()
+        time.tzset()
+
+
 def test_workers_that_got_a_warning_before_a_requeue_have_the_same_end(tmp_path: Path) -> None:
     job = SignalledJob(tmp_path)
     reasons = near_its_limit(job, 120.0)

@@ -691,6 +691,10 @@ def test_a_job_continues_without_the_workers_of_a_failed_node(
     job.job_tasks.handle_task_groups()
     assert (job.job_tasks.abandoned, len(job.processes)) == ({"decode": "solver"}, 3), "a restart would need the node"
     assert job.job_tasks.ends[1].evidence[-1] == "node cn01 has failed"
+    job.steps.query_end.return_value = ExternalEnd(is_unanswered=True, failed_nodes=("cn01",))
+    job.job_tasks.slurm_end_query.query_reason()
+    assert job.job_state.stop is None, "what was borne is no reason later, when Slurm does not answer"
+    job.steps.query_end.return_value = ExternalEnd(failed_nodes=("cn01",))
     job.processes[0].poll.return_value = 143
     job.record_end(0, 143, **terminated())
     start = time.monotonic()

@@ -33,7 +33,7 @@ def test_ids_arrays_names_and_everything_are_found() -> None:
     assert ids(Selection(("46",)), OLD) == {"46"}  # it has left the queue
 
 
-def test_a_run_that_goes_on_gets_the_jobs_that_it_could_not_know() -> None:
+def test_a_run_that_goes_on_gets_the_jobs_that_it_could_not_know(monkeypatch: pytest.MonkeyPatch) -> None:
     slurm = SlurmReader("ada", None, {})
 
     def more(selection: Selection, *known: str) -> set[str]:
@@ -45,6 +45,8 @@ def test_a_run_that_goes_on_gets_the_jobs_that_it_could_not_know() -> None:
     assert more(Selection(names=("gone",)), "1") == set(), "its jobs of then have left the queue"
     assert more(Selection(), "4459_0", "4459_1", "4459_2", "45") == set()
     assert more(Selection(("45",), ("eval",)), "44") == {"45"}
+    monkeypatch.setattr(SlurmReader, "accounting", lambda *_: ())
+    assert more(Selection(("45", "99")), "44") == {"45"}, "the known ones are followed although one is unknown to Slurm"
 
 
 def test_every_job_begins_as_pending_with_a_name_of_its_own() -> None:

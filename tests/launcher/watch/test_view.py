@@ -20,6 +20,7 @@ from exporter.contract.view import JobView, WorkerView
 from exporter.logs.log_files_reader import log_paths
 from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.report.report import build_report
+from launcher.report.state import UNFINISHED
 from launcher.report.text import render_report
 from launcher.watch import view as view_module
 from launcher.watch.ending import render_ending
@@ -782,7 +783,8 @@ def test_a_job_of_another_user_that_slurm_hides_runs_while_its_sidecars_report(
     write(run_dir / "manifest.json", {**manifest, "user": "bob"})
     client = JobClient(run_dir)
     assert [client.read_state() for _ in range(3)] == ["RUNNING"] * 3
-    assert len(slurm.calls("scontrol")) == 1 + 1  # for the end of one's own, above
+    # for the end of one's own, above; whether jobs are hidden; once in a while whether this one has ended
+    assert len(slurm.calls("scontrol")) == 1 + 1 + 1
     write(run_dir / "status/here.json", {**status(), "time": time.time() - 60.0})
     assert (client.read_state(), client.read_view().unknown_reason) == (
         "UNKNOWN",
@@ -793,6 +795,10 @@ def test_a_job_of_another_user_that_slurm_hides_runs_while_its_sidecars_report(
     for name in ("report.json", "orchestrator.json"):
         (run_dir / name).unlink()
     assert JobClient(run_dir).read_state() == "PENDING"
+    slurm.say("scontrol", "job", "JobId=4459 JobState=CANCELLED Reason=None\n")
+    client = JobClient(run_dir)
+    assert (client.read_state(), client.report().state in UNFINISHED) == ("UNKNOWN", False)
+    slurm.say("scontrol", "job", "")
     slurm.say("scontrol", "config", "ClusterName = c1\nPrivateData = none\n")
     assert JobClient(run_dir).read_state() == "UNKNOWN", "it has left a queue that shows all jobs"
 
