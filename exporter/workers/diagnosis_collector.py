@@ -61,7 +61,8 @@ class DiagnosticsCollector:
         self._details: dict[tuple[int, int], ProcessDetails] = {}
         self._diagnosed_runs: dict[int, set[int]] = {}  # by rank: those whose ends are in the status
         self._diagnosed = 0
-        # Restart and last progress of each stalled worker, by rank.
+        # Restart and items processed of each worker at its last stall, by rank: the time of its last progress moves
+        # with a set clock or a suspension, and more time may be granted without progress.
         self._diagnosed_stalls: dict[int, tuple[int, float | None]] = {}
         self._is_disk_full = False
 
@@ -103,11 +104,11 @@ class DiagnosticsCollector:
         for restart in failed.keys() - known:
             self._diagnosed += 1
             yield restart, partial(build_failure_diagnosis, ended=failed[restart], errors=read_error_patterns())
-        if not worker.stalled or not worker.up:
-            self._diagnosed_stalls.pop(rank, None)
-        elif (stall := (worker.restarts, worker.last_progress)) != self._diagnosed_stalls.get(rank):
+        stall = worker.restarts, worker.items_processed
+        if worker.stalled and worker.up and stall != self._diagnosed_stalls.get(rank):
             self._diagnosed_stalls[rank] = stall
-            yield stall[0], partial(build_stall_diagnosis, since=stall[1], errors=read_error_patterns())
+            since = worker.last_progress
+            yield worker.restarts, partial(build_stall_diagnosis, since=since, errors=read_error_patterns())
 
     def _diagnose(self, status: NodeStatus, fresh: list[tuple[Task, int, DiagnosisBuilder]]) -> None:
         found = []

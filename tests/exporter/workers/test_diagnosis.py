@@ -577,9 +577,17 @@ def test_each_stall_is_written_once(diagnosed_node: DiagnosedNode) -> None:
     assert diagnosed_node.body("worker_w0_stall").since == NOW - 400
     diagnosed_node.read(worker_status(stalled=True, last_progress=NOW - 400))
     assert path.stat().st_mtime_ns == before
-    diagnosed_node.read(worker_status())
-    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW - 100))
+    diagnosed_node.read(worker_status(items=13, items_processed=13))
+    diagnosed_node.read(worker_status(items=13, items_processed=13, stalled=True, last_progress=NOW - 100))
     assert diagnosed_node.body("worker_w0_stall").since == NOW - 100
+
+
+def test_a_stall_is_the_same_after_a_suspension_of_the_job_and_after_more_time(diagnosed_node: DiagnosedNode) -> None:
+    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW - 400))
+    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW + 3200), seconds=3600)
+    diagnosed_node.read(worker_status(stalled=False, last_progress=NOW + 3200))
+    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW + 3200), seconds=300)
+    assert diagnosed_node.body("worker_w0_stall").since == NOW - 400
 
 
 def test_stacks_are_read_from_leftover_processes_and_running_peers(
