@@ -194,6 +194,7 @@ class LogsCollector:
                 worker.set_wall_clock(step)
         stopped_s = 0.0 if self._next_read_at is None else monotonic - self._next_read_at
         self._next_read_at = None
+        stopped = self._find_stopped(now - stopped_s) if stopped_s > STOPPED_S else frozenset()
         # An attached job has no directory of progress files.
         if self._records_check.may_have_changed(now) | (
             os.path.exists(self._progress_dir) and self._progress_check.may_have_changed(now)
@@ -202,14 +203,14 @@ class LogsCollector:
         extra = self._finder.find() if self._finder is not None else {}
         for place in range(count):
             number = (self._next_worker + place) % count
-            worker = workers[number]
-            read_before = worker.bytes_read if stopped_s > STOPPED_S else None
-            self._poll_worker(number, extra.get(worker.task.rank, ()), now, until)
-            if read_before is not None and read_before == worker.bytes_read and not worker.ended:
-                worker.set_wall_clock(stopped_s)  # it was stopped too, so that its silence does not count
+            read_at = now - stopped_s if number in stopped else now  # what it wrote before the stop is that old
+            self._poll_worker(number, extra.get(workers[number].task.rank, ()), read_at, until)
             if clock.monotonic() > until:
                 self._next_worker = (self._next_worker + place + 1) % count
                 break
+        for number in stopped:  # also those that were not polled
+            if not workers[number].ended:
+                workers[number].set_wall_clock(stopped_s)  # so that its silence does not count
         self._save(workers)
         peers = {
             role: median_seconds_per_item(worker.seconds_per_item for worker in workers if worker.task.role == role)
@@ -238,6 +239,19 @@ class LogsCollector:
             ),
             timeouts=tuple(timeouts.items()),
             notes=tuple(dict.fromkeys(note for engine in engines for note in engine.notes)),
+        )
+
+    def _find_stopped(self, since: float) -> frozenset[int]:
+        """Indexes of running workers that were stopped with the sidecar, since they have written nothing.
+
+        The time of a write on a file server may be that of a later flush.
+        """
+        return frozenset(
+            index
+            for index, worker in enumerate(self._workers)
+            if not worker.ended
+            and not worker.was_written_after(since + STOPPED_S)
+            and self._latest_restart(worker.task, worker.restart) == worker.restart
         )
 
     def _poll_worker(self, index: int, extra: Sequence[Path], now: float, poll_end: float) -> None:

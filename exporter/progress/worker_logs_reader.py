@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
+from pathlib import Path
 from typing import NamedTuple
 
 from exporter.collecting.published import WorkerProgress
@@ -21,6 +22,7 @@ from exporter.logs.search.engine import SMALL_BYTES, FileSearch
 from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition, LogValue
 from exporter.logs.tail_reader import LogTail, TailPosition
 from exporter.logs.timestamps import TimestampReader, zone_offset
+from exporter.machine.folders import read_mtime
 from exporter.progress import progress_file
 from exporter.progress.eta.estimator import EtaEstimator
 from exporter.progress.eta.prior import RunPrior
@@ -263,6 +265,11 @@ class WorkerLogs:
     def bytes_read(self) -> int:
         """Bytes read so far, of all runs."""
         return self._closed_bytes + sum(source.tail.bytes_read for source in self._sources.values())
+
+    def was_written_after(self, time: float) -> bool:
+        """Whether one of its files was written after this time, and after its last read."""
+        writes = ((read_mtime(Path(path)), source.tail.mtime) for path, source in self._sources.items())
+        return any(written is not None and written > time and written != known for written, known in writes)
 
     @property
     def ended(self) -> bool:

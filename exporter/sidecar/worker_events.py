@@ -34,6 +34,7 @@ class _WorkerMemory:
 
     run: int = 0
     stalled_since: float | None = None
+    stalled_at: float | None = None  # items processed then
     is_slow: bool = False
     state: str = ""
     state_since: float = 0.0
@@ -82,14 +83,15 @@ class WorkerEvents:
         yield from self._log_errors(worker, known.errors, event)
         if worker.stalled and known.stalled_since is None:
             known.stalled_since = worker.last_progress if worker.last_progress is not None else now
+            known.stalled_at = worker.items_processed
             seconds = now - known.stalled_since
             yield event("warning", STALLED, f"no progress for {seconds:.0f} s{_position(worker)}")
-        elif (
-            worker.stalled is False
-            and known.stalled_since is not None
-            and worker.last_progress is not None
-            and worker.last_progress != known.stalled_since  # else more time is granted, as while its GPUs are busy
-        ):
+        elif known.stalled_since is None or worker.last_progress is None:
+            pass
+        elif worker.items_processed == known.stalled_at:
+            # More time may be granted, as while its GPUs are busy. A set clock or a suspension moves the last progress.
+            known.stalled_since = worker.last_progress
+        elif worker.stalled is False:
             seconds = worker.last_progress - known.stalled_since
             known.stalled_since = None
             yield event("info", RECOVERED, f"progress after {seconds:.0f} s{_position(worker)}")

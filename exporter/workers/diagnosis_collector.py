@@ -5,7 +5,6 @@ import logging
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
@@ -29,6 +28,7 @@ from exporter.workers.diagnosis import (
 from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
+from exporter.workers.runs_reader import StartRecord, oldest_log
 
 READ_INTERVAL_S = 1.0
 WORKERS = "workers"  # collector of the runs in the status
@@ -61,7 +61,8 @@ class DiagnosticsCollector:
         self._details: dict[tuple[int, int], ProcessDetails] = {}
         self._diagnosed_runs: dict[int, set[int]] = {}  # by rank: those whose ends are in the status
         self._diagnosed = 0
-        # Restart and last progress of each stalled worker, by rank.
+        # Restart and items processed of each worker at its last stall, by rank: the time of its last progress moves
+        # with a set clock or a suspension, and more time may be granted without progress.
         self._diagnosed_stalls: dict[int, tuple[int, float | None]] = {}
         self._is_disk_full = False
 
@@ -103,11 +104,11 @@ class DiagnosticsCollector:
         for restart in failed.keys() - known:
             self._diagnosed += 1
             yield restart, partial(build_failure_diagnosis, ended=failed[restart], errors=read_error_patterns())
-        if not worker.stalled or not worker.up:
-            self._diagnosed_stalls.pop(rank, None)
-        elif (stall := (worker.restarts, worker.last_progress)) != self._diagnosed_stalls.get(rank):
+        stall = worker.restarts, worker.items_processed
+        if worker.stalled and worker.up and stall != self._diagnosed_stalls.get(rank):
             self._diagnosed_stalls[rank] = stall
-            yield stall[0], partial(build_stall_diagnosis, since=stall[1], errors=read_error_patterns())
+            since = worker.last_progress
+            yield worker.restarts, partial(build_stall_diagnosis, since=since, errors=read_error_patterns())
 
     def _diagnose(self, status: NodeStatus, fresh: list[tuple[Task, int, DiagnosisBuilder]]) -> None:
         found = []
@@ -134,8 +135,8 @@ class DiagnosticsCollector:
         context = self._context
         manifest, identity = context.manifest, context.identity
         rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
-        start = self._start_record(task.worker, task.rank, restart).get("start")
-        since = start if isinstance(start, float) else None
+        record = self._start_record(task.worker, task.rank, restart)
+        since = oldest_log(record.start, record.start_ticks, context.clock)
         more = find_extra_logs(manifest, rank_of, since, [task.rank]).get(task.rank, ())
         return read_run_files(manifest, task, identity.node, identity.attempt, restart, more)
 
@@ -163,13 +164,14 @@ class DiagnosticsCollector:
 
     def _is_recorded_process(self, pid: int, worker: WorkerStatus) -> bool:
         """Whether the recorded pid is this worker in our pid namespace, not an unrelated process."""
-        known = self._start_record(worker.worker, worker.rank, worker.restarts).get("start_ticks")
+        known = self._start_record(worker.worker, worker.rank, worker.restarts).start_ticks
         return known is None or known == read_start_ticks(pid, self._context.proc)
 
-    def _start_record(self, worker: str, rank: int, restart: int) -> dict[str, Any]:
+    def _start_record(self, worker: str, rank: int, restart: int) -> StartRecord:
         """The start record of a run; empty if there is none."""
         name = run_files.record_name(worker, rank, self._context.identity.attempt, restart)
-        return run_files.read_json(self._context.manifest.run_dir / run_files.WORKERS_DIR / f"{name}.start.json") or {}
+        path = self._context.manifest.run_dir / run_files.WORKERS_DIR / f"{name}.start.json"
+        return StartRecord.read_valid(path) or StartRecord()
 
     def _write(self, found: Diagnosis) -> None:
         try:

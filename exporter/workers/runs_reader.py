@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
+from exporter.contract.clock import Clock
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
@@ -45,6 +46,7 @@ NO_RECORD_GRACE_S = 3.0  # time for the exit record of an ended process to appea
 NOTICE_GRACE_S = 3.0  # time for the launcher's notice to appear after a signal from outside
 STATUS_GRACE_S = 1.0  # time for the kernel to report the status of a process that is not our child
 LOG_TAIL_BYTES = 64 * 1024
+CLOCK_SLACK_S = 60.0  # a file server's clock may be this far behind, so a log this much older may be of the run
 DETAILS_EVERY_S = 30.0  # between reads of costly values: proportional memory, open files, context switches
 QUICK_END_S = 10.0  # a worker that ends sooner may have moved itself into the background
 
@@ -388,7 +390,7 @@ class WorkerRuns:
             attached=self._context.manifest.attached,
         )
         if needs_log_evidence(evidence):
-            ends = self._read_log_ends(run.restart, run.start)
+            ends = self._read_log_ends(run.restart, oldest_log(run.start, run.start_ticks, self._context.clock))
             evidence = replace(evidence, log=log_evidence(ends, lexicon_of_job(self._context.manifest)))
         return end._replace(evidence=evidence)
 
@@ -414,7 +416,8 @@ class WorkerRuns:
         They are merged with ``earlier``, the facts from an earlier sidecar.
         """
         found: Facts = {}
-        pids, since = run.pids | ({run.pid} if run.pid is not None else set()), self._begin(run)
+        pids = run.pids | ({run.pid} if run.pid is not None else set())
+        since = _begin(run.start, run.start_ticks, self._context.clock) or 0.0
         if evidence.code != 0:
             found = {**self._node.oom_facts(pids, since), **self._node.gpu_facts(self.task, pids, since)}
         elif run.visible and (left := self._count_background_processes(run, evidence)):
@@ -425,13 +428,6 @@ class WorkerRuns:
                     self._record_path(run.restart, "found"), {**earlier, "schema": run_files.RECORD_SCHEMA, **found}
                 )
         return found
-
-    def _begin(self, run: _WorkerRun) -> float:
-        """Start of a run on the present clock, which may have been set back since; 0 if unknown."""
-        if run.start is None or run.start_ticks is None:
-            return run.start or 0.0
-        clock = self._context.clock
-        return min(run.start, clock.time() - clock.monotonic() + run.start_ticks / CLOCK_TICKS)
 
     def _count_background_processes(self, run: _WorkerRun, evidence: ExitEvidence) -> int:
         """Number of processes left in the background; those of its own session do not count, they end with it."""
@@ -459,6 +455,19 @@ class WorkerRuns:
         others = find_extra_logs(manifest, self._rank_of, since, [self.task.rank]).get(self.task.rank, [])
         starts = read_log_starts(self._record_path(restart, "logs"))
         return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path))) for path in (*paths, *others)]
+
+
+def oldest_log(start: float | None, start_ticks: int | None, clock: Clock) -> float | None:
+    """When the last write to a log of this run can have been at the earliest; None if unknown."""
+    begin = _begin(start, start_ticks, clock)
+    return None if begin is None else begin - CLOCK_SLACK_S
+
+
+def _begin(start: float | None, start_ticks: int | None, clock: Clock) -> float | None:
+    """Start of a run on the present clock, which may have been set back since; None if unknown."""
+    if start is None or start_ticks is None:
+        return start
+    return min(start, clock.time() - clock.monotonic() + start_ticks / CLOCK_TICKS)
 
 
 def _exit_status(wait_status: int | None) -> ExitStatus:

@@ -110,6 +110,10 @@ class Logs:
         with (self.run_dir / name).open("ab") as out:
             out.write(text.encode() if isinstance(text, str) else text)
 
+    def date(self, mtime: float, name: str = f"{NODE}_worker_w0.out") -> None:
+        """Set when a log was last written, by the test's clock."""
+        os.utime(self.run_dir / name, (mtime, mtime))
+
     def record(self, kind: str, restart: int = 0, attempt: int = 0, **facts: object) -> None:
         """Write the start or exit record of a run."""
         stem = run_files.record_name(TASK.worker, TASK.rank, attempt, restart)
@@ -794,26 +798,56 @@ def test_a_clock_that_is_set_changes_no_duration(logs: Logs, monkeypatch: pytest
     assert logs.facts().stalled is True
 
 
+@pytest.mark.parametrize("stop_s", [400.0, 7200.0])  # stamps of 10 minutes ago are no longer believed
+@pytest.mark.parametrize("has_unread", [False, True])
 @pytest.mark.parametrize("stamped", [False, True])
-def test_the_time_of_a_suspended_job_is_no_silence(logs: Logs, stamped: bool) -> None:
+def test_the_time_of_a_suspended_job_is_no_silence(logs: Logs, stamped: bool, has_unread: bool, stop_s: float) -> None:
+    def append(number: int) -> None:
+        stamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.gmtime(logs.clock.now)) if stamped else ""
+        logs.append(f"{stamp}Processed {number}/1000 items\n")
+        logs.date(logs.clock.now)
+
     def work(*numbers: int) -> WorkerLogFacts:
         for number in numbers:
             logs.clock.advance(5)
-            stamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.gmtime(logs.clock.now)) if stamped else ""
-            logs.append(f"{stamp}Processed {number}/1000 items\n")
+            append(number)
             facts = logs.facts()
         return facts
 
     before = work(*range(5, 300, 5))
-    logs.clock.stop(7200)
+    if has_unread:
+        logs.clock.stop(4)
+        append(299)
+    logs.clock.stop(stop_s)
     facts = logs.facts()
-    assert (facts.stalled, facts.rate) == (False, before.rate)
+    assert (facts.stalled, facts.position) == (False, 299 if has_unread else 295)
+    assert facts.rate == pytest.approx(before.rate, rel=0.05 if has_unread else 0)
+    assert facts.average_rate == pytest.approx(before.average_rate, rel=0.05)
     assert facts.last_rise is not None
-    assert facts.read_at - facts.last_rise == logs.manifest.check_interval_s
+    silence_s = float(stamped) if has_unread else logs.manifest.check_interval_s
+    assert facts.read_at - facts.last_rise == silence_s
+    assert facts.eta is not None
+    assert before.eta is not None
+    assert facts.eta.seconds == pytest.approx(before.eta.seconds, abs=10)
     facts = work(300, 305)
     assert facts.average_rate == pytest.approx(before.average_rate, rel=0.05)
     logs.clock.advance(logs.manifest.stall_timeout_s + 10)
     assert logs.facts().stalled is True
+
+
+def test_a_suspended_worker_whose_log_the_next_poll_reads_has_not_been_silent(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    logs = Logs(tmp_path, TASK, make_task(1))
+    for number in range(5, 105, 5):
+        logs.clock.advance(5)
+        for worker in ("w0", "w1"):
+            logs.append(items(number, total=1000), f"{NODE}_worker_{worker}.out")
+        logs.collector.read()
+    monkeypatch.setattr(collector, "POLL_S", -1.0)
+    logs.clock.stop(7200)
+    read = logs.collector.read()
+    assert [read.workers[0].read_at - (facts.last_rise or 0.0) for facts in read.workers] == [5.0, 5.0]
 
 
 def test_lines_that_were_written_while_the_sidecar_alone_was_stopped_count(logs: Logs) -> None:
@@ -821,9 +855,19 @@ def test_lines_that_were_written_while_the_sidecar_alone_was_stopped_count(logs:
     before = logs.facts()
     logs.clock.stop(600)
     logs.append(items(900, total=1000))
+    logs.date(logs.clock.now - 5)
     facts = logs.facts()
     assert (facts.stalled, facts.position, facts.last_rise) == (False, 900, facts.read_at)
     assert facts.average_rate == pytest.approx(before.average_rate, rel=0.05)
+
+
+def test_a_run_that_began_while_the_sidecar_alone_was_stopped_keeps_its_start(logs: Logs) -> None:
+    steady_work(logs, 61)
+    logs.facts()
+    logs.clock.stop(600)
+    logs.record("start", 1, start=logs.clock.now - 100)
+    logs.facts()
+    assert logs.collector._workers[0].track.began == logs.clock.now - 100
 
 
 def test_a_worker_that_ended_before_the_job_was_suspended_keeps_its_times(logs: Logs) -> None:

@@ -48,7 +48,7 @@ def test_a_stall_and_its_end_are_one_event_each(node: Node) -> None:
     assert node.after(5, **before) == []
     assert texts(node.after(295, **stalled)) == ["warning worker stalled: no progress for 300 s, at 12 of 1500 items"]
     assert node.after(5, **stalled) == []
-    (end,) = node.after(15, stalled=False, last_progress=1310.0, items=13)
+    (end,) = node.after(15, stalled=False, last_progress=1310.0, items=13, items_processed=13)
     assert texts([end]) == ["info worker recovered: progress after 310 s, at 13 of 1500 items"]
     assert (end.worker, end.rank, end.time) == ("worker_w0", 0, 1320.0)
 
@@ -57,8 +57,17 @@ def test_a_stalled_worker_that_is_granted_more_time_has_not_recovered(node: Node
     node.after(310, stalled=True, last_progress=1000.0)
     assert node.after(90, stalled=False, last_progress=1000.0) == []
     assert node.after(70, stalled=True, last_progress=1000.0) == []
-    found = node.after(5, stalled=False, last_progress=1474.0)
-    assert texts(found) == ["info worker recovered: progress after 474 s, at 12 of 1500 items"]
+    found = node.after(5, stalled=False, last_progress=1474.0, items=13, items_processed=13)
+    assert texts(found) == ["info worker recovered: progress after 474 s, at 13 of 1500 items"]
+
+
+def test_a_stalled_worker_whose_last_progress_moves_with_the_clock_has_not_recovered(node: Node) -> None:
+    """As after the job was suspended for an hour."""
+    node.after(310, stalled=True, last_progress=1000.0)
+    assert node.after(3600, stalled=True, last_progress=4600.0) == []
+    assert node.after(5, stalled=False, last_progress=4600.0) == []
+    found = node.after(5, stalled=False, last_progress=4918.0, items=13, items_processed=13)
+    assert texts(found) == ["info worker recovered: progress after 318 s, at 13 of 1500 items"]
 
 
 @pytest.mark.parametrize("over", [{"up": False, "stalled": False}, {"phase": "completing", "stalled": False}])

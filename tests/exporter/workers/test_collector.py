@@ -275,6 +275,23 @@ def test_a_later_sidecar_takes_no_text_of_the_run_for_that_of_an_earlier_one(wra
     assert collected.facts().exits.last[-1].reason == "cuda_oom"
 
 
+@pytest.mark.parametrize(
+    ("set_back_s", "after_s", "reason"),
+    [(0.0, -2.0, "cuda_oom"), (0.0, -100.0, "app_error"), (3600.0, 1.0, "cuda_oom"), (3600.0, -100.0, "app_error")],
+)
+def test_a_log_explains_an_end_although_its_time_is_before_the_start(
+    wrappers: Wrappers, set_back_s: float, after_s: float, reason: str
+) -> None:
+    """The clock of the file server may be behind, and that of the node may have been set back."""
+    manifest = make_manifest(wrappers.run_dir, TASK, logs=PathGroup("log", ".", "*.log"))
+    collector = make_collector(make_context(manifest, ClockThatWasSetBack(set_back_s), end=None))
+    log = wrappers.run_dir / "worker_0.log"
+    wrappers.start(TASK, "sh", "-c", f"echo 'torch.OutOfMemoryError: CUDA out of memory.' > {log}; exit 1").wait()
+    written = wrappers.record(TASK, "start")["start"] - set_back_s + after_s
+    os.utime(log, (written, written))
+    assert collector.read().workers[0].exits.last[-1].reason == reason
+
+
 def test_a_hanging_log_directory_hides_no_worker(wrappers: Wrappers, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = make_manifest(wrappers.run_dir, TASK, logs=PathGroup("log", ".", "*.log"))
     collected, answers = CollectedWorker(wrappers.run_dir, TASK), threading.Event()
@@ -672,15 +689,18 @@ def test_the_kernel_log_is_evidence_and_is_kept_for_the_report(wrappers: Wrapper
 
 
 class ClockThatWasSetBack(SystemClock):
-    """The clock of the machine, set back by an hour."""
+    """The clock of the machine, set back."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
 
     def time(self) -> float:
-        return super().time() - 3600
+        return super().time() - self._seconds
 
 
 @pytest.mark.parametrize(("after_s", "reason"), [(1.0, "gpu_fault"), (-10.0, "killed_unknown")])
 def test_a_clock_that_was_set_back_hides_no_event_of_a_run(wrappers: Wrappers, after_s: float, reason: str) -> None:
-    clock = ClockThatWasSetBack()
+    clock = ClockThatWasSetBack(3600)
     kernel = KernelLog(clock, None, path="/nowhere")
     context = make_context(make_manifest(wrappers.run_dir, TASK), clock, end=None)
     collector = make_collector(dataclasses.replace(context, kernel=kernel))

@@ -36,6 +36,7 @@ from exporter.contract.status import (
 from exporter.logs.log_starts_reader import LogStartFinder
 from exporter.logs.packs_reader import read_error_patterns
 from exporter.machine import python_stacks
+from exporter.machine.procfs import CLOCK_TICKS
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.service import HttpService
 from exporter.sidecar.sidecar import Sidecar
@@ -507,18 +508,30 @@ def test_a_failure_is_written_once_with_its_recent_samples(diagnosed_node: Diagn
     assert path.stat().st_mtime_ns == before
 
 
-def test_a_diagnosis_has_no_log_of_an_earlier_job(diagnosed_node: DiagnosedNode) -> None:
+@pytest.mark.parametrize(
+    ("start", "mtime", "has_log"),
+    [
+        (1000.0, 900.0, False),  # of an earlier job
+        (1000.0, 998.0, True),  # the clock of the file server is behind
+        (4600.0, 1001.0, True),  # the clock of the node was set back
+    ],
+)
+def test_a_diagnosis_has_no_log_of_an_earlier_job(
+    diagnosed_node: DiagnosedNode, start: float, mtime: float, has_log: bool
+) -> None:
     run_dir, logs = diagnosed_node.run_dir, PathGroup("log", ".", "*.log")
     manifest = make_manifest(run_dir, make_task(), logs=logs)
-    collector = DiagnosticsCollector(make_context(manifest), lambda: diagnosed_node.status)
+    collector = DiagnosticsCollector(make_context(manifest, FakeClock()), lambda: diagnosed_node.status)
     (run_dir / "worker_0.log").write_text("torch.OutOfMemoryError: CUDA out of memory\n")
-    os.utime(run_dir / "worker_0.log", (90, 90))
+    os.utime(run_dir / "worker_0.log", (mtime, mtime))
     (run_dir / f"{NODE}_worker_w0.err").write_text("ModuleNotFoundError: No module named 'x'\n")
     name = run_files.record_name("worker_w0", 0, 0, 0)
-    run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{name}.start.json", {"pid": 1, "start": 100.0})
+    record = {"pid": 1, "start": start, "start_ticks": 1000 * CLOCK_TICKS}
+    run_files.write_json(run_dir / run_files.WORKERS_DIR / f"{name}.start.json", record)
     diagnosed_node.status = node_status(FAILED)
     collector.read()
-    assert [log.file for log in diagnosed_node.body().logs] == [f"{NODE}_worker_w0.err"]
+    found = [log.file for log in diagnosed_node.body().logs]
+    assert found == [f"{NODE}_worker_w0.err", *(["worker_0.log"] if has_log else [])]
 
 
 @pytest.mark.parametrize("reason", ["completed", "terminated_peer", "cancelled", "time_limit", "preempted"])
@@ -577,9 +590,17 @@ def test_each_stall_is_written_once(diagnosed_node: DiagnosedNode) -> None:
     assert diagnosed_node.body("worker_w0_stall").since == NOW - 400
     diagnosed_node.read(worker_status(stalled=True, last_progress=NOW - 400))
     assert path.stat().st_mtime_ns == before
-    diagnosed_node.read(worker_status())
-    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW - 100))
+    diagnosed_node.read(worker_status(items=13, items_processed=13))
+    diagnosed_node.read(worker_status(items=13, items_processed=13, stalled=True, last_progress=NOW - 100))
     assert diagnosed_node.body("worker_w0_stall").since == NOW - 100
+
+
+def test_a_stall_is_the_same_after_a_suspension_of_the_job_and_after_more_time(diagnosed_node: DiagnosedNode) -> None:
+    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW - 400))
+    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW + 3200), seconds=3600)
+    diagnosed_node.read(worker_status(stalled=False, last_progress=NOW + 3200))
+    diagnosed_node.read(worker_status(stalled=True, last_progress=NOW + 3200), seconds=300)
+    assert diagnosed_node.body("worker_w0_stall").since == NOW - 400
 
 
 def test_stacks_are_read_from_leftover_processes_and_running_peers(
