@@ -14,6 +14,7 @@ from exporter.logs.tail_reader import rotated_from
 from exporter.machine.folders import read_mtime
 
 SETTLED_S = 2.0  # a folder changed this recently may change again without a new mtime
+CLOCK_SLACK_S = 60.0  # a file server's clock may be this far behind, so a log this much older may be of the run
 RESCAN_S = 60.0  # reread a folder after this time: not every file system updates mtime
 
 _PACKED = re.compile(r"\.(?:gz|bz2|xz|zst)\Z")
@@ -112,6 +113,7 @@ class LogFinder:
     def find_since(self, since: float | None, ranks: Iterable[int]) -> Mapping[int, list[Path]]:
         """Files of these ranks that were written after ``since``: others are from an earlier job.
 
+        Of a rank without such a file, those of the last minute before count too: the file server's clock may be behind.
         Only files of these ranks cost a ``stat`` each: a job has thousands of ranks, which may all end at once.
         """
         found = self.find()
@@ -119,7 +121,10 @@ class LogFinder:
 
     def _find_new(self, since: float, rank: int) -> list[Path]:
         names = self._names.get(rank, [])
-        old = {name for name in names if (read_mtime(self._directory / name) or 0.0) < since}
+        written = {name: read_mtime(self._directory / name) or 0.0 for name in names}
+        if max(written.values(), default=0.0) < since:
+            since -= CLOCK_SLACK_S
+        old = {name for name in names if written[name] < since}
         return [self._known[name][1] for name in names if name not in old and not self._is_rotated(name, old)]
 
     def _is_rotated(self, name: str, old: Container[str] = ()) -> bool:

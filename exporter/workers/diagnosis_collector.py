@@ -28,7 +28,7 @@ from exporter.workers.diagnosis import (
 from exporter.workers.diagnosis_reader import has_diagnosis, read_run_files, write_diagnosis
 from exporter.workers.diagnosis_text import render_diagnosis
 from exporter.workers.exit_reason import CONSEQUENCES
-from exporter.workers.runs_reader import StartRecord, oldest_log
+from exporter.workers.runs_reader import StartRecord, present_start
 
 READ_INTERVAL_S = 1.0
 WORKERS = "workers"  # collector of the runs in the status
@@ -136,7 +136,7 @@ class DiagnosticsCollector:
         manifest, identity = context.manifest, context.identity
         rank_of = partial(rank_in_file_name, ranks=manifest.ranks_of_roles())
         record = self._start_record(task.worker, task.rank, restart)
-        since = oldest_log(record.start, record.start_ticks, context.clock)
+        since = present_start(record.start, record.start_ticks, context.clock)
         more = find_extra_logs(manifest, rank_of, since, [task.rank]).get(task.rank, ())
         return read_run_files(manifest, task, identity.node, identity.attempt, restart, more)
 

@@ -46,7 +46,6 @@ NO_RECORD_GRACE_S = 3.0  # time for the exit record of an ended process to appea
 NOTICE_GRACE_S = 3.0  # time for the launcher's notice to appear after a signal from outside
 STATUS_GRACE_S = 1.0  # time for the kernel to report the status of a process that is not our child
 LOG_TAIL_BYTES = 64 * 1024
-CLOCK_SLACK_S = 60.0  # a file server's clock may be this far behind, so a log this much older may be of the run
 DETAILS_EVERY_S = 30.0  # between reads of costly values: proportional memory, open files, context switches
 QUICK_END_S = 10.0  # a worker that ends sooner may have moved itself into the background
 
@@ -390,7 +389,7 @@ class WorkerRuns:
             attached=self._context.manifest.attached,
         )
         if needs_log_evidence(evidence):
-            ends = self._read_log_ends(run.restart, oldest_log(run.start, run.start_ticks, self._context.clock))
+            ends = self._read_log_ends(run.restart, present_start(run.start, run.start_ticks, self._context.clock))
             evidence = replace(evidence, log=log_evidence(ends, lexicon_of_job(self._context.manifest)))
         return end._replace(evidence=evidence)
 
@@ -417,7 +416,7 @@ class WorkerRuns:
         """
         found: Facts = {}
         pids = run.pids | ({run.pid} if run.pid is not None else set())
-        since = _begin(run.start, run.start_ticks, self._context.clock) or 0.0
+        since = present_start(run.start, run.start_ticks, self._context.clock) or 0.0
         if evidence.code != 0:
             found = {**self._node.oom_facts(pids, since), **self._node.gpu_facts(self.task, pids, since)}
         elif run.visible and (left := self._count_background_processes(run, evidence)):
@@ -457,13 +456,7 @@ class WorkerRuns:
         return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path))) for path in (*paths, *others)]
 
 
-def oldest_log(start: float | None, start_ticks: int | None, clock: Clock) -> float | None:
-    """When the last write to a log of this run can have been at the earliest; None if unknown."""
-    begin = _begin(start, start_ticks, clock)
-    return None if begin is None else begin - CLOCK_SLACK_S
-
-
-def _begin(start: float | None, start_ticks: int | None, clock: Clock) -> float | None:
+def present_start(start: float | None, start_ticks: int | None, clock: Clock) -> float | None:
     """Start of a run on the present clock, which may have been set back since; None if unknown."""
     if start is None or start_ticks is None:
         return start

@@ -208,6 +208,17 @@ def test_a_rotated_log_is_read_once_at_the_end_of_a_job(tmp_path: Path, name: st
     assert extra_names(tmp_path, since=1000.0) == [name], "the log is of an earlier job"
 
 
+def test_a_log_of_the_minute_before_counts_only_if_there_is_no_newer_one(tmp_path: Path) -> None:
+    """The clock of the file server may be behind; but the file may also be of the job before."""
+    for name, written in (("worker_0_second.log", 980.0), ("worker_0_first.log", 900.0)):
+        (tmp_path / name).touch()
+        os.utime(tmp_path / name, (written, written))
+    assert extra_names(tmp_path, since=1000.0) == ["worker_0_second.log"]
+    (tmp_path / "worker_0_third.log").touch()
+    os.utime(tmp_path / "worker_0_third.log", (1000.0, 1000.0))
+    assert extra_names(tmp_path, since=1000.0) == ["worker_0_third.log"]
+
+
 @pytest.mark.parametrize("name", [*OTHERS, "worker_1.log"])
 def test_another_log_is_read_besides_the_first_at_the_end_of_a_job(tmp_path: Path, name: str) -> None:
     for other in ("worker_0.log", name):
