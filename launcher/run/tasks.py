@@ -366,7 +366,7 @@ class JobTasks:
             for group in self._waiting_groups():
                 group.restart_at = None
             return
-        now = time.monotonic()
+        now, due = time.monotonic(), list[TaskGroup]()
         for group in {id(group): group for group in self._task_groups.values() if group.failed}.values():
             ranks = [planned.task.rank for planned in group.tasks]
             rest = [self._running[rank] for rank in ranks if rank in self._running]
@@ -376,10 +376,12 @@ class JobTasks:
                 group.kill_at = time.monotonic() + OWN_TEARDOWN_S
             left = rest or any(rank in self._ended or rank in self._with_leftovers for rank in ranks)
             if group.restart_at is not None and now >= group.restart_at and not left:
-                group.restart += 1
-                if any(map(may_resume, group.tasks)):
-                    self._update_checkpoint()
-                self._start_group(group)
+                due.append(group)
+        if any(may_resume(planned) for group in due for planned in group.tasks):
+            self._update_checkpoint()  # once for all: it may take seconds, and hundreds may have failed together
+        for group in due:
+            group.restart += 1
+            self._start_group(group)
 
     def _update_checkpoint(self) -> None:
         """Let restarted workers resume from what the job has saved meanwhile."""

@@ -463,6 +463,25 @@ def test_a_step_is_restarted_after_all_its_tasks_have_ended(tmp_path: Path) -> N
     assert job.job_tasks.restarts() == {0: 1, 1: 1}
 
 
+def test_workers_that_restart_together_resume_from_the_result_of_one_search(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    search = Mock(return_value="/saved/checkpoint_100.pt")
+    monkeypatch.setattr("launcher.run.tasks.find_checkpoint", search)
+    plan = plan_of(job_spec(workers=[{"count": 3, "command": "x", "restart": {"max": 1, "backoff": 0}}]))
+    job = SimulatedJob(tmp_path, plan)
+    job.job_tasks.start(plan.tasks)
+    for rank, process in enumerate(job.processes):
+        job.record_end(rank, 1)
+        process.poll.return_value = 1
+    job.steps.update_facts.side_effect = lambda _: job.processes.clear()
+    job.job_tasks.reap()
+    job.job_tasks.handle_task_groups()
+    search.assert_called_once()
+    assert [call.args[0].checkpoint for call in job.steps.update_facts.call_args_list] == [search.return_value]
+    assert len(job.processes) == 3, "all of them start after the search"
+
+
 @pytest.mark.parametrize("in_one_step", [True, False])
 def test_every_task_of_a_worker_has_a_record_of_a_restart_that_failed(tmp_path: Path, in_one_step: bool) -> None:
     plan = mpi_plan(["solve"])
