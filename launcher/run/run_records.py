@@ -1,5 +1,6 @@
 """Start and exit records of task runs, as the orchestrator reads and completes them."""
 
+import contextlib
 import os
 import signal
 import time
@@ -72,9 +73,18 @@ class RunRecords:
         path = self.path(running.planned, running.restart, "found")
         run_files.write_json_if_absent(path, {"schema": run_files.RECORD_SCHEMA, **facts})
 
-    def save_stop(self, running: RunningTask, stop: Stop) -> None:
-        """Write why we end one run while the job continues. Raises OSError."""
-        run_files.write_json(self.path(running.planned, running.restart, "stop"), {"stop": stop.to_json()})
+    def save_stop(self, running: RunningTask, stop: Stop, like: RunningTask | None = None) -> None:
+        """Write why we end one run while the job continues. Raises OSError.
+
+        If another run has the same record, ``like`` names it, and both share one file: hundreds of durable writes to a
+        file server take many seconds.
+        """
+        path = self.path(running.planned, running.restart, "stop")
+        if like is not None:
+            with contextlib.suppress(OSError):  # it has none, or its file system has no hard links
+                os.link(self.path(like.planned, like.restart, "stop"), path)
+                return
+        run_files.write_json(path, {"stop": stop.to_json()})
 
     def save_abandoned(self, workers: Mapping[str, str]) -> None:
         """Write the workers (name -> role) that failed while the job continues. Raises OSError."""

@@ -356,7 +356,9 @@ class JobTasks:
         stop = Stop("terminated_peer", cause, time.time())
         log_line(f"Ending the other {len(rest)} processes of {_group_name(group)}")
         for running in rest:
-            attempt_optional("write the reason for its end", functools.partial(self._records.save_stop, running, stop))
+            self._signals.show_life()  # hundreds of files take long on a slow file server
+            save_stop = functools.partial(self._records.save_stop, running, stop, like=rest[0])
+            attempt_optional("write the reason for its end", save_stop)
         self._steps.terminate(rest)
         group.kill_at = time.monotonic() + OWN_TEARDOWN_S  # counted from after SIGTERM
 

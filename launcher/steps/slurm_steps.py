@@ -337,7 +337,12 @@ class SlurmSteps:
 
     def _signal(self, running: Sequence[RunningTask], name: str) -> None:
         ends, steps = name in ("TERM", "KILL"), []
-        step_ids = [(entry, self._step_id(entry)) for entry in running]
+        parts: dict[tuple[subprocess.Popen[bytes], int], list[RunningTask]] = {}  # of each step, by component
+        for entry in running:
+            component = component_index(self._plan, entry.planned.task.node_index)
+            parts.setdefault((entry.process, component), []).append(entry)
+        # one record is enough: a step may have hundreds of tasks
+        step_ids = [(tasks[0], next(filter(None, map(self._step_id, tasks)), None)) for tasks in parts.values()]
         # the record may not be visible here yet, and terminating srun would kill tasks that should get SIGTERM
         listed = self._steps_by_name() if ends and any(step is None for _, step in step_ids) else {}
         for entry, step in step_ids:

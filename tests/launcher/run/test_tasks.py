@@ -59,6 +59,14 @@ def mpi_plan(command: list[str], processes: int = 2, gpus: int = 2) -> Plan:
     return dataclasses.replace(plan, tasks=tasks)
 
 
+def plan_of_four_ranks(**over: Any) -> Plan:
+    """One worker on two nodes with two processes on each."""
+    plan = mpi_plan(["solve"])
+    first = dataclasses.replace(plan.tasks[0], **over)
+    places = [dataclasses.replace(first.task, rank=rank, node_index=rank // 2) for rank in range(4)]
+    return dataclasses.replace(plan, tasks=tuple(dataclasses.replace(first, task=task) for task in places))
+
+
 def test_a_worker_is_a_task_group_and_so_is_a_step() -> None:
     plan = plan_of(
         job_spec(
@@ -463,6 +471,29 @@ def test_a_step_is_restarted_after_all_its_tasks_have_ended(tmp_path: Path) -> N
     assert job.job_tasks.restarts() == {0: 1, 1: 1}
 
 
+@pytest.mark.parametrize("has_links", [True, False])
+def test_tasks_that_end_with_their_worker_share_the_record_of_its_stop(
+    has_links: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = SimulatedJob(tmp_path, plan_of_four_ranks(step="", restart_max=1))
+    job.job_tasks.start(job.plan.tasks)
+    job.record_end(0, 1)
+    job.processes[0].poll.return_value = 1
+    write, show_life = Mock(wraps=run_files.write_json), Mock()
+    monkeypatch.setattr(run_files, "write_json", write)
+    monkeypatch.setattr(job.signals, "show_life", show_life)
+    if not has_links:
+        monkeypatch.setattr(os, "link", Mock(side_effect=OSError(errno.EPERM, "Operation not permitted")))
+    alive_at_sigterm: list[int] = []
+    job.steps.terminate.side_effect = lambda _: alive_at_sigterm.append(show_life.call_count)
+    job.job_tasks.reap()
+    paths = [RunRecords(job.facts).path(planned, 0, "stop") for planned in job.plan.tasks]
+    assert [path.exists() for path in paths] == [False, True, True, True]
+    assert [read_json(path)["stop"]["cause"] for path in paths[1:]] == ["solver_w0 rank 0 ended by app_error"] * 3
+    assert sum(call.args[0] in paths for call in write.call_args_list) == (1 if has_links else 3)
+    assert alive_at_sigterm[0] >= 3, "hundreds of records take long"
+
+
 def test_workers_that_restart_together_resume_from_the_result_of_one_search(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -738,6 +769,22 @@ def test_a_step_without_a_record_is_terminated_by_its_name(tmp_path: Path, monke
     steps.terminate(running)
     assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=TERM", "4459.3", "4459.7"]]
     assert [entry.process.terminate.call_count for entry in running] == [0, 0, 1], "Slurm does not know the last step"  # type: ignore[attr-defined]
+
+
+def test_one_record_is_read_for_all_tasks_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm = FakeSlurm(tmp_path / "fake")
+    for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
+        monkeypatch.setenv(name, value)
+    (tmp_path / run_files.WORKERS_DIR).mkdir()
+    plan, facts, srun = plan_of_four_ranks(), facts_in(tmp_path), Mock(spec=subprocess.Popen)
+    running = [RunningTask(planned, 0, srun) for planned in plan.tasks]
+    for planned in plan.tasks[1:]:  # the first is not visible here yet
+        run_files.write_json(RunRecords(facts).path(planned, 0, "start"), {"step": "3"})
+    read = Mock(wraps=run_files.read_json)
+    monkeypatch.setattr(run_files, "read_json", read)
+    SlurmSteps(plan, facts).terminate(running)
+    assert [call["argv"] for call in slurm.calls("scancel")] == [["--signal=TERM", "4459.3"]]
+    assert (read.call_count, slurm.calls("squeue"), srun.terminate.called) == (2, [], False)
 
 
 def test_the_step_of_a_killed_srun_is_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
