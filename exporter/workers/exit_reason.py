@@ -80,7 +80,7 @@ class JobStop:
     restart: int = 0
     # Failed nodes, if they are the reason. Their workers failed with them; all other ends are consequences.
     nodes: tuple[str, ...] = ()
-    requeue: bool = False  # whether the job is to be requeued
+    requeue: bool = False  # whether tasks are to save for a requeue, which a cancellation may still prevent
 
     def was_caused_by(self, rank: int, restart: int) -> bool:
         """Whether this run of a worker caused the stop."""

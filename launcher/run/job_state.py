@@ -223,6 +223,17 @@ class JobState:
         self.events.write("nodes failed", nodes=list(nodes))
         self._write_state(self.phase)
 
+    def replace_requeue(self, reason: str, cause: str) -> None:
+        """Give the stop for a requeue another reason, since the job ends first. Its tasks are already ending.
+
+        ``requeue`` stays true: a task that ends with 0 has saved its state, and not completed its work.
+        """
+        if self.stop is not None:
+            self.stop = replace(self.stop, reason=reason, cause=cause)
+        log_line(f"Not requeueing the job: {cause}")
+        self._write_state(self.phase)
+        self.events.write("job stopping", reason=reason, cause=cause)
+
     def withdraw_stop(self) -> None:
         """Cancel a stop whose tasks completed before they were signalled."""
         log_line("Stop cancelled: the work is complete")

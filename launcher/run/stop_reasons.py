@@ -206,6 +206,10 @@ class StopReasons:
         if job_state.stop is None or job_tasks.unconfirmed_since is not None or job_state.may_finish_work:
             self._stop_for_signal(name, text)
             job_tasks.unconfirmed_since = None
+        elif job_state.stop.requeue:  # tasks are saving; Slurm may end the job for another reason than the limit
+            external_end = job_tasks.slurm_end_query.query()
+            if external_end.reason is not None:
+                job_state.replace_requeue(external_end.reason, f"{external_end.cause} ({text})")
         if job_tasks.slurm_end_query.is_left_to_slurm:
             job_state.begin_kill_wait(self._signals.end_signal_at)  # Slurm's answer may have come before the signal
 

@@ -11,16 +11,20 @@ from unittest.mock import ANY, Mock
 import pytest
 
 from exporter.contract import run_files
+from exporter.workers.slurm_end_notice import CANCELLED
 from launcher.plan.plan import RequeueRule, RunFacts
+from launcher.report.state import EXIT_STATUS
+from launcher.run.end_of_job import EndOfJob
 from launcher.run.job_state import OWN_TEARDOWN_S, QUERY_MARGIN_S, JobRun, JobState, StopOrigin
 from launcher.run.orchestrator import load_plan
+from launcher.run.run_records import RunRecords
 from launcher.run.signals import OrchestratorSignals
 from launcher.run.stages import ReadinessState, Stages
 from launcher.run.stop_reasons import LIMIT_INTERVAL_S, REQUEUE_MARGIN_S, StopReasons
 from launcher.run.tasks import JobTasks
-from launcher.rundir.job_records import JobStateRecord
+from launcher.rundir.job_records import JobStateRecord, StopRequest
 from launcher.steps.steps import ExternalEnd, Steps
-from tests.support.launcher import settled_run_dir
+from tests.support.launcher import read_json, settled_run_dir
 
 
 class SignalledJob:
@@ -34,7 +38,7 @@ class SignalledJob:
         self.steps.read_time_limit_end.return_value = None
         self.signals.end_signal, self.signals.end_signal_at = signal.SIGTERM, time.monotonic()
         self.job_state = JobState(facts, 30.0, self.signals)
-        job = JobRun(plan, facts, self.steps, self.job_state, self.signals)
+        self.job = job = JobRun(plan, facts, self.steps, self.job_state, self.signals)
         self.job_tasks = JobTasks(job)
         stages = Stages(plan, facts, ReadinessState(plan, facts, self.steps))
         self.stop_reasons = StopReasons(job, self.job_tasks, stages)
@@ -247,9 +251,40 @@ def test_a_signal_ends_the_time_to_save_before_a_requeue(signalled: bool, tmp_pa
         job.job_state.mark_signalled()
     job.stop_reasons.handle_end_signal()
     assert job.job_state.stop is not None
-    assert job.job_state.stop.reason == ("time_limit" if signalled else "cancelled")
+    assert job.job_state.stop.reason == "cancelled"
     if not signalled:
         assert job.job_state.deadline == pytest.approx(job.signals.end_signal_at + 27.0)
+
+
+@pytest.mark.parametrize(
+    ("answer", "state", "cause"),
+    [
+        (ExternalEnd(True, *CANCELLED), "CANCELLED", "Slurm: cancelled (gpujob stop by ada on login1)"),
+        (ExternalEnd(True, "preempted", "Slurm: preempted"), "PREEMPTED", "Slurm: preempted (SIGTERM to the job)"),
+        (ExternalEnd(is_unanswered=True), "TIMEOUT", "the time limit is near; the job will be requeued"),
+    ],
+)
+def test_a_job_that_ends_while_its_workers_save_for_a_requeue_reports_why(
+    answer: ExternalEnd, state: str, cause: str, tmp_path: Path
+) -> None:
+    job = SignalledJob(tmp_path)
+    number, job.signals.end_signal = job.signals.end_signal, None
+    job.job_state.begin_stop("time_limit", "the time limit is near; the job will be requeued", {"requeue": True})
+    job.job_state.mark_signalled()
+    deadline, run_dir = job.job_state.deadline, job.job.facts.run_dir
+    saved = {"code": 0, "signal": None, "end": time.time()}
+    RunRecords(job.job.facts).save_exit(job.job.plan.tasks[0], 0, saved)
+    if state == "CANCELLED":
+        request = StopRequest(user="ada", host="login1")
+        run_files.write_json(run_dir / run_files.STOP_REQUEST_FILE, request.to_json())
+    job.signals.end_signal, job.steps.query_end.return_value = number, answer
+    job.stop_reasons.handle_end_signal()
+    assert job.job_state.deadline == deadline, "the workers save as before"
+    status = EndOfJob(job.job, job.job_tasks, Mock()).finish(None, lambda: None, lambda: None)
+    report = read_json(run_dir / run_files.REPORT_FILE)
+    assert (report["state"], report["requeued"], status) == (state, False, EXIT_STATUS[state])
+    assert report["stopped"]["cause"] == cause
+    job.steps.requeue.assert_not_called()
 
 
 def test_a_signal_is_recorded_once_even_if_its_reason_is_known(tmp_path: Path) -> None:
