@@ -25,6 +25,7 @@ from launcher.rundir.targets import (
 from launcher.steps.steps import Steps
 
 START_TIMEOUT_S = 30.0  # wait for the sidecars to listen; then the job continues without them
+POLL_S, MOST_POLL_S = 0.05, 0.5  # between two polls for them: this for each node, whose file is read, up to the latter
 TARGETS_INTERVAL_S = 5.0  # between two searches for late or restarted sidecars, which read one file per node
 KILL_WAIT_S = 2.0  # wait for the end of a killed sidecar: it may hang in a system call
 END_S = 5.0
@@ -52,6 +53,7 @@ class Sidecars:
         self._processes: list[subprocess.Popen[bytes]] = []
         self._starts = 0
         self._targets_due = 0.0
+        self._are_targets_logged = True  # as last written
         # tasks whose programs serve metrics, by rank
         self._engines = {planned.task.rank: planned.task for planned in plan.tasks if metrics_endpoint(planned)}
         self._started_engines: set[int] = set()  # ranks of tasks with metrics that have started
@@ -67,23 +69,25 @@ class Sidecars:
             return
         if not self._start():
             return
-        end = time.monotonic() + START_TIMEOUT_S
+        end, hosts = time.monotonic() + START_TIMEOUT_S, self._facts.hosts
+        poll_s = min(MOST_POLL_S, POLL_S * len(hosts))
         while not self._is_ending():
             listening = self._publish()
-            if len(listening) >= len(self._facts.hosts):
+            is_complete, missing = len(listening) >= len(hosts), sorted(set(hosts) - set(listening))
+            if not (is_complete or self._have_ended or time.monotonic() > end):
+                self._sleep(poll_s)
+                continue
+            self._log_targets(listening)
+            if is_complete:
                 log_line("The sidecar listens" if len(listening) == 1 else f"All {len(listening)} sidecars listen")
-                return
-            missing = sorted(set(self._facts.hosts) - set(listening))
-            if self._have_ended:
+            elif self._have_ended:
                 log_line(
                     f"The sidecars could not run on {', '.join(missing)}; "
                     f"the job runs without monitoring there{self._last_log_line()}"
                 )
-                return
-            if time.monotonic() > end:
+            else:
                 log_line(f"No sidecar listens yet on {', '.join(missing)}; the job continues without waiting for them")
-                return
-            self._sleep(0.05)
+            return
 
     def _start(self) -> bool:
         try:
@@ -100,12 +104,18 @@ class Sidecars:
         if groups:  # the records of the sidecars contain the job's labels
             groups += engine_target_groups(self._plan, self._facts, groups[0].labels, self._find_started_engines())
         if self._targets.publish(groups):
-            engines = f" and {len(self._started_engines)} engines" if self._started_engines else ""
-            log_line(f"Prometheus targets: {', '.join(record.address for record in found.values())}{engines}")
+            self._are_targets_logged = False
         while self._targets.problems:
             log_line(self._targets.problems.pop())
         self._targets_due = time.monotonic() + TARGETS_INTERVAL_S
         return found
+
+    def _log_targets(self, found: dict[str, SidecarRecord]) -> None:
+        """Log all targets, unless they are the same as before."""
+        if not self._are_targets_logged:
+            self._are_targets_logged = True
+            engines = f" and {len(self._started_engines)} engines" if self._started_engines else ""
+            log_line(f"Prometheus targets: {', '.join(record.address for record in found.values())}{engines}")
 
     def _find_started_engines(self) -> set[int]:
         """Ranks of the tasks with own metrics that have a start record."""
@@ -130,7 +140,7 @@ class Sidecars:
         if not self._processes:
             return
         if time.monotonic() >= self._targets_due:
-            self._publish()
+            self._log_targets(self._publish())
         final = all(process.returncode == CONFIGURATION_ERROR for process in self._processes)
         if may_restart and self._have_ended and not final and self._starts < MOST_STARTS:
             if not self._steps.sidecars_have_no_leftovers(self._processes):

@@ -1,8 +1,10 @@
 """Target files for Prometheus."""
 
 import dataclasses
+import itertools
 import json
 import os
+import re
 import shutil
 import signal
 import stat
@@ -198,6 +200,36 @@ def test_engines_become_targets_when_they_have_started(run_dir: Path, monkeypatc
     assert addresses() == ["cn01:9410", "cn02:9410", "cn02:7500"]  # decode_w0 ran in an earlier attempt
     started.end(hurry=True)
     assert not (run_dir / "targets.json").exists()
+
+
+@pytest.mark.parametrize("is_complete", [True, False])
+def test_targets_are_logged_once_all_sidecars_listen_or_none_is_awaited(
+    is_complete: bool, run_dir: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    clock, waits = [1000.0], list[float]()
+    monkeypatch.setattr("launcher.run.sidecars.time.monotonic", lambda: clock[0])
+    nodes = [f"cn{number:02}" for number in range(1, 65)]
+    due = iter(nodes if is_complete else nodes[:-1])
+
+    def sleep(seconds: float) -> None:
+        """Two more sidecars listen, if they are left."""
+        waits.append(seconds)
+        clock[0] += seconds
+        for node in itertools.islice(due, 2):
+            record = {"attempt": 1, "address": f"{node}:9410", "labels": {"job_id": "4459"}}
+            run_files.write_json(run_dir / "sidecars" / f"{node}.json", record)
+
+    steps = Mock(spec=Steps)
+    steps.start_sidecars.return_value = [Mock(returncode=None, poll=Mock(return_value=None))]
+    facts = RunFacts("4459", run_dir, tuple(nodes), attempt=1)
+    started = Sidecars(plan_of(), facts, steps, sleep, lambda: False)
+    started.start()
+    started.maintain(may_restart=False)
+    clock[0] += sidecars.TARGETS_INTERVAL_S
+    started.maintain(may_restart=False)
+    (line,) = re.findall("Prometheus targets: (.*)", capfd.readouterr().out)
+    assert len(line.split(", ")) == len(json.loads((run_dir / "targets.json").read_text())) == 63 + is_complete
+    assert set(waits) == {0.5}, "each poll reads as many files as there are nodes"
 
 
 def test_sidecars_are_restarted_when_the_old_ones_have_ended(run_dir: Path) -> None:
