@@ -74,8 +74,13 @@ def may_be_on_nodes(planned_job: PlannedJob, path: str) -> bool:
     """
     if planned_job.local or not os.path.isabs(path) or os.path.lexists(path):
         return False
-    there = next(parent for parent in Path(path).parents if parent.exists())
-    return there == Path("/") or there.stat().st_dev != Path(planned_job.plan.workdir).stat().st_dev
+    there, workdir = _existing_part(Path(path)), _existing_part(Path(planned_job.plan.workdir))
+    return there == Path("/") or there.stat().st_dev != workdir.stat().st_dev
+
+
+def _existing_part(path: Path) -> Path:
+    """The path, or the nearest of its parents that exists."""
+    return next(part for part in (path, *path.parents) if part.exists())
 
 
 def is_known_only_at_run(planned_job: PlannedJob, planned: TaskPlan, name: str) -> bool:

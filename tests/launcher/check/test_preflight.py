@@ -244,6 +244,13 @@ def test_a_path_that_only_the_nodes_may_have_is_a_warning(
     assert [item.status for item in items] == [status]
 
 
+def test_a_missing_script_and_a_missing_workdir_are_both_reported(tmp_path: Path) -> None:
+    workers = [{"command": f"python3 {tmp_path}/train.py"}]
+    job = planned_job(tmp_path, local=False, workdir="$SCRATCH/run", workers=workers)
+    found = {(item.code, item.place) for item in check_plan(job) if item.status == "error"}
+    assert found >= {("not-expanded", "workdir"), ("no-script", "workers (worker).command")}
+
+
 def test_a_variable_that_the_setup_may_set_is_a_warning(tmp_path: Path) -> None:
     job = planned_job(tmp_path, local=False, setup={"modules": ["cuda"]}, environment={"required": ["CUDA_HOME"]})
     assert [item.status for item in check_variables(job)] == ["warning"]
