@@ -217,10 +217,15 @@ def gpu_positions(planned_job: PlannedJob) -> dict[str, set[int]]:
     return found
 
 
+def given_devices(devices: str, positions: Collection[int]) -> list[str]:
+    """What the wrappers give for these positions of CUDA_VISIBLE_DEVICES; beyond its end, a position is a number."""
+    listed = parse_visible_devices(devices)
+    return [listed[at] if at < len(listed) else str(at) for at in positions]
+
+
 def _has_too_few(devices: str, positions: Collection[int]) -> bool:
     """Whether wrappers would give GPUs of this list twice, or others. A role may name its own by its number."""
-    listed = parse_visible_devices(devices)
-    given = [listed[at] if at < len(listed) else str(at) for at in positions]
+    listed, given = parse_visible_devices(devices), given_devices(devices, positions)
     return len(set(given)) < len(given) or not set(given) <= set(listed)
 
 

@@ -17,7 +17,7 @@ from exporter.machine.mounts import MountPoint, is_node_local, mount_of
 from exporter.slurm.commands_reader import NO_CLUSTER, finds_no_cluster
 from launcher.check import finding
 from launcher.check.finding import CheckFinding
-from launcher.check.preflight import gpu_positions, written_directories
+from launcher.check.preflight import given_devices, gpu_positions, written_directories
 from launcher.check.python_modules import InterpreterSilent
 from launcher.check.role_programs import environment_of, find_program, is_python, modules_not_found, role_commands
 from launcher.errors import SlurmError
@@ -151,10 +151,13 @@ def check_gpu_memory(planned_job: PlannedJob, inventory: GpuInventory | str) -> 
 
 def _gpus_given(planned_job: PlannedJob, inventory: GpuInventory) -> list[InventoryGpu]:
     """The GPUs of this machine that the tasks of a local plan see."""
-    uuids, found = [gpu.uuid for gpu in inventory.gpus], set[int]()
-    for devices, positions in gpu_positions(planned_job).items():
-        listed = listed_gpu_positions(devices, uuids) if devices else range(len(uuids))
-        found.update(at for position, at in enumerate(listed) if position in positions and at is not None)
+    uuids = [gpu.uuid for gpu in inventory.gpus]
+    given = [
+        device
+        for listed, positions in gpu_positions(planned_job).items()
+        for device in given_devices(listed, positions)
+    ]
+    found = {at for device in given for at in listed_gpu_positions(device, uuids) if at is not None}
     return [inventory.gpus[at] for at in sorted(found)]
 
 

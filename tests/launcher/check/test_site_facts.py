@@ -231,6 +231,15 @@ def test_the_gpus_in_the_list_of_visible_devices_are_those_whose_memory_counts(
     assert item.message == found
 
 
+def test_the_memory_of_a_gpu_that_a_role_names_by_its_number_counts(tmp_path: Path) -> None:
+    roles = [
+        {"role": role, "command": "true", "gpus": 1, "env": {"CUDA_VISIBLE_DEVICES": devices}}
+        for role, devices in (("a", "0"), ("b", "1"))
+    ]
+    items = check_gpu_memory(planned_job(tmp_path, workers=roles, resources={"gpus_per_node": 2}), TWO_GPUS)
+    assert summaries(items) == [("gpu-busy", "warning", "GPU memory")]
+
+
 @pytest.mark.parametrize(
     ("text", "size"),
     [(None, None), ("512", 512 << 20), ("8K", 8 << 10), ("8M", 8 << 20), ("64G", 64 << 30), ("2T", 2 << 40)],
