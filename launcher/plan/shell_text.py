@@ -59,7 +59,7 @@ def _scan(text: str, position: int, end: int, base: str) -> Iterator[tuple[re.Ma
                 parts.pop()
             elif mark[0] != "\\":
                 position = match.start() + 1
-        elif mark[0] == "\\":
+        elif mark[0] == "\\" or mark == "$$":
             continue
         elif mark in (part_end, f"${part_end}"):
             parts.pop()

@@ -85,6 +85,7 @@ def test_a_placeholder_in_a_quoted_here_document_is_a_warning(tmp_path: Path) ->
         ("read -r a b < f; echo $a $b ${c}", ["c"]),
         ("while IFS=, read -r -p 'which? ' a b; do echo \"$a$b\"; done", []),
         ("for x in $ALL; do echo $x; done", ["ALL"]),
+        ('mkdir "/tmp/$$dir" /tmp/$$dir', []),
         ("export A=$B C; A+=1 D=2; echo $A $C $D", ["B"]),
         ("local a b=$c; mapfile -t lines; printf -v text %s x; echo $a $b $lines $text", ["c"]),
         (": ${CACHE:=/tmp}; echo $CACHE", []),

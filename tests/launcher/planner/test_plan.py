@@ -141,6 +141,7 @@ ODD_PLACES = {
     "in a here document": "cat <<EOF\n{output_dir}\nEOF",
     "in a here document with an apostrophe": "cat <<-EOF | tail -n 1\nit's \"\n{output_dir}\n\tEOF\n",
     "after a here document": "cat <<A >&2 <<'B'\nit's\nA\n it's\nB\nprintf %s {output_dir}",
+    "after the id of the shell": "echo \"$${output_dir}\" | sed 's/^[0-9]*//'",
     "after a shift of bits": "echo $((1 << 2)) | tail -c 0\nn=1; : $((1<<n))\necho {output_dir}",
     "after a default with quotes": "printf '%s\\0' \"${NOTHING:-'a b'}\" ${NOTHING:-'\"'} {output_dir} | tail -z -n 1",
     "in a default": 'echo "${NOTHING:-{output_dir}}"',
