@@ -28,6 +28,8 @@ VARIABLES = {
     "checkpoint": "GPUJOB_CHECKPOINT",
     "log_dir": "GPUJOB_LOG_DIR",
 }  # variable in the task's environment for each placeholder
+# placeholders whose values are one word without quotes, which the arithmetic of dash refuses
+_WORDS = ("rank", "world_size", "local_rank", "index", "node_index", "nodes", "job_id", "attempt")
 # Variables that the user's environment and the job file override. Python would hold back what it prints into a log.
 DEFAULT_VARIABLES = {"PYTHONUNBUFFERED": "1"}
 
@@ -112,7 +114,7 @@ def escape_placeholders(text: str) -> str:
 
 
 def fill_shell_text(text: str, safe_values: Mapping[str, str]) -> str:
-    """Replace each placeholder by its variable in double quotes, so that it stays one word.
+    """Replace each placeholder by its variable, in double quotes unless it is a number, so that it stays one word.
 
     ``safe_values`` are values without meaning to a shell; they are inserted directly. Kept are ``${name}``, which is
     the shell's own variable, comments, and in a here document after ``<<'EOF'`` what is not safe.
@@ -124,7 +126,8 @@ def fill_shell_text(text: str, safe_values: Mapping[str, str]) -> str:
         if match["name"] in VARIABLES:
             variable = f"${{{VARIABLES[match['name']]}}}"
             quoted = f'"{variable}"'
-            filled = {CODE: quoted, SINGLE: f"'{quoted}'", ANSI: f"'{quoted}$'"}.get(around, variable)
+            code = variable if match["name"] in _WORDS else quoted
+            filled = {CODE: code, SINGLE: f"'{quoted}'", ANSI: f"'{quoted}$'"}.get(around, variable)
         else:
             filled = fill_placeholders(match[0], safe_values)
         parts += (text[end : match.start()], filled)

@@ -162,6 +162,16 @@ def test_a_value_anywhere_in_a_shell_command_arrives_and_is_never_code(place: st
     assert done.stdout.strip("\0\n") == directory
 
 
+@pytest.mark.parametrize("shell", ["sh", "bash"])  # sh is often dash, which takes no quotes in arithmetic
+def test_a_shell_can_calculate_with_a_value(shell: str) -> None:
+    text = 'echo "$((9000 + {rank}))" $(( ({job_id} + 1) * {world_size} ))'
+    argv, variables = argv_and_environment({"command": [shell, "-c", text]})
+    done = subprocess.run(
+        argv, env=clean_environment(**variables), capture_output=True, text=True, check=False, timeout=20
+    )
+    assert (done.stdout, done.stderr) == ("9000 4460\n", "")
+
+
 @pytest.mark.parametrize(
     ("command", "printed"),
     [
