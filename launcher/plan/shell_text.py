@@ -48,10 +48,12 @@ def expanded_variables(text: str) -> tuple[str, ...]:
 
 def _scan(text: str, position: int, end: int, base: str) -> Iterator[tuple[re.Match[str], str]]:
     """Tokens of a part of the text; ``base`` is what is around it."""
-    parts, documents = [("", base)], list[re.Match[str]]()  # open parts, innermost last; documents after this line
+    # open parts by what begins them, innermost last; documents after this line
+    parts, documents = [("", "", base)], list[re.Match[str]]()
+    word_end = -1  # end of an escape or part after which a word goes on, also with `#`
     while (match := _TOKEN.search(text, position, end)) is not None:
         mark, position = match[0], match.end()
-        part_end, around = parts[-1]
+        opening, part_end, around = parts[-1]
         if _is_token(match):
             yield match, around
         elif around in (SINGLE, ANSI):
@@ -60,19 +62,21 @@ def _scan(text: str, position: int, end: int, base: str) -> Iterator[tuple[re.Ma
             elif mark[0] != "\\":
                 position = match.start() + 1
         elif mark[0] == "\\" or mark == "$$":
-            continue
+            word_end = position if mark != "\\\n" else word_end
         elif mark in (part_end, f"${part_end}"):
             parts.pop()
+            word_end = position if opening != "(" else word_end
         elif mark == "${":
-            parts.append(("}", around))
+            parts.append((mark, "}", around))
         elif mark in ("$(", "`") or (mark in ('"', '$"') and part_end == "}"):
-            parts.append(_PARTS[mark])
+            parts.append((mark, *_PARTS[mark]))
         elif around in (DOUBLE, DOCUMENT):
             position = match.start() + 1
         elif mark in _PARTS:
-            parts.append(_PARTS[mark])
-        elif mark == "#" and part_end != "}" and (part_end == "`" or text[match.start() - 1 : match.start()] != "`"):
-            stop = re.compile(r"[`\n]" if ("`", CODE) in parts else r"\n").search(text, position, end)
+            parts.append((mark, *_PARTS[mark]))
+        elif mark == "#" and opening != "${" and match.start() != word_end:
+            in_backticks = any(part[0] == "`" for part in parts)
+            stop = re.compile(r"[`\n]" if in_backticks else r"\n").search(text, position, end)
             position = end if stop is None else stop.start()
         elif match["end"]:
             documents.append(match)
