@@ -50,8 +50,10 @@ def _time_text(value: object) -> object:
     if isinstance(value, bool) or not isinstance(value, int | str):
         return value
     if isinstance(value, int):
-        # YAML reads an unquoted 04:00:00 as base 60
-        raise ValueError(f'{value} is a number; give its unit, as in 4h or 90m, or write "04:00:00" in quotes')
+        text = value.text if isinstance(value, WrittenInt) else str(value)
+        if ":" in text:  # YAML reads an unquoted 04:00:00 as base 60
+            raise ValueError(f'{text} is not a text; write it in quotes: "{text}"')
+        raise ValueError(f'{text} is a number; give its unit, as in 4h or 90m, or write "04:00:00" in quotes')
     if match := _DURATION.fullmatch(value):
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
         minutes, seconds = minutes + seconds // 60, seconds % 60
