@@ -164,6 +164,7 @@ def container_environment(plan: Plan, planned: TaskPlan, variables: Mapping[str,
     given = {f"{prefix}{name}": value for name, value in variables.items() if not name.startswith(left_alone)}
     if runtime == PYXIS:
         return {**variables, **given}
+    given.pop(f"{prefix}HOME", None)  # Apptainer sets HOME itself, and only warns in the log that it keeps its own
     if any(_EVALUATED.search(value) for value in given.values()):
         given["APPTAINER_NO_EVAL"] = "1"  # since 1.1; not always, since a site may have `$` in variables of its own
     return {**{name: value for name, value in variables.items() if name not in _OF_RUNTIME}, **given}

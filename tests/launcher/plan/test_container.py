@@ -214,9 +214,9 @@ def test_variables_of_the_job_override_those_of_an_apptainer_image(
     (tmp_path / "secrets.json").write_text('{"MY_TOKEN": "hunter2"}')
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     given = {"MINE": "job {rank}", "PATH": "/job", "LD_LIBRARY_PATH": "/job/lib", "ODD": odd}
-    plan = plan_of(
-        job_spec(env=given, secrets=["MY_TOKEN"], container={"image": "i", "runtime": "apptainer"}), workdir="/"
-    )
+    container = {"image": "i", "runtime": "apptainer"}
+    spec = job_spec(env={**given, "HOME": "/job"}, secrets=["MY_TOKEN"], container=container)
+    plan = plan_of(spec, workdir="/")
     facts = dataclasses.replace(facts_of(plan), run_dir=tmp_path)
     variables = run_environment(plan, plan.tasks[0], facts, 0)
     argv = container_worker_argv(plan, plan.tasks[0], facts, [sys.executable, "-c", SHOW_ENVIRONMENT])
@@ -226,6 +226,7 @@ def test_variables_of_the_job_override_those_of_an_apptainer_image(
     assert {name: environment.get(name) for name in expected} == expected
     assert "hunter2" not in " ".join(argv)
     assert ("APPTAINER_NO_EVAL" in variables) == (odd != "plain")
+    assert "APPTAINERENV_HOME" not in variables  # it would only warn, in every log
 
 
 def test_arguments_reach_a_command_in_a_container_unchanged(hard_name: str, tmp_path: Path) -> None:
