@@ -90,11 +90,14 @@ def _ten(worst: str, shown: str, rank: str) -> str:
 def new(series: str, window: str, seen: str = "") -> str:
     """The rise of a counter, to be summed, as `_new`.
 
-    Of counters that are older than what Prometheus knows of them, first values count only if `seen`, series of the same
-    cluster, were there when the window began.
+    Of counters that are older than what Prometheus knows of them, first values count only if `seen`, a series of the
+    same pages, has more samples in the window than they: then Prometheus knew the page before they began.
     """
     first = f"min without (instance) (min_over_time({series}[{window}]))"
-    only = f"\n    and on (cluster) {seen} offset {window}" if seen else ""
+    only = ""
+    if seen:
+        own, of_page = (f"sum without (instance) (count_over_time({name}[{window}]))" for name in (series, seen))
+        only = f"\n    and ignoring (instance) ({own}\n      < on (cluster) group_left () max by (cluster) ({of_page}))"
     return (
         f"(\n  increase({series}[{window}])\n  or {first}\n"
         f"    unless ignoring (instance) {series} offset {window}{only}\n)"

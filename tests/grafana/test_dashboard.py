@@ -36,6 +36,8 @@ FIXED_WINDOWS = {"$__range", "$__range:$__interval", "5m"}
 FIRST_VALUES = re.compile(
     r"min without \(instance\) \(min_over_time\((?P<series>\S+\{.*?\})\[(?P<window>\S+)\]\)\)"
     r"\s+unless ignoring \(instance\) (?P=series) offset (?P=window)"
+    r"(?:\s+and ignoring \(instance\) \(sum without \(instance\) \(count_over_time\((?P=series)\[(?P=window)\]\)\)"
+    r"\s+< on \(cluster\) group_left \(\) max by \(cluster\) \(.*\)\))?"
 )
 WRAPPERS = (
     promql_parser.AggregateExpr,

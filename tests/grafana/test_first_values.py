@@ -147,6 +147,7 @@ def test_ended_jobs_are_those_that_have_ended(tmp_path: Path) -> None:
     ("counted", "seen", "kwh"),
     [
         ("_x80 7.2e6x9", "1x89", 2.0),  # the first job of a user
+        ("_x70 7.2e6x19", "_x40 1x49", 2.0),  # and with a hub that is younger than the time range
         ("_x80 7.2e6x9", "_x80 1x9", 0.0),  # Prometheus has found a hub that has counted for months
         ("7.2e6x9 _x50 14.4e6x29", "1x9 _x50 1x29", 0.0),  # and after a night without it
         ("7.2e6x28 stale 7.2e6x59", "1x28 stale 1x59", 0.0),  # one scrape failed where the range begins
