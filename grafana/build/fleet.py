@@ -219,11 +219,11 @@ def waste() -> list[Panel]:
             for title, description, metric, label, scale, legend, unit in (
                 (
                     "Energy of ended jobs",
-                    "Energy by user in the time range: the ten most. Needs the hub.",
+                    "Energy by user in the time range, of GPUs or whole nodes (slurm): the ten most. Needs the hub.",
                     "gpujob_energy_joules_total",
-                    "",
+                    ", source",
                     " / 3.6e6",
-                    "{{user}}",
+                    "{{user}} ({{source}})",
                     "kwatth",
                 ),
                 (

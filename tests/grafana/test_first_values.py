@@ -143,6 +143,19 @@ def test_ended_jobs_are_those_that_have_ended(tmp_path: Path) -> None:
     check(tmp_path, started, "9m", series, (f'{{job_id="1",{labels}}}', 60_000.0))
 
 
+HUB_JOBS = 'gpujob_hub_jobs{cluster="c1",kind="tracked",instance="h:9400"}'
+
+
+def energy(source: str) -> str:
+    return f'gpujob_energy_joules_total{{cluster="c1",user="ada",partition="gpu",source="{source}",instance="h:9400"}}'
+
+
+def energy_of_ended_jobs() -> Query:
+    panels: list[Any] = [panel.build() for panel in fleet.waste()]
+    (target,) = next(panel.targets for panel in panels if panel.title == "Energy of ended jobs")
+    return Query("", target.expr)
+
+
 @pytest.mark.parametrize(
     ("counted", "seen", "kwh"),
     [
@@ -154,13 +167,14 @@ def test_ended_jobs_are_those_that_have_ended(tmp_path: Path) -> None:
     ],
 )
 def test_counters_of_the_hub_do_not_begin_with_the_range(tmp_path: Path, counted: str, seen: str, kwh: float) -> None:
-    panels: list[Any] = [panel.build() for panel in fleet.waste()]
-    (target,) = next(panel.targets for panel in panels if panel.title == "Energy of ended jobs")
-    series = {
-        'gpujob_energy_joules_total{cluster="c1",user="ada",partition="gpu",instance="h:9400"}': counted,
-        'gpujob_hub_jobs{cluster="c1",kind="tracked",instance="h:9400"}': seen,
-    }
-    check(tmp_path, Query("", target.expr), "89m", series, ('{user="ada"}', kwh))
+    series = {energy("gpu"): counted, HUB_JOBS: seen}
+    check(tmp_path, energy_of_ended_jobs(), "89m", series, ('{user="ada",source="gpu"}', kwh))
+
+
+def test_energy_of_gpus_and_of_their_nodes_is_not_added(tmp_path: Path) -> None:
+    series = {energy("gpu"): "_x80 7.2e6x9", energy("slurm"): "_x80 10.8e6x9", HUB_JOBS: "1x89"}
+    expected = [('{user="ada",source="slurm"}', 3.0), ('{user="ada",source="gpu"}', 2.0)]
+    check(tmp_path, energy_of_ended_jobs(), "89m", series, *expected)
 
 
 def test_rates_of_the_hub_reach_over_two_of_its_scrapes() -> None:
