@@ -39,6 +39,7 @@ class Selection(NamedTuple):
     names: tuple[str, ...] = ()  # of jobs in the queue
     own_runs: Mapping[str, OwnRun] = NOTHING  # by job id, of those that are named
     cluster: str | None = None  # None for the cluster of this machine
+    notices: tuple[str, ...] = ()  # about how jobs of gpujob were found
 
     @property
     def is_everything(self) -> bool:
@@ -51,9 +52,10 @@ class Selection(NamedTuple):
 
 
 def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> Selection:
-    """Find what the words mean. Raises LauncherError."""
+    """Find what the words mean; of several jobs of gpujob with one name, the newest. Raises LauncherError."""
     own_names = {entry.job_name for entry in read_own_entries(environ)}
     ids, names, own_runs, clusters = list[str](), list[str](), dict[str, OwnRun](), set[str | None]()
+    notices = list[str]()
     for word in words:
         if _ID.fullmatch(word):
             try:
@@ -63,7 +65,9 @@ def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> S
             if not tells_all_tasks(word):
                 raise LauncherError(f"{word}: its list is cut, or has more than {MOST_TASKS:,} array indexes")
         elif word in own_names or "/" in word or (workdir / word).is_dir() or word.startswith(LOCAL_PREFIX):
-            found, cluster = runs_of(find_job(word, environ, workdir).directory)
+            job = find_job(word, environ, workdir, takes_newest=True)
+            notices += job.notices
+            found, cluster = runs_of(job.directory)
             own_runs |= found
             clusters.add(cluster)
             ids += found
@@ -71,7 +75,7 @@ def select(words: Sequence[str], environ: Mapping[str, str], workdir: Path) -> S
             names.append(word)
     if len(clusters) > 1:
         raise LauncherError("these jobs are on several clusters; give those of one cluster")
-    return Selection(tuple(dict.fromkeys(ids)), tuple(names), own_runs, next(iter(clusters), None))
+    return Selection(tuple(dict.fromkeys(ids)), tuple(names), own_runs, next(iter(clusters), None), tuple(notices))
 
 
 def runs_of(directory: Path) -> tuple[dict[str, OwnRun], str | None]:

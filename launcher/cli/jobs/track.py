@@ -12,7 +12,7 @@ import click
 from launcher.cli.about.completion import complete_jobs
 from launcher.cli.cluster.queue_options import require_command
 from launcher.cli.job_source import warn
-from launcher.cli.parts import HUB, SOURCE, print_json
+from launcher.cli.parts import HUB, SOURCE, print_json, show_notices
 
 if TYPE_CHECKING:
     from exporter.slurm.queue import QueueRow
@@ -85,6 +85,7 @@ def track(
 
     user = user or user_name()
     selection = select(jobs, os.environ, Path.cwd())
+    show_notices(selection.notices)
     slurm = slurm_reader(user, selection.cluster, os.environ)
     if slurm.source == "squeue" and os.environ.get(VARIABLE, NO_HUB) == NO_HUB:
         require_command("squeue")

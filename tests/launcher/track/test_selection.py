@@ -10,6 +10,7 @@ from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
 from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from launcher.errors import LauncherError
+from launcher.registry.entries import register_job
 from launcher.track.selection import Selection, read_new, read_selected, select, selected_jobs
 
 ROWS = (
@@ -88,6 +89,20 @@ def test_a_job_of_gpujob_has_its_own_name_and_directory(tmp_path: Path) -> None:
     run_dir.rename(local)
     with pytest.raises(LauncherError, match="ran without Slurm; follow it with `gpujob watch"):
         select((str(local),), {}, tmp_path)
+
+
+def test_of_several_jobs_of_gpujob_with_one_name_the_newest_is_followed(tmp_path: Path) -> None:
+    """It may have ended since an earlier run with the same words followed it as the only one that ran."""
+    environ = {"XDG_STATE_HOME": str(tmp_path)}
+    for job_id in ("10", "11"):
+        run_dir = tmp_path / f"{job_id}_embed"
+        run_dir.mkdir()
+        for name in ("manifest.json", "report.json"):
+            (run_dir / name).write_text("{}")
+        register_job(run_dir, {"job_id": job_id, "job_name": "embed", "submitted": float(job_id)}, environ, tmp_path)
+    selection = select(("embed",), environ, tmp_path)
+    assert selection.ids == ("11",)
+    assert selection.notices == (f"newest of 2 jobs named embed: 11, {run_dir}",)
 
 
 class Accounting(SlurmReader):
