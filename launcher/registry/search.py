@@ -1,5 +1,6 @@
 """Find the directory of a job, sweep or pipeline by path, id or its beginning, name or age, from anywhere."""
 
+import itertools
 import os
 import re
 import shutil
@@ -163,8 +164,10 @@ def _by_part_or_name(job: str, entries: Sequence[JobEntry], *, takes_newest: boo
     found = {entry.run_dir: entry for entry in entries if _fits(job, entry) and _is_readable_job(Path(entry.run_dir))}
     if len(found) < 2:
         return next((FoundJob(Path(run_dir)) for run_dir in found), None)
-    newest = max(found.values(), key=lambda entry: entry.submitted)
-    running = [entry for entry in found.values() if _may_run(Path(entry.run_dir), is_looking=takes_newest)]
+    in_order = sorted(found.values(), key=lambda entry: entry.submitted, reverse=True)
+    newest = in_order[0]
+    may_run = (entry for entry in in_order if _may_run(Path(entry.run_dir), is_looking=takes_newest))
+    running = list(itertools.islice(may_run, 2))  # each may read the queue, and of several that run none is meant
     if len(running) == 1 and not (is_sweep(only := Path(running[0].run_dir)) or is_pipeline(only)):
         notice = f"one of {len(found)} jobs has not ended: {running[0].job_id}, {only}"
         return FoundJob(only, () if running[0] == newest else (notice,))

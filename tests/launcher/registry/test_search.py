@@ -10,6 +10,7 @@ import pytest
 from launcher.errors import LauncherError
 from launcher.registry.entries import MOST_ENTRIES, read_own_entries, register_job
 from launcher.registry.search import find_job
+from launcher.steps.slurm_queue import QueueState, SlurmQueue
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import gpujob
 
@@ -167,6 +168,22 @@ def test_a_job_that_has_left_the_queue_without_a_report_is_not_preferred(
     assert find_job("embed", environ, elsewhere, takes_newest=True) == (newer, (notice,))
     with pytest.raises(LauncherError, match="'embed' fits 2 jobs"):
         find_job("embed", environ, elsewhere)
+
+
+def test_of_many_waiting_jobs_of_a_name_two_show_that_none_is_meant(
+    tmp_path: Path, elsewhere: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read of the queue is slow where it is long."""
+    read = list[SlurmQueue]()
+
+    def answer(queue: SlurmQueue) -> QueueState:
+        read.append(queue)
+        return QueueState("PENDING")
+
+    monkeypatch.setattr(SlurmQueue, "read", answer)
+    waiting = [directory(tmp_path / f"a/{n}_embed", str(n), submitted=float(n)) for n in range(10, 30)]
+    assert find_job("embed", environ, elsewhere, takes_newest=True).directory == waiting[-1]
+    assert len(read) == 2
 
 
 @pytest.mark.parametrize("table", ["sweep.json", "pipeline.json"])
