@@ -194,7 +194,7 @@ class LogsCollector:
                 worker.set_wall_clock(step)
         stopped_s = 0.0 if self._next_read_at is None else monotonic - self._next_read_at
         self._next_read_at = None
-        stopped = self._find_stopped(now - stopped_s) if stopped_s > STOPPED_S else frozenset()
+        stopped = self._find_stopped(now - stopped_s, now) if stopped_s > STOPPED_S else frozenset()
         # An attached job has no directory of progress files.
         if self._records_check.may_have_changed(now) | (
             os.path.exists(self._progress_dir) and self._progress_check.may_have_changed(now)
@@ -241,16 +241,13 @@ class LogsCollector:
             notes=tuple(dict.fromkeys(note for engine in engines for note in engine.notes)),
         )
 
-    def _find_stopped(self, since: float) -> frozenset[int]:
-        """Indexes of running workers that were stopped with the sidecar, since they have written nothing.
-
-        The time of a write on a file server may be that of a later flush.
-        """
+    def _find_stopped(self, since: float, now: float) -> frozenset[int]:
+        """Indexes of running workers that were stopped with the sidecar."""
         return frozenset(
             index
             for index, worker in enumerate(self._workers)
             if not worker.ended
-            and not worker.was_written_after(since + STOPPED_S)
+            and not worker.has_worked_since(since, now)
             and self._latest_restart(worker.task, worker.restart) == worker.restart
         )
 

@@ -1,11 +1,11 @@
 """Reads the logs of one worker: from bytes to progress, ETA, values and errors."""
 
 import math
+import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import field
 from functools import cached_property
-from pathlib import Path
 from typing import NamedTuple
 
 from exporter.collecting.published import WorkerProgress
@@ -22,7 +22,6 @@ from exporter.logs.search.engine import SMALL_BYTES, FileSearch
 from exporter.logs.search.findings import ActivityMark, LogFindings, LogPosition, LogValue
 from exporter.logs.tail_reader import LogTail, TailPosition
 from exporter.logs.timestamps import TimestampReader, zone_offset
-from exporter.machine.folders import read_mtime
 from exporter.progress import progress_file
 from exporter.progress.eta.estimator import EtaEstimator
 from exporter.progress.eta.prior import RunPrior
@@ -48,6 +47,8 @@ RUNNING, WAITING = "running_requests", "queued_requests"
 OUTPUT_TOKENS, INPUT_TOKENS = "generation_tokens_per_second", "input_tokens_per_second"
 TOKENS_FRESH_S = 30.0  # older values are not current: an engine without requests writes none
 STATE_VERSION = 7  # rises with each change of `WorkerLogsState`, or of a value in it
+FLUSH_S = 60.0  # by which the time of a write on a file server may be later: that of its flush
+RESUMED_S = 2.0  # between the end of a stop, such as `scontrol resume`, and the first read after it
 LOG, PROGRESS_FILE = 0, 1  # order of sources: a progress file overrides the logs
 
 
@@ -266,10 +267,23 @@ class WorkerLogs:
         """Bytes read so far, of all runs."""
         return self._closed_bytes + sum(source.tail.bytes_read for source in self._sources.values())
 
-    def was_written_after(self, time: float) -> bool:
-        """Whether one of its files was written after this time, and after its last read."""
-        writes = ((read_mtime(Path(path)), source.tail.mtime) for path, source in self._sources.items())
-        return any(written is not None and written > time and written != known for written, known in writes)
+    def has_worked_since(self, stop: float, now: float) -> bool:
+        """Whether its files show that it worked on while the sidecar stood still, since its last read.
+
+        A write right before now may have followed the end of a stop of both. Then it is little text.
+        """
+        last, unread_bytes = -math.inf, 0
+        for path, source in self._sources.items():
+            try:
+                file = os.stat(path)
+            except OSError:
+                continue
+            if file.st_mtime > stop + FLUSH_S and file.st_mtime != source.tail.mtime:
+                last = max(last, file.st_mtime)
+                unread_bytes += max(0, file.st_size - source.tail.size)
+        began = stop if self._first_text_time is None else self._first_text_time
+        usual_bytes = self.bytes_read * (now - stop) / max(1.0, stop - began)
+        return last > -math.inf and (last < now - RESUMED_S or unread_bytes > usual_bytes / 2)
 
     @property
     def ended(self) -> bool:

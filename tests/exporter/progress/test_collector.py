@@ -6,12 +6,13 @@ import os
 import random
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from exporter.collecting.collector import CollectorContext
@@ -850,12 +851,46 @@ def test_a_suspended_worker_whose_log_the_next_poll_reads_has_not_been_silent(
     assert [read.workers[0].read_at - (facts.last_rise or 0.0) for facts in read.workers] == [5.0, 5.0]
 
 
-def test_lines_that_were_written_while_the_sidecar_alone_was_stopped_count(logs: Logs) -> None:
+@given(age_s=st.floats(-5.0, 1.9), lines=st.integers(1, 4), stop_s=st.floats(120.0, 1e5), stamped=st.booleans())
+@example(age_s=0.05, lines=1, stop_s=7200.0, stamped=False)
+@example(age_s=0.0, lines=4, stop_s=120.0, stamped=True)
+@settings(max_examples=10, deadline=None)
+def test_what_a_worker_writes_when_it_goes_on_is_no_work_during_the_suspension(
+    age_s: float, lines: int, stop_s: float, stamped: bool
+) -> None:
+    """A fast worker may write before the sidecar has read anything, also by a clock of a file server that is ahead."""
+    with TemporaryDirectory() as folder:
+        logs = Logs(Path(folder))
+
+        def append(*numbers: int) -> None:
+            stamp = time.strftime("%Y-%m-%d %H:%M:%S ", time.gmtime(logs.clock.now)) if stamped else ""
+            logs.append("".join(f"{stamp}Processed {number}/1000 items\n" for number in numbers))
+
+        for number in range(5, 300, 5):
+            logs.clock.advance(5)
+            append(number)
+            logs.date(logs.clock.now)
+            before = logs.facts()
+        logs.clock.stop(stop_s)
+        append(*range(296, 296 + lines))
+        logs.date(logs.clock.now - age_s)
+        facts = logs.facts()
+        assert facts.position == 295 + lines
+        assert facts.average_rate == pytest.approx(before.average_rate, rel=0.05)
+        assert facts.eta is not None
+        assert before.eta is not None
+        assert facts.eta.seconds == pytest.approx(before.eta.seconds, abs=20)
+
+
+@pytest.mark.parametrize(("numbers", "age_s"), [((900,), 5.0), (range(310, 905, 5), 0.0)])
+def test_lines_that_were_written_while_the_sidecar_alone_was_stopped_count(
+    logs: Logs, numbers: Sequence[int], age_s: float
+) -> None:
     steady_work(logs, 61)
     before = logs.facts()
     logs.clock.stop(600)
-    logs.append(items(900, total=1000))
-    logs.date(logs.clock.now - 5)
+    logs.append(items(*numbers, total=1000))
+    logs.date(logs.clock.now - age_s)
     facts = logs.facts()
     assert (facts.stalled, facts.position, facts.last_rise) == (False, 900, facts.read_at)
     assert facts.average_rate == pytest.approx(before.average_rate, rel=0.05)
