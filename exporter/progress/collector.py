@@ -13,6 +13,7 @@ from exporter.collecting.collector import WORKER_LABELS, CollectorContext, Statu
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
+from exporter.collecting.stops import StopDetector
 from exporter.contract import run_files
 from exporter.contract.events import Event
 from exporter.contract.lazy_dataclass import dataclass
@@ -98,7 +99,6 @@ TIMEOUTS = Family(
 
 SAVE_INTERVAL_S = 30.0  # text read after the last save is read again after a restart, and nothing counts twice
 HISTORY_TIMEOUT_S = 2.0  # limit for reading earlier runs, which help only in the first minutes
-STOPPED_S = 60.0  # a read that begins later than this was held up by a stop of the job, as with `scontrol suspend`
 POLL_S = 2.0  # time of one poll; the rest of the text waits for the next
 
 log = logging.getLogger("gpujob.logs")
@@ -148,7 +148,7 @@ class LogsCollector:
         self._earlier_progress: dict[int, EarlierProgress] = {}
         self._untested_ranks: set[int] = set()  # ranks with a restored state that has not been tried yet
         self._clock_steps = WallClockSteps()
-        self._next_read_at: float | None = None  # monotonic clock; None after a read that was not completed
+        self._stops = StopDetector(self.interval_s)
         self._next_worker = 0  # worker at which the next poll starts, so that all get their turn
         identity = context.identity
         self._saved_state_key = (manifest.run_dir, identity.node, identity.job_id, identity.attempt)
@@ -192,9 +192,8 @@ class LogsCollector:
         if step := self._clock_steps.read(now, monotonic):
             for worker in workers:
                 worker.set_wall_clock(step)
-        stopped_s = 0.0 if self._next_read_at is None else monotonic - self._next_read_at
-        self._next_read_at = None
-        stopped = self._find_stopped(now - stopped_s, now) if stopped_s > STOPPED_S else frozenset()
+        stopped_s = self._stops.begin_read(monotonic)
+        stopped = self._find_stopped(now - stopped_s, now) if stopped_s else frozenset()
         # An attached job has no directory of progress files.
         if self._records_check.may_have_changed(now) | (
             os.path.exists(self._progress_dir) and self._progress_check.may_have_changed(now)
@@ -224,7 +223,7 @@ class LogsCollector:
                 {worker.task.rank: worker.progress(now) for worker in workers},
             )
         )
-        self._next_read_at = clock.monotonic() + self.interval_s
+        self._stops.end_read(clock.monotonic())
         engines = self._lexicon.engines.values()
         timeouts = {name: 0 for engine in engines for name in engine.timeouts}
         for engine in engines:

@@ -7,6 +7,7 @@ from functools import partial
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published, WorkerProcesses
+from exporter.collecting.stops import StopDetector
 from exporter.contract import run_files
 from exporter.contract.events import Event
 from exporter.contract.lazy_dataclass import dataclass
@@ -65,6 +66,7 @@ OUTPUT_GROUP = "output"  # whose events name it already
 CHECKPOINT = "checkpoint"  # group of checkpoints: they are rare, and have their own collector
 SLOW_S = 5.0  # an unanswered poll is slow up to this, and hangs after it
 MOST_EVENTS = 50
+MOST_STOPS = 1000  # kept, the last ones: a scheduler may suspend a job every minute to share its nodes
 
 
 @dataclass(frozen=True)
@@ -137,14 +139,19 @@ class OutputsCollector:
         status = manifest.run_dir / run_files.STATUS_DIR / f"{context.identity.node}.json"
         self._is_first = not status.exists()  # the first sidecar of this job on this node
         self._running_since: dict[int, float] = {}
+        self._stop_detector = StopDetector(self.interval_s)
+        self._stops: deque[tuple[float, float]] = deque(maxlen=MOST_STOPS)  # begin and seconds of each
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def read(self) -> OutputsSnapshot:
         now = self._clock.time()
+        if stopped_s := self._stop_detector.begin_read(self._clock.monotonic()):
+            self._stops.append((now - stopped_s, stopped_s))
         running = self._processes.value.running  # workers that can no longer be read are taken to run on
         self._running_since = {rank: self._running_since.get(rank, now) for rank in running}
         results = self._files.poll([group.handle for group in self._groups], now)
         found = [self._update_group(group, result, now) for group, result in zip(self._groups, results, strict=True)]
+        self._stop_detector.end_read(self._clock.monotonic())
         return OutputsSnapshot(tuple(facts for facts in found if facts is not None), tuple(self._events))
 
     def _update_group(
@@ -230,10 +237,17 @@ class OutputsCollector:
         return stalled
 
     def _is_silent(self, last_write: float | None, running_since: float | None, now: float) -> bool | None:
-        """Whether a writer that runs has not written for the stall timeout; None before the first write."""
+        """Whether a writer that runs has not written for the stall timeout; None before the first write.
+
+        Time in which the job was stopped is no silence.
+        """
         if last_write is None:
             return None
-        return running_since is not None and now - max(last_write, running_since) >= self._timeout_s
+        if running_since is None:
+            return False
+        since = max(last_write, running_since)
+        stopped_s = sum(seconds for begin, seconds in self._stops if begin >= since)
+        return now - since - stopped_s >= self._timeout_s
 
     def _workers(self, group: _OutputGroupWatch, reading: OutputReading, now: float) -> dict[int, WorkerOutput]:
         """Files of each worker, for its own series."""

@@ -79,7 +79,7 @@ class LogsClock(FakeClock):
 
     def advance(self, seconds: float) -> None:
         super().advance(seconds)
-        self._logs.collector._next_read_at = None
+        self._logs.collector._stops.next_read_at = None
 
     def stop(self, seconds: float) -> None:
         """Let this time pass for a job that is suspended."""

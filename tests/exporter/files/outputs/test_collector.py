@@ -250,6 +250,20 @@ def test_output_is_stalled_when_nothing_is_written_while_workers_run(tmp_path: P
     assert "writing has resumed" in job.events("output resumed")
 
 
+def test_the_time_of_a_suspended_job_is_no_silence_of_its_output(tmp_path: Path) -> None:
+    job = Job(tmp_path)
+    job.write("output_rank0.jsonl")
+    job.poll()
+    job.after(TIMEOUT_S - 100)
+    page = job.poll(7200)
+    assert samples_of(page, STALLED) == {OUTPUT: 0}
+    assert samples_of(page, WORKER_STALLED) == {WORKER_0: 0}
+    assert samples_of(job.after(90), STALLED) == {OUTPUT: 0}
+    assert samples_of(job.poll(), STALLED) == {OUTPUT: 1}, "its silence before the suspension counts"
+    assert samples_of(job.poll(7200), STALLED) == {OUTPUT: 1}
+    assert (len(job.events("output stalled")), job.events("output resumed")) == (1, [])
+
+
 def test_output_of_a_worker_that_was_ended_while_it_was_stalled_does_not_go_on(tmp_path: Path) -> None:
     job = Job(tmp_path)
     job.write("output_rank0.jsonl")
