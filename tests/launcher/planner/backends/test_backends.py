@@ -318,7 +318,7 @@ def test_torchrun_uses_a_requested_rendezvous() -> None:
 def test_torchrun_runs_a_shell_command_in_a_shell() -> None:
     workers = [{"role": "train", "gpus": 1, "command": "train {rank} | tee {log_dir}/x", "shell": True}]
     plan = plan_from(job(resources={"gpus_per_node": 4}, workers=workers, backend={"type": "torchrun"}))
-    assert argv_of(plan, "train_w0")[-3:] == ["bash", "-c", 'train "${GPUJOB_RANK}" | tee "${GPUJOB_LOG_DIR}"/x']
+    assert argv_of(plan, "train_w0")[-3:] == ["bash", "-c", 'train ${GPUJOB_RANK} | tee "${GPUJOB_LOG_DIR}"/x']
 
 
 def test_accelerate_gets_the_number_of_processes_and_a_configuration() -> None:
