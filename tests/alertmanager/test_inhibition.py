@@ -198,6 +198,22 @@ def test_a_hang_inhibits_the_alert_on_missing_progress(alertmanager: Alertmanage
     assert wait_for_inhibition(alertmanager, expected) == expected
 
 
+def test_a_hanging_file_system_inhibits_the_collectors_that_wait_for_it(alertmanager: Alertmanager) -> None:
+    alertmanager.post(
+        job_alert("GpuJobFilesystemHangs", "7", group="run"),
+        job_alert("GpuJobCollectorFailing", "7", node="n1", collector="workers"),
+        job_alert("GpuJobGpuUnreadable", "7", node="n1"),
+        job_alert("GpuJobCollectorFailing", "8", node="n1", collector="workers"),
+    )
+    expected = {
+        ("GpuJobFilesystemHangs", "7"): False,
+        ("GpuJobCollectorFailing", "7"): True,
+        ("GpuJobGpuUnreadable", "7"): False,
+        ("GpuJobCollectorFailing", "8"): False,
+    }
+    assert wait_for_inhibition(alertmanager, expected) == expected
+
+
 def test_a_certain_time_limit_inhibits_the_predicted_one(alertmanager: Alertmanager) -> None:
     alertmanager.post(
         job_alert("GpuJobTimeLimitCertain", "7"),
