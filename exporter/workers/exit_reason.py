@@ -178,6 +178,7 @@ class ExitEvidence:
     gpu_lost: tuple[LostGpu, ...] = ()
     disk_available_bytes: int | None = None  # free space in the run directory at the end
     stop: JobStop | None = None
+    follows_stop: bool = False  # whether the failure for which the job is stopped explains a lost connection
     node: str | None = None
     peer: FailedPeer | None = None  # the first other worker that failed
     oom_peers: tuple[FailedPeer, ...] = ()  # other workers of its node that the kernel killed for lack of memory
@@ -333,8 +334,8 @@ def _teardown_reason(evidence: ExitEvidence, has_signals: bool) -> tuple[str, st
     The wrapper passed a signal on, or was itself killed at the deadline and left no record.
     """
     stop = evidence.stop
-    if stop is None or (evidence.end is not None and evidence.end < stop.time - CLOCK_SKEW_S):
-        return None  # it ended long before the stop
+    if stop is None or _ended_before_stop(evidence, stop):
+        return None
     no_record = evidence.source != "wrapper" or (evidence.code is None and evidence.signal is None)
     if has_signals or no_record:
         if evidence.node in stop.nodes:
@@ -347,6 +348,11 @@ def _teardown_reason(evidence: ExitEvidence, has_signals: bool) -> tuple[str, st
         reason = "terminated_peer" if not_its_own else stop.reason
         return reason, f"the job was being stopped: {stop.cause}"
     return None
+
+
+def _ended_before_stop(evidence: ExitEvidence, stop: JobStop) -> bool:
+    """Whether it ended so long before the stop that clocks do not explain it."""
+    return evidence.end is not None and evidence.end < stop.time - CLOCK_SKEW_S
 
 
 def _reason_from_kernel(evidence: ExitEvidence) -> tuple[str, str] | None:
@@ -420,17 +426,28 @@ def _program_fault(evidence: ExitEvidence) -> str | None:
 
 def _reason_from_log(evidence: ExitEvidence) -> tuple[str, ...] | None:
     """Reason according to the log, with text for it."""
-    log, peer = evidence.log, evidence.peer
-    if peer is None or evidence.end is None or peer.end > evidence.end:
-        peer = next(iter(evidence.oom_peers), None)
-    if PEER_LOST in log.classes and peer is not None:
-        return "terminated_peer", f"it lost {peer.name}, which had ended by {peer.reason}"
+    log = evidence.log
+    if PEER_LOST in log.classes and (loss := _loss_text(evidence)) is not None:
+        return "terminated_peer", loss
     for reason in _LOG_REASONS:
         if reason in log.classes or (reason == "gpu_fault" and _line_blames_device(log)):
             text = "; ".join(_log_text(evidence)) or f"its log says {reason}"
             if reason == "nccl_timeout" and (fault := _earlier_fault(evidence)) is not None:
                 return "gpu_fault", fault, text
             return reason, text
+    return None
+
+
+def _loss_text(evidence: ExitEvidence) -> str | None:
+    """Which failure explains a lost connection; None if none is known."""
+    peer, stop = evidence.peer, evidence.stop
+    if peer is None or evidence.end is None or peer.end > evidence.end:
+        peer = next(iter(evidence.oom_peers), None)
+    if peer is not None:
+        return f"it lost {peer.name}, which had ended by {peer.reason}"
+    names_worker = evidence.follows_stop and stop is not None and stop.rank is not None
+    if stop is not None and names_worker and not _ended_before_stop(evidence, stop):
+        return f"it lost a peer, and the job was being stopped: {stop.cause}"
     return None
 
 

@@ -15,6 +15,7 @@ from exporter.contract.status import WorkerEnd
 from exporter.workers.exit_reason import (
     CONSEQUENCES,
     OOM_BURST_S,
+    PEER_LOST,
     PEER_WINDOW_S,
     SHELL_KILL,
     ExitEvidence,
@@ -57,7 +58,7 @@ class TaskRun(NamedTuple):
 class ExitReasonFinder:
     """Finds exit reasons in one attempt. It reads the end of a log only if needed, and once per run.
 
-    It keeps the descriptions of runs that ended long ago, one for each stop of the job, with and without peers. Their
+    It keeps the descriptions of runs that ended long ago, one for each stop of the job and kind of evidence. Their
     records would take twice the memory.
     """
 
@@ -75,7 +76,7 @@ class ExitReasonFinder:
         self.job_end = job_end
         self._logs: RunLogs | None = None
         self._evidence_by_run: dict[tuple[int, int], LogEvidence] = {}
-        self._settled: dict[tuple[int, int], dict[tuple[JobStop | None, bool], TaskRun]] = {}
+        self._settled: dict[tuple[int, int], dict[tuple[JobStop | None, bool, bool], TaskRun]] = {}
         self._counts: dict[tuple[int, int], int] = {}  # runs, by rank and attempt
         self._may_read_logs = True
 
@@ -103,10 +104,20 @@ class ExitReasonFinder:
         return RunRecords(*(run_files.read_json(f"{stem}.{kind}.json") for kind in RunRecords._fields))
 
     def describe_run(
-        self, task: Task, restart: int, node: str, stop: JobStop | None, peers: Sequence[FailedPeer] = ()
+        self,
+        task: Task,
+        restart: int,
+        node: str,
+        stop: JobStop | None,
+        peers: Sequence[FailedPeer] = (),
+        *,
+        follows_stop: bool = False,
     ) -> TaskRun | None:
-        """One run with its end, if it has ended; None if its records were half-written by a process that was killed."""
-        asked = stop, bool(peers)
+        """One run with its end, if it has ended; None if its records were half-written by a process that was killed.
+
+        ``follows_stop``: whether the failure for which the job is stopped explains a lost connection.
+        """
+        asked = stop, bool(peers), follows_stop
         if (settled := self._settled.get((task.rank, restart), {}).get(asked)) is not None:
             return settled
         records = self._read_records(task, restart)
@@ -115,7 +126,7 @@ class ExitReasonFinder:
             return None
         end = None
         if records.exit is not None:
-            end = self._describe(records, task, restart, node, records.exit, stop, peers)
+            end = self._describe(records, task, restart, node, records.exit, stop, peers, follows_stop=follows_stop)
         start = next((record["start"] for record in written if "start" in record), None)
         began = float(start) if isinstance(start, int | float) and abs(start) < run_files.MOST_NUMBER else None
         run = TaskRun(restart, began, end)
@@ -150,8 +161,11 @@ class ExitReasonFinder:
         record: Mapping[str, object],
         stop: JobStop | None,
         peers: Iterable[FailedPeer],
+        *,
+        follows_stop: bool = False,
     ) -> WorkerEnd:
         evidence = self._collect_evidence(records, task, restart, node, record, stop, peers)
+        evidence = replace(evidence, follows_stop=follows_stop)
         evidence = self._with_log(evidence, task, restart, node, record)
         judged = find_exit_reason(evidence)
         return WorkerEnd(
@@ -218,6 +232,11 @@ class ExitReasonFinder:
             self._evidence_by_run[task.rank, restart] = evidence
             self._evidence_by_run.pop((task.rank, restart - LISTED_RUNS), None)
         return evidence
+
+    def has_lost_peer(self, task: Task, restart: int) -> bool:
+        """Whether the log of a run, as far as it was read, says that it lost another worker."""
+        evidence = self._evidence_by_run.get((task.rank, restart))
+        return evidence is not None and PEER_LOST in evidence.classes
 
     def last_position(self, task: Task, node: str, run: TaskRun) -> tuple[int, int | None, str] | None:
         """Final position, total and unit in the logs of a run; None if they contain no position."""

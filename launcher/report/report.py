@@ -32,6 +32,7 @@ from launcher.report.state import (
 )
 from launcher.report.workers import (
     add_peer_evidence,
+    add_stop_evidence,
     exit_counts,
     is_to_be_restarted,
     last_end,
@@ -207,6 +208,7 @@ def _read_all_runs(
         stop = stop_from_slurm(slurm_state, found.orchestrator.hosts, nodes, runs)
         runs = _runs_with_stop(found, finder, stop)
     add_peer_evidence(finder, manifest, runs, nodes, stop)
+    add_stop_evidence(finder, manifest, runs, nodes, stop)
     return runs, stop
 
 

@@ -51,6 +51,30 @@ def add_peer_evidence(
                 runs[task.rank][place] = finder.describe_run(task, run.restart, nodes[task.rank], stop, peers) or run
 
 
+def add_stop_evidence(
+    finder: ExitReasonFinder,
+    manifest: Manifest,
+    runs: dict[int, list[TaskRun]],
+    nodes: Mapping[int, str],
+    stop: JobStop | None,
+) -> None:
+    """Let the failure for which the job was stopped explain lost connections on other nodes that seem to precede it.
+
+    Clocks of nodes differ, and the orchestrator saw that failure first. It explains none if it follows from an earlier
+    one itself.
+    """
+    if stop is None or stop.rank is None:
+        return
+    named = [run.exit for run in runs.get(stop.rank, ()) if run.restart == stop.restart and run.exit is not None]
+    if not named or named[0].reason in CONSEQUENCES:
+        return
+    for task in manifest.tasks:
+        node = nodes[task.rank]
+        for place, run in enumerate(runs[task.rank] if node != nodes[stop.rank] else ()):
+            if run.exit is not None and run.exit.reason not in CONSEQUENCES and finder.has_lost_peer(task, run.restart):
+                runs[task.rank][place] = finder.describe_run(task, run.restart, node, stop, follows_stop=True) or run
+
+
 def last_end(
     finder: ExitReasonFinder,
     task: Task,

@@ -115,6 +115,15 @@ CASES = {
         "a lost connection before the peer failed": ExitEvidence(
             code=1, end=100.0, log=LogEvidence(("peer_lost",)), peer=FailedPeer("worker_w3", 101.0, "app_error")
         ),
+        "a lost connection long before the job was stopped for another worker": ExitEvidence(
+            code=1, end=94.0, log=LogEvidence(("peer_lost",)), stop=PEER, follows_stop=True
+        ),
+        "a lost connection before a stop that names no worker": ExitEvidence(
+            code=1, end=99.0, log=LogEvidence(("peer_lost",)), stop=NODE, follows_stop=True
+        ),
+        "another error before the job was stopped for another worker": ExitEvidence(
+            code=1, end=99.0, log=LogEvidence((), "ValueError: bad shard"), stop=PEER, follows_stop=True
+        ),
         "exit 3 on its own during the teardown": ExitEvidence(code=3, end=101.0, stop=PEER),
         "exit 3 before the notice": ExitEvidence(code=3, end=99.9, stop=PEER),
     },
@@ -246,6 +255,9 @@ CASES = {
         ),
         "a lost connection after a peer had failed": ExitEvidence(
             code=1, end=100.0, log=LogEvidence(("peer_lost",)), peer=FailedPeer("worker_w3", 99.0, "crashed_signal")
+        ),
+        "a lost connection before the job was stopped for another worker": ExitEvidence(
+            code=1, end=99.0, log=LogEvidence(("peer_lost",)), stop=PEER, follows_stop=True
         ),
         "no word of its own, and another worker of the control group was killed": ExitEvidence(
             code=1, oom_kills=2, end=100.0, oom_peers=(VICTIM,)

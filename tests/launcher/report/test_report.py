@@ -252,13 +252,17 @@ def test_a_worker_without_an_exit_record_was_killed_by_an_unknown_sender(tmp_pat
     assert report["cause"]["evidence"] == ["exit status unknown", "no exit record was left"]
 
 
-def test_a_failed_node_is_the_cause_and_other_workers_are_consequences(tmp_path: Path) -> None:
-    """The orchestrator publishes the node when srun names it."""
-    run_dir = RunDir(tmp_path, resources={"nodes": 2, "cpus_per_node": 2})
+def on_two_nodes(folder: Path) -> RunDir:
+    """A job with a worker on each of two nodes."""
+    run_dir = RunDir(folder, resources={"nodes": 2, "cpus_per_node": 2})
     tasks = read_json(run_dir.path / "manifest.json")["tasks"]
     run_dir.edit("manifest.json", tasks=[{**task, "node_index": task["rank"]} for task in tasks])
-    run_dir.edit("orchestrator.json", hosts=["cn01", "cn02"])
-    run_dir.ended(0, **TERM_SENT).ended(1)
+    return run_dir.edit("orchestrator.json", hosts=["cn01", "cn02"])
+
+
+def test_a_failed_node_is_the_cause_and_other_workers_are_consequences(tmp_path: Path) -> None:
+    """The orchestrator publishes the node when srun names it."""
+    run_dir = on_two_nodes(tmp_path).ended(0, **TERM_SENT).ended(1)
     remove_exit_record(run_dir, 1)
     orphaned = run_dir.report(slurm_state="NODE_FAIL")
     run_dir.stop("terminated_peer", "Slurm: node cn02 has failed", nodes=["cn02"])
@@ -328,6 +332,29 @@ def test_a_worker_that_lost_a_peer_is_not_the_cause(tmp_path: Path) -> None:
         "terminated_peer",
         "it lost worker_w1, which had ended by crashed_signal",
     )
+
+
+def test_a_worker_that_lost_the_one_with_the_faster_clock_is_not_the_cause(tmp_path: Path) -> None:
+    def report_of(run_dir: RunDir) -> dict[str, Any]:
+        run_dir.ended(0, end=58.5, code=1, log="RuntimeError: Connection closed by peer\n")
+        run_dir.ended(1, end=60.0, code=3).stop("terminated_peer", "worker_w1 rank 1 ended", at=59, rank=1, restart=0)
+        return run_dir.report()
+
+    report = report_of(on_two_nodes(tmp_path))
+    assert report["cause"]["worker"] == "worker_w1"
+    assert report["workers"][0]["exit"]["evidence"][-1] == (
+        "it lost a peer, and the job was being stopped: worker_w1 rank 1 ended"
+    )
+    assert report_of(RunDir(tmp_path / "same"))["cause"]["worker"] == "worker_w0", "one node has one clock"
+
+
+def test_a_lost_connection_that_stopped_the_job_does_not_hide_an_earlier_one(tmp_path: Path) -> None:
+    lost = "RuntimeError: Connection closed by peer\n"
+    run_dir = on_two_nodes(tmp_path).ended(0, end=58.5, code=1, log=lost).ended(1, end=59.0, code=1)
+    run_dir.write("cn02_worker_w1.out", lost)
+    report = run_dir.stop("terminated_peer", "worker_w1 rank 1 ended", at=59, rank=1, restart=0).report()
+    assert [worker["exit"]["reason"] for worker in report["workers"]] == ["app_error", "terminated_peer"]
+    assert report["cause"]["worker"] == "worker_w0"
 
 
 def test_all_runs_of_a_worker_are_listed_and_the_last_one_counts(tmp_path: Path) -> None:
