@@ -242,6 +242,16 @@ def awaits_oom_victim(evidence: ExitEvidence) -> bool:
     return is_its_own is None or (not is_its_own and PEER_LOST in evidence.log.classes)
 
 
+def awaits_notice(evidence: ExitEvidence) -> bool:
+    """Whether the notice of a stop may still name the failure that explains a lost connection.
+
+    A peer on another node notices the loss at once, and the launcher a moment later.
+    """
+    if PEER_LOST not in evidence.log.classes or evidence.code == 0:
+        return False
+    return _reason_from_kernel(evidence) is None and _loss_text(evidence) is None
+
+
 def _reason_without_log(evidence: ExitEvidence) -> ExitReason | None:
     """Reason of a failed start, a clean exit or a requested end; None for all others."""
     facts = [_status_text(evidence)]

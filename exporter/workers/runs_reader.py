@@ -31,6 +31,7 @@ from exporter.workers.exit_reason import (
     ExitEvidence,
     FailedPeer,
     JobStop,
+    awaits_notice,
     awaits_oom_victim,
     evidence_from_record,
     failed_peer,
@@ -43,7 +44,7 @@ from exporter.workers.log_evidence import log_evidence
 from exporter.workers.run_totals import NO_EXITS, NO_USAGE, ExitTotals, RunUsage, WorkerExit, recorded_usage
 
 NO_RECORD_GRACE_S = 3.0  # time for the exit record of an ended process to appear
-NOTICE_GRACE_S = 3.0  # time for the launcher's notice to appear after a signal from outside
+NOTICE_GRACE_S = 3.0  # time for the launcher's notice to appear after a signal from outside or the loss of a peer
 STATUS_GRACE_S = 1.0  # time for the kernel to report the status of a process that is not our child
 LOG_TAIL_BYTES = 64 * 1024
 DETAILS_EVERY_S = 30.0  # between reads of costly values: proportional memory, open files, context switches
@@ -132,6 +133,7 @@ class RunEnd(NamedTuple):
     record: Facts
     evidence: ExitEvidence  # according to the record
     time: float
+    may_get_notice: bool  # whether the launcher's notice of a stop may still appear
 
 
 class WorkerRuns:
@@ -153,6 +155,7 @@ class WorkerRuns:
         self._next_restart = 0
         self._exits, self._earlier_usage = NO_EXITS, NO_USAGE
         self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
+        self._ranks_of_node = {each.rank for each in context.tasks}
         self._pid_namespace = read_pid_namespace(context.proc)
 
     def failures(self) -> list[FailedPeer]:
@@ -255,7 +258,6 @@ class WorkerRuns:
         """Update one run; its end if that is known, unless a notice that may explain it is still expected."""
         if run.pid is None:
             self._start_watching(run, now)
-        stop = None if stop is not None and stop.was_caused_by(self.task.rank, run.restart) else stop
         silent = run.wrapper is not None and not self._is_wrapper_running(run)  # before reading its record
         record = (
             run_files.read_json(self._record_path(run.restart, "exit"))
@@ -278,12 +280,14 @@ class WorkerRuns:
         of_worker = parse_job_stop(
             run_files.read_json(self._record_path(run.restart, "stop")) or {}
         )  # stopped with its peers only
-        stop = of_worker or stop
+        notice = of_worker or stop
+        stop = None if notice is None or notice.was_caused_by(self.task.rank, run.restart) else notice
         recorded = evidence_from_record(record, stop)
-        from_above = recorded.forwarded or (recorded.source == "kernel" and not self._context.manifest.attached)
-        if from_above and stop is None and recorded.end is not None and now - recorded.end < NOTICE_GRACE_S:
+        is_recent = recorded.end is not None and abs(now - recorded.end) < NOTICE_GRACE_S
+        may_get_notice = notice is None and is_recent and not self._context.manifest.attached
+        if may_get_notice and (recorded.forwarded or recorded.source == "kernel"):
             return None
-        return RunEnd(self, run, record, recorded, recorded.end if recorded.end is not None else now)
+        return RunEnd(self, run, record, recorded, recorded.end if recorded.end is not None else now, may_get_notice)
 
     def _is_running(self, run: _WorkerRun, now: float) -> bool:
         """Read its processes; a zombie that is not reaped has ended."""
@@ -384,6 +388,7 @@ class WorkerRuns:
         record = {**earlier, **record, **self._save_node_facts(run, recorded, earlier)}
         evidence = replace(
             evidence_from_record(record, recorded.stop),
+            follows_stop=recorded.stop is not None and recorded.stop.rank not in self._ranks_of_node,
             node=self._context.identity.node,
             job_end=self._context.limit_end,
             attached=self._context.manifest.attached,
@@ -396,10 +401,12 @@ class WorkerRuns:
     def judge(self, end: RunEnd, peers: Iterable[FailedPeer], *, may_await_victim: bool) -> bool:
         """Find the reason of an end from its evidence and the failures of other workers.
 
-        False if it waits for the end of a peer that may explain it.
+        False if it waits for the end of a peer that may explain it, or for the notice of one on another node.
         """
         run, evidence = end.run, end.evidence.with_peers(peers, self.task.node_index)
         if may_await_victim and len(self._context.tasks) > 1 and awaits_oom_victim(evidence):
+            return False
+        if end.may_get_notice and awaits_notice(evidence):
             return False
         self._stop_watching(run)
         result = find_exit_reason(evidence)

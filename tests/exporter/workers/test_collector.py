@@ -217,6 +217,41 @@ def test_workers_that_end_in_the_same_read_as_the_one_they_lost_are_its_peers(wr
     assert ends == ["worker_w1", "worker_w2", "worker_w0"]
 
 
+def stop_for(run_dir: Path, rank: int, at: float) -> None:
+    """Write the launcher's notice that it stops the job for this worker."""
+    notice: dict[str, object] = {"reason": "terminated_peer", "cause": f"rank {rank} ended", "time": at, "rank": rank}
+    run_files.write_job_state(str(run_dir), "completing", {**notice, "restart": 0})
+
+
+@pytest.mark.parametrize(("named", "reason"), [(300, "terminated_peer"), (TASK.rank, "app_error"), (None, "app_error")])
+def test_a_worker_that_lost_a_peer_waits_for_the_notice_that_names_it(
+    named: int | None, reason: str, wrappers: Wrappers
+) -> None:
+    """A sidecar has no records of other nodes, and a whole job loses the worker that failed."""
+    wrappers.start(TASK, "sh", "-c", "echo 'Connection reset by peer' >&2; exit 1").wait()
+    collected = CollectedWorker(wrappers.run_dir, TASK)
+    facts = collected.facts()
+    assert (facts.up, facts.exits.counts) == (False, {}), "a count never goes down"
+    if named is None:
+        collected.clock.advance(NOTICE_GRACE_S + 1)
+    else:
+        stop_for(wrappers.run_dir, named, collected.clock.now)
+    assert collected.facts().exits.counts == {reason: 1}
+
+
+def test_a_worker_whose_own_error_ended_it_waits_for_no_notice(wrappers: Wrappers, collected: CollectedWorker) -> None:
+    wrappers.start(TASK, "sh", "-c", "echo 'ValueError: bad shard' >&2; exit 1").wait()
+    assert collected.facts().exits.counts == {"app_error": 1}
+
+
+def test_one_of_the_same_node_for_which_the_job_stops_explains_no_earlier_loss(wrappers: Wrappers) -> None:
+    later = make_task(1)
+    wrappers.start(TASK, "sh", "-c", "echo 'Connection reset by peer' >&2; exit 1").wait()
+    wrappers.start(later, "sh", "-c", "exit 3").wait()
+    stop_for(wrappers.run_dir, later.rank, time.time())
+    assert CollectedWorker(wrappers.run_dir, TASK, later).facts().exits.counts == {"app_error": 1}
+
+
 def test_a_restarted_sidecar_finds_the_victim_that_explains_an_earlier_end(wrappers: Wrappers) -> None:
     victim = make_task(1)
     end_with_oom_kill(wrappers, victim, "kill -KILL $$", end_with_oom_kill(wrappers, TASK, "kill -TERM $$"))
