@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 import subprocess
 import time
 from collections.abc import Iterable, Mapping, Sequence
@@ -193,10 +194,13 @@ class JobTasks:
         self._end_lost_steps(now)
         if self._ended:
             attempt_optional("list the records", lambda: self._records.find_written(()))
-        for rank, (running, code, ended_at) in list(self._ended.items()):
+        records = {rank: self._records.read_exit(running) for rank, (running, _, _) in self._ended.items()}
+        # the first failure decides, whatever its rank
+        for rank in sorted(records, key=lambda rank: _end_of(records[rank])):
+            running, code, ended_at = self._ended[rank]
             if self._signals.end_signal is not None and self._job_state.stop is None:
                 break  # the signal is new: first find out its reason
-            record, waited = self._records.read_exit(running), now - ended_at
+            record, waited = records[rank] or self._records.read_exit(running), now - ended_at
             no_record_expected = self._killed_at is not None or self._is_on_a_failed_node(running)
             if record is None and waited < RECORD_GRACE_S and not no_record_expected:
                 continue
@@ -434,6 +438,12 @@ class JobTasks:
             self._steps.kill(self.running)
             self._killed_at = time.monotonic()
         return time.monotonic() <= max(deadline, self._killed_at or deadline) + 1.0
+
+
+def _end_of(record: Mapping[str, object] | None) -> float:
+    """Time of the end for comparisons; infinite if unknown."""
+    end = evidence_from_record(record or {}).end
+    return math.inf if end is None else end
 
 
 def _group_name(group: TaskGroup) -> str:

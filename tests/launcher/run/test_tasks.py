@@ -447,6 +447,19 @@ def test_an_oom_kill_in_a_shared_cgroup_is_blamed_on_its_victim_that_ends_later(
     assert job.job_state.stop.cause == "peer_w1 rank 1 on cn00 ended by host_oom"
 
 
+def test_the_first_of_several_failures_found_together_stops_the_job(tmp_path: Path) -> None:
+    job = SimulatedJob(tmp_path, plan_of(job_spec(workers=[{"role": "peer", "count": 2, "command": "x"}])))
+    for planned in job.plan.tasks[:2]:
+        job.job_tasks.start((planned,))
+    for process in job.processes:
+        process.poll.return_value = 1
+    job.record_end(0, 1, end=101.0)
+    job.record_end(1, 1, end=100.0)
+    job.job_tasks.reap()
+    assert job.job_state.stop is not None
+    assert job.job_state.stop.cause == "peer_w1 rank 1 on cn00 ended by app_error"
+
+
 def test_a_step_is_restarted_after_all_its_tasks_have_ended(tmp_path: Path) -> None:
     job = SimulatedJob(tmp_path, serving_step(restart_max=1, restart_backoff_s=0.0))
     job.job_tasks.start(job.plan.tasks)
