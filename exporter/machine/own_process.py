@@ -1,7 +1,8 @@
-"""This process: names of its threads in the kernel, and its memory."""
+"""This process: names of its threads in the kernel, its memory, and files in memory."""
 
 import ctypes
 import gc
+import os
 import threading
 import time
 from pathlib import Path
@@ -11,6 +12,7 @@ STACK_BYTES = 1024 * 1024  # JSON and literals nested beyond the interpreter's l
 LARGE_BYTES = 64 * 1024
 SETTLE_S = 60.0  # from the start until everything read once is loaded
 COLLECT_S = 15.0  # between two collections of garbage
+SHARED_MEMORY = "/dev/shm"  # noqa: S108 - for files that lose their random name at once
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # mallopt(3)
 
 
@@ -33,6 +35,20 @@ def limit_reserved_memory() -> None:
     if mallopt is not None:
         mallopt(_M_ARENA_MAX, 1)
         mallopt(_M_MMAP_THRESHOLD, LARGE_BYTES)
+
+
+def open_memory_file(name: str) -> int:
+    """Return the descriptor of a new file without a path, in memory, so that no disk can fill up or hang.
+
+    Interpreters built on old systems, such as those of conda, have no ``os.memfd_create``.
+    """
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create(name)
+    import tempfile  # lazy: most interpreters do not need it
+
+    fd, path = tempfile.mkstemp(prefix=name, dir=SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None)
+    os.unlink(path)
+    return fd
 
 
 class GarbageCollection:

@@ -13,6 +13,7 @@ from typing import IO
 
 from exporter.contract.process_identity import read_start_ticks
 from exporter.contract.report import Report
+from exporter.machine.own_process import open_memory_file
 from exporter.machine.procfs import is_zombie, read_children, read_environment
 from launcher.plan.placeholders import nodes_variable
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
@@ -238,7 +239,7 @@ class LocalJob:
         A ``detached`` one outlives the command.
         """
         self._run_dir = run_dir
-        self._report_fd = os.memfd_create("report")  # whatever happens to disks
+        self._report_fd = open_memory_file("report")  # whatever happens to disks
         argv = [*first_words, sys.executable, *PYTHON_FLAGS, "launcher.guard", str(run_dir), "--local"]
         with open_log(run_dir, "log.out") as out, open_log(run_dir, "log.err") as err:
             argv += ["--report-fd", str(self._report_fd)]

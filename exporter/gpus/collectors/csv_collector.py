@@ -13,6 +13,7 @@ from exporter.contract.identity import safe_label
 from exporter.files.outputs.csv_reader import NAME, CsvFile, csv_file_name
 from exporter.gpus.records import GpuActivity, GpuReading, GpuState, JobGpus
 from exporter.machine.file_host import WatchHandle, WatchHanging
+from exporter.machine.own_process import open_memory_file
 
 HEADER = "time,node,gpu,utilization_percent,memory_used_gb,memory_total_gb,power_watts,temperature_celsius"
 GROUP = "output"  # path group whose directory gets the file
@@ -42,7 +43,7 @@ class GpuMetricsCollector:
         group = next((group for group in manifest.groups if group.name == GROUP), None)
         if manifest.gpu_metrics and group is not None:
             self.interval_s = max(LEAST_INTERVAL_S, manifest.check_interval_s)
-            self._lines_fd = os.memfd_create(NAME)
+            self._lines_fd = open_memory_file(NAME)
             weakref.finalize(self, os.close, self._lines_fd)
             name, source = csv_file_name(identity.node, identity.node_index), f"/proc/{os.getpid()}/fd/{self._lines_fd}"
             make = partial(CsvFile, os.path.abspath(manifest.directory(group)), name, HEADER, source)

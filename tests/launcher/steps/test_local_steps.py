@@ -13,7 +13,7 @@ from exporter.contract.process_identity import read_start_ticks
 from exporter.machine.procfs import is_zombie, read_children
 from launcher.plan.plan import RunFacts
 from launcher.steps import local_steps
-from launcher.steps.local_steps import LocalSteps, local_hosts, wait_for_guard
+from launcher.steps.local_steps import LocalJob, LocalSteps, local_hosts, wait_for_guard
 from launcher.steps.steps import RunningTask
 from tests.support.launcher import job_spec, plan_of, poll
 
@@ -33,6 +33,14 @@ def test_each_sidecar_has_the_first_gpu_of_its_node(
     for sidecar in LocalSteps(plan, RunFacts("local-1", tmp_path, hosts)).start_sidecars():
         assert sidecar.wait(60) == 0
     assert [(tmp_path / f"{host}_sidecar.log").read_text().strip() for host in hosts] == expected
+
+
+def test_an_interpreter_without_memfd_create_can_run_jobs_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    job = LocalJob(tmp_path)
+    assert job.process.wait(60) != 0
+    assert "plan.json cannot be read" in (tmp_path / "log.err").read_text()
+    assert job.read_report() is None
 
 
 def test_an_unreaped_orchestrator_is_not_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

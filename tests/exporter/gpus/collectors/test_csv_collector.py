@@ -2,6 +2,7 @@
 
 import csv
 import logging
+import os
 import shutil
 import threading
 import time
@@ -110,6 +111,14 @@ def test_the_last_line_can_be_parsed_as_csv(job: Job, tmp_path: Path) -> None:
         *_, last = csv.DictReader(source)
     text = f"{last['utilization_percent']}% | {last['memory_used_gb']}/{last['memory_total_gb']} GB"
     assert text == "87% | 60.00/80.00 GB"
+
+
+def test_an_interpreter_without_memfd_create_can_write_the_file_too(
+    job: Job, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delattr(os, "memfd_create")
+    job.collector().read()
+    assert len(lines(tmp_path)) == 1
 
 
 def test_an_unknown_field_is_empty() -> None:
