@@ -55,6 +55,9 @@ ERROR_LOG_POLL_S = 0.1
 ORPHANS_POLL_S = 1.0  # between two polls for steps whose srun was killed
 MOST_ERROR_BYTES = 256 * 1024  # read from the end of the job's error log for Slurm's last messages
 
+# prefixes of variables that sbatch would read as options, or pass on from a requeued job in which it runs
+NOT_SUBMITTED = ("SBATCH_", "SLURM_RESTART_COUNT")
+
 _JOB_ID = re.compile(r"^(\d+)(?:;(\S*))?$", re.MULTILINE)
 
 
@@ -121,7 +124,7 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
     if shutil.which("sbatch") is None:
         run_command(argv)  # raises with a suggestion
     variables = without_outer_components(os.environ, het=False)
-    environment = {name: value for name, value in variables.items() if not name.startswith("SBATCH_")}
+    environment = {name: value for name, value in variables.items() if not name.startswith(NOT_SUBMITTED)}
     try:
         done = _run(argv, environment, COMMAND_TIMEOUT_S)
     except SlurmError as error:

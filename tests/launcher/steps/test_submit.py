@@ -239,6 +239,13 @@ def test_variables_of_sbatch_say_who_pays_and_where_and_change_nothing_else(slur
     assert call["stdin"] == ""
 
 
+def test_a_job_submitted_from_a_requeued_job_begins_as_its_first_attempt(slurm: FakeSlurm, folder: Path) -> None:
+    submit(slurm, folder, env={"SLURM_RESTART_COUNT": "2", "SLURM_CONF": "/etc/slurm/slurm.conf"})
+    (call,) = slurm.calls("sbatch")
+    assert "SLURM_RESTART_COUNT" not in call["env"], "sbatch would pass it on"
+    assert call["env"]["SLURM_CONF"] == "/etc/slurm/slurm.conf"
+
+
 def test_a_job_that_cannot_be_released_is_cancelled_without_traces(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("scontrol", "status", 1)
     slurm.say("scontrol", "err", "slurm_update error: Access denied\n")
