@@ -23,7 +23,9 @@ from launcher.report.gpus import read_gpu_events
 from launcher.report.inputs import NOTHING_KNOWN, UNHURRIED, KnownEnds, ReportPace
 from launcher.report.restarts import restart_causes, with_earlier_failures
 from launcher.report.state import (
+    BATCH_LOST,
     EXIT_STATUS,
+    end_before_start,
     job_cause,
     job_end_state,
     stop_cause,
@@ -205,7 +207,8 @@ def _read_all_runs(
     manifest, nodes, stop = found.manifest, found.nodes, parse_job_stop(found.job_state)
     runs = _runs_with_stop(found, finder, stop)
     if stop is None and slurm_state is not None:
-        stop = stop_from_slurm(slurm_state, found.orchestrator.hosts, nodes, runs)
+        failure = end_before_start(manifest.run_dir) if found.orchestrator.start is None else BATCH_LOST
+        stop = stop_from_slurm(slurm_state, found.orchestrator.hosts, nodes, runs, failure)
         runs = _runs_with_stop(found, finder, stop)
     add_peer_evidence(finder, manifest, runs, nodes, stop)
     add_stop_evidence(finder, manifest, runs, nodes, stop)

@@ -6,6 +6,7 @@ from pathlib import Path
 from exporter.contract.records import RecordError
 from exporter.contract.report import CheckResult, EndCause, Verification, WorkerReport
 from exporter.logs.log_files_reader import read_last_bytes
+from exporter.logs.redact import redact
 from exporter.workers.exit_reason import CONSEQUENCES, OOM_BURST_S, JobStop, first_failure
 from launcher.report.exit_reasons import TaskRun
 from launcher.report.restarts import end_cause, end_time
@@ -51,6 +52,7 @@ BATCH_LOST = "the batch step ended without a report: was the guard killed?"
 # log messages that come with a traceback when there will be no report
 _NO_REPORT = (b"cannot build the report", b"cannot write the report")
 LOG_TAIL_BYTES = 64 * 1024
+MOST_LINE_CHARACTERS = 500  # of a log line in the cause
 
 
 def log_for_missing_report(run_dir: Path) -> Path:
@@ -61,10 +63,27 @@ def log_for_missing_report(run_dir: Path) -> Path:
     return error_log if read_last_bytes(error_log, LOG_TAIL_BYTES).strip() else log
 
 
+def end_before_start(run_dir: Path) -> str:
+    """Explain a batch script that failed before its guard started, such as by a module: its last error log line."""
+    error_log = run_dir / "log.err"
+    if not error_log.exists():
+        return f"the batch script left no log: can the node reach {run_dir}?"
+    lines = read_last_bytes(error_log, LOG_TAIL_BYTES).decode("utf-8", "replace").split("\n")
+    last = next((line.strip() for line in reversed(lines) if line.strip()), "log.err is empty")
+    return f"the batch script ended before gpujob started: {redact(last[:MOST_LINE_CHARACTERS])}"
+
+
 def stop_from_slurm(
-    state: str, hosts: Sequence[str], nodes: Mapping[int, str], runs: Mapping[int, Sequence[TaskRun]]
+    state: str,
+    hosts: Sequence[str],
+    nodes: Mapping[int, str],
+    runs: Mapping[int, Sequence[TaskRun]],
+    failure: str = BATCH_LOST,
 ) -> JobStop | None:
-    """Derive a stop from Slurm's state. On a node failure, nodes without any exit record have failed."""
+    """Derive a stop from Slurm's state. On a node failure, nodes without any exit record have failed.
+
+    ``failure`` explains the state FAILED.
+    """
     reason = REASON_OF_STATE.get(state)
     if reason is None:
         return None
@@ -73,7 +92,7 @@ def stop_from_slurm(
     if reason == "node_failure" and silent:
         cause = f"Slurm: {state}; no exit records from {', '.join(silent)}"
         return JobStop("terminated_peer", cause, 0.0, nodes=tuple(silent))
-    return JobStop(reason, f"Slurm: {state}; {BATCH_LOST}" if state == "FAILED" else f"Slurm: {state}", 0.0)
+    return JobStop(reason, f"Slurm: {state}; {failure}" if state == "FAILED" else f"Slurm: {state}", 0.0)
 
 
 def _deciding(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport]:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exporter.contract.errors import ManifestError
 from exporter.contract.manifest import read_manifest
-from exporter.contract.report import EndCause, Report, WorkerReport
+from exporter.contract.report import EndCause, Report, Stop, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
 from exporter.logs.errors.lines import plain_line
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
@@ -53,14 +53,20 @@ def render_ending(report: Report, width: int = 1 << 20) -> list[str]:
     return [part for line in _lines(report) for part in _wrap(printable_line(line), width)]
 
 
+def decisive_stop(report: Report) -> Stop | None:
+    """The stop of a job that ended because of it; None if something else decided."""
+    decides = report.state in STOPPED_STATES or (report.state != "COMPLETED" and not report.cause)
+    return report.stopped if decides else None
+
+
 def _lines(report: Report) -> list[str]:
     verdict = f"{report.state}{verification_words(report.state, report.verification)}"
     took = "" if report.duration_s is None else f", took {duration_text(report.duration_s)}"
     lines = [f"{verdict}: job {report.job_id} {report.job_name}{took}"]
     if report.state == "UNKNOWN":
         lines += [f"why: {reason}" for reason in report.why]
-    if report.stopped and (report.state in STOPPED_STATES or (report.state != "COMPLETED" and not report.cause)):
-        lines.append(f"stopped: {report.stopped.cause}")
+    if (stop := decisive_stop(report)) is not None:
+        lines.append(f"stopped: {stop.cause}")
     if report.cause:
         lines += _cause_lines(report, report.cause)
     if report.requeued:

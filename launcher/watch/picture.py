@@ -12,6 +12,7 @@ from exporter.contract.events import event_title
 from exporter.contract.status import DamagedFile, FileSystem
 from exporter.contract.view import JobView, MutedAlert, OutputView
 from launcher.report.workers import values_text
+from launcher.watch.ending import decisive_stop
 from launcher.watch.gpus import gpu_problems
 from launcher.watch.lines import LIKELY, STALLED_SHOWN, eta_text, has_eta, has_work, progress_text, rate_text
 from launcher.watch.text import clock_time_text, printable_line, problem_text, size_text, token_rate_text
@@ -193,6 +194,8 @@ def _conditions(view: JobView) -> Iterator[Row]:
         # with several workers not ready, the other evidence is their last log lines
         evidence = "; ".join(cause.evidence[:1] if cause.missing else cause.evidence)
         yield Row(f"cause: {cause.worker} on {cause.node} ended by {cause.reason}: {evidence}", CRITICAL)
+    if view.report and (stop := decisive_stop(view.report)):
+        yield Row(f"stopped: {stop.cause}", WARNING)
     if view.launch.lacking:
         yield Row(f"! launch not verified: {'; '.join(view.launch.lacking)}", CRITICAL)
     yield from _file_conditions(view)

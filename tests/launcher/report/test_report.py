@@ -296,6 +296,29 @@ def test_the_slurm_state_is_used_without_a_stop_of_the_orchestrator(
     assert report["state"] == state
 
 
+@pytest.mark.parametrize(
+    ("log", "cause"),
+    [
+        (
+            "Lmod has detected an error\ngpujob: the module cuda cannot be loaded\n\n",
+            "the batch script ended before gpujob started: gpujob: the module cuda cannot be loaded",
+        ),
+        ("", "the batch script ended before gpujob started: log.err is empty"),
+        (None, "the batch script left no log: can the node reach {run_dir}?"),
+    ],
+)
+def test_a_failure_before_gpujob_started_is_explained_by_the_error_log(
+    log: str | None, cause: str, tmp_path: Path
+) -> None:
+    run_dir = RunDir(tmp_path)
+    (run_dir.path / "orchestrator.json").unlink()
+    if log is not None:
+        run_dir.write("log.err", log)
+    report = run_dir.report(slurm_state="FAILED")
+    assert report["state"] == "FAILED"
+    assert report["stopped"]["cause"] == f"Slurm: FAILED; {cause.format(run_dir=run_dir.path)}"
+
+
 def test_an_oom_kill_found_by_the_sidecar_explains_the_end(tmp_path: Path) -> None:
     run_dir = RunDir(tmp_path).ended(0).ended(1, **KILLED)
     found = {"schema": 1, "oom_victim": "its process 7 was killed for lack of memory"}

@@ -373,6 +373,13 @@ def test_one_file_is_not_told_in_the_plural() -> None:
     assert "output 1 file 5 B" in screen(a_view(outputs=[{"group": "output", "files": 1, "bytes": 5}]), 120)
 
 
+def test_a_job_that_ended_without_a_cause_says_why_it_was_stopped() -> None:
+    view = ended_view()
+    stop = {"reason": "terminated_peer", "cause": "no cuda", "time": NOW}
+    view["report"] |= {"state": "FAILED", "exit_status": 1, "stopped": stop}
+    assert "\nstopped: no cuda\n" in screen({**view, "state": "FAILED"})
+
+
 def test_a_worker_without_a_process_is_starting_until_the_job_has_ended() -> None:
     assert "starting" in screen(a_view(), 120)
     shown = screen(a_view(state="UNKNOWN"), 120)
