@@ -4,6 +4,7 @@ Commands are argument lists with a timeout, and run in a fixed locale.
 """
 
 import contextlib
+import functools
 import os
 import re
 import shutil
@@ -139,7 +140,15 @@ def submit_held(plan: Plan, script: Path) -> tuple[str, str | None]:
             f'"{_error_text(done.stderr) or done.stdout}"'
             f"\n  {submission_text(plan)}"
         )
+    if done.stderr.strip():
+        _print_notes(done.stderr.rstrip())
     return match[1], match[2] or None
+
+
+@functools.cache  # a sweep or pipeline gets the same text for each of its jobs
+def _print_notes(text: str) -> None:
+    """Print what sbatch said of a job that it accepted: plugins of the site report the limits that they changed."""
+    print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def submission_text(plan: Plan) -> str:

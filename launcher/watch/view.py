@@ -300,7 +300,7 @@ class JobClient:
         at_work = [worker for worker in counting_workers(workers) if worker.up]
         job = next((status.job for status in statuses.values() if status.job.job_id), JobStatus())
         published = JobStateRecord.of_attempt(self.run_dir, orchestrator.attempt)
-        limit, start = self.manifest.time_limit_s or job.time_limit_s, orchestrator.start
+        limit, start = job.time_limit_s or self.manifest.time_limit_s, orchestrator.start
         limit_end = published.time_limit_end or job.end or (start + limit if start and limit else None)
         if published.time_limit_end and start:
             limit = published.time_limit_end - start

@@ -121,6 +121,15 @@ def test_points_of_different_sizes_are_consecutive_arrays(slurm: FakeSlurm, fold
     assert [call["argv"] for call in slurm.calls("scontrol")[-2:]] == [["release", "4459"]] * 2
 
 
+def test_what_sbatch_says_of_accepted_jobs_is_shown_once(slurm: FakeSlurm, folder: Path) -> None:
+    write(folder, sweep=TWO_SIZES)
+    note = "sbatch: time limit lowered to 2:00:00\nsbatch: moved to gpu-short\n"
+    slurm.say("sbatch", "err", note)
+    done = command(slurm, folder, "submit", "job.yaml", "--json")
+    assert (done.returncode, len(slurm.calls("sbatch")), done.stderr.count(note)) == (0, 2, 1)
+    json.loads(done.stdout)
+
+
 def test_a_refused_submission_leaves_no_files(slurm: FakeSlurm, folder: Path) -> None:
     slurm.say("sbatch", "status", 1)
     slurm.say("sbatch", "err", "sbatch: error: Invalid account\n")

@@ -771,6 +771,15 @@ def test_a_time_limit_that_was_changed_is_shown(queued: tuple[Path, FakeSlurm]) 
     assert (view["limit_end"], view["time_limit_s"]) == (start + 9000.0, 9000.0)
 
 
+def test_a_time_limit_that_the_site_lowered_at_the_submission_is_shown(run_dir: Path) -> None:
+    manifest = json.loads((run_dir / "manifest.json").read_text())
+    write(run_dir / "manifest.json", {**manifest, "time_limit_s": 14400.0})
+    job = {"phase": "running", "job_id": "7", "end": 9000.0, "time_limit_s": 7200.0}
+    write(run_dir / "status/here.json", {**status(), "attempt": 0, "job": job})
+    view = read_view(run_dir)
+    assert (view["limit_end"], view["time_limit_s"]) == (9000.0, 7200.0)
+
+
 def test_a_job_of_another_user_that_slurm_hides_runs_while_its_sidecars_report(
     queued: tuple[Path, FakeSlurm],
 ) -> None:
