@@ -75,8 +75,19 @@ def parse_oom_kills(text: str) -> int | None:
     return None
 
 
+def is_shared_cgroup(version: int, mount: str, path: str) -> bool:
+    """Whether a memory cgroup also counts processes of others: it is the whole machine, or a service of the system.
+
+    Where Slurm does not limit memory, the steps of all jobs are in the cgroup of slurmd.
+    """
+    if version == 1 and os.path.exists(f"{mount}{path}/release_agent"):  # only the root has it
+        return True
+    slice_name, _, unit = path.removeprefix("/").partition("/")
+    return slice_name == "system.slice" and "/" not in unit and unit.endswith(".service")
+
+
 def read_oom_kills(root: str = "/") -> int | None:
-    """Count OOM kills in this process's own memory cgroup, v1 or v2.
+    """Count OOM kills in this process's own memory cgroup, v1 or v2; None if others share it.
 
     A v2 cgroup may lack the memory controller; its nearest ancestor with the controller then counts its memory.
     """
@@ -84,7 +95,7 @@ def read_oom_kills(root: str = "/") -> int | None:
         while True:
             try:
                 with open(f"{mount}{path}/{OOM_FILES[version]}", encoding="ascii", errors="replace") as source:
-                    return parse_oom_kills(source.read())
+                    return None if is_shared_cgroup(version, mount, path) else parse_oom_kills(source.read())
             except OSError:
                 if version == 1 or not path:
                     break

@@ -118,16 +118,16 @@ class OpenCgroupFile:
 class MemoryCgroupReader:
     """Reads the memory of one cgroup repeatedly.
 
-    The root of a hierarchy is the whole machine and is not read. The top that a container or namespace shows has the
-    same path but is no such root.
+    One that counts others too is not read, such as the root of a hierarchy, which is the whole machine. The top that a
+    container or namespace shows has the same path but is no such root.
     """
 
     def __init__(self, cgroup: MemoryCgroup) -> None:
         names = V1_FILES if cgroup.version == 1 else V2_FILES
         self.cgroup = cgroup
         self._files = {key: OpenCgroupFile(f"{cgroup.directory}/{name}") for key, name in names.items()}
-        # only the root has release_agent in v1, and only the root lacks memory.current in v2
-        self._is_root = cgroup.version == 1 and os.path.exists(f"{cgroup.directory}/release_agent")
+        # the root of v2 lacks memory.current, so it cannot be read anyway
+        self.is_shared = oom_kills.is_shared_cgroup(cgroup.version, cgroup.mount, cgroup.path)
         above = () if cgroup.version == 1 else tuple(cgroup.with_ancestors())
         self._limits = [
             OpenCgroupFile(f"{holder.directory}/{name}") for holder in above for name in ("memory.max", "memory.high")
@@ -139,9 +139,9 @@ class MemoryCgroupReader:
             file.close()
 
     def read(self) -> CgroupMemory | None:
-        """Read once; None if the cgroup is gone, denied, or the whole machine."""
+        """Read once; None if the cgroup is gone, denied, or counts others too."""
         used = parse_cgroup_number(self._files["used"].read())
-        if used is None or self._is_root:
+        if used is None or self.is_shared:
             return None
         stat = parse_memory_stat(self._files["stat"].read())
         if self.cgroup.version == 1:

@@ -132,8 +132,8 @@ class MemoryCollector:
         )
 
     def _is_ours(self, victim: OomVictim) -> bool:
-        """Whether a victim was in the job's cgroup, or is a worker if an old kernel does not log the cgroup."""
-        job = self._reader.cgroup.path if self._reader is not None else ""
+        """Whether a victim was in the job's cgroup, or is a worker if it has none or an old kernel does not log it."""
+        job = self._reader.cgroup.path if self._reader is not None and not self._reader.is_shared else ""
         if victim.cgroup is not None and job:
             return f"{victim.cgroup}/".startswith(f"{job}/")
         return victim.pid in self._earlier_pids or any(run.record.get("pid") == victim.pid for run in self._runs)

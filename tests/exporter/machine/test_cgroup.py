@@ -198,6 +198,29 @@ def test_the_root_of_a_hierarchy_has_no_facts(tmp_path: Path, version: int) -> N
     memory_cgroup = read_memory_cgroup("self", str(tmp_path))
     assert memory_cgroup is not None
     assert MemoryCgroupReader(memory_cgroup).read() is None
+    assert oom_kills.read_oom_kills(str(tmp_path)) is None
+
+
+@pytest.mark.parametrize("version", [1, 2])
+@pytest.mark.parametrize(
+    ("path", "is_shared"),
+    [
+        ("/system.slice/slurmd.service", True),
+        ("/system.slice/slurmd.service/job_7", False),
+        ("/system.slice/docker-7.scope", False),
+        ("/user.slice/user-1000.slice/user@1000.service", False),
+    ],
+)
+def test_the_cgroup_of_a_service_of_the_system_has_no_facts(
+    tmp_path: Path, path: str, is_shared: bool, version: int
+) -> None:
+    machine = Machine(tmp_path, V1_MOUNT if version == 1 else V2_MOUNT)
+    machine.process("self", v1_lines(path) if version == 1 else f"0::{path}\n")
+    (machine.v1 if version == 1 else machine.v2)(path, oom_kills=2)
+    memory_cgroup = read_memory_cgroup("self", str(tmp_path))
+    assert memory_cgroup is not None
+    assert (MemoryCgroupReader(memory_cgroup).read() is None) == is_shared
+    assert oom_kills.read_oom_kills(str(tmp_path)) == (None if is_shared else 2)
 
 
 def test_an_exiting_process_has_a_cgroup_in_v2_but_not_in_v1(tmp_path: Path) -> None:

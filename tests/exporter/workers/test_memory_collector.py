@@ -11,6 +11,7 @@ from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
 from exporter.contract.manifest import Task
 from exporter.contract.status import Memory
+from exporter.machine import kernel_log
 from exporter.workers.memory_collector import (
     LIMIT,
     OOM_KILLS,
@@ -301,6 +302,20 @@ def test_a_cgroup_without_a_limit_has_no_limit_sample(tmp_path: Path) -> None:
     page = page_of(node.collector, node.read())
     assert samples_of(page, LIMIT) == {}
     assert samples_of(page, USED) == {"": 100 * MIB}
+
+
+@pytest.mark.parametrize(("cgroup", "victims"), [("/job_7", {999}), ("/system.slice/slurmd.service", set())])
+def test_victims_in_a_cgroup_of_many_jobs_are_not_those_of_this_job(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cgroup: str, victims: set[int]
+) -> None:
+    node = Node(tmp_path, 2, cgroup)
+    node.cgroups(cgroup)
+    node.machine.write("proc/self/ns/pid", "")
+    namespace = (tmp_path / "proc/self/ns/pid").stat().st_ino
+    monkeypatch.setattr(kernel_log, "FIRST_PID_NAMESPACE", namespace)
+    line = f"oom-kill:constraint=CONSTRAINT_NONE,global_oom,task_memcg={cgroup},task=python,pid=999,uid=0"
+    node.machine.write("dev/kmsg", f"6,1,1700000000000000,-;{line}\n")
+    assert node.read().oom_victims.keys() == victims
 
 
 def test_the_status_has_the_memory_of_the_cgroup_as_json(tmp_path: Path) -> None:
