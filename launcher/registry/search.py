@@ -180,7 +180,7 @@ def _by_part_or_name(job: str, entries: Sequence[JobEntry], *, takes_newest: boo
 def _may_run(run_dir: Path, *, is_looking: bool) -> bool:
     """Whether a job has no report, and its process, Slurm's queue or its sidecars do not show that it has ended.
 
-    A job that was cancelled in the queue, or was lost with its node, never gets a report. A job on another machine has
+    A job that was cancelled in the queue, or was lost with its node, never gets a report. A job that cannot be seen has
     ended for those who are looking when its sidecars are silent; for `stop` it may always run.
     """
     if (run_dir / run_files.REPORT_FILE).exists():
@@ -189,7 +189,7 @@ def _may_run(run_dir: Path, *, is_looking: bool) -> bool:
         return True
     process, now = read_orchestrator(run_dir), time.time()
     if process is not None and process.local:
-        if not process.is_elsewhere():
+        if not process.is_hidden():
             return process.is_running_here()
         has_just_started = now - (process.start or 0.0) < STARTING_S
         return not is_looking or has_just_started or is_reporting(run_dir, process.attempt, now)

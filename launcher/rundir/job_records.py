@@ -37,6 +37,18 @@ class ProcessRecord(Record):
         """Whether the process was started on another machine, so that nothing here shows whether it still runs."""
         return self.host != socket.gethostname()
 
+    def is_hidden(self) -> bool:
+        """Whether nothing here shows whether the process runs: it is elsewhere, or another user's under `hidepid`."""
+        if self.is_elsewhere():
+            return True
+        if read_start_ticks(self.pid) is not None:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except OSError as error:
+            return isinstance(error, PermissionError)
+        return False
+
 
 class OrchestratorRecord(ProcessRecord):
     """``orchestrator.json``: which process orchestrates the job, and the facts of the job."""

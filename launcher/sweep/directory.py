@@ -152,8 +152,8 @@ def read_point_states(
 
 
 def is_reporting_elsewhere(sweep_dir: Path, record: SweepRecord, states: Iterable[PointState]) -> bool:
-    """Whether the sweep was started on another machine, and a point runs there, or has lately begun or ended."""
-    if not record.local or record.runner is None or not record.runner.is_elsewhere():
+    """Whether the sweep cannot be seen from here, and a point of it runs, or has lately begun or ended."""
+    if not record.local or record.runner is None or not record.runner.is_hidden():
         return False
     now, began = time.time(), (sweep_dir / SWEEP_FILE).stat().st_mtime  # written when the runner or a point starts
     if now - began < STARTING_S or any(state.state in UNFINISHED for state in states):

@@ -3,6 +3,7 @@
 import http.server
 import io
 import json
+import os
 import threading
 import time
 from collections.abc import Iterator
@@ -22,6 +23,7 @@ from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.report.report import build_report
 from launcher.report.state import UNFINISHED
 from launcher.report.text import render_report
+from launcher.rundir import job_records
 from launcher.watch import view as view_module
 from launcher.watch.ending import render_ending
 from launcher.watch.picture import render_picture
@@ -326,6 +328,24 @@ def test_a_local_job_seen_from_another_machine_runs_while_its_sidecar_reports(ru
     assert read_view(run_dir)["state"] == "UNKNOWN"
     write(run_dir / "orchestrator.json", orchestrator_record(host="login1", start=time.time()))
     assert read_view(run_dir)["state"] == "RUNNING", "its first status is still to come"
+
+
+def test_a_local_job_of_a_user_whose_processes_are_hidden_runs_while_its_sidecar_reports(
+    run_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(job_records, "read_start_ticks", lambda _pid: None)  # mount option hidepid=2 of /proc
+    monkeypatch.setattr(view_module, "SUCCESSOR_S", 0.0)
+    write(run_dir / "status/here.json", {**status(), "time": time.time()})
+    assert read_view(run_dir)["state"] == "UNKNOWN", "it is our own process, so it has gone"
+
+    def refuse(*_: int) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(os, "kill", refuse)
+    assert read_view(run_dir)["state"] == "RUNNING"
+    write(run_dir / "status/here.json", {**status(), "time": time.time() - 60.0})
+    view = read_view(run_dir)
+    assert (view["state"], "cannot be seen from here" in view["unknown_reason"]) == ("UNKNOWN", True)
 
 
 def test_the_state_is_unknown_without_an_orchestrator_process(run_dir: Path) -> None:
