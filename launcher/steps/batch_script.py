@@ -42,7 +42,8 @@ KEPT_VARIABLES = ("GPUJOB_HISTORY_DIR",)  # exceptions from `DROPPED_PREFIXES`: 
 
 MODULE_LINES = (
     "# A batch shell is not a login shell: it may not know the module command yet.",
-    "for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh; do",
+    "# Lmod and Environment Modules set MODULESHOME in every shell, whatever a site calls its profile script.",
+    'for init in /etc/profile.d/{modules,lmod,z00_lmod}.sh "${MODULESHOME:+$MODULESHOME/init/bash}"; do',
     '  type module >/dev/null 2>&1 || { [ -r "$init" ] && . "$init"; }',
     "done",
 )

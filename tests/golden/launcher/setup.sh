@@ -16,7 +16,8 @@
 
 : # from here on nothing is a directive
 # A batch shell is not a login shell: it may not know the module command yet.
-for init in /etc/profile.d/modules.sh /etc/profile.d/lmod.sh /etc/profile.d/z00_lmod.sh; do
+# Lmod and Environment Modules set MODULESHOME in every shell, whatever a site calls its profile script.
+for init in /etc/profile.d/{modules,lmod,z00_lmod}.sh "${MODULESHOME:+$MODULESHOME/init/bash}"; do
   type module >/dev/null 2>&1 || { [ -r "$init" ] && . "$init"; }
 done
 module load cuda/12.4 || { printf '%s\n' 'gpujob: the module cuda/12.4 cannot be loaded; nothing was started' >&2; exit 1; }

@@ -365,6 +365,15 @@ def test_setup_of_the_cluster_runs_before_setup_of_the_job(tmp_path: Path) -> No
     assert {"LOADED= a b", "SEEN= a b", "ORDER=cluster a script job"} <= set(done.stdout.splitlines())
 
 
+def test_the_module_command_is_found_where_the_submitting_shell_has_it(tmp_path: Path) -> None:
+    home = tmp_path / "lmod 8"
+    (home / "init").mkdir(parents=True)
+    (home / "init/bash").write_text(MODULE)
+    done = run_setup(tmp_path, f"export MODULESHOME='{home}'\n", setup={"modules": ["a"]})
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "LOADED= a" in done.stdout.splitlines()
+
+
 @pytest.mark.parametrize(
     ("tools", "setup", "message"),
     [
