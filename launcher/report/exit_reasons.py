@@ -5,7 +5,7 @@ import copy
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -38,13 +38,29 @@ LISTED_RUNS = 20  # runs of a task whose ends are in the report; earlier ones ar
 SETTLED_S = 60.0 + OOM_BURST_S  # after its end, when sidecars have added what they found to it and to its peers
 
 
-class RunRecords(NamedTuple):
-    """The records of one run; None for those that do not exist."""
+class RecordSnapshot:
+    """The records of all runs as they are now. Each is read once, and one that does not exist is not opened.
 
-    exit: Mapping[str, object] | None
-    start: Mapping[str, object] | None
-    found: Mapping[str, object] | None  # by the sidecar
-    stop: Mapping[str, object] | None  # if it was stopped while the job continued
+    A job may have 100,000 of them, and on a network file system even the attempt to open one takes a millisecond.
+    """
+
+    def __init__(self, folder: str) -> None:
+        self._folder = folder
+        self._records: dict[str, Mapping[str, object] | None] = {}  # those read so far
+        try:
+            self._names: Container[str] | None = frozenset(os.listdir(folder))
+        except OSError:
+            self._names = None  # each is tried
+
+    def has(self, name: str) -> bool:
+        """Whether there is a record of this name."""
+        return os.path.exists(f"{self._folder}/{name}") if self._names is None else name in self._names
+
+    def read(self, name: str) -> Mapping[str, object] | None:
+        """The record of this name; None if it does not exist or was only half written."""
+        if name not in self._records:
+            self._records[name] = run_files.read_json(f"{self._folder}/{name}") if self.has(name) else None
+        return self._records[name]
 
 
 class TaskRun(NamedTuple):
@@ -59,7 +75,7 @@ class ExitReasonFinder:
     """Finds exit reasons in one attempt. It reads the end of a log only if needed, and once per run.
 
     It keeps the descriptions of runs that ended long ago, one for each stop of the job and kind of evidence. Their
-    records would take twice the memory.
+    records would take twice the memory: only a copy for one report keeps them.
     """
 
     def __init__(
@@ -69,7 +85,7 @@ class ExitReasonFinder:
         job_end: float | None,
         show_life: Callable[[], object] = lambda: None,
     ) -> None:
-        """``show_life`` is called for each run: thousands of them take long."""
+        """``show_life`` is called for each record: thousands of them take long."""
         self._show_life = show_life
         self._manifest = manifest
         self.attempt = attempt
@@ -78,30 +94,34 @@ class ExitReasonFinder:
         self._evidence_by_run: dict[tuple[int, int], LogEvidence] = {}
         self._settled: dict[tuple[int, int], dict[tuple[JobStop | None, bool, bool], TaskRun]] = {}
         self._counts: dict[tuple[int, int], int] = {}  # runs, by rank and attempt
-        self._may_read_logs = True
+        self._unread: set[tuple[int, int]] | None = None  # runs whose logs were needed; None if they are read
+        self._folder = f"{manifest.run_dir}/{run_files.WORKERS_DIR}"
+        self._snapshot: RecordSnapshot | None = None
 
     def without_log_reads(self) -> "ExitReasonFinder":
         """Return a copy that reads no further logs, which cost about 10 ms each."""
         other = copy.copy(self)
-        other._may_read_logs = False
+        other._unread = set()
+        return other
+
+    def with_snapshot(self) -> "ExitReasonFinder":
+        """Return a copy for one report: it takes the records of all runs as they are now."""
+        other = copy.copy(self)
+        other._snapshot = RecordSnapshot(self._folder)
         return other
 
     def count_runs(self, task: Task, attempt: int) -> int:
         """How many runs have records. Those of an earlier call are not looked for again."""
-        count = self._counts.get((task.rank, attempt), 0)
-        while any(os.path.exists(f"{self._stem(task, attempt, count)}.{kind}.json") for kind in ("exit", "start")):
+        count, snapshot = self._counts.get((task.rank, attempt), 0), self._snapshot or RecordSnapshot(self._folder)
+        while any(snapshot.has(_record_file(task, attempt, count, kind)) for kind in ("exit", "start")):
             count += 1
         self._counts[task.rank, attempt] = count
         return count
 
-    def _stem(self, task: Task, attempt: int, restart: int) -> str:
-        name = run_files.record_name(task.worker, task.rank, attempt, restart)
-        return f"{self._manifest.run_dir}/{run_files.WORKERS_DIR}/{name}"
-
-    def _read_records(self, task: Task, restart: int) -> RunRecords:
+    def _read_record(self, task: Task, restart: int, kind: str) -> Mapping[str, object] | None:
         self._show_life()
-        stem = self._stem(task, self.attempt, restart)
-        return RunRecords(*(run_files.read_json(f"{stem}.{kind}.json") for kind in RunRecords._fields))
+        name = _record_file(task, self.attempt, restart, kind)
+        return run_files.read_json(f"{self._folder}/{name}") if self._snapshot is None else self._snapshot.read(name)
 
     def describe_run(
         self,
@@ -120,17 +140,17 @@ class ExitReasonFinder:
         asked = stop, bool(peers), follows_stop
         if (settled := self._settled.get((task.rank, restart), {}).get(asked)) is not None:
             return settled
-        records = self._read_records(task, restart)
-        written = [record for record in (records.exit, records.start) if record is not None]
-        if not written:
+        record = self._read_record(task, restart, "exit")
+        has_start = record is not None and "start" in record
+        started = record if has_start else self._read_record(task, restart, "start")
+        if record is None and started is None:
             return None
-        end = None
-        if records.exit is not None:
-            end = self._describe(records, task, restart, node, records.exit, stop, peers, follows_stop=follows_stop)
-        start = next((record["start"] for record in written if "start" in record), None)
+        end = None if record is None else self.describe_end(task, restart, node, record, stop, peers, follows_stop=follows_stop)
+        start = (started or {}).get("start")
         began = float(start) if isinstance(start, int | float) and abs(start) < run_files.MOST_NUMBER else None
         run = TaskRun(restart, began, end)
-        if end is not None and end.time is not None and end.time < time.time() - SETTLED_S and self._may_read_logs:
+        has_evidence = (task.rank, restart) not in (self._unread or ())
+        if end is not None and end.time is not None and end.time < time.time() - SETTLED_S and has_evidence:
             described = self._settled.setdefault((task.rank, restart), {})
             described[asked] = next((other for other in described.values() if other.exit == end), run)
             self._settled.pop((task.rank, restart - LISTED_RUNS), None)
@@ -144,29 +164,16 @@ class ExitReasonFinder:
         record: Mapping[str, object],
         stop: JobStop | None,
         peers: Iterable[FailedPeer] = (),
+        *,
+        follows_stop: bool = False,
     ) -> WorkerEnd:
         """Describe one end by its exit ``record``: status, exit reason and evidence.
 
         ``peers`` are failures of other tasks. ``stop`` is the stop of the job. A run that was stopped
         while the job continued has its own.
         """
-        return self._describe(self._read_records(task, restart), task, restart, node, record, stop, peers)
-
-    def _describe(
-        self,
-        records: RunRecords,
-        task: Task,
-        restart: int,
-        node: str,
-        record: Mapping[str, object],
-        stop: JobStop | None,
-        peers: Iterable[FailedPeer],
-        *,
-        follows_stop: bool = False,
-    ) -> WorkerEnd:
-        evidence = self._collect_evidence(records, task, restart, node, record, stop, peers)
-        evidence = replace(evidence, follows_stop=follows_stop)
-        evidence = self._with_log(evidence, task, restart, node, record)
+        evidence = self._collect_evidence(task, restart, node, record, stop, peers)
+        evidence = self._with_log(replace(evidence, follows_stop=follows_stop), task, restart, node, record)
         judged = find_exit_reason(evidence)
         return WorkerEnd(
             reason=judged.reason,
@@ -190,12 +197,11 @@ class ExitReasonFinder:
         end = evidence_from_record(record).end
         if not record.get("oom_kills") or is_alone or end is None or time.time() - end >= OOM_BURST_S:
             return False
-        evidence = self._collect_evidence(self._read_records(task, restart), task, restart, node, record, None, peers)
+        evidence = self._collect_evidence(task, restart, node, record, None, peers)
         return awaits_oom_victim(self._with_log(evidence, task, restart, node, record))
 
     def _collect_evidence(
         self,
-        records: RunRecords,
         task: Task,
         restart: int,
         node: str,
@@ -204,11 +210,12 @@ class ExitReasonFinder:
         peers: Iterable[FailedPeer],
     ) -> ExitEvidence:
         """Evidence about one end, without that of its log."""
-        stop = parse_job_stop(records.stop or {}) or stop
+        stop = parse_job_stop(self._read_record(task, restart, "stop") or {}) or stop
         if stop is not None and stop.was_caused_by(task.rank, restart):
             stop = None
+        found = self._read_record(task, restart, "found") or {}  # by the sidecar
         return replace(
-            evidence_from_record({**(records.found or {}), **record}, stop).with_peers(peers, task.node_index),
+            evidence_from_record({**found, **record}, stop).with_peers(peers, task.node_index),
             node=node,
             job_end=self.job_end,
             attached=self._manifest.attached,
@@ -225,7 +232,8 @@ class ExitReasonFinder:
 
     def _read_log_evidence(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
         evidence = self._evidence_by_run.get((task.rank, restart))
-        if evidence is None and not self._may_read_logs:
+        if evidence is None and self._unread is not None:
+            self._unread.add((task.rank, restart))
             return LogEvidence()
         if evidence is None:
             evidence = self._run_logs().read_evidence(task, restart, node, since)
@@ -249,6 +257,10 @@ class ExitReasonFinder:
 
             self._logs = RunLogs(self._manifest, self.attempt)
         return self._logs
+
+
+def _record_file(task: Task, attempt: int, restart: int, kind: str) -> str:
+    return f"{run_files.record_name(task.worker, task.rank, attempt, restart)}.{kind}.json"
 
 
 def never_started_end(task: Task, node: str, stop: JobStop) -> WorkerEnd:

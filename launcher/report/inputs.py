@@ -32,8 +32,11 @@ class KnownEnds:
 class ReportPace:
     """How much time a report may take."""
 
-    is_quick: bool = False  # whether to read no logs or output files and verify nothing; statuses have positions
+    # whether to read no earlier runs, logs or output files and to verify nothing; statuses have positions
+    is_quick: bool = False
     out_of_time: "OutOfTime" = lambda: False  # polled during verification
+    # polled while earlier runs are read; the rest is left out once it is true, and the sidecars have counted their ends
+    out_of_time_for_runs: "OutOfTime" = lambda: False
     progress: "ReportProgress | None" = None  # called during verification
 
 

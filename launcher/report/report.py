@@ -103,14 +103,13 @@ def build_report(
     found = _RunDirContents.read(run_dir, known, next_attempt)
     manifest, orchestrator, start = found.manifest, found.orchestrator, found.orchestrator.start
     finder = known.finder or ExitReasonFinder(manifest, orchestrator.attempt, known.job_end)
-    if pace.is_quick:
-        finder = finder.without_log_reads()
-    runs, stop = _read_all_runs(found, finder, known.slurm_state)
+    finder = (finder.without_log_reads() if pace.is_quick else finder).with_snapshot()
+    runs, stop = _read_all_runs(found, finder, known.slurm_state, pace)
     may_be_published = stop is None and next_attempt is None and known.job_state is None
     if may_be_published and (published := read_job_state(run_dir, orchestrator.attempt)).get("stop"):
         # the stop was published while we read the records, so records may show its effects
-        found = replace(found, job_state=published)
-        runs, stop = _read_all_runs(found, finder, known.slurm_state)
+        found, finder = replace(found, job_state=published), finder.with_snapshot()
+        runs, stop = _read_all_runs(found, finder, known.slurm_state, pace)
     workers = _worker_entries(found, finder, runs, stop, known.ends, ended=ended, quick=pace.is_quick)
     benchmark: tuple[JsonObject, ...] | None = None
     restarted = restart_causes(workers)
@@ -201,23 +200,20 @@ def _last_exit(workers: Sequence[WorkerReport]) -> float | None:
 
 
 def _read_all_runs(
-    found: _RunDirContents, finder: ExitReasonFinder, slurm_state: str | None
+    found: _RunDirContents, finder: ExitReasonFinder, slurm_state: str | None, pace: ReportPace
 ) -> tuple[Runs, JobStop | None]:
     """Runs of all tasks by rank, and the stop of the job: published, else derived from Slurm's state."""
     manifest, nodes, stop = found.manifest, found.nodes, parse_job_stop(found.job_state)
-    runs = _runs_with_stop(found, finder, stop)
+    tasks, attempt = manifest.tasks, found.orchestrator.attempt
+    out_of_time = (lambda: True) if pace.is_quick else pace.out_of_time_for_runs
+    runs = read_runs(finder, tasks, attempt, nodes, stop, out_of_time)
     if stop is None and slurm_state is not None:
         failure = end_before_start(manifest.run_dir) if found.orchestrator.start is None else BATCH_LOST
         stop = stop_from_slurm(slurm_state, found.orchestrator.hosts, nodes, runs, failure)
-        runs = _runs_with_stop(found, finder, stop)
+        runs = read_runs(finder, tasks, attempt, nodes, stop, out_of_time)
     add_peer_evidence(finder, manifest, runs, nodes, stop)
     add_stop_evidence(finder, manifest, runs, nodes, stop)
     return runs, stop
-
-
-def _runs_with_stop(found: _RunDirContents, finder: ExitReasonFinder, stop: JobStop | None) -> Runs:
-    attempt = found.orchestrator.attempt
-    return {task.rank: read_runs(finder, task, attempt, found.nodes[task.rank], stop) for task in found.manifest.tasks}
 
 
 def _worker_entries(

@@ -4,6 +4,7 @@ from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import Record
@@ -15,12 +16,34 @@ from launcher.plan.plan import PLAN_FILE
 from launcher.report.exit_reasons import LISTED_RUNS, ExitReasonFinder, TaskRun, never_started_end, task_failures
 from launcher.words import duration_text, names_text
 
+if TYPE_CHECKING:
+    from launcher.verify.timed_reads import OutOfTime
 
-def read_runs(finder: ExitReasonFinder, task: Task, attempt: int, node: str, stop: JobStop | None) -> list[TaskRun]:
-    """Last runs of one task, oldest first, each with its exit if it has ended."""
-    count = finder.count_runs(task, attempt)
-    runs = (finder.describe_run(task, restart, node, stop) for restart in range(max(0, count - LISTED_RUNS), count))
-    return [run for run in runs if run is not None]
+
+def read_runs(
+    finder: ExitReasonFinder,
+    tasks: Sequence[Task],
+    attempt: int,
+    nodes: Mapping[int, str],
+    stop: JobStop | None,
+    out_of_time: "OutOfTime",
+) -> dict[int, list[TaskRun]]:
+    """Last runs of each task by rank, oldest first, each with its exit if it has ended.
+
+    The last ones of all tasks come first, then those before them, since tasks of a group restart together and explain
+    each other. Once `out_of_time`, only the last run of each task is left to read.
+    """
+    counts = {task.rank: finder.count_runs(task, attempt) for task in tasks}
+    runs: dict[int, list[TaskRun]] = {task.rank: [] for task in tasks}
+    for back in range(1, LISTED_RUNS + 1):
+        is_late = back > 1 and out_of_time()
+        for task in tasks:
+            own, restart = runs[task.rank], counts[task.rank] - back
+            if restart < 0 or (is_late and own):
+                continue
+            if (run := finder.describe_run(task, restart, nodes[task.rank], stop)) is not None:
+                own.insert(0, run)
+    return runs
 
 
 def exit_counts(runs: Sequence[TaskRun], seen: WorkerStatus) -> dict[str, int]:

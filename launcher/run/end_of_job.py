@@ -47,6 +47,7 @@ FINAL_VALUES_S = 15.0
 FINAL_VALUES_IN_KILL_WAIT_S = 0.7  # wait for final values while KillWait is running
 VERIFY_S = 60.0  # longest verification of output files, while the nodes wait
 LEAST_VERIFY_S = 2.0  # shortest verification
+LEAST_RUNS_S = 1.0  # shortest time for the earlier runs of restarted workers: those of most jobs take a moment
 REPORT_MARGIN_S = 15.0  # kept free before the time limit for writing the report
 MOST_DIAGNOSES = 20  # written here: if hundreds of workers fail together, more explain nothing, and the nodes wait
 REQUEUE_S = 60.0  # how long Slurm may take to end a job that is requeued
@@ -254,30 +255,29 @@ class EndOfJob:
             self._write_report(self._build_report(checklist, requeued=False, is_quick=True))
 
     def _build_report(self, checklist: LaunchChecklist | None, *, requeued: bool, is_quick: bool = False) -> Report:
-        # no time to read output files while Slurm is ending the job
-        deadline = (
-            self._job_state.deadline
-            if self._is_in_kill_wait
-            else time.monotonic() + verification_s(self._time_limit_end, time.time())
-        )
+        hurry, now = self._is_in_kill_wait, time.monotonic()
+        if hurry:  # to judge what was read takes as long
+            limit_s = max(LEAST_RUNS_S, ((self._job_state.deadline or 0.0) - now) / 2)
+        else:
+            limit_s = verification_s(self._time_limit_end, time.time())
+
+        def is_late() -> bool:
+            self._signals.show_life()
+            return time.monotonic() > now + limit_s or (self._is_in_kill_wait and not hurry)
+
         report = build_report(
             self._facts.run_dir,
             now=time.time(),
             ended=True,
-            known=self._job.know(
-                self._job_tasks.ends, self._job_tasks.exit_reason_finder if self._is_in_kill_wait else None
-            ),
+            known=self._job.know(self._job_tasks.ends, self._job_tasks.exit_reason_finder if hurry else None),
             launch=checklist.report() if checklist is not None else None,
             pace=ReportPace(
                 is_quick=is_quick,
-                out_of_time=lambda: self._is_out_of_time(deadline),
+                out_of_time=lambda: is_late() or hurry,  # no time to read output files while Slurm is ending the job
+                out_of_time_for_runs=is_late,
             ),
         )
         return report.replace(requeued=requeued)
-
-    def _is_out_of_time(self, deadline: float | None) -> bool:
-        self._signals.show_life()
-        return self._is_in_kill_wait or (deadline is not None and time.monotonic() > deadline)
 
     def _requeue(self, report: Report | None) -> None:
         """Requeue the job. Slurm then ends this step; if it ended first, the job would be over."""

@@ -77,7 +77,8 @@ class StopReasons:
 
         After the warning a worker may also exit with 0 because it saved its state and will resume.
         """
-        known, pace = self._job.know(self._job_tasks.ends), ReportPace(out_of_time=lambda: True)
+        known = self._job.know(self._job_tasks.ends)
+        pace = ReportPace(out_of_time=lambda: True, out_of_time_for_runs=lambda: True)
         report = build_report(self._facts.run_dir, now=time.time(), ended=True, known=known, pace=pace)
         expected = report.items_expected
         least = self._plan.manifest.verify.complete_share * expected if expected else None

@@ -17,13 +17,14 @@ from exporter.logs.log_starts_reader import LogStartFinder
 from exporter.machine.folders import read_mtime
 from exporter.progress.work import job_work
 from launcher.report.exit_reasons import ExitReasonFinder, TaskRun
-from launcher.report.inputs import KnownEnds
+from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import build_report, write_report
 from launcher.report.state import EXIT_STATUS, log_for_missing_report
 from launcher.report.workers import read_runs, stalled_text
 from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 from launcher.words import clock_text, duration_text, names_text, percent_text
 from tests.launcher.conftest import Golden
+from tests.launcher.verify.verify_job import out_of_time_after
 from tests.support.builders import KILLED, START, TERM_SENT, RunDir, as_json, rendered, restartable
 from tests.support.exporter import FakeClock, make_context
 from tests.support.launcher import read_json, settled_run_dir
@@ -34,7 +35,7 @@ def test_a_stop_during_the_read_explains_the_workers_that_it_ended(
 ) -> None:
     run_dir = RunDir(tmp_path).ended(0, code=3, end=90)
 
-    def stopped_meanwhile(*given: Any) -> list[TaskRun]:
+    def stopped_meanwhile(*given: Any) -> dict[int, list[TaskRun]]:
         if not (run_dir.path / "cn01_worker_w1.out").exists():
             run_dir.ended(1, end=96, **TERM_SENT).stop("terminated_peer", "worker_w0 rank 0 ended by app_error")
         return read_runs(*given)
@@ -71,31 +72,75 @@ def test_a_quick_report_reads_no_log(tmp_path: Path, monkeypatch: pytest.MonkeyP
         run_dir.report()
 
 
-def test_runs_that_were_seen_are_not_looked_for_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def opened_records(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The names of the records of runs that were opened so far; `.logs.json` belongs to the logs."""
+    names, read_json = list[str](), run_files.read_json
+
+    def read(path: str | Path) -> dict[str, Any] | None:
+        if Path(path).parent.name == run_files.WORKERS_DIR and not str(path).endswith(".logs.json"):
+            names.append(Path(path).name)
+        return read_json(path)
+
+    monkeypatch.setattr(run_files, "read_json", read)
+    return names
+
+
+def test_runs_that_were_seen_are_not_looked_for_again(tmp_path: Path, opened_records: list[str]) -> None:
     run_dir = RunDir(tmp_path).ended(1)
     for restart in range(50):
         run_dir.ended(0, restart, code=1, end=restart + 1)
-    finder, asked = ExitReasonFinder(read_manifest(run_dir.path), 0, None), list[str]()
-    exists, read_json = os.path.exists, run_files.read_json
-
-    def counted(path: str) -> bool:
-        asked.append(path)
-        return exists(path)
-
-    def counted_read(path: str | Path) -> dict[str, Any] | None:
-        asked.append(str(path))
-        return read_json(path)
-
+    finder = ExitReasonFinder(read_manifest(run_dir.path), 0, None)
     first = run_dir.report(finder=finder, ended=False)
     run_dir.ended(0, 50, code=1, end=60)
-    monkeypatch.setattr(os.path, "exists", counted)
-    monkeypatch.setattr(run_files, "read_json", counted_read)
+    opened_records.clear()
     second = run_dir.report(finder=finder, ended=False)
     assert [report["workers"][0]["restarts"] for report in (first, second)] == [49, 50]
     assert second["workers"][0]["exits"][:-1] == first["workers"][0]["exits"][1:]
-    assert len([path for path in asked if "worker_w" in path]) < 20
+    assert opened_records == ["worker_w0_rank0_a0_r50.exit.json"]
     stopped = run_dir.stop("cancelled", "scancel", at=61).report(finder=finder, ended=False)
     assert stopped["workers"][0]["exits"] == second["workers"][0]["exits"]
+
+
+def test_each_record_is_opened_once_and_none_that_does_not_exist(tmp_path: Path, opened_records: list[str]) -> None:
+    run_dir = RunDir(tmp_path).ended(1, 1, end=97)
+    for rank, code in enumerate((1, 0)):
+        run_dir.ended(rank, code=code, end=95 + rank)  # the failure of one is evidence for the other
+    run_dir.report()
+    ends = ("worker_w0_rank0_a0_r0", "worker_w1_rank1_a0_r0", "worker_w1_rank1_a0_r1")
+    assert sorted(opened_records) == [f"{end}.exit.json" for end in ends]
+
+
+def test_a_quick_report_reads_the_last_run_of_each_worker(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path).ended(0, code=1).ended(0, 1, code=2, end=150).ended(0, 2, end=160).ended(1)
+    run_dir.status({"rank": 0, "exit_counts": {"app_error": 2, "completed": 1}})
+    finder = ExitReasonFinder(read_manifest(run_dir.path), 0, None)
+    reports = [run_dir.report(finder=finder, quick=quick) for quick in (True, False)]
+    assert [[end["restart"] for end in report["workers"][0]["exits"]] for report in reports] == [[2], [0, 1, 2]]
+    for name in ("exit", "exit_counts", "restarts", "start"):
+        assert reports[0]["workers"][0][name] == reports[1]["workers"][0][name]
+    assert [report["state"] for report in reports] == ["COMPLETED", "COMPLETED"]
+
+
+def test_what_a_quick_report_has_found_is_not_read_again(tmp_path: Path, opened_records: list[str]) -> None:
+    run_dir = RunDir(tmp_path).ended(0, code=1, log="Watchdog caught collective operation timeout\n").ended(1)
+    finder = ExitReasonFinder(read_manifest(run_dir.path), 0, None)
+    assert run_dir.report(finder=finder, quick=True)["cause"]["reason"] == "app_error"
+    opened_records.clear()
+    assert run_dir.report(finder=finder)["cause"]["reason"] == "nccl_timeout", "its log was not read before"
+    assert opened_records == ["worker_w0_rank0_a0_r0.exit.json"]
+
+
+def test_a_report_without_time_lacks_the_first_runs_of_all_workers(tmp_path: Path) -> None:
+    run_dir = RunDir(tmp_path)
+    for restart in range(5):
+        for rank in range(2):
+            run_dir.ended(rank, restart, code=1, end=10.0 * restart + rank)
+    for name in ("exit", "start"):
+        run_dir.write(f"workers/worker_w1_rank1_a0_r4.{name}.json", "{")  # a full disk
+    for polls, expected in ((2, [[2, 3, 4], [2, 3]]), (0, [[4], [3]])):
+        report = run_dir.report(pace=ReportPace(out_of_time_for_runs=out_of_time_after(polls)))
+        assert [[end["restart"] for end in worker["exits"]] for worker in report["workers"]] == expected
 
 
 def test_the_logs_of_workers_that_fail_together_are_found_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -128,6 +128,36 @@ def test_the_report_knows_when_no_time_is_left(
     assert arguments["pace"].out_of_time() is is_over
 
 
+@pytest.mark.parametrize("is_signalled_before", [True, False])
+def test_a_part_of_kill_wait_is_for_the_earlier_runs(
+    is_signalled_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    signals, arguments = OrchestratorSignals(), dict[str, Any]()
+    end = end_of(tmp_path, signals)
+
+    def build(_run_dir: Path, **values: Any) -> Report:
+        arguments.update(values)
+        raise LookupError
+
+    def signalled() -> None:
+        signals.end_signal, signals.end_signal_at = signal.SIGTERM, time.monotonic()
+
+    if is_signalled_before:
+        signalled()
+        end._job_state.begin_stop("cancelled", "scancel")
+    monkeypatch.setattr(end_of_job, "build_report", build)
+    with pytest.raises(LookupError):
+        end._build_and_publish_report(None, requeued=False)
+    pace = arguments["pace"]
+    assert (pace.out_of_time(), pace.out_of_time_for_runs()) == (is_signalled_before, False)
+    if is_signalled_before:
+        now = time.monotonic()
+        monkeypatch.setattr("launcher.run.end_of_job.time.monotonic", lambda: now + 30.0 / 2)
+    else:
+        signalled()
+    assert (pace.out_of_time(), pace.out_of_time_for_runs()) == (True, True)
+
+
 def test_failed_writes_of_the_state_and_the_orchestrator_are_repeated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
