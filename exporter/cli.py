@@ -6,7 +6,6 @@ import json
 import logging
 import os
 import pwd
-import resource
 import signal
 import socket
 import sys
@@ -27,7 +26,7 @@ from exporter.gpus.host_reader import GpuHost
 from exporter.gpus.vendors_reader import READERS
 from exporter.machine.file_host import FileWatchHost
 from exporter.machine.kernel_log import KernelLog
-from exporter.machine.own_process import limit_reserved_memory
+from exporter.machine.own_process import allow_many_descriptors, limit_reserved_memory
 from exporter.sidecar.background_reads import CollectorSlot
 from exporter.sidecar.log_limit import LogLimit
 from exporter.sidecar.sidecar import Sidecar
@@ -463,12 +462,7 @@ def _exit_now(sidecar: Sidecar, status: int) -> NoReturn:
 
 def _lower_priority() -> None:
     """Lower our priority, and become the OOM killer's first choice: the job comes first."""
-    try:
-        # Watching processes and logs needs many descriptors, and the usual soft limit is 1024.
-        _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, 65536), most))
-    except (OSError, ValueError):
-        pass  # some processes are then read less often
+    allow_many_descriptors()  # processes and logs need them; without, some processes are read less often
     try:
         os.nice(10)
         with open("/proc/self/oom_score_adj", "w", encoding="ascii") as out:

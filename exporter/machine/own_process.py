@@ -1,8 +1,9 @@
-"""This process: names of its threads in the kernel, its memory, and files in memory."""
+"""This process: names of its threads in the kernel, its memory, its open files, and files in memory."""
 
 import ctypes
 import gc
 import os
+import resource
 import threading
 import time
 from pathlib import Path
@@ -13,6 +14,7 @@ LARGE_BYTES = 64 * 1024
 SETTLE_S = 60.0  # from the start until everything read once is loaded
 COLLECT_S = 15.0  # between two collections of garbage
 SHARED_MEMORY = "/dev/shm"  # noqa: S108 - for files that lose their random name at once
+MOST_DESCRIPTORS = 65536  # more than the files and processes of the largest jobs; some sites allow a billion
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8  # mallopt(3)
 
 
@@ -49,6 +51,15 @@ def open_memory_file(name: str) -> int:
     fd, path = tempfile.mkstemp(prefix=name, dir=SHARED_MEMORY if os.access(SHARED_MEMORY, os.W_OK) else None)
     os.unlink(path)
     return fd
+
+
+def allow_many_descriptors() -> None:
+    """Raise the soft limit of open files, usually 1024, as far as the hard limit allows."""
+    try:
+        now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, max(now, MOST_DESCRIPTORS)), most))
+    except (OSError, ValueError):
+        pass  # the old limit stays
 
 
 class GarbageCollection:

@@ -145,7 +145,11 @@ class ExitReasonFinder:
         started = record if has_start else self._read_record(task, restart, "start")
         if record is None and started is None:
             return None
-        end = None if record is None else self.describe_end(task, restart, node, record, stop, peers, follows_stop=follows_stop)
+        end = (
+            None
+            if record is None
+            else self.describe_end(task, restart, node, record, stop, peers, follows_stop=follows_stop)
+        )
         start = (started or {}).get("start")
         began = float(start) if isinstance(start, int | float) and abs(start) < run_files.MOST_NUMBER else None
         run = TaskRun(restart, began, end)

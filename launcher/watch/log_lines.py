@@ -17,9 +17,10 @@ from exporter.logs.search.engine import SearchEngine
 from exporter.logs.tail_reader import MARK_BYTES, LogTail, TailPosition
 from launcher.errors import LauncherError, did_you_mean
 from launcher.rundir.job_records import OrchestratorRecord
+from launcher.words import names_text
 
 BLOCK_BYTES = 64 * 1024  # read at once from the end of a file
-MOST_KNOWN = 8  # workers that an error names
+MOST_KNOWN = 8  # workers or files that an error names
 _TRACEBACK = re.compile(rb"(.*)Traceback \(most recent call last\):")
 _RUN = re.compile(r"(?P<head>.*?)(?P<run>(?:_a\d+)?(?:_r\d+)?)(?P<end>\.[^.]*)?")
 
@@ -62,10 +63,15 @@ class JobLogs:
         self._errors = SearchEngine(lexicon_of_job(manifest).errors) if errors else None
         self._tracebacks: dict[Path, bytes] = {}  # what each line of an unfinished traceback begins with
         self._is_first_read = True
+        self._problems: dict[Path, str] = {}  # last problem of each file
+        self._new_problems: dict[str, list[str]] = {}  # names of the files that have one since it was last asked for
         self._earlier_nodes: dict[tuple[int, int], str | None] = {}  # by rank and attempt
 
     def read(self, *, ended: bool = False) -> Iterator[LogLine]:
-        """New lines, also of files that are new. If the job has ``ended``, also the last ones without a line end."""
+        """New lines, also of files that are new. If the job has ``ended``, also the last ones without a line end.
+
+        Then no file stays open, so that a job may have more of them than this process may open.
+        """
         for path, source in self._find_files():
             if path not in self._tails:
                 is_limited = self._last is not None and self._is_first_read
@@ -79,8 +85,18 @@ class JobLogs:
                     break
                 if tail.problem is not None:
                     break
-            if ended and (rest := tail.pop_unfinished_record()):
-                yield from self._lines(path, source, rest)
+            if tail.problem is not None and tail.problem != self._problems.get(path):
+                self._problems[path] = tail.problem
+                self._new_problems.setdefault(tail.problem, []).append(path.name)
+            if ended:
+                if rest := tail.pop_unfinished_record():
+                    yield from self._lines(path, source, rest)
+                tail.close()
+
+    def pop_problems(self) -> list[str]:
+        """One line for each problem with files that has come up since the previous call."""
+        found, self._new_problems = self._new_problems, {}
+        return [f"{names_text(names, MOST_KNOWN)}: {problem}" for problem, names in found.items()]
 
     def _lines(self, path: Path, source: _Source, text: bytes) -> Iterator[LogLine]:
         engine = self._errors

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from launcher.cli.about.completion import complete_workers
+from launcher.cli.job_source import warn
 from launcher.cli.parts import INTERRUPTED, JOB, NO_COLOR, open_job
 
 if TYPE_CHECKING:
@@ -38,9 +39,12 @@ def logs(job: str | None, worker: str | None, follow: bool, errors: bool, lines:
     With several workers, each line begins with the name of its worker, after a restart also with the number of the
     run. Colours and control characters of the programs are removed.
     """
+    from exporter.machine.own_process import allow_many_descriptors
     from launcher.report.state import UNFINISHED
     from launcher.watch.log_lines import JobLogs, select_tasks
+    from launcher.watch.text import printable_line
 
+    allow_many_descriptors()  # two files for each run of each worker
     client = open_job(job)
     tasks = select_tasks(client.manifest, worker)
     if follow and lines is None and not errors:
@@ -56,6 +60,8 @@ def logs(job: str | None, worker: str | None, follow: bool, errors: bool, lines:
             for line in reader.read(ended=ended):
                 printer.show(line)
             sys.stdout.flush()
+            for problem in reader.pop_problems():
+                warn(printable_line(problem))
             if ended:
                 return
             time.sleep(POLL_S)

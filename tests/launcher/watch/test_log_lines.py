@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -16,6 +17,7 @@ from tests.support.builders import orchestrator_record
 from tests.support.launcher import GPUJOB, LocalJob, clean_environment, gpujob, poll, settled_run_dir
 
 JOB = {"name": "embed", "workers": [{"command": "true", "count": 2}]}
+FEW = 40  # files that a process may have open
 FAILS_ONCE = """
 echo "began run $GPUJOB_RESTART of $GPUJOB_WORKER"
 [ "$GPUJOB_RESTART" = 1 ] || { echo "RuntimeError: CUDA out of memory" >&2; exit 1; }
@@ -128,6 +130,42 @@ def test_a_traceback_is_shown_to_its_error(head: str, run_dir: Path) -> None:
         out.write("\n".join([first[2], "During handling", *second, "  indented", "end", ""]))
     found += texts(logs)
     assert [text.strip() for _, text in found] == [line.strip() for line in (*first, *second)]
+
+
+def test_a_file_that_cannot_be_read_is_reported_once(run_dir: Path) -> None:
+    for rank in (0, 1):
+        (run_dir / f"gn1_worker_w{rank}.out").mkdir()
+    logs = reader(run_dir)
+    assert (texts(logs), logs.pop_problems()) == ([], ["gn1_worker_w0.out, gn1_worker_w1.out: is a directory"])
+    assert (texts(logs, ended=True), logs.pop_problems()) == ([], [])
+
+
+@pytest.mark.parametrize(("follow", "hard"), [(False, FEW), (True, FEW), (True, 10 * FEW)])
+def test_a_job_may_have_more_logs_than_a_process_may_open(follow: bool, hard: int, run_dir: Path) -> None:
+    """The limit is raised as far as possible; files that are not followed need it no longer than they are read."""
+    names = [f"worker_w0_r{run}" for run in range(1, 2 * FEW)]
+    for name in names:
+        (run_dir / f"gn1_{name}.out").write_text("a line\n")
+    printed, errors = run_dir / "printed", run_dir / "errors"
+    with printed.open("w") as stdout, errors.open("w") as stderr:
+        process = subprocess.Popen(
+            [str(GPUJOB), "logs", str(run_dir), *(["-f"] if follow else [])],
+            stdout=stdout,
+            stderr=stderr,
+            env=clean_environment(),
+            preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (FEW, hard)),
+        )
+    if follow:
+        poll(lambda: f"{names[-1]} | " in printed.read_text() or "\n" in errors.read_text(), "the first read")
+        process.send_signal(signal.SIGINT)
+    assert process.wait(60) == (130 if follow else 0)
+    found = [line.partition(" ")[0] for line in printed.read_text().splitlines()]
+    if follow and hard == FEW:
+        assert found == names[: len(found)] != names
+        first, reason = f"gpujob: warning: gn1_{names[len(found)]}.out, ", " more: Too many open files\n"
+        assert (errors.read_text().startswith(first), errors.read_text().endswith(reason)) == (True, True)
+    else:
+        assert (found, errors.read_text()) == (names, "")
 
 
 def test_an_unknown_worker_is_named_with_those_there_are(run_dir: Path) -> None:
