@@ -145,14 +145,10 @@ class ExitReasonFinder:
         started = record if has_start else self._read_record(task, restart, "start")
         if record is None and started is None:
             return None
-        end = (
-            None
-            if record is None
-            else self.describe_end(task, restart, node, record, stop, peers, follows_stop=follows_stop)
-        )
-        start = (started or {}).get("start")
-        began = float(start) if isinstance(start, int | float) and abs(start) < run_files.MOST_NUMBER else None
-        run = TaskRun(restart, began, end)
+        end = None
+        if record is not None:
+            end = self.describe_end(task, restart, node, record, stop, peers, follows_stop=follows_stop)
+        run = TaskRun(restart, _start_time(started or {}), end)
         has_evidence = (task.rank, restart) not in (self._unread or ())
         if end is not None and end.time is not None and end.time < time.time() - SETTLED_S and has_evidence:
             described = self._settled.setdefault((task.rank, restart), {})
@@ -230,9 +226,7 @@ class ExitReasonFinder:
     ) -> ExitEvidence:
         if not needs_log_evidence(evidence):
             return evidence
-        start = record.get("start")
-        since = start if isinstance(start, float | int) else None
-        return replace(evidence, log=self._read_log_evidence(task, restart, node, since))
+        return replace(evidence, log=self._read_log_evidence(task, restart, node, _start_time(record)))
 
     def _read_log_evidence(self, task: Task, restart: int, node: str, since: float | None) -> LogEvidence:
         evidence = self._evidence_by_run.get((task.rank, restart))
@@ -265,6 +259,11 @@ class ExitReasonFinder:
 
 def _record_file(task: Task, attempt: int, restart: int, kind: str) -> str:
     return f"{run_files.record_name(task.worker, task.rank, attempt, restart)}.{kind}.json"
+
+
+def _start_time(record: Mapping[str, object]) -> float | None:
+    start = record.get("start")
+    return float(start) if isinstance(start, int | float) and abs(start) < run_files.MOST_NUMBER else None
 
 
 def never_started_end(task: Task, node: str, stop: JobStop) -> WorkerEnd:
