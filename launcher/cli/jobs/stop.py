@@ -42,25 +42,24 @@ def _stop_job(run_dir: Path) -> None:
     from launcher.watch.view import JobClient
 
     client = JobClient(run_dir)
-    view = client.read_view()
-    if client.manifest.attached:
-        fail(
-            f"{view.job_id} was not launched by gpujob, which only watches it; end it with the program that started it"
-        )
+    state = client.read_state()  # a view of all workers and nodes takes long, and meanwhile the GPUs are in use
     orchestrator = read_orchestrator(run_dir)
-    if view.state in (*UNFINISHED, "UNKNOWN") and orchestrator is not None and orchestrator.local:
-        _require_here(orchestrator, f"job {view.job_id}")
-    if view.state not in UNFINISHED:
-        click.echo(f"job {view.job_id} has ended: {view.state}")
+    job_id = (orchestrator.job_id if orchestrator is not None else None) or job_id_of(run_dir)
+    if client.manifest.attached:
+        fail(f"{job_id} was not launched by gpujob, which only watches it; end it with the program that started it")
+    if state in (*UNFINISHED, "UNKNOWN") and orchestrator is not None and orchestrator.local:
+        _require_here(orchestrator, f"job {job_id}")
+    if state not in UNFINISHED:
+        click.echo(f"job {job_id} has ended: {client.report().state if state == 'UNKNOWN' else state}")
         return
     if orchestrator is None and client.is_local:
-        fail(f"job {view.job_id} has no process yet: {run_dir / run_files.ORCHESTRATOR_FILE} is missing")
+        fail(f"job {job_id} has no process yet: {run_dir / run_files.ORCHESTRATOR_FILE} is missing")
     with stop_request(run_dir, user_name()):
         if orchestrator is not None and orchestrator.local:
-            _terminate(orchestrator.pid, f"job {view.job_id}")
+            _terminate(orchestrator.pid, f"job {job_id}")
         else:
             slurm_steps.cancel_job(job_id_of(run_dir), submitted_cluster(run_dir))
-    click.echo(f"job {view.job_id} is being stopped")
+    click.echo(f"job {job_id} is being stopped")
 
 
 def _stop_sweep(sweep_dir: Path) -> None:

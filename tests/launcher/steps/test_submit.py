@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import socket
 import subprocess
 from collections.abc import Mapping
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from exporter.contract import run_files
 from exporter.slurm.commands_reader import clean_environment as slurm_environment
 from launcher.cli.main import commands
 from launcher.errors import SlurmError, SlurmTimeoutError
@@ -20,6 +22,7 @@ from launcher.rundir.job_records import stop_request, stop_request_text
 from launcher.steps import slurm_steps
 from launcher.steps.batch_script import sbatch_arguments
 from launcher.steps.slurm_steps import read_kill_wait_s, run_command, submit_held
+from tests.support.builders import orchestrator_record
 from tests.support.fake_slurm import FakeSlurm
 from tests.support.launcher import HARD_NAMES, clean_environment, gpujob, job_spec, plan_of, read_json
 
@@ -387,6 +390,21 @@ def test_stopping_a_job_cancels_it(slurm: FakeSlurm, folder: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "job 4459 is being stopped\n")
     assert slurm.calls("scancel")[0]["argv"] == ["4459"]
     assert len(list(folder.glob("logs/4459_*/stop_request.json"))) == 1
+
+
+def test_a_job_is_stopped_without_its_sidecars(slurm: FakeSlurm, folder: Path) -> None:
+    submit(slurm, folder)
+    slurm.say("squeue", "out", "RUNNING\n")
+    (run_dir,) = folder.glob("logs/4459_*/")
+    run_files.write_json(run_dir / run_files.ORCHESTRATOR_FILE, orchestrator_record(job_id="4459", local=False))
+    with socket.create_server(("127.0.0.1", 0)) as sidecar:
+        sidecar.setblocking(False)
+        record = {"attempt": 0, "address": f"127.0.0.1:{sidecar.getsockname()[1]}", "labels": {}}
+        run_files.write_json(run_dir / run_files.SIDECARS_DIR / "cn01.json", record)
+        done = gpujob("stop", "4459", cwd=folder, env=slurm.environment())
+        assert (done.returncode, done.stdout) == (0, "job 4459 is being stopped\n")
+        with pytest.raises(BlockingIOError):
+            sidecar.accept()
 
 
 def test_a_stop_that_failed_does_not_explain_a_later_end(slurm: FakeSlurm, folder: Path) -> None:
