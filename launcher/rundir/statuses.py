@@ -5,6 +5,7 @@ import hashlib
 import json
 import socket
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     import http.client
 
 ANSWER_S = 4.0  # for the connection, and for the whole answer, which also ends servers that send byte by byte
+ASK_AGAIN_S = 60.0  # after a sidecar has not answered in that time; its status file is at most 5 s old
+MOST_THREADS = 64  # requests at the same time: those to a job of 64 nodes wait only once
 STATUS_BYTES = 2 * 1024 * 1024  # largest status without workers
 WORKER_BYTES = 64 * 1024  # what each worker of the job may add: 600 restarts take less than 150 KB
 SILENT_S = 20.0  # a sidecar writes its status every 5 s
@@ -40,6 +43,36 @@ def is_reporting(run_dir: Path, attempt: int, now: float) -> bool:
     """Whether a sidecar of this attempt has lately written its status, also on a machine that cannot be seen."""
     statuses = read_statuses(run_dir, attempt).values()
     return any(now - status.time < (CONCLUDING_S if status.final else SILENT_S) for status in statuses)
+
+
+class StatusFetcher:
+    """Fetches the statuses of a job's sidecars repeatedly. One that has let us wait is asked again after a minute.
+
+    A firewall may drop requests, and then each would wait as long as the first.
+    """
+
+    def __init__(self) -> None:
+        self._silent: dict[str, tuple[float, str]] = {}  # by address: when to ask again, and the error
+
+    def fetch(
+        self, sidecars: Mapping[str, SidecarRecord], token: str | None, workers: int
+    ) -> dict[str, NodeStatus | str | None]:
+        """What `fetch_status` returns for each sidecar, by node. They are asked at the same time."""
+        from concurrent.futures import ThreadPoolExecutor  # lazy: the orchestrator only reads files
+
+        with ThreadPoolExecutor(max_workers=min(MOST_THREADS, len(sidecars) or 1)) as pool:
+            answers = pool.map(lambda node: self._fetch_one(node, sidecars[node], token, workers), sidecars)
+            return dict(zip(sidecars, answers, strict=True))
+
+    def _fetch_one(self, node: str, sidecar: SidecarRecord, token: str | None, workers: int) -> NodeStatus | str | None:
+        began = time.monotonic()
+        ask_at, error = self._silent.get(sidecar.address, (began, ""))
+        if began < ask_at:
+            return error
+        answer = fetch_status(node, sidecar, token, workers)
+        if isinstance(answer, str) and time.monotonic() - began >= ANSWER_S:
+            self._silent[sidecar.address] = began + ASK_AGAIN_S, answer
+        return answer
 
 
 def fetch_status(node: str, sidecar: SidecarRecord, token: str | None, workers: int) -> NodeStatus | str | None:

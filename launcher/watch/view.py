@@ -4,7 +4,6 @@ import math
 import os
 import time
 from collections.abc import Iterable, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -37,7 +36,7 @@ from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import STARTING_S, JobStateRecord, OrchestratorRecord, read_report
 from launcher.rundir.rundir import submitted_cluster, user_name
-from launcher.rundir.statuses import fetch_status, is_reporting, merge_workers, read_statuses
+from launcher.rundir.statuses import StatusFetcher, is_reporting, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
 from launcher.steps.slurm_queue import QueueState, SlurmQueue, is_over, is_queued_again
 from launcher.steps.slurm_steps import read_final_state
@@ -64,6 +63,7 @@ class JobClient:
             None  # orchestrator at the last read, and whether it had written its report
         )
 
+        self._fetcher = StatusFetcher()
         self._finder = ExitReasonFinder(self.manifest, 0, None)  # keeps what it has read in logs of ended runs
 
     @property
@@ -163,11 +163,8 @@ class JobClient:
         If a sidecar does not answer, its status file counts.
         """
         sidecars = read_sidecars(self.run_dir, attempt)
-        with ThreadPoolExecutor(max_workers=min(32, len(sidecars) or 1)) as pool:
-            workers = len(self.manifest.tasks)
-            token = run_files.read_token(self.run_dir)
-            fetched = pool.map(lambda node: fetch_status(node, sidecars[node], token, workers), sidecars)
-            answers = dict(zip(sidecars, fetched, strict=True))
+        token = run_files.read_token(self.run_dir)
+        answers = self._fetcher.fetch(sidecars, token, len(self.manifest.tasks))
         live, nodes = {}, []
         for node, answer in answers.items():
             if isinstance(answer, NodeStatus):

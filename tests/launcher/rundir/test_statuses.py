@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from exporter.contract.status import NodeStatus
 from launcher.rundir import statuses
-from launcher.rundir.statuses import fetch_status
+from launcher.rundir.statuses import ASK_AGAIN_S, StatusFetcher, fetch_status
 from launcher.rundir.targets import SidecarRecord
 from tests.support.exporter import NODE
 from tests.support.statuses import node_status
@@ -107,6 +107,31 @@ def test_an_endless_answer_ends_at_the_limit() -> None:
     with answering(flood) as sidecar:
         assert "no answer from" in str(fetch_status(NODE, sidecar, "token", 1))
     assert sent < SENT_MOST
+
+
+def test_a_sidecar_that_lets_a_request_wait_is_asked_again_after_a_minute(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One that refuses it, since it has not started yet, is asked each time."""
+    monkeypatch.setattr(statuses, "ANSWER_S", 1.0)
+    fetcher = StatusFetcher()
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.socket() as late:
+        late.bind(("127.0.0.1", 0))
+        ports = (server.getsockname()[1] for server in (silent, late))
+        sidecars = {
+            node: SidecarRecord(attempt=0, address=f"127.0.0.1:{port}", labels={})
+            for node, port in zip(("cn01", "cn02"), ports, strict=True)
+        }
+        first = fetcher.fetch(sidecars, "token", 1)
+        late.listen()
+        assert fetcher.fetch(sidecars, "token", 1)["cn01"] == first["cn01"]
+        now = time.monotonic()
+        monkeypatch.setattr("launcher.rundir.statuses.time.monotonic", lambda: now + ASK_AGAIN_S)
+        assert set(fetcher.fetch(sidecars, "token", 1)) == {"cn01", "cn02"}
+        for server, requests in ((silent, 2), (late, 2)):
+            server.setblocking(False)
+            for _ in range(requests):
+                server.accept()[0].close()
+            with pytest.raises(BlockingIOError):
+                server.accept()
 
 
 @given(st.data())
