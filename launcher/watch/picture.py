@@ -24,6 +24,7 @@ LEAST_BAR_CELLS, MOST_BAR_CELLS = 8, 60
 LEAST_WORKERS = 8  # shown in a window too small for the events as well
 MOST_EVENTS = 6
 SILENT_SHOWN = 8  # nodes named in one line
+LACKING_SHOWN = 3  # failed launch checks in one line, each of a node and with the names of its workers
 GPU_PROBLEMS_SHOWN = 8  # nodes and workers with GPU problems shown
 STYLE_OF_LEVEL = {"critical": CRITICAL, "warning": WARNING, "progress": "cyan"}  # of events
 
@@ -196,8 +197,10 @@ def _conditions(view: JobView) -> Iterator[Row]:
         yield Row(f"cause: {cause.worker} on {cause.node} ended by {cause.reason}: {evidence}", CRITICAL)
     if view.report and (stop := decisive_stop(view.report)):
         yield Row(f"stopped: {stop.cause}", WARNING)
-    if view.launch.lacking:
-        yield Row(f"! launch not verified: {'; '.join(view.launch.lacking)}", CRITICAL)
+    if lacking := view.launch.lacking:
+        more = len(lacking) - LACKING_SHOWN
+        shown = [*lacking[:LACKING_SHOWN], *([f"and {more} more"] if more > 0 else [])]
+        yield Row(f"! launch not verified: {'; '.join(shown)}", CRITICAL)
     yield from _file_conditions(view)
     problems = gpu_problems(view)
     for owner, found in problems[:GPU_PROBLEMS_SHOWN]:

@@ -748,6 +748,10 @@ def test_an_unverified_launch_shows_what_is_missing() -> None:
     shown = screen(a_view(launch={"verified": False, "lacking": lacking}), 120)
     assert "! launch not verified: cn01: 1 of 2 workers with the GPUs of the plan; not worker_w1 (rank 1)" in shown
     assert "not verified" not in screen(a_view(), 120)
+    many = [f"gpu{number:03}: 0 of 8 workers with a log file" for number in range(64)]
+    shown = " ".join(screen(a_view(launch={"verified": False, "lacking": many}), 120).split())
+    assert "gpu001: 0 of 8 workers with a log file; gpu002: 0 of 8 workers with a log file; and 61 more" in shown
+    assert "gpu003" not in shown
 
 
 def test_a_line_shows_the_missing_services_until_they_are_ready(lines: Lines) -> None:
