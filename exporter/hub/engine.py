@@ -15,7 +15,6 @@ from exporter.contract.records import JsonObject
 from exporter.hub.api.answers import change_json
 from exporter.hub.counters import Counters, count
 from exporter.hub.jobs import (
-    SAME_SUBMISSION_S,
     Job,
     Observation,
     forget,
@@ -49,7 +48,7 @@ from exporter.hub.store import Batch, PublishedChange, Store, name_of
 from exporter.slurm.commands_reader import ClusterFacts, SlurmReader, SlurmUnansweredError
 from exporter.slurm.diagnostics import Diagnostics
 from exporter.slurm.nodes import NodeRow, most_cpus
-from exporter.slurm.queue import QueueRow
+from exporter.slurm.queue import SAME_SUBMISSION_S, QueueRow
 from exporter.slurm.states import array_of
 from exporter.slurm.tracking import Change
 

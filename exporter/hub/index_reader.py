@@ -15,14 +15,14 @@ from exporter.contract.errors import ExporterError
 from exporter.contract.file_locks import FileLockedError, lock_file
 from exporter.contract.user_state import hub_socket, make_own_folder, user_state_folder
 from exporter.hub.api.answers import job_json
-from exporter.hub.jobs import SAME_SUBMISSION_S, Job, take_missed, unknown_rows
+from exporter.hub.jobs import Job, take_missed, unknown_rows
 from exporter.hub.registry_reader import RegistryReader
 from exporter.hub.runs.reports import Run, rows_of_runs, with_runs
 from exporter.hub.runs.run_directory_reader import Entry, read_run
 from exporter.hub.store import JOBS_KEPT_S, Batch, Store, StoreFacts, name_of
 from exporter.slurm.accounting import Attempt
 from exporter.slurm.commands_reader import SlurmReader, SlurmUnansweredError
-from exporter.slurm.queue import QueueRow
+from exporter.slurm.queue import SAME_SUBMISSION_S, QueueRow
 from exporter.slurm.sources.cached_answers_reader import cluster_name
 from exporter.slurm.sources.hub_queue_reader import hub_queue
 from exporter.slurm.sources.hub_reader import MOST_JOBS, VARIABLE, HubJob, hub_addresses, read_hub

@@ -11,7 +11,7 @@ from exporter.contract.records import NOTHING, Record
 from exporter.hub.polling import is_last_question, shown_from, wants_figures
 from exporter.slurm.accounting import Attempt, gpu_counts, tres
 from exporter.slurm.prices import Price, Prices
-from exporter.slurm.queue import QueueRow
+from exporter.slurm.queue import SAME_SUBMISSION_S, QueueRow
 from exporter.slurm.states import ENDS, array_of, task_ids, tells_all_tasks
 from exporter.slurm.tracking import (
     Change,
@@ -24,7 +24,6 @@ from exporter.slurm.tracking import (
 )
 
 SHOWN_AFTER_END_S = 1800.0  # series of an ended job; rules see its end at several scrapes
-SAME_SUBMISSION_S = 600.0  # most difference of a job's submit times by the clocks of Slurm and of the login node
 GPU = "gres/gpu"
 
 

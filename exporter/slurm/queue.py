@@ -26,6 +26,7 @@ FIELDS = (
 FORMAT = ",".join(f"{field}:|" for field in FIELDS)
 _NOTHING = ("", "(null)")
 NO_REASON = (*_NOTHING, "None")  # printed if nothing holds the job back
+SAME_SUBMISSION_S = 600.0  # most difference of a job's submit times by the clocks of Slurm and of the login node
 MOST_GARBLED = 0.01  # share of rows; with more the answer cannot be trusted to be whole
 
 _ROW = re.compile(rf"{JOB_ID}\|")
@@ -49,6 +50,17 @@ class AttemptSnapshot(NamedTuple):
     restarts: int = 0
     reason: str | None = None
     limit_s: float | None = None  # None without a limit
+
+
+def is_of_submission(found: float | None, restarts: int, submitted: float | None) -> bool:
+    """Whether the job of Slurm that was submitted at ``found`` is the one that the login node submitted.
+
+    Another job may have had its id before, or got it later. A requeue changes the submit time in Slurm, and counts as a
+    restart. None is an unknown time, with which any job may be the one.
+    """
+    if found is None or submitted is None:
+        return True
+    return abs(found - submitted) <= SAME_SUBMISSION_S or (found > submitted and restarts > 0)
 
 
 class QueueRow(NamedTuple):

@@ -13,13 +13,15 @@ from exporter.slurm.queue import QueueRow
 from exporter.slurm.states import NEVER, array_of, task_ids
 from launcher.errors import LauncherError, os_errors
 from launcher.report.state import EXIT_STATUS, UNFINISHED
+from launcher.rundir.job_records import read_submitted
 from launcher.rundir.rundir import PIPELINE_FILE, user_name
-from launcher.steps.slurm_queue import is_over, is_queued_again, read_unfinished
+from launcher.steps.slurm_queue import is_over, is_own, is_queued_again, read_unfinished
 from launcher.sweep.directory import (
     SweepRecord,
     arrays_in_queue,
     cause_text,
     has_reports,
+    own_rows,
     read_last_report,
     read_point_states,
     snapshots_of_tasks,
@@ -118,12 +120,12 @@ def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
         rows = read_unfinished(str(user or user_name()), record.cluster, since)
     found: dict[str, PartState] = {}
     for part in record.parts:
-        # `--resume` adds the new arrays to the record of the sweep only
-        ids = [array.job_id for array in sweeps[part.name].arrays] if part.arrays else [part.job_id]
-        own = [row for row in rows if array_of(row.job_id) in ids]
-        if part.arrays:
+        if part.arrays:  # `--resume` adds the new arrays to the record of the sweep only
+            own = own_rows(rows, sweeps[part.name].arrays)
             found[part.name] = _sweep_state(part, sweeps[part.name], own, found)
         else:
+            submitted = read_submitted(Path(part.run_dir)) if rows else None
+            own = [row for row in rows if array_of(row.job_id) == part.job_id and is_own(row, submitted)]
             found[part.name] = _part_state(part, reports[part.name], own[0] if own else None, found)
     return tuple(found.values())
 

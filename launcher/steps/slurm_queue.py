@@ -8,7 +8,7 @@ from typing import NamedTuple
 from exporter.contract import run_files
 from exporter.contract.report import Report
 from exporter.slurm.commands_reader import SlurmUnansweredError
-from exporter.slurm.queue import AttemptSnapshot, QueueRow, part_rows
+from exporter.slurm.queue import AttemptSnapshot, QueueRow, is_of_submission, part_rows
 from exporter.slurm.sources.cached_answers_reader import QueueAnswer
 from exporter.slurm.sources.rest_reader import slurm_reader
 from exporter.slurm.sources.shared_answers_reader import LEAST_S, QUEUE_MAX_AGE_S, read_shared_queue
@@ -82,6 +82,11 @@ def unfinished(answer: QueueAnswer) -> tuple[QueueRow, ...]:
     return tuple(row for row in answer.rows if row.snapshot.state not in ENDS)
 
 
+def is_own(row: QueueRow, submitted: float | None) -> bool:
+    """Whether a row with the id of a job is that job, submitted at this time if that is known: ids are used again."""
+    return is_of_submission(row.snapshot.submitted, row.snapshot.restarts, submitted)
+
+
 class SlurmQueue:
     """Reads the state of one job."""
 
@@ -91,7 +96,8 @@ class SlurmQueue:
         user, cluster, submitted = (submission.get(name) for name in ("user", "cluster", "submitted"))
         self._user = str(user or user_name())
         self._cluster = str(cluster) if cluster else None
-        self._since = submitted if isinstance(submitted, float) else 0.0
+        self._submitted = submitted if isinstance(submitted, float) else None
+        self._since = self._submitted or 0.0
         self._next_at = float("-inf")
         self._state = QueueState(None)
 
@@ -113,7 +119,7 @@ class SlurmQueue:
             if unusable(answer, since) is not None:
                 self._state = QueueState(None)
             else:
-                found = part_rows(unfinished(answer), self._job_id)
+                found = [row for row in part_rows(unfinished(answer), self._job_id) if is_own(row, self._submitted)]
                 # of the components of a heterogeneous job the first one has the batch step
                 first = found[0].snapshot if found else AttemptSnapshot("")
                 self._state = QueueState(first.state, first.reason, first.restarts)

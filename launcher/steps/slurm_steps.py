@@ -16,8 +16,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
-from exporter.slurm.commands_reader import clean_environment
-from exporter.slurm.states import ENDS
+from exporter.slurm.commands_reader import SlurmUnansweredError, clean_environment, run_reading
+from exporter.slurm.queue import is_of_submission
+from exporter.slurm.states import ENDS, base_state, parse_moment
 from exporter.workers.slurm_end_notice import (
     TIME_LIMIT,
     SlurmEndNotice,
@@ -50,6 +51,7 @@ from launcher.steps.steps import (
 COMMAND_TIMEOUT_S = 30.0
 SIGNAL_TIMEOUT_S = 10.0  # for SIGTERM and warnings to many steps, before KillWait
 ENDING_TIMEOUT_S = 2.0  # for commands during KillWait
+FINAL_STATE_TIMEOUT_S = 10.0  # for sacct, and for scontrol, whose job has ended
 
 NODE_NAME_WAIT_S = 2.0  # wait for the name of a failed node after its failure was reported, during KillWait
 ERROR_LOG_POLL_S = 0.1
@@ -192,20 +194,40 @@ def cluster_option(cluster: str | None) -> list[str]:
     return [f"--clusters={cluster}"] if cluster else []
 
 
-def read_final_state(job_id: str, cluster: str | None = None) -> str | None:
-    """Final state of a job: from accounting, else from the controller while it remembers; None if unknown."""
+def read_final_state(job_id: str, cluster: str | None = None, submitted: float | None = None) -> str | None:
+    """Final state of a job: from accounting, else from the controller while it remembers; None if unknown.
+
+    With the time of its submission, the end of another job that had its id before, or has got it since, does not count.
+    """
+    attempts = ["-X", "-D", "-n", "-P", "-j", job_id, "-o", "Submit,End,State"]
     asked = (
-        (["sacct", *cluster_option(cluster), "-X", "-n", "-P", "-j", job_id, "-o", "State"], r"^([A-Z_]+)"),
-        (["scontrol", *cluster_option(cluster), "show", "job", job_id], r"JobState=([A-Z_]+)"),
+        (["sacct", *cluster_option(cluster), *attempts], _state_in_accounting),
+        (["scontrol", *cluster_option(cluster), "show", "job", job_id], _state_of_controller),
     )
-    for argv, pattern in asked:
+    for argv, parse in asked:
         try:
-            match = re.search(pattern, run_command(argv, timeout_s=10.0))
-        except SlurmError:
+            state = parse(run_reading(argv, clean_environment(os.environ, "%s"), FINAL_STATE_TIMEOUT_S), submitted)
+        except SlurmUnansweredError:
             continue
-        if match and match[1] in ENDS:  # accounting learns of an end later than the controller
-            return match[1]
+        if state in ENDS:  # accounting learns of an end later than the controller
+            return state
     return None
+
+
+def _state_in_accounting(text: str, submitted: float | None) -> str | None:
+    """State of the last attempt: a requeue submits the job again when the attempt before it ends."""
+    state, since = None, submitted
+    for submit, end, word in sorted(re.findall(r"^(.*)\|(.*)\|(.*)$", text, re.MULTILINE)):
+        if is_of_submission(parse_moment(submit), 0, since):
+            state = base_state(word)
+            since = since if submitted is None else parse_moment(end) or since
+    return state
+
+
+def _state_of_controller(text: str, submitted: float | None) -> str | None:
+    values = dict(re.findall(r"\b(JobState|SubmitTime|Restarts)=(\S+)", text))
+    found, restarts = parse_moment(values.get("SubmitTime", "")), int(values.get("Restarts", 0))
+    return values.get("JobState") if is_of_submission(found, restarts, submitted) else None
 
 
 def signal_steps(steps: Sequence[str], name: str, timeout_s: float) -> None:

@@ -24,7 +24,7 @@ from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import STARTING_S, OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE, user_name
 from launcher.rundir.statuses import CONCLUDING_S
-from launcher.steps.slurm_queue import is_over, is_queued_again, read_unfinished
+from launcher.steps.slurm_queue import is_over, is_own, is_queued_again, read_unfinished
 from launcher.watch.view import JobClient
 from launcher.words import cut_text, duration_text, padded_text, text_width
 
@@ -179,11 +179,10 @@ def read_shared_queue(record: SweepRecord, last_end: float) -> dict[str, Attempt
     An answer counts if it is not older than the last submission and the last end of a point that is requeued.
     """
     found: dict[str, AttemptSnapshot] = {}
-    wanted = {array.job_id for array in record.arrays}
     since = max((last_end, *(array.submitted for array in record.arrays)))
     for cluster in dict.fromkeys(array.cluster for array in record.arrays):
         rows = read_unfinished(str(record.submission.get("user") or user_name()), cluster, since)
-        found |= snapshots_of_tasks(row for row in rows if array_of(row.job_id) in wanted)
+        found |= snapshots_of_tasks(own_rows(rows, record.arrays))
     return found
 
 
@@ -197,8 +196,14 @@ def read_queue(arrays: Sequence[SweepArray]) -> dict[str, AttemptSnapshot] | Non
             )
         except SlurmUnansweredError:
             return None
-        found |= snapshots_of_tasks(rows)
+        found |= snapshots_of_tasks(own_rows(rows, arrays))
     return found
+
+
+def own_rows(rows: Iterable[QueueRow], arrays: Iterable[SweepArray]) -> list[QueueRow]:
+    """The rows of these arrays, without those of other jobs that have their ids."""
+    submitted = {array.job_id: array.submitted for array in arrays}
+    return [row for row in rows if (own := array_of(row.job_id)) in submitted and is_own(row, submitted[own])]
 
 
 def snapshots_of_tasks(rows: Iterable[QueueRow]) -> dict[str, AttemptSnapshot]:

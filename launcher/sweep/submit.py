@@ -8,6 +8,7 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
+from exporter.contract.records import JsonObject
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.rundir import rundir
 from launcher.steps import slurm_steps
@@ -145,11 +146,14 @@ def settle_point(
     record: SweepRecord,
     sweep_dir: Path,
     script: str,
-    cluster: str | None = None,
+    array: SweepArray | None = None,
 ) -> str:
     """Complete a point's run directory with its batch script and its final name, which is returned."""
     name = planned_point.plan.run_dir(job_id).name
-    submission = {**record.submission, "job_id": job_id, "job_name": planned_point.plan.job_name, "cluster": cluster}
+    of_array: JsonObject = {"cluster": None}
+    if array is not None:  # that of a resumed point is later than the sweep
+        of_array = {"cluster": array.cluster, "submitted": array.submitted}
+    submission = {**record.submission, "job_id": job_id, "job_name": planned_point.plan.job_name, **of_array}
     with os_errors(f"{staged} cannot be written"):
         (staged / "sbatch_script.sh").write_text(script, encoding="utf-8", errors="surrogateescape")
         run_files.write_json(staged / f"{job_id}.json", submission, durable=False)
@@ -202,7 +206,7 @@ def _settle(
         for array in held:
             for index in array.indexes:
                 job_id, one = f"{array.array.job_id}_{index}", planned.points[index]
-                facts = (job_id, staged[index], record, staging, array.script, array.array.cluster)
+                facts = (job_id, staged[index], record, staging, array.script, array.array)
                 names[index] = settle_point(one, *facts)
                 (links / job_id).symlink_to(Path("..", names[index]))
     return names

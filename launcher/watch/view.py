@@ -34,7 +34,7 @@ from launcher.report.inputs import UNHURRIED, KnownEnds, ReportPace
 from launcher.report.report import build_report
 from launcher.report.state import EXIT_STATUS, REASON_OF_STATE
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import STARTING_S, JobStateRecord, OrchestratorRecord, read_report
+from launcher.rundir.job_records import STARTING_S, JobStateRecord, OrchestratorRecord, read_report, read_submitted
 from launcher.rundir.rundir import submitted_cluster, user_name
 from launcher.rundir.statuses import StatusFetcher, is_reporting, merge_workers, read_statuses
 from launcher.rundir.targets import read_sidecars
@@ -129,7 +129,7 @@ class JobClient:
         """The report of a job without one; its state is UNKNOWN unless Slurm or the sidecars saw the end."""
         slurm_state, ended = None, state == "UNKNOWN"
         if ended and not (self.manifest.attached or self.is_local):
-            slurm_state = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
+            slurm_state = self._read_final_state()
         known = KnownEnds(slurm_state=slurm_state, is_past=True)
         report = build_report(self.run_dir, now=time.time(), ended=ended, known=known, pace=pace)
         has_ended = slurm_state in REASON_OF_STATE or self._has_watched_end(report)
@@ -218,9 +218,12 @@ class JobClient:
         now = time.monotonic()
         if not self._has_hidden_end and now >= self._end_query_at:
             self._end_query_at = now + END_INTERVAL_S
-            end = read_final_state(job_id_of(self.run_dir), submitted_cluster(self.run_dir))
-            self._has_hidden_end = end is not None
+            self._has_hidden_end = self._read_final_state() is not None
         return at if self._has_hidden_end else QueueState(None)
+
+    def _read_final_state(self) -> str | None:
+        job_id, submitted = job_id_of(self.run_dir), read_submitted(self.run_dir)
+        return read_final_state(job_id, submitted_cluster(self.run_dir), submitted)
 
     @cached_property
     def _is_hidden(self) -> bool:

@@ -4,8 +4,8 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from exporter.contract.budget import Budget
-from exporter.hub.jobs import GPU, SAME_SUBMISSION_S, Job, Observation, Outcome, update_jobs
-from exporter.slurm.queue import AttemptSnapshot, QueueRow
+from exporter.hub.jobs import GPU, Job, Observation, Outcome, update_jobs
+from exporter.slurm.queue import AttemptSnapshot, QueueRow, is_of_submission
 from exporter.slurm.states import ENDS, array_of
 from exporter.slurm.tracking import take_reported_ends
 
@@ -31,9 +31,8 @@ def is_of_run(job: Job, run: Run) -> bool:
     """Whether the job with the id of the run is that run. A user is believed about own jobs only."""
     if job.user != run.user or job.first_submitted is None:
         return False
-    later_s = job.first_submitted - run.submitted
     # of a job that the hub first met after a requeue, the first submission is unknown
-    return abs(later_s) <= SAME_SUBMISSION_S or (later_s > 0 and job.tracked.restarts > 0)
+    return is_of_submission(job.first_submitted, job.tracked.restarts, run.submitted)
 
 
 def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -33,7 +34,13 @@ echo $id > "$FAKE_SLURM/id"
 echo $id > "$FAKE_SLURM/sbatch.out"
 exec {BIN}/sbatch "$@"
 """
-ROW = "{id}|{state}|{reason}|100|N/A|N/A|5:00|0||gpu|cpu=1|{id}|ada|lab|normal|1|{dependency}|/dev/null|part|\n"
+ROW = "{id}|{state}|{reason}|{submitted}|N/A|N/A|5:00|0||gpu|cpu=1|{id}|ada|lab|normal|1|{dependency}|/dev/null|part|\n"
+
+
+def row_of(job_id: str, state: str, reason: str, dependency: str) -> str:
+    """A job that was submitted just now, as squeue prints it."""
+    facts = {"id": job_id, "state": state, "reason": reason, "dependency": dependency}
+    return ROW.format(**facts, submitted=round(time.time()))
 
 
 class Pipeline:
@@ -60,8 +67,7 @@ class Pipeline:
 
     def queue(self, *rows: tuple[str, str, str, str]) -> None:
         """Set what squeue prints: id, state, reason, dependency."""
-        names = ("id", "state", "reason", "dependency")
-        self.slurm.say("squeue", "out", "".join(ROW.format(**dict(zip(names, row, strict=True))) for row in rows))
+        self.slurm.say("squeue", "out", "".join(row_of(*row) for row in rows))
 
     def names_in_logs(self) -> list[str]:
         return sorted(os.listdir(self.folder / "logs")) if (self.folder / "logs").exists() else []
@@ -198,7 +204,7 @@ def test_a_pipeline_goes_on_while_slurm_runs_its_last_job_again(pipeline: Pipeli
     assert (done.returncode, done.stdout.splitlines()[-1]) == (10, "3 jobs: 2 COMPLETED, 1 PENDING")
     pipeline.queue(("3", "RUNNING", "None", "(null)"))
     assert pipeline.command("watch", "r8", "--once").returncode == 7, "its batch step ends"
-    row = ROW.format(id="3", state="RUNNING", reason="None", dependency="(null)").replace("|5:00|0|", "|5:00|1|")
+    row = row_of("3", "RUNNING", "None", "(null)").replace("|5:00|0|", "|5:00|1|")
     pipeline.slurm.say("squeue", "out", row)
     done = pipeline.command("watch", "r8", "--once")
     assert (done.returncode, done.stdout.splitlines()[-1]) == (10, "3 jobs: 2 COMPLETED, 1 RUNNING")

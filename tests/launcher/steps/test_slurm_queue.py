@@ -53,6 +53,14 @@ def test_a_task_is_found_among_those_that_wait_together(slurm: FakeSlurm, tmp_pa
     assert found == {1: "RUNNING", 3: "PENDING", 5: ""}
 
 
+def test_a_job_that_has_got_the_id_later_is_not_this_one(slurm: FakeSlurm, tmp_path: Path) -> None:
+    path = run_dir(tmp_path, "4459", submitted=time.time() - 30 * 86400.0)
+    slurm.say("squeue", "out", "RUNNING\n")
+    assert SlurmQueue(path).read() == QueueState("")
+    slurm.say("squeue", "out", "RUNNING*1\n")  # a requeue changes the submit time
+    assert SlurmQueue(path).read() == QueueState("RUNNING", restarts=1)
+
+
 def test_a_hundred_watchers_of_one_job_make_one_query(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

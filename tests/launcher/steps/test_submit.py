@@ -335,13 +335,26 @@ def test_a_missing_failing_or_hanging_command_is_reported(on_path: FakeSlurm) ->
 
 
 def test_a_state_of_accounting_that_is_not_final_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = {"sacct": "RUNNING\n", "scontrol": "   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n"}
-    monkeypatch.setattr(slurm_steps, "run_command", lambda argv, **_: answers[argv[0]])
+    answers = {
+        "sacct": "100|Unknown|RUNNING\n",
+        "scontrol": "   JobState=NODE_FAIL Reason=NodeDown Dependency=(null)\n",
+    }
+    monkeypatch.setattr(slurm_steps, "run_reading", lambda argv, *_: answers[argv[0]])
     assert slurm_steps.read_final_state("7") == "NODE_FAIL"
-    answers["sacct"] = "CANCELLED by 1000\n"
+    answers["sacct"] = "100|200|CANCELLED by 1000\n"
     assert slurm_steps.read_final_state("7") == "CANCELLED"
     answers |= {"sacct": "", "scontrol": "   JobState=COMPLETING Reason=None\n"}
     assert slurm_steps.read_final_state("7") is None
+
+
+def test_the_end_of_another_job_with_the_id_is_not_that_of_this_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts = ["100|900|NODE_FAIL", "910|5000|FAILED", "9000|9100|TIMEOUT"]  # the second is this job, requeued
+    answers = {"sacct": "\n".join(attempts), "scontrol": "Requeue=1 Restarts=0\n JobState=FAILED SubmitTime=9000\n"}
+    monkeypatch.setattr(slurm_steps, "run_reading", lambda argv, *_: answers[argv[0]])
+    found = [slurm_steps.read_final_state("7", None, submitted) for submitted in (101.0, 8999.0, 7000.0)]
+    assert found == ["FAILED", "TIMEOUT", None]
+    answers["sacct"] = ""
+    assert [slurm_steps.read_final_state("7", None, submitted) for submitted in (101.0, 8999.0)] == [None, "FAILED"]
 
 
 def test_kill_wait_has_a_default_without_an_answer(on_path: FakeSlurm) -> None:

@@ -1,6 +1,7 @@
 """The record of a sweep and the states of its points."""
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +59,7 @@ def test_a_record_survives_writing_and_reading(record: SweepRecord) -> None:
 def record_of(*runs: tuple[str, ...], local: bool = False) -> SweepRecord:
     points = tuple(SweepPoint(index, f"p{index}", {"lr": index}, names) for index, names in enumerate(runs))
     submission = {"job_id": "4459", "job_name": "embed"}
-    arrays = (SweepArray("4459", "0-3%2", 1.0),)
+    arrays = (SweepArray("4459", "0-3%2", time.time() - 60.0),)
     return SweepRecord(submission=submission, max_parallel=2, local=local, points=points, arrays=arrays)
 
 
@@ -287,8 +288,9 @@ def test_a_queue_without_an_answer_is_not_an_empty_queue(tmp_path: Path, slurm: 
 def test_a_sweep_is_read_from_its_directory(tmp_path: Path) -> None:
     home = tmp_path / "4459_embed_20251122_041341"
     home.mkdir()
-    write_record(home, record_of())
-    assert read_record(home) == record_of()
+    record = record_of()
+    write_record(home, record)
+    assert read_record(home) == record
     (home / "sweep.json").write_text('{"schema": 2}')
     with pytest.raises(LauncherError, match="has schema 2, and this gpujob reads up to 1"):
         read_record(home)

@@ -185,6 +185,8 @@ def test_only_failed_points_are_submitted_again(slurm: FakeSlurm, folder: Path) 
         *("5000_1", "5000_4"),
     }
     assert all((link / "manifest.json").is_file() for link in (home / "tasks").iterdir())
+    times = {name: read_json(home / "tasks" / name / f"{name}.json")["submitted"] for name in ("4459_1", "5000_1")}
+    assert times["4459_1"] < times["5000_1"]
     assert [name for name in os.listdir(home) if name.startswith(".")] == []
     slurm.say("squeue", "out", "5000_1|PENDING\n5000_4|RUNNING\n")
     done = command(slurm, folder, "sweep", "4459", "--json")
@@ -199,6 +201,16 @@ def test_only_failed_points_are_submitted_again(slurm: FakeSlurm, folder: Path) 
     assert json.loads(done.stdout) == nothing
     assert (done.returncode, len(slurm.calls("sbatch"))) == (0, 2)
     assert json.loads(command(slurm, folder, "watch", "5000_4", "--once", "--json").stdout)["job_id"] == "5000_4"
+
+
+def test_an_array_that_has_got_the_id_of_the_sweep_later_is_left_alone(slurm: FakeSlurm, folder: Path) -> None:
+    home = Path(submitted(slurm, folder)["sweep_dir"])
+    slurm.say("squeue", "out", "4459_0|RUNNING\n")
+    record = read_json(home / "sweep.json")
+    record["arrays"][0]["submitted"] -= 30 * 86400.0
+    run_files.write_json(home / "sweep.json", record)
+    done = command(slurm, folder, "stop", home)
+    assert (done.returncode, done.stdout, slurm.calls("scancel")) == (0, "sweep 4459 has ended\n", [])
 
 
 def test_nothing_is_resumed_while_slurm_does_not_answer(slurm: FakeSlurm, folder: Path) -> None:
