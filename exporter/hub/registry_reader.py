@@ -26,7 +26,7 @@ QUIET_EACH_S = 60.0  # for the directories of runs that have ended, and of those
 MOST_IDLE_READS = 1000  # run directories at one question, each some milliseconds; those read longest ago come first
 READ_S = 0.5  # for new entries of a folder at one read: others follow at the next ones, as a folder may have very many
 MOST_FILES = 100_000  # of one folder, highest job ids first
-MOST_OF_OWNER = 1000  # entries; a launch removes those beyond 500
+MOST_OF_OWNER = 1000  # entries; a launch keeps at most 700
 KINDS = {"sidecar": SCRAPE_JOB, "engine": ENGINE_JOB}
 
 log = logging.getLogger("gpujob.hub")

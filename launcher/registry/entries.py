@@ -21,7 +21,8 @@ from launcher.rundir.cluster_file import find_registry_dir
 
 LOCAL_PREFIX = "local-"  # of ids of jobs without Slurm
 PIPELINE_PREFIX = "pipeline-"  # of ids of pipelines, before that of their first job
-MOST_ENTRIES = 500  # jobs of one user in one directory; the oldest make room
+MOST_ENTRIES = 500  # jobs of one user in one directory; the oldest make room, unless they may still run
+MOST_OLDER = 200  # of those: a launch looks at the directory of each
 MOST_BYTES = 16 * 1024  # of an entry: two paths and a few names
 _HASH_LENGTH = 8
 _SUFFIX = f"-{'?' * _HASH_LENGTH}.json"
@@ -121,8 +122,28 @@ def _own_files(folder: Path) -> list[tuple[float, Path]]:
 
 
 def _remove_oldest(folder: Path) -> None:
-    for _, path in _own_files(folder)[MOST_ENTRIES - 1 :]:
+    """Make room for one more, of jobs that have ended if there are enough of them."""
+    signs = {path: _sign_of_life(path) for _, path in _own_files(folder)[MOST_ENTRIES - 1 :]}
+    kept = sorted(filter(signs.get, signs), key=lambda path: -signs[path])[:MOST_OLDER]  # the newest ones first
+    for path in signs.keys() - set(kept):
         path.unlink(missing_ok=True)
+
+
+def _sign_of_life(path: Path) -> int:
+    """2 for a job with sidecars, also in a later attempt, 1 for any other without a report, 0 for one that has ended.
+
+    A sweep or pipeline never has a report of its own, nor has a job that was cancelled while it waited.
+    """
+    try:
+        run_dir = Path(_read_entry(path)[1].run_dir)
+    except (OSError, ValueError, RecursionError):
+        return 0  # no entry for anybody
+    try:
+        if (run_dir / run_files.TARGETS_FILE).exists():
+            return 2
+        return int(run_dir.exists() and not (run_dir / run_files.REPORT_FILE).exists())
+    except OSError:
+        return 1  # it may be readable later
 
 
 def _read_entries(

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from launcher.errors import LauncherError
+from launcher.registry import entries
 from launcher.registry.entries import MOST_ENTRIES, read_own_entries, register_job
 from launcher.registry.search import find_job
 from launcher.steps.slurm_queue import QueueState, SlurmQueue
@@ -253,7 +254,7 @@ def test_damaged_and_foreign_entries_are_left_out(tmp_path: Path, elsewhere: Pat
 
 
 def test_the_index_keeps_the_newest_jobs(tmp_path: Path, elsewhere: Path, environ: dict[str, str]) -> None:
-    directory(tmp_path / "a/0_first", "0")
+    (directory(tmp_path / "a/0_first", "0") / "report.json").touch()
     folder = tmp_path / "state/gpujob/runs"
     (entry,) = folder.iterdir()
     os.utime(entry, (1, 1))
@@ -267,6 +268,22 @@ def test_the_index_keeps_the_newest_jobs(tmp_path: Path, elsewhere: Path, enviro
     assert len(names) == MOST_ENTRIES
     assert first.name not in names
     assert any(name.startswith("last-") for name in names)
+
+
+def test_the_index_keeps_older_jobs_that_may_run(
+    tmp_path: Path, elsewhere: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "MOST_ENTRIES", 2)
+    monkeypatch.setattr(entries, "MOST_OLDER", 2)
+    (directory(tmp_path / "a/1_service", "1", "service") / "targets.json").touch()
+    (tmp_path / "a/1_service/report.json").touch()  # of the attempt before
+    for number in range(2, 9):
+        path = directory(tmp_path / f"a/{number}_short", f"{number}", "short")
+        (path / "report.json").touch()
+    assert found("service", environ, elsewhere) == tmp_path / "a/1_service"
+    for number in range(10, 15):  # cancelled while they waited
+        directory(tmp_path / f"a/{number}_waiting", f"{number}", "waiting")
+    assert sorted(one.job_id for one in read_own_entries(environ)) == ["1", "12", "13", "14"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
