@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from exporter.contract.report import GpuSums
     from exporter.contract.status import EtaEstimate, HealthReason
 
-MOST_RUNS = 64  # directories that one command reads: a status takes some milliseconds
+MOST_RUNS = 64  # directories that one command reads where not all matter: a status takes some milliseconds
 DEADLINE_S = 2.0  # for all of them; a mount that hangs costs no more
 READERS = 8  # threads
 T = TypeVar("T")
@@ -150,9 +150,9 @@ def read_pipelines(environ: Mapping[str, str]) -> dict[str, Pipeline]:
 
 
 def read_local_jobs(environ: Mapping[str, str]) -> tuple[list[QueueRow], list[str]]:
-    """The newest jobs and sweeps of this user that ran without Slurm, as rows like those of the queue.
+    """Jobs and sweeps of this user that ran without Slurm, as rows like those of the queue.
 
-    Also the ids of those that were not read in time.
+    They are all jobs without a report, and the newest others. Also the ids of those that were not read in time.
     """
     entries = read_own_entries(environ, lambda job_id: job_id.startswith(LOCAL_PREFIX))
     if not entries:
@@ -160,7 +160,9 @@ def read_local_jobs(environ: Mapping[str, str]) -> tuple[list[QueueRow], list[st
     import launcher.sweep.directory  # lazy: 100 ms; here, so that the deadline is for the reads alone
     import launcher.watch.view  # noqa: F401 - lazy: as above
 
-    rows, late = _read_some(entries, _read_local)
+    unfinished = {entry.run_dir for entry, has_none in _read_some(entries, _has_no_report, most=None)[0] if has_none}
+    entries.sort(key=lambda entry: entry.run_dir not in unfinished)
+    rows, late = _read_some(entries, _read_local, most=len(unfinished) + MOST_RUNS)
     return [row for _, row in rows], [entry.job_id for entry in late]
 
 
@@ -168,6 +170,12 @@ def late_text(late: Sequence[str]) -> str:
     """Warning about local jobs that were not read in time."""
     what = f"job {late[0]} is" if len(late) == 1 else f"{len(late)} jobs of this machine are"
     return f"{what} left out: not read within {DEADLINE_S:g} s, since the machine or the file system is slow; try again"
+
+
+def _has_no_report(entry: JobEntry) -> bool:
+    """Whether this is a job without a report. A sweep never has one."""
+    run_dir = Path(entry.run_dir)
+    return not (run_dir / run_files.REPORT_FILE).exists() and (run_dir / run_files.MANIFEST_FILE).exists()
 
 
 def _read_local(entry: JobEntry) -> QueueRow:
@@ -215,7 +223,7 @@ def read_ended_runs(environ: Mapping[str, str], since: float) -> list[QueueRow]:
 
 def read_reported(entries: Iterable[JobEntry]) -> list[QueueRow]:
     """Those of these jobs that have ended, from their reports."""
-    return [row for _, row in read_within(entries, _read_reported) if row is not None]
+    return [row for _, row in _read_some(entries, _read_reported, most=None)[0] if row is not None]
 
 
 def _read_reported(entry: JobEntry) -> QueueRow | None:
@@ -240,11 +248,14 @@ def read_within(items: Iterable[T], read: Callable[[T], V], deadline_s: float = 
 
 
 def _read_some(
-    items: Iterable[T], read: Callable[[T], V], deadline_s: float = DEADLINE_S
+    items: Iterable[T], read: Callable[[T], V], deadline_s: float = DEADLINE_S, *, most: int | None = MOST_RUNS
 ) -> tuple[list[tuple[T, V]], list[T]]:
-    """What :func:`read_within` returns, and the items that were not read at the deadline."""
+    """What :func:`read_within` returns, and the items that were not read at the deadline.
+
+    ``most`` is None for all items.
+    """
     waiting: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
-    first = list(items)[:MOST_RUNS]
+    first = list(items)[:most]
     found: dict[int, V] = {}
     done: set[int] = set()
 

@@ -50,7 +50,6 @@ PORTS = ("gate", "prometheus", "alertmanager", "receiver")
 READY_S = 30.0  # until all answer; Prometheus first reads the samples of the last hours, a new Grafana makes its tables
 CHECK_S = 30.0  # for promtool
 POLL_S = 0.02
-MOST_JOBS = 100  # jobs whose targets are read from their run directories; older ones have ended
 
 PRIVATE = 0o600
 
@@ -174,9 +173,8 @@ def _bind(port: int) -> socket.socket | None:
 
 
 def running_target_files() -> list[str]:
-    """Target files in the run directories of the user's newest jobs: those that began before the stack."""
-    entries = read_own_entries(os.environ)[:MOST_JOBS]
-    files = (Path(entry.run_dir, run_files.TARGETS_FILE) for entry in entries)
+    """Target files in the run directories of the user's jobs: those that began before the stack."""
+    files = (Path(entry.run_dir, run_files.TARGETS_FILE) for entry in read_own_entries(os.environ))
     return [str(file) for file in files if file.is_file()]
 
 

@@ -179,6 +179,21 @@ def test_jobs_of_this_machine_are_listed_too(
     assert (status, err, names(out)) == (0, "", ["smoke"])
 
 
+def test_a_job_of_this_machine_that_runs_is_listed_however_many_came_later(
+    slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path
+) -> None:
+    slurm.say("squeue", "out", "")
+    for number in range(own_runs.MOST_RUNS + 1):
+        run_dir = run_directory(tmp_path / "logs" / f"local-{number}_job")
+        if number:
+            report = {**REPORT, "job_id": f"local-{number}", "state": "COMPLETED", "end": 120}
+            (run_dir / "report.json").write_text(json.dumps(report))
+        name = "short" if number else "service"
+        submission = {"job_id": f"local-{number}", "job_name": name, "submitted": 99.0 + number, "user": "ada"}
+        register_job(run_dir, submission, os.environ, tmp_path)
+    assert [name for name in names(gpujob("ps", "-a")[1]) if name != "short"] == ["service"]
+
+
 @pytest.mark.parametrize(("end", "last"), [(130, "embed"), (110, "smoke")])
 def test_a_sweep_of_this_machine_can_be_the_last_one_that_ended(
     end: int, last: str, slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path
