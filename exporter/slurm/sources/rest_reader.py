@@ -13,7 +13,9 @@ ADDRESS = "GPUJOB_SLURMRESTD"  # where slurmrestd listens
 SOURCES = ("auto", "commands", "rest")
 REST = "slurmrestd"
 VERSIONS = tuple(f"v0.0.{number}" for number in range(45, 37, -1))  # Slurm 26.05 to 22.05; each serves three or more
-NOT_FOUND = 404
+NOT_FOUND, UNAUTHORIZED = 404, 401
+JWT_FILE = "SLURM_JWT_FILE"  # in place of SLURM_JWT, read for each question: tokens of half an hour are usual
+MOST_TOKEN = 64 * 1024  # characters; servers refuse shorter headers already
 NO_TASK = 0xFFFFFFFE  # what %a becomes for the tasks of an array that wait together
 _BAR = "\0"  # stands for | where a line of squeue separates with it; no path contains it
 _UNSET = 0xFFFFFFFE  # NO_VAL, and INFINITE above it, as numbers of v0.0.38
@@ -57,11 +59,7 @@ class RestReader(SlurmReader):
         address: str,
     ) -> None:
         super().__init__(user, cluster, environ, partitions)
-        self._address = address
-        token, name = environ.get("SLURM_JWT"), environ.get("USER")  # without a token, the socket identifies the user
-        self._headers = {"X-SLURM-USER-TOKEN": token} if token else {}
-        if token and name:
-            self._headers["X-SLURM-USER-NAME"] = name
+        self._address, self._environ = address, environ
         self._versions = VERSIONS
 
     def queue(self) -> tuple[QueueRow, ...]:
@@ -76,14 +74,30 @@ class RestReader(SlurmReader):
             if self.user in (None, row.user) and (not wanted or wanted & set(row.partition.split(",")))
         )
 
+    def _headers(self) -> dict[str, str]:
+        """The token of this moment. Without one, the socket identifies the user. Raises SlurmUnansweredError."""
+        token, name = self._environ.get("SLURM_JWT"), self._environ.get("USER")
+        if path := self._environ.get(JWT_FILE):
+            try:
+                with open(path, encoding="ascii") as file:
+                    token = file.read(MOST_TOKEN).strip()
+            except (OSError, ValueError) as error:
+                problem = getattr(error, "strerror", None) or error
+                raise SlurmUnansweredError(REST, f"is not asked: {JWT_FILE}: {path}: {problem}") from error
+        if not token:
+            return {}
+        return {"X-SLURM-USER-TOKEN": token, **({"X-SLURM-USER-NAME": name} if name else {})}
+
     def _read_jobs(self) -> Mapping[str, object]:
+        headers = self._headers()
         for version in self._versions:
             try:
-                body = read_json(self._address, f"/slurm/{version}/jobs", DEADLINE_S, self._headers)
+                body = read_json(self._address, f"/slurm/{version}/jobs", DEADLINE_S, headers)
             except NoAnswerError as error:
                 if error.status == NOT_FOUND:
                     continue
-                raise SlurmUnansweredError(REST, f"at {error}") from error
+                hint = f"; has the token expired? {JWT_FILE} takes new ones" if error.status == UNAUTHORIZED else ""
+                raise SlurmUnansweredError(REST, f"at {error}{hint}") from error
             self._versions = (version,)
             return body
         raise SlurmUnansweredError(REST, f"at {self._address} serves none of {VERSIONS[-1]} to {VERSIONS[0]}")

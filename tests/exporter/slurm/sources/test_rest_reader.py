@@ -143,11 +143,24 @@ def test_the_version_is_found_once_and_the_token_is_of_the_user(rest: Rest) -> N
     versions = [path.split("/")[2] for path in rest.asked]
     assert versions == ["v0.0.45", "v0.0.44", "v0.0.43", "v0.0.42", "v0.0.42"]
     assert slurm_reader("bob", None, environ).queue() == slurm_reader("ada", None, environ, ["cpu"]).queue() == ()
-    with pytest.raises(SlurmUnansweredError, match=f"^slurmrestd at {address} answers with status 401$"):
+    hint = r"; has the token expired\? SLURM_JWT_FILE takes new ones"
+    with pytest.raises(SlurmUnansweredError, match=f"^slurmrestd at {address} answers with status 401{hint}$"):
         slurm_reader("ada", None, {**environ, "SLURM_JWT": "old"}).queue()
     rest.version = "v0.0.99"
     with pytest.raises(SlurmUnansweredError, match=r"serves none of v0.0.38 to v0.0.45$"):
         slurm_reader("ada", None, environ).queue()
+
+
+def test_a_token_that_expires_is_replaced_in_its_file(rest: Rest, tmp_path: Path) -> None:
+    path, address = tmp_path / "token", f"http://127.0.0.1:{rest.server_port}"
+    reader = RestReader("ada", None, {"SLURM_JWT": "secret", "SLURM_JWT_FILE": str(path), "USER": "ada"}, (), address)
+    with pytest.raises(SlurmUnansweredError, match=f"is not asked: SLURM_JWT_FILE: {path}: No such file or directory"):
+        reader.queue()
+    path.write_text("old\n")
+    with pytest.raises(SlurmUnansweredError, match="answers with status 401"):
+        reader.queue()
+    path.write_text("secret\n")
+    assert reader.queue()
 
 
 def test_one_job_that_cannot_be_parsed_does_not_hide_the_others(rest: Rest) -> None:
