@@ -6,6 +6,7 @@ import os
 import re
 import threading
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -131,7 +132,8 @@ async def _serve(
     service = HubService(engine, store, registry, own_uid=os.geteuid(), whole_cluster=is_whole)
     name = HUB_SOCKET if options.name == "hub-user" else f"{options.name}.sock"
     path = Path(hub_socket(environ, str(folder), name))
-    local = open_local(path, service.admits, for_all=is_whole)
+    open_socket_file = partial(open_local, path, service.admits, for_all=is_whole)
+    local = open_socket_file()
     access = _access(folder, web_file) if listeners else None
     if web_file is not None:
         web_file.watch()
@@ -139,7 +141,8 @@ async def _serve(
     thread.start()
     log.info("listening on %s", ", ".join([str(path), *map(str, listeners)]))
     try:
-        await service.run(local, listeners, access)
+        # not beside the hub's file, where a look at the folder may hang
+        await service.run(local, listeners, access, open_socket_file if path.parent != folder else None)
     finally:
         path.unlink(missing_ok=True)
 

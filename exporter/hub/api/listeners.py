@@ -42,7 +42,7 @@ def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "
         owner = path.parent.stat()
         if owner.st_uid != os.geteuid() or owner.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
             raise ExporterError(f"{path.parent} belongs to another user, or others may write there; remove it")
-        lock_file(f"{path}.lock")
+        lock = lock_file(f"{path}.lock")
         with contextlib.suppress(FileNotFoundError):
             if not stat.S_ISSOCK(path.lstat().st_mode):
                 raise ExporterError(f"{path} exists and is not a socket; remove it")
@@ -60,16 +60,37 @@ def open_local(path: Path, admits: Callable[[int], bool], *, for_all: bool) -> "
         listening.close()
         raise
     listening.setblocking(False)
-    return UnixListener(listening, admits)
+    return UnixListener(listening, admits, lock)
+
+
+def _identity(folder: str) -> tuple[int, int] | None:
+    try:
+        facts = os.stat(folder)
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 class UnixListener(socket.socket):
     """A listening Unix socket that closes connections of users who may not see anything, or have too many."""
 
-    def __init__(self, listening: socket.socket, admits: Callable[[int], bool]) -> None:
+    def __init__(self, listening: socket.socket, admits: Callable[[int], bool], lock: int) -> None:
+        """``lock`` is the descriptor of the lock beside the socket file; -1 without one."""
         super().__init__(fileno=listening.detach())
-        self._admits = admits
+        self._admits, self._lock = admits, lock
         self._open: list[tuple[socket.socket, int]] = []
+        self._folder = os.path.dirname(self.getsockname())
+        self._folder_identity = _identity(self._folder)
+
+    def has_folder(self) -> bool:
+        """Whether clients can still find it: systemd removes the folder of a user with the last login."""
+        return _identity(self._folder) == self._folder_identity
+
+    def unlock(self) -> None:
+        """Give up the lock of a folder that is gone."""
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
 
     def accept(self) -> tuple[socket.socket, Any]:
         """Accept a connection; raises BlockingIOError after closing one, so that asyncio goes on."""

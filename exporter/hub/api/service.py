@@ -1,6 +1,7 @@
 """HTTP of the hub: series, scrape targets, jobs, and changes as they come."""
 
 import asyncio
+import contextlib
 import json
 import math
 import pwd
@@ -16,6 +17,7 @@ from typing import Any, NamedTuple
 
 from exporter import __version__
 from exporter.collecting.families import TEXT_TYPE, Samples
+from exporter.contract.errors import ExporterError
 from exporter.contract.records import NOTHING, JsonValue
 from exporter.hub.api import answers
 from exporter.hub.api.answers import Head, WrongQueryError
@@ -36,6 +38,7 @@ MOST_POLLS = 256  # requests that wait for changes at the same time
 NODES_WAIT_S = 1.0  # for sinfo, before the nodes are answered as they were
 NODES_POLL_S = 0.02
 USER_WAIT_S = 1.0  # for the name of a user: clients wait 2 s for an answer
+FOLDER_EACH_S = 5.0  # between looks at the folder of the socket, which is in memory
 END_S = 1.0  # for open requests at the end
 NEEDS = {"/": Needs.NOTHING, "/-/healthy": Needs.NOTHING, "/-/ready": Needs.NOTHING}  # others need credentials
 
@@ -348,27 +351,42 @@ class HubService:
         paths = [path for path in self._routes() if path != "/"]
         return web.Response(text="\n".join((f"gpujob hub {__version__}", *paths, "")))
 
-    async def run(self, local: UnixListener, listeners: Sequence[Listener], access: Access | None) -> None:
-        """Serve until a signal."""
+    async def run(
+        self,
+        local: UnixListener,
+        listeners: Sequence[Listener],
+        access: Access | None,
+        reopen: Callable[[], UnixListener] | None = None,
+    ) -> None:
+        """Serve until a signal. ``reopen`` opens the socket of this machine again when its folder is gone."""
         stop, loop = asyncio.Event(), asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stop.set)
         self._engine.on_change = lambda: _call(loop, self._wake)
         servers, runners = list[asyncio.Server](), list[web.AppRunner]()
+        local_server: asyncio.Server | None = None
         try:
             runners.append(await _runner(self.application(None)))
-            servers.append(await _serve_local(runners[-1], local))
+            local_server = await _serve_local(runners[-1], local)
             if access is not None:
                 runners.append(await _runner(self.application(access)))
                 servers += await limits.serve(
                     runners[-1], [(listener.listening, listener.context) for listener in listeners]
                 )
-            await stop.wait()
+            while not await _is_set_within(stop, FOLDER_EACH_S):
+                if reopen is None or local.has_folder():
+                    continue
+                local_server.close()
+                local.unlock()
+                with contextlib.suppress(ExporterError):  # until the user logs in again
+                    local = reopen()
+                    local_server = await _serve_local(runners[0], local)
         finally:
             self._ends = True
             self._wake()
-            for server in servers:
-                server.close()
+            for server in (local_server, *servers):
+                if server is not None:
+                    server.close()
             for runner in runners:
                 try:
                     await asyncio.wait_for(runner.cleanup(), END_S)
@@ -390,6 +408,12 @@ async def _runner(application: web.Application) -> web.AppRunner:
 async def _serve_local(runner: web.AppRunner, local: socket.socket) -> asyncio.Server:
     server: Any = runner.server
     return await asyncio.get_running_loop().create_unix_server(lambda: limits.Connection(server), sock=local)
+
+
+async def _is_set_within(event: asyncio.Event, seconds: float) -> bool:
+    with contextlib.suppress(TimeoutError):
+        return await asyncio.wait_for(event.wait(), seconds)
+    return False
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Callable[[], None]) -> None:

@@ -143,6 +143,17 @@ def test_a_second_hub_with_another_folder_leaves_the_socket_to_the_first(slurm: 
     HubProcess(slurm, runtime=runtime).ready().end()
 
 
+def test_a_hub_that_outlives_the_login_is_found_after_the_next_one(slurm: FakeSlurm, runtime: Path) -> None:
+    hub = HubProcess(slurm, runtime=runtime).ready()
+    shutil.rmtree(runtime)  # as systemd does with the last session of a user
+    runtime.mkdir()
+    assert hub.ready().json("/api/v1/jobs")["jobs"]
+    second = HubProcess(slurm, "--state-dir", str(slurm.folder / "other"), runtime=runtime)
+    assert f"another hub listens on {hub.socket}: " in second.process.communicate(timeout=SOON_S)[1]
+    hub.end()
+    assert not hub.socket.exists()
+
+
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
