@@ -29,7 +29,8 @@ POLL_S, MOST_POLL_S = 0.05, 0.5  # between two polls for them: this for each nod
 TARGETS_INTERVAL_S = 5.0  # between two searches for late or restarted sidecars, which read one file per node
 KILL_WAIT_S = 2.0  # wait for the end of a killed sidecar: it may hang in a system call
 END_S = 5.0
-MOST_STARTS = 3
+MOST_RESTARTS = 3  # within this time: a sidecar that ends at once is not started over and over
+RESTARTS_WITHIN_S = 3600.0
 CONFIGURATION_ERROR = 2  # exit status for a configuration error: a restart would fail in the same way
 
 
@@ -51,7 +52,8 @@ class Sidecars:
         self._is_ending = is_ending
         self._targets = TargetFiles(facts.run_dir, plan.target_dir)
         self._processes: list[subprocess.Popen[bytes]] = []
-        self._starts = 0
+        self._restarts: list[float] = []  # on the monotonic clock, of the last hour
+        self._paused = False  # whether there were too many, which is in the log
         self._targets_due = 0.0
         self._are_targets_logged = True  # as last written
         # tasks whose programs serve metrics, by rank
@@ -142,10 +144,18 @@ class Sidecars:
         if time.monotonic() >= self._targets_due:
             self._log_targets(self._publish())
         final = all(process.returncode == CONFIGURATION_ERROR for process in self._processes)
-        if may_restart and self._have_ended and not final and self._starts < MOST_STARTS:
+        if may_restart and self._have_ended and not final:
+            now = time.monotonic()
+            self._restarts = [at for at in self._restarts if now - at < RESTARTS_WITHIN_S]
+            if len(self._restarts) >= MOST_RESTARTS:
+                if not self._paused:
+                    log_line(f"The sidecars have ended again, after {MOST_RESTARTS} restarts within an hour; waiting")
+                self._paused = True
+                return
             if not self._steps.sidecars_have_no_leftovers(self._processes):
                 return
-            self._starts += 1
+            self._restarts.append(now)
+            self._paused = False
             log_line("The sidecars have ended; restarting them")
             self._start()
 
