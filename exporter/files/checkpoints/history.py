@@ -55,6 +55,7 @@ class CheckpointHistory:
         self._end_times: deque[float] = deque(maxlen=MOST_KEPT)
         self._last_shapes: frozenset[str] = frozenset()
         self._counted: dict[str, float] = {}
+        self._forgotten_until = -math.inf  # ends before this were counted by the sidecar that we restored from
         # end, key and shapes of the last checkpoint with this shape
         self._latest_by_shape: dict[str, tuple[float, str, frozenset[str]]] = {}
         # keys and shapes of checkpoints with missing ranks
@@ -100,6 +101,8 @@ class CheckpointHistory:
         self.total, self.has_real_checkpoints = saved.total, saved.real
         self._end_times.extend(saved.beats)
         self._counted.update(saved.counted)
+        if len(saved.counted) >= MOST_REMEMBERED:
+            self._forgotten_until = min(saved.counted.values())
 
     def discard_text_files(self) -> None:
         """Discard notes counted so far: the first real checkpoint shows that they were none."""
@@ -107,6 +110,7 @@ class CheckpointHistory:
         self._past.clear()
         self._end_times.clear()
         self._counted.clear()
+        self._forgotten_until = -math.inf
         self._last_shapes = frozenset()
 
     def count(
@@ -126,7 +130,7 @@ class CheckpointHistory:
         past = _PastCheckpoint(
             checkpoint.key, checkpoint.step, checkpoint.end, checkpoint.bytes, checkpoint.seconds or 0.0, shapes, parts
         )
-        if self._counted.get(checkpoint.key) == checkpoint.end:
+        if self._counted.get(checkpoint.key) == checkpoint.end or checkpoint.end < self._forgotten_until:
             if all(one.key != checkpoint.key for one in self._past):
                 self._past.append(past)  # counted by the sidecar that we restored from
             return False

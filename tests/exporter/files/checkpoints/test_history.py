@@ -3,6 +3,9 @@
 import json
 from pathlib import Path
 
+import pytest
+
+from exporter.files.checkpoints import history
 from exporter.files.checkpoints.history import SavedCheckpoints
 from exporter.files.checkpoints.tracker import CheckpointTracker
 from tests.exporter.files.checkpoints.checkpoint_layouts import hugging_face, one_file, ranks
@@ -49,6 +52,20 @@ def test_the_count_continues_after_old_checkpoints_were_removed(folder: Folder) 
     one_file(folder, 7)
     assert folder.poll_for(60) == ["saved checkpoint_7.pt"]
     assert (folder.history.total, folder.history.interval_s) == (7, 60)
+
+
+def test_more_checkpoints_than_are_remembered_are_counted_once(folder: Folder, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "MOST_REMEMBERED", 3)
+    for step in range(1, 7):
+        one_file(folder, step)
+        folder.poll_for(60)
+    for step in (7, 8):  # one while no sidecar ran
+        state = folder.history.state()
+        folder.restart()
+        folder.history.restore(state)
+        one_file(folder, step)
+        folder.poll_for(60)
+        assert folder.history.total == step
 
 
 def test_a_checkpoint_extended_later_is_not_counted_again_by_a_new_sidecar(folder: Folder) -> None:
