@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.cluster.queue_options import since_option
+from launcher.cli.cluster.queue_options import Since, since_option
 from launcher.cli.parts import JSON, fail, print_json
 
 FOLDER = click.Path(path_type=Path)
@@ -20,7 +20,7 @@ FOLDER = click.Path(path_type=Path)
 @since_option("How far back accounting is asked.", default="90d")
 @click.option("--state-dir", metavar="DIR", type=FOLDER, help="Folder of the hub's file, if it is not the default one.")
 @JSON
-def index(folders: tuple[Path, ...], rebuild: bool, since: float, state_dir: Path | None, as_json: bool) -> None:
+def index(folders: tuple[Path, ...], rebuild: bool, since: Since, state_dir: Path | None, as_json: bool) -> None:
     """Show where the hub stores your jobs, and how many; or rebuild that index.
 
     If the index is lost, --rebuild fills it from your run directories and Slurm's accounting. Your newest 500 jobs are
@@ -38,7 +38,7 @@ def index(folders: tuple[Path, ...], rebuild: bool, since: float, state_dir: Pat
     path, user, rebuilt = index_path(os.environ, state_dir), user_name(), None
     if rebuild:
         slurm = SlurmReader(user, None, os.environ)
-        rebuilt = rebuild_index(path, os.environ, user, since, folders, slurm)
+        rebuilt = rebuild_index(path, os.environ, user, since(), folders, slurm)
     found = read_index(path, os.environ)
     if as_json:
         body = None if found is None else {"path": found.path, "hub": found.hub, **found.facts._asdict()}

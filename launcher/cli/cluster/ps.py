@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from launcher.cli.cluster.queue_options import repeat, show_age, since_option, split_words, terminal_width
+from launcher.cli.cluster.queue_options import Since, repeat, show_age, since_option, split_words, terminal_width
 from launcher.cli.job_source import warn
 from launcher.cli.parts import HUB, SOURCE, fail
 
@@ -53,7 +53,7 @@ SORT_NAMES = ("submitted", "started", "name", "job", "state", "gpus")
 @click.option("--json", "as_json", is_flag=True, help="JSON: runs with their jobs, an array as one run.")
 def ps(
     ended_too: bool,
-    since: float | None,
+    since: Since | None,
     verbose: bool,
     watch: bool,
     user: str | None,
@@ -96,13 +96,15 @@ def ps(
         fail("--user and --all-users exclude each other; leave one of them out")
     me = user_name()
     slurm = slurm_reader(None if all_users else user or me, None, os.environ)
-    filters = Filters(split_words(partition), _states(states), since)
+    wanted = Filters(split_words(partition), _states(states))
     prices = read_prices(os.environ, Path.cwd())
     shows_mine = all_users or user in (None, me)
 
     wants_json = as_json or form == "json"
 
     def show() -> tuple[Mapping[str, object], list[str]]:
+        begin = None if since is None else since()
+        filters = wanted._replace(since=begin)
         local, late = read_local_jobs(os.environ) if shows_mine else ([], [])
         if late:
             warn(late_text(late))
@@ -125,9 +127,9 @@ def ps(
         now = time.time()
         figures, source = dict[str, "Figures"](), "queue"
         rows = [*answer.rows, *local]
-        if since is not None and has_slurm:
+        if begin is not None and has_slurm:
             more, figures, source = _read_ended(
-                slurm, answer.rows, since, mine=shows_mine and not all_users, watch=watch
+                slurm, answer.rows, begin, mine=shows_mine and not all_users, watch=watch
             )
             rows += more
         if name is not None:

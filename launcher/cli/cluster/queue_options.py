@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import nullcontext, redirect_stderr
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import click
 
@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from exporter.slurm.sources.cached_answers_reader import CachedAnswer
 
 F = TypeVar("F", bound=Callable[..., Any])
+Since: TypeAlias = Callable[[], float]  # epoch seconds, as of now
 WATCH_INTERVAL_S = 5.0  # the shared answer asks Slurm less often
 OLD_S = 90.0  # the queue is read each minute; what is older is shown with its age
 MOST_SHARE = 0.02  # of a core that watching takes: with thousands of jobs, many watchers would take all of them
@@ -40,17 +41,19 @@ def split_words(text: str | None) -> frozenset[str]:
     return frozenset(word.strip() for word in (text or "").split(",") if word.strip())
 
 
-def _parse_since(_context: click.Context, _option: click.Parameter, text: str | None) -> float | None:
-    """Epoch seconds of an age or a date."""
+def _parse_since(_context: click.Context, _option: click.Parameter, text: str | None) -> Since | None:
+    """The moment of an age, which moves with the clock, or of a date."""
     if text is None:
         return None
     if found := _AGE.fullmatch(text):
-        return max(0.0, time.time() - int(found[1]) * _UNITS[found[2]])
+        age_s = int(found[1]) * _UNITS[found[2]]
+        return lambda: max(0.0, time.time() - age_s)
     try:
-        return datetime.fromisoformat(text).timestamp()
+        moment = datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError) as error:
         problem = f"{text!r} is neither an age such as 12h, 7d or 2w nor a date such as 2026-01-31"
         raise click.BadParameter(problem) from error
+    return lambda: moment
 
 
 def since_option(help_text: str, default: str | None = None) -> Callable[[F], F]:

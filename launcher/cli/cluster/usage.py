@@ -7,7 +7,7 @@ from pathlib import Path
 
 import click
 
-from launcher.cli.cluster.queue_options import since_option
+from launcher.cli.cluster.queue_options import Since, since_option
 from launcher.cli.parts import HUB, fail, print_json
 
 GROUP_NAMES = ("user", "account", "partition", "name")
@@ -23,7 +23,7 @@ GROUP_NAMES = ("user", "account", "partition", "name")
 @HUB
 @click.option("--json", "as_json", is_flag=True, help="One JSON object.")
 @click.option("--csv", "as_csv", is_flag=True, help="CSV with a header.")
-def usage(since: float, by: str, user: str | None, all_users: bool, as_json: bool, as_csv: bool) -> None:
+def usage(since: Since, by: str, user: str | None, all_users: bool, as_json: bool, as_csv: bool) -> None:
     """Show what jobs took: GPU hours, CPU hours, and the list price if the cluster file has prices.
 
     The hours are those of the allocation, used or not, in all attempts of a job, including requeued ones. If a job
@@ -43,12 +43,12 @@ def usage(since: float, by: str, user: str | None, all_users: bool, as_json: boo
         fail("--user and --all-users exclude each other; leave one of them out")
     if as_json and as_csv:
         fail("--json and --csv exclude each other; leave one of them out")
-    prices, until = read_prices(os.environ, Path.cwd()), time.time()
-    if since >= until:
+    prices, begin, until = read_prices(os.environ, Path.cwd()), since(), time.time()
+    if begin >= until:
         fail("--since is not in the past; give an earlier time")
     slurm = SlurmReader(None if all_users else user or user_name(), None, os.environ)
     try:
-        rows, source = read_used(slurm, since, until, os.environ)
+        rows, source = read_used(slurm, begin, until, os.environ)
     except SlurmUnansweredError as error:
         if error.is_lasting or error.is_local:
             raise
@@ -56,7 +56,7 @@ def usage(since: float, by: str, user: str | None, all_users: bool, as_json: boo
         sys.exit(EXIT_STATUS["UNKNOWN"])
     table = usage_table(rows, by)
     if as_json:
-        print_json({**usage_json(table, since, until, prices), "source": source})
+        print_json({**usage_json(table, begin, until, prices), "source": source})
     elif as_csv:
         click.echo(usage_csv(table, prices), nl=False)
     else:

@@ -14,7 +14,7 @@ from exporter.contract import run_files
 from exporter.contract.records import JsonValue
 from exporter.slurm.commands_reader import NO_CLUSTER
 from exporter.slurm.sources import shared_answers_reader
-from launcher.cli.cluster.queue_options import repeat
+from launcher.cli.cluster.queue_options import PAST_INTERVAL_S, repeat
 from launcher.fleet import own_runs
 from launcher.pipeline.directory import PipelineRecord, write_record
 from launcher.registry.entries import register_job
@@ -272,6 +272,26 @@ def test_watch_repeats_what_is_known_and_spares_accounting(
     lines = [json.loads(line)["runs"][0]["run_name"] for line in out.splitlines()]
     assert (status, len(lines) > 1, set(lines)) == (130, not options, {"next"})
     assert (len(slurm.calls("squeue")), len(slurm.calls("sacct"))) == (1, len(options) // 2)
+
+
+def test_an_age_moves_with_the_clock_while_watching(
+    slurm: FakeSlurm, gpujob: Gpujob, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now, sleep, later_s = time.time, time.sleep, [0.0]
+
+    def rest(seconds: float) -> None:
+        if seconds < PAST_INTERVAL_S:
+            sleep(seconds)  # while a command ends
+        elif later_s[0]:
+            raise KeyboardInterrupt
+        else:
+            later_s[0] = 3600.0
+
+    slurm.say("squeue", "out", ENDED.replace("|99|", f"|{now() - 1800:.0f}|"))
+    monkeypatch.setattr("time.time", lambda: now() + later_s[0])
+    monkeypatch.setattr("time.sleep", rest)
+    out = gpujob("ps", "-w", "--json", "--since", "1h")[1]
+    assert [len(json.loads(line)["runs"]) for line in out.splitlines()] == [1, 0]
 
 
 def test_watching_thousands_of_jobs_leaves_cores_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
