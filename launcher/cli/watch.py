@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from launcher.watch.view import JobClient
 
 
+UNREADABLE_S = 3600.0  # a file server that fails over takes minutes; a user may have to renew a ticket
 MUTED_S = 2.0  # for what is muted, before a picture without it is printed
 
 
@@ -50,17 +51,39 @@ def show_job(
     """
     from launcher.watch.lines import LineView
 
-    view = complete(client.read_view())
+    read = _last_readable(client, complete)
+    view = read()
     with _picture(no_color, ascii_only, on_interrupt) if has_screen() else nullcontext() as show_picture:
         show = show_picture or LineView(sys.stdout).show
         while True:
             if ends := is_over(view):
-                view = complete(client.read_view())
+                view = read()
             show(view)
             if ends:
                 return view
             time.sleep(interval)
-            view = complete(client.read_view())
+            view = read()
+
+
+def _last_readable(client: "JobClient", complete: "Callable[[JobView], JobView]") -> "Callable[[], JobView]":
+    """What reads the view of a job, and repeats the last one while the run directory cannot be read."""
+    known: JobView | None = None
+    read_at, is_readable = 0.0, True
+
+    def read() -> "JobView":
+        nonlocal known, read_at, is_readable
+        try:
+            known, read_at, is_readable = complete(client.read_view()), time.monotonic(), True
+        except OSError as error:
+            if known is None or time.monotonic() - read_at > UNREADABLE_S:
+                raise
+            if is_readable:
+                problem = f"{client.run_dir} cannot be read: {error.strerror}; the view stays as it was"
+                click.echo(f"gpujob: warning: {problem}", err=True)
+            is_readable = False
+        return known
+
+    return read
 
 
 @contextmanager
@@ -163,8 +186,9 @@ def watch(
             sys.exit(watch_pipeline(directory, interval, until, once=once, as_json=as_json))
         client, complete = JobClient(directory), _muting(MUTED_S if once else 0.0)
         if once or as_json:
+            read = _last_readable(client, complete)
             while True:
-                view = complete(client.read_view())
+                view = read()
                 if as_json:
                     print_json(view.to_json())
                 else:
