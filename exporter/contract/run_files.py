@@ -182,9 +182,20 @@ def open_with_file_mode(path: str, flags: int) -> int:
     return os.open(path, flags, FILE_MODE)
 
 
-def append_to(path: str | os.PathLike[str]) -> io.BufferedWriter:
-    """Open a log for more lines."""
-    return open(path, "ab", opener=open_with_file_mode)
+def append_to(run_dir: str | os.PathLike[str], name: str | os.PathLike[str]) -> io.BufferedWriter:
+    """Open a log of the run directory for more lines, on a full disk with the reserve. Raises OSError."""
+    path = os.path.join(run_dir, name)
+    try:
+        return open(path, "ab", opener=_open_own)
+    except OSError as error:
+        if not is_full(error) or not release_reserve(run_dir):
+            raise
+    return open(path, "ab", opener=_open_own)
+
+
+def _open_own(path: str, flags: int) -> int:
+    """Open a file for ``open(..., opener=...)``, but no link: in the directory others may write."""
+    return open_with_file_mode(path, flags | os.O_NOFOLLOW)
 
 
 def make_reserve(run_dir: str | os.PathLike[str]) -> None:

@@ -5,6 +5,8 @@ Lines of slurmstepd and srun, 20.11 to 26.05; only 26.05 names the signal of a p
     slurmstepd-n1: error: *** JOB 7 ON n1 CANCELLED AT 2026-01-01T12:02:53 DUE TO TIME LIMIT ***
     srun: error: Node failure on n2
     [2026-11-22T09:52:22.436] error: *** JOB 9 ON n1 CANCELLED AT 2026-11-22T09:52:22 DUE to SIGNAL Terminated ***
+    slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=9.4. Some of your processes may have been killed ...
+    slurmstepd-n1: error: Detected 1 oom_kill event in StepId=9.4. Some of the step tasks have been OOM Killed.
 """
 
 import re
@@ -16,6 +18,8 @@ _CANCELLED = re.compile(
     r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+?(?: DUE TO ([A-Z ]+?)| DUE to SIGNAL [^*\n]+?)?(?:,[^*\n]*)? \*\*\*"
 )
 _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
+
+_OOM_KILLS = re.compile(r"error: Detected (\d{1,9}) oom[-_]kill event\S* in StepId=(\d+\.\d+)\b")
 
 _TIMED_OUT = re.compile(r"\bJobState=(TIMEOUT|COMPLETING\s+Reason=TimeLimit)\b")
 _END_TIME = re.compile(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
@@ -58,6 +62,11 @@ def parse_slurm_end_notice(text: str) -> SlurmEndNotice:
     if reason == "node_failure" and nodes:
         cause = f"Slurm: node {', '.join(nodes)} has failed"
     return SlurmEndNotice(reason, cause, nodes)
+
+
+def parse_oom_kills(text: str, step: str) -> int:
+    """Kills for lack of memory in a step (``job.step``) that the job's error log reports."""
+    return sum(int(count) for count, of in _OOM_KILLS.findall(text) if of == step)
 
 
 def has_timed_out(text: str) -> bool:

@@ -1,15 +1,15 @@
 """Parent of one worker: records its pid and its end, forwards signals, and ends in the same way.
 
     python -I -m launcher.programs.wrapper --run-dir DIR --worker NAME --rank N [--attempt N] [--restart N]
-                               [--gpus 0,1] [--service 1] [--ports 6100,7200] [--step-file FILE]
-                               [--kill-wait S] -- COMMAND...
+                               [--stdout NAME] [--stderr NAME] [--gpus 0,1] [--service 1] [--ports 6100,7200]
+                               [--step-file FILE] [--kill-wait S] -- COMMAND...
 
 The worker inherits the environment, descriptors, terminal, limits, signal mask and signal dispositions. Only
-``CUDA_VISIBLE_DEVICES`` is narrowed to the GPUs of the task. The wrapper ends with the same status or signal,
-so that Slurm sees the worker's end.
+``CUDA_VISIBLE_DEVICES`` is narrowed to the GPUs of the task, and its output goes to the logs with these names in the
+run directory. The wrapper ends with the same status or signal, so that Slurm sees the worker's end.
 
 Tasks of one step (MPI) have the same command line. ``SLURM_PROCID`` selects the task's entry in FILE: worker,
-rank, command, GPUs and variables.
+rank, command, logs, GPUs and variables.
 
 Every worker has a wrapper, so it uses few imports, all from the standard library.
 """
@@ -178,9 +178,26 @@ def apply_step_entry(options: dict[str, str], environment: dict[bytes, bytes]) -
             "Slurm did not distribute the tasks over the nodes in order (--distribution=block)"
         )
     options.update({"worker": entry["worker"], "rank": str(entry["rank"])})
-    options.update({name: entry[name] for name in ("gpus", "ports") if name in entry})
+    options.update({name: entry[name] for name in ("gpus", "ports", "stdout", "stderr") if name in entry})
     environment.update((os.fsencode(name), os.fsencode(value)) for name, value in entry["env"].items())
     return [str(word) for word in entry["argv"]]
+
+
+def open_logs(options: dict[str, str]) -> None:
+    """Write to the worker's logs from here on, or to the inherited output if a log cannot be opened.
+
+    srun would write them on the node of the batch step, and a network file system shows those lines to the worker's
+    node seconds later, when its sidecar has judged the end.
+    """
+    for descriptor, name in ((1, options.get("stdout")), (2, options.get("stderr"))):
+        if name is None:
+            continue
+        try:
+            with run_files.append_to(options["run-dir"], name) as log:
+                os.dup2(log.fileno(), descriptor)
+        except OSError as error:
+            who = f"{options['worker']} rank {options['rank']}"
+            _write_error(f"{who}: cannot open {name}: {error.strerror}; its lines go to the logs of the job instead")
 
 
 def run_worker(argv: list[str], options: dict[str, str]) -> None:
@@ -189,6 +206,7 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
     if "step-file" in options:
         argv = apply_step_entry(options, environment)
     restore_given(environment)
+    open_logs(options)
     worker, rank = options["worker"], int(options["rank"])
     attempt, restart = int(options.get("attempt", "0")), int(options.get("restart", "0"))
     folder = os.path.join(options["run-dir"], run_files.WORKERS_DIR)

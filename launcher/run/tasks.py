@@ -228,6 +228,8 @@ class JobTasks:
                     was_signalled=self._job_state.stop is not None or self._task_groups[rank].kill_at is not None,
                     may_lack_records=self._job_state.find_why_incomplete() is not None,
                 )
+                if kills := self._steps.read_oom_kills(running):  # perhaps also of the wrapper, which counts them
+                    record["oom_kills"] = kills
                 host = self._facts.hosts[running.planned.task.node_index]
                 if (stop := end_query.node_stop(host)) is not None:
                     save_stop = functools.partial(self._records.save_stop, running, stop)

@@ -23,7 +23,6 @@ from launcher.steps.steps import (
     PYTHON_FLAGS,
     ExternalEnd,
     RunningTask,
-    log_files,
     open_log,
     run_environment,
     sidecar_argv,
@@ -99,12 +98,9 @@ class LocalSteps:
 
     def _start_task(self, planned: TaskPlan, restart: int) -> RunningTask:
         environment = {**os.environ, **run_environment(self._plan, planned, self._facts, restart)}
-        out, err = log_files(planned, self._facts, restart)
-        run_dir = self._facts.run_dir
-        with open_log(run_dir, out) as output, open_log(run_dir, err) as error:
-            first = self._first_gpu(planned.task.node_index)
-            argv = wrapper_argv(self._plan, planned, self._facts, restart, first_gpu=first)
-            process = self._start(argv, environment, output, error, self._plan.workdir)
+        first = self._first_gpu(planned.task.node_index)
+        argv = wrapper_argv(self._plan, planned, self._facts, restart, first_gpu=first)
+        process = self._start(argv, environment, None, None, self._plan.workdir)
         self._wrapper_pids.add(process.pid)
         return RunningTask(planned, restart, process)
 
@@ -116,8 +112,8 @@ class LocalSteps:
         self,
         argv: Sequence[str],
         environment: dict[str, str],
-        output: IO[bytes] | int,
-        error: IO[bytes],
+        output: IO[bytes] | int | None,
+        error: IO[bytes] | None,
         cwd: str | None = None,
     ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
@@ -168,6 +164,9 @@ class LocalSteps:
             os.killpg(running.process.pid, signal.SIGKILL)
         except (ProcessLookupError, PermissionError):  # the latter if all are another user's
             pass
+
+    def read_oom_kills(self, running: RunningTask) -> int:
+        return 0
 
     def kill_leftovers(self, running: RunningTask) -> int:
         """Kill what a task left behind, as the end of a Slurm step does.

@@ -23,6 +23,7 @@ from exporter.workers.slurm_end_notice import (
     TIME_LIMIT,
     SlurmEndNotice,
     has_timed_out,
+    parse_oom_kills,
     parse_preemption_end,
     parse_slurm_end_notice,
     parse_time_limit_end,
@@ -335,6 +336,10 @@ class SlurmSteps:
         self._signal(running, "KILL")
         for entry in running:
             entry.process.terminate()  # srun answers with SIGKILL to its tasks
+
+    def read_oom_kills(self, running: RunningTask) -> int:
+        step = self._step_id(running)
+        return parse_oom_kills(self._read_new_errors(), step) if step is not None else 0
 
     def kill_leftovers(self, running: RunningTask) -> int:
         """Note a step whose srun was killed, for ``has_no_leftovers`` to end. Slurm cleans up all other steps."""

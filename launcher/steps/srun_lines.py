@@ -5,13 +5,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 
 from exporter.contract import run_files
-from exporter.logs.log_files_reader import run_suffix
 from launcher.plan.container import pyxis_options
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
-from launcher.steps.batch_script import SrunStep, output_pattern, srun_argv
-from launcher.steps.steps import log_files, sidecar_argv, survey_argv, wrapper_argv
+from launcher.steps.batch_script import SrunStep, srun_argv
+from launcher.steps.steps import sidecar_argv, survey_argv, wrapper_argv
 
 SIDECARS, SURVEY = "sidecar", "nodes"  # names of gpujob's own steps, with one task per node
+OWN = "all"  # for the output of a step: srun passes it on to its own, which is the orchestrator's
 
 
 def sidecar_line(plan: Plan, facts: RunFacts) -> list[str]:
@@ -24,8 +24,7 @@ def survey_line(plan: Plan, facts: RunFacts) -> list[str]:
     """Command for the node survey."""
     # the node name is only known on the node
     command = ["sh", "-c", 'exec "$@" "$SLURMD_NODENAME"', "sh", *survey_argv(plan, facts)]
-    # "all" sends output to srun's own, which the orchestrator reads
-    return srun_argv(plan, _own_step(SURVEY, facts, "all", facts.run_dir / "log.err", command))
+    return srun_argv(plan, _own_step(SURVEY, facts, OWN, facts.run_dir / "log.err", command))
 
 
 def _own_step(name: str, facts: RunFacts, output: str | Path, error: Path, command: Sequence[str]) -> SrunStep:
@@ -53,19 +52,21 @@ def group_by_step(tasks: Iterable[TaskPlan], default_name: Callable[[TaskPlan], 
 
 
 def task_line(plan: Plan, name: str, tasks: Sequence[TaskPlan], facts: RunFacts, restart: int) -> list[str]:
-    """Command for one step. Its tasks are in the order of its nodes, as in the plan."""
+    """Command for one step. Its tasks are in the order of its nodes, as in the plan.
+
+    Their wrappers open their logs. What comes before them, and from Slurm, goes to the job's own logs.
+    """
     first, several = tasks[0], len(tasks) > 1
     nodes = list(dict.fromkeys(planned.task.node_index for planned in tasks))
-    out, err = log_files(first, facts, restart)
     options, entries = pyxis_options(plan, first, facts) if first.contained else [], None
     if several:
         entries = step_file(first, facts, restart)
-        options += [*_log_options(first, facts, restart), "--distribution=block"]
+        options += ["--distribution=block"]
     step = SrunStep(
         name=name,
         hosts=[facts.hosts[index] for index in nodes],
-        output=out,
-        error=err,
+        output=OWN,
+        error=OWN,
         command=wrapper_argv(plan, first, facts, restart, step_file=entries),
         tasks_per_node=len(tasks) // len(nodes),
         mpi=plan.slurm.mpi if first.step else "none",
@@ -80,12 +81,3 @@ def step_file(first: TaskPlan, facts: RunFacts, restart: int) -> Path:
     """File in which the wrappers of a shared step find their tasks."""
     stem = run_files.record_name(first.task.worker, first.task.rank, facts.attempt, restart)
     return facts.run_dir / run_files.WORKERS_DIR / f"{stem}.step.json"
-
-
-def _log_options(planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:
-    """Separate logs per task, by node (``%N``) and position in the step (``%t``; srun(1), filename pattern)."""
-    run, place = run_suffix(facts.attempt, restart), f"_p{planned.task.local_rank}{{run}}"
-    folder = output_pattern(str(facts.run_dir))
-    names = [output_pattern(name).replace("{node}", "%N").replace(place, "_p%t{run}") for name in planned.task.logs[:2]]
-    out, err = (name.replace("{run}", run) for name in names)
-    return [f"--output={folder}/{out}", f"--error={folder}/{err}"]

@@ -90,6 +90,9 @@ class Steps(Protocol):
     def kill(self, running: Sequence[RunningTask]) -> None:
         """Send SIGKILL to the tasks and all their processes."""
 
+    def read_oom_kills(self, running: RunningTask) -> int:
+        """Kills for lack of memory that Slurm reports of the step of a finished task."""
+
     def kill_leftovers(self, running: RunningTask) -> int:
         """Kill processes that a finished task left behind. Return how many it had put in the background."""
 
@@ -138,8 +141,11 @@ def wrapper_argv(
         argv += ["--ports", claimed_ports(planned, facts)]
     if step_file is not None:
         argv += ["--step-file", str(step_file)]
-    elif plan.gpus_per_node and sees_planned_gpus_only(planned, first_gpu):
-        argv += ["--gpus", task_gpu_positions(planned, first_gpu)]
+    else:
+        for stream, name in log_files(planned, facts, restart).items():
+            argv += [f"--{stream}", name]
+        if plan.gpus_per_node and sees_planned_gpus_only(planned, first_gpu):
+            argv += ["--gpus", task_gpu_positions(planned, first_gpu)]
     return [*argv, "--", *worker_argv(plan, planned, facts)]
 
 
@@ -189,6 +195,7 @@ def step_entries(plan: Plan, tasks: Iterable[TaskPlan], facts: RunFacts, restart
             "env": own,
             "node": facts.hosts[planned.task.node_index],
             "argv": worker_argv(plan, planned, facts),
+            **log_files(planned, facts, restart),
         }
         if plan.gpus_per_node and sees_planned_gpus_only(planned):
             entry["gpus"] = task_gpu_positions(planned)
@@ -253,25 +260,18 @@ def run_environment(plan: Plan, planned: TaskPlan, facts: RunFacts, restart: int
     return container_environment(plan, planned, variables)
 
 
-def log_files(planned: TaskPlan, facts: RunFacts, restart: int) -> tuple[str, str]:
-    """Paths of a run's standard output and error; text, since a plan may have thousands of tasks."""
+def log_files(planned: TaskPlan, facts: RunFacts, restart: int) -> dict[str, str]:
+    """Names of the logs of a run's ``stdout`` and ``stderr``, which its wrapper opens."""
     node, run = facts.hosts[planned.task.node_index], run_suffix(facts.attempt, restart)
-    out, err = planned.task.logs[:2]
-    here = str(facts.run_dir)
-    return (
-        f"{here}/{out.replace('{node}', node).replace('{run}', run)}",
-        f"{here}/{err.replace('{node}', node).replace('{run}', run)}",
-    )
+    names = (name.replace("{node}", node).replace("{run}", run) for name in planned.task.logs)
+    return dict(zip(("stdout", "stderr"), names, strict=False))
 
 
 def open_log(run_dir: Path, name: str | Path) -> IO[bytes]:
     """Open a log in the run directory for more lines: on a full disk with the reserve, else ``/dev/null``."""
-    path = run_dir / name
-    for _ in range(2):
-        try:
-            return run_files.append_to(path)
-        except OSError as error:
-            if not run_files.is_full(error):
-                raise
-            run_files.release_reserve(run_dir)
+    try:
+        return run_files.append_to(run_dir, name)
+    except OSError as error:
+        if not run_files.is_full(error):
+            raise
     return open(os.devnull, "wb")

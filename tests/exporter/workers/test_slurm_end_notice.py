@@ -7,6 +7,7 @@ import pytest
 from exporter.workers.slurm_end_notice import (
     SlurmEndNotice,
     has_timed_out,
+    parse_oom_kills,
     parse_preemption_end,
     parse_slurm_end_notice,
     parse_time_limit_end,
@@ -39,6 +40,13 @@ AT_26_05 = "[2026-11-22T09:52:22.436] error: *** JOB 2 ON rs1 CANCELLED AT 2026-
 )
 def test_the_line_of_the_batch_step_gives_the_reason(line: str, notice: SlurmEndNotice) -> None:
     assert parse_slurm_end_notice(f"noise\n{line}\nsrun: error: rs1: task 0: Terminated\n") == notice
+
+
+@pytest.mark.parametrize("words", ["1 oom_kill event", "1 oom_kill events", "1 oom-kill event(s)"])
+def test_kills_for_lack_of_memory_are_those_of_one_step(words: str) -> None:
+    line = "slurmstepd-rs1: error: Detected {} in StepId={}. Some of the step tasks have been OOM Killed.\n"
+    text = "".join(line.format(words, step) for step in ("2.1", "2.10", "12.1", "2.1"))
+    assert (parse_oom_kills(text, "2.1"), parse_oom_kills(text, "2.2")) == (2, 0)
 
 
 def test_srun_names_the_nodes_that_have_failed() -> None:

@@ -544,6 +544,30 @@ def test_a_log_that_cannot_be_written_does_not_affect_the_worker(target: str | N
     assert (done.returncode, done.stdout) == (6, b"out\n")
 
 
+# Logs
+
+LOGS = ("--stdout", "n1_w0.out", "--stderr", "n1_w0.err")
+PRINTS = ("sh", "-c", "echo out; echo err >&2")
+
+
+def test_output_is_appended_to_the_logs_of_the_worker(wrapped: Wrapped) -> None:
+    out, err = (wrapped.run_dir / name for name in LOGS[1::2])
+    out.write_text("earlier\n")
+    done = wrapped.run(*PRINTS, options=LOGS, umask=0o027)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"", b"")
+    assert (out.read_text(), err.read_text()) == ("earlier\nout\n", "err\n")
+    assert err.stat().st_mode & 0o777 == 0o640
+
+
+def test_a_log_that_cannot_be_opened_leaves_the_output_of_the_step(wrapped: Wrapped) -> None:
+    out, err = (wrapped.run_dir / name for name in LOGS[1::2])
+    out.symlink_to(wrapped.run_dir / "elsewhere")  # by another who may write there
+    done = wrapped.run(*PRINTS, options=LOGS)
+    assert (done.returncode, done.stdout, err.read_text()) == (0, b"out\n", "err\n")
+    assert done.stderr.startswith(b"gpujob: worker_w0 rank 0: cannot open n1_w0.out: ")
+    assert not (wrapped.run_dir / "elsewhere").exists()
+
+
 # Cost
 
 

@@ -191,6 +191,17 @@ def killed_srun(folder: Path) -> Batch:
     return job.run(kill)
 
 
+@scenario
+def killed_wrapper(folder: Path) -> Batch:
+    """The OOM killer takes all processes of a step, and slurmstepd reports it."""
+    line = "slurmstepd-cn01: error: Detected 1 oom_kill event in StepId=$SLURM_JOB_ID.$SLURM_STEP_ID. Some of ..."
+    script = 'cd "$GPUJOB_RUN_DIR"; until [ -e workers/*.start.json ]; do sleep 0.05; done; '
+    script += f'echo "{line}" >> log.err; kill -9 $PPID; exec sleep 60'
+    worker = {"count": 1, "command": ["sh", "-c", script]}
+    job = Submitted(folder, "true", resources={"nodes": 1}, workers=[worker], monitoring={"enabled": False})
+    return job.run()
+
+
 def run_with_a_time_limit(folder: Path, shown: str, log_text: str = "", *, ends_in_s: float = 3600.0) -> Batch:
     """Slurm sends SIGTERM to one worker, a service, and much later to the batch step and the other workers.
 
@@ -256,6 +267,8 @@ def test_each_worker_is_a_named_step(completed: Batch) -> None:
     assert sorted(call["options"]["job-name"] for call in calls) == ["nodes", "sidecar", *workers]
     assert {call["options"]["nodelist"] for call in calls} == {"cn01,cn02", "cn01", "cn02"}
     assert not [name for call in calls for name in call["env"] if name.startswith(("SLURM_NTASKS", "SLURM_MEM"))]
+    by_srun = {call["options"]["output"] for call in calls if call["options"]["job-name"] in workers}
+    assert by_srun == {"all"}, "srun writes logs on its own node, which others see late"
     for rank, node in enumerate(["cn01", "cn01", "cn02", "cn02"]):
         assert (completed.run_dir / f"{node}_worker_w{rank}_a1.out").read_text() == f"{rank} {node} {node}\n"
         start = read_json(completed.run_dir / f"workers/worker_w{rank}_rank{rank}_a1_r0.start.json")
@@ -301,6 +314,10 @@ def test_the_step_of_a_killed_srun_ends_before_the_next_run(killed_srun: Batch) 
     assert [end["reason"] for end in killed_srun.report["workers"][0]["exits"]] == ["killed_unknown", "completed"]
     step = f"{killed_srun.report['job_id']}.0"
     assert ["--signal=KILL", step] in [call["argv"] for call in killed_srun.slurm.calls("scancel")]
+
+
+def test_a_step_killed_for_lack_of_memory_with_its_wrapper_has_that_reason(killed_wrapper: Batch) -> None:
+    assert killed_wrapper.report["cause"]["reason"] == "host_oom", killed_wrapper.logs()
 
 
 @pytest.mark.parametrize(

@@ -139,6 +139,8 @@ def test_a_later_attempt_gets_the_resume_variable(attempt: int, expected: str | 
 
 
 def test_one_srun_starts_all_tasks_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The names of nodes in Slurm may have a domain, which their host names lack."""
+    nodes = ("cn00.example.org", "cn01.example.org")
     slurm = FakeSlurm(tmp_path / "fake")
     for name, value in slurm.environment(SLURM_JOB_ID="4459").items():
         monkeypatch.setenv(name, value)
@@ -151,7 +153,7 @@ def test_one_srun_starts_all_tasks_of_a_step(tmp_path: Path, monkeypatch: pytest
     )
     (tmp_path / "workers").mkdir()
     monkeypatch.setenv("ODD", "a 'b'\n")
-    steps = SlurmSteps(plan, facts_in(tmp_path))
+    steps = SlurmSteps(plan, RunFacts("4459", tmp_path, nodes))
     started = steps.start_tasks(plan.tasks, 0)
     assert [running.process.wait(20) for running in started] == [0, 0]
     (call,) = slurm.calls("srun")
@@ -162,11 +164,11 @@ def test_one_srun_starts_all_tasks_of_a_step(tmp_path: Path, monkeypatch: pytest
         "ntasks-per-node": "1",
         "mpi": "pmi2",
         "job-name": "solver_w0",
-        "nodelist": "cn00,cn01",
+        "nodelist": ",".join(nodes),
         "distribution": "block",
         "wait": "0",
     }
-    for rank, node in enumerate(("cn00", "cn01")):
+    for rank, node in enumerate(nodes):
         assert (tmp_path / f"{node}_solver_w0.out").read_text() == f"{rank} {node} a 'b'\n\n"
         record = read_json(tmp_path / "workers" / f"solver_w0_rank{rank}_a0_r0.exit.json")
         assert (record["rank"], record["code"], record["node"]) == (rank, 0, node)

@@ -33,9 +33,7 @@ def test_one_machine_stands_for_all_nodes_and_their_gpus() -> None:
 
 
 @pytest.mark.parametrize("runtime", [None, "apptainer", "enroot"])
-def test_the_local_view_equals_the_started_processes(
-    runtime: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_local_view_equals_the_started_processes(runtime: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     container = {"container": {"image": "i.sif", "runtime": runtime}} if runtime else {}
     plan = two_nodes(env={"A": "1"}, secrets=["HF_TOKEN"], **container)
     monkeypatch.setattr("launcher.steps.steps.read_secrets", lambda _, names: dict.fromkeys(names, "hunter2"))
@@ -47,9 +45,6 @@ def test_the_local_view_equals_the_started_processes(
         return type("Process", (), {"pid": 1})()
 
     monkeypatch.setattr(local_steps.LocalSteps, "_start", start)
-    monkeypatch.setattr(
-        "launcher.steps.local_steps.log_files", lambda *_: (str(tmp_path / "out"), str(tmp_path / "err"))
-    )
     facts = local_facts(plan, "lab")
     local_steps.LocalSteps(plan, facts).start_tasks(plan.tasks, 0)
     body = describe_local(plan, facts)
