@@ -4,4 +4,4 @@ Importing this package imports nothing else, so that the launcher and the worker
 wrapper can use ``exporter.contract.manifest`` and ``exporter.contract.run_files`` for next to nothing.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
