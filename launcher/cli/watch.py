@@ -74,6 +74,8 @@ def _last_readable(client: "JobClient", complete: "Callable[[JobView], JobView]"
         nonlocal known, read_at, is_readable
         try:
             known, read_at, is_readable = complete(client.read_view()), time.monotonic(), True
+        except FileNotFoundError:
+            raise  # the directory was moved or removed
         except OSError as error:
             if known is None or time.monotonic() - read_at > UNREADABLE_S:
                 raise

@@ -45,8 +45,10 @@ class ProcessRecord(Record):
             return False
         try:
             os.kill(self.pid, 0)
-        except OSError as error:
-            return isinstance(error, PermissionError)
+        except PermissionError:
+            return True
+        except (OSError, OverflowError):  # the latter for a number that no process can have
+            pass
         return False
 
 
