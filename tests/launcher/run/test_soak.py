@@ -12,4 +12,4 @@ def test_restarts_rotations_and_new_files_leave_nothing_behind() -> None:
     most = {"mib_per_1000_restarts": MOST_MIB_PER_1000_RESTARTS}
     found = soak.soak(SECONDS, WORKERS, LIFE_S, WARM_UP_S, most, RESTARTS)
     assert found["restarts"] >= RESTARTS
-    assert [goal for goal, reached in found["goals"].items() if not reached] == [], found
+    assert [goal for goal, reached in found["goals"].items() if not reached] == [], str(found)

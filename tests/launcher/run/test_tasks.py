@@ -332,6 +332,7 @@ class SimulatedJob:
         self.steps = Mock(spec=Steps, has_exact_status=False)
         self.steps.kill_leftovers.return_value = 0
         self.steps.has_no_leftovers.return_value = True
+        self.steps.read_oom_kills.return_value = 0
         self.steps.start_tasks.side_effect = self._start
         self.steps.query_end.return_value = ExternalEnd()
         self.job_state = JobState(self.facts, 30.0, self.signals)
