@@ -68,12 +68,9 @@ class GarbageCollection:
     Python keeps freed tuples for reuse, up to 2,000 of each length, and gives them back only with a full collection,
     which it makes when its objects have grown by a quarter. Until then other small objects need new memory, which
     long-lived objects then keep resident. What exists after ``SETTLE_S`` is not searched again.
-
-    glibc keeps freed pages in the middle of its heap resident too; they go back to the kernel.
     """
 
     def __init__(self) -> None:
-        self._trim_heap = getattr(ctypes.CDLL(None), "malloc_trim", None)  # only glibc has it
         self._next_at = time.monotonic() + SETTLE_S
         self._has_settled = False
 
@@ -84,8 +81,6 @@ class GarbageCollection:
             return
         self._next_at = now + COLLECT_S
         gc.collect()
-        if self._trim_heap is not None:
-            self._trim_heap(0)
         if not self._has_settled:
             self._has_settled = True
             gc.freeze()

@@ -23,38 +23,10 @@ del large
 print((read_self_rss_bytes() - before) >> 20)
 """
 
-HEAP_HOLES = """
-from types import SimpleNamespace
-from exporter.machine import own_process
-from exporter.machine.procfs import read_self_rss_bytes
-
-own_process.limit_reserved_memory()
-now = [0.0]
-own_process.time = SimpleNamespace(monotonic=lambda: now[0])
-garbage = own_process.GarbageCollection()
-before = read_self_rss_bytes()
-buffers, small = [], []
-for _ in range(1000):
-    buffers.append(bytearray(b"x") * (32 << 10))  # below the size that is given back at once
-    small.append(bytearray(1000))
-del buffers
-freed = read_self_rss_bytes()
-now[0] += own_process.SETTLE_S
-garbage.poll()
-print((freed - before) >> 20, (read_self_rss_bytes() - before) >> 20)
-"""
-
 
 def test_freed_buffers_leave_no_holes_between_small_objects() -> None:
     done = subprocess.run([sys.executable, "-c", HOLES], capture_output=True, text=True, check=True)
     assert int(done.stdout) < 4
-
-
-def test_holes_in_the_heap_go_back_to_the_kernel_at_each_collection() -> None:
-    done = subprocess.run([sys.executable, "-c", HEAP_HOLES], capture_output=True, text=True, check=True)
-    freed, collected = map(int, done.stdout.split())
-    assert freed > 24
-    assert collected < 6
 
 
 class Cycle:
