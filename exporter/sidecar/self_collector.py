@@ -17,7 +17,7 @@ class SelfCollector:
     """Cost of the sidecar, from the kernel's accounting of this process."""
 
     name = "self"
-    interval_s = 5.0
+    interval_s = 15.0  # not more often than the page is scraped: its own cost needs no close look
     families = (INFO, CPU, RSS)
 
     def __init__(self, context: CollectorContext) -> None:
