@@ -10,12 +10,13 @@ Standard library only, and no code is generated: twenty dataclasses would cost e
 
 import contextlib
 import dataclasses
+import os
+import stat
 import types
 import typing
 from collections.abc import Callable, Mapping
 from collections.abc import Set as AbstractSet
 from functools import cache, partial
-from pathlib import Path
 from typing import ClassVar, Self, TypeAlias, TypeVar, dataclass_transform
 
 from exporter.contract import run_files
@@ -140,24 +141,24 @@ class Record:
         return new
 
     @classmethod
-    def read(cls, path: Path) -> Self | None:
+    def read(cls, path: str | os.PathLike[str]) -> Self | None:
         """Read the record from a file; None without such a file. Raises RecordError, also if it has no JSON object."""
         body = run_files.read_json(path)
         if body is not None:
-            return cls.from_json(body, path.name)
+            return cls.from_json(body, os.path.basename(path))
         try:
-            size = path.stat().st_size
+            facts = os.stat(path)
         except (OSError, ValueError):  # the latter for a name that no file can have
             return None
-        if path.is_dir():  # a user's, and the record is elsewhere
+        if stat.S_ISDIR(facts.st_mode):  # a user's, and the record is elsewhere
             return None
         raise RecordError(
-            f"{path} is damaged or cannot be read: no JSON object in its {size} bytes; "
+            f"{path} is damaged or cannot be read: no JSON object in its {facts.st_size} bytes; "
             "restore it, or remove it to continue without it"
         )
 
     @classmethod
-    def read_valid(cls, path: Path) -> Self | None:
+    def read_valid(cls, path: str | os.PathLike[str]) -> Self | None:
         """Read the record from a file; None also if it is damaged or another version wrote something else there."""
         try:
             return cls.read(path)

@@ -49,7 +49,7 @@ class RunLogStarts(Record):
 
 def read_log_starts(record: str | os.PathLike[str]) -> Mapping[Path, Callable[[int], int]]:
     """Functions that find where the text of one run begins in an open log, by path; empty without a record."""
-    found = RunLogStarts.read_valid(Path(record))
+    found = RunLogStarts.read_valid(record)
     return {} if found is None else {Path(path): start.find_in for path, start in found.starts.items()}
 
 
@@ -107,7 +107,7 @@ class LogStartFinder:
             self._noted_at, self._ends = self._clock.time(), answer
         return True
 
-    def save(self, task: Task, began: float, record: Path) -> None:
+    def save(self, task: Task, began: float, record: str | os.PathLike[str]) -> None:
         """Write the record of a run, which was found after the last note, unless none of its logs was there before."""
         written_before = float("inf") if self._noted_at <= began else began - CLOCK_SKEW_S
         starts = {path: end for path, written, end in self._ends.get(task.rank, ()) if written < written_before}

@@ -19,6 +19,7 @@ from exporter.machine.cgroup import (
     common_ancestor,
     read_memory_cgroup,
 )
+from exporter.machine.folders import FolderChangeCheck
 from exporter.machine.kernel_log import KernelLog, OomVictim
 from exporter.machine.kernel_log import KernelXid as LoggedXid
 
@@ -84,7 +85,8 @@ class MemoryCollector:
     def __init__(self, context: CollectorContext) -> None:
         self._context = context
         self._root = str(Path(context.proc).parent)
-        self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
+        self._folder = str(context.manifest.run_dir / run_files.WORKERS_DIR)
+        self._change_check = FolderChangeCheck(self._folder)
         self.interval_s = min(MOST_INTERVAL_S, max(LEAST_INTERVAL_S, context.manifest.check_interval_s))
         self._runs: list[_MemoryRun] = []  # the latest one of each worker, and earlier ones that have not ended
         self._run_counts: Counter[int] = Counter()  # by rank
@@ -140,16 +142,21 @@ class MemoryCollector:
 
     def _update_runs(self) -> None:
         """Find runs with a new record, and the cgroups of those that still run."""
+        fresh = self._change_check.may_have_changed(self._context.clock.time())
         for task in self._context.tasks:
             while (
-                record := self._read_record(task, self._run_counts[task.rank], "start")
-                or self._read_record(task, self._run_counts[task.rank], "exit")
-            ) is not None:
+                fresh
+                and (
+                    record := self._read_record(task, self._run_counts[task.rank], "start")
+                    or self._read_record(task, self._run_counts[task.rank], "exit")
+                )
+                is not None
+            ):
                 self._runs.append(_MemoryRun(task, self._run_counts[task.rank], record))
                 self._run_counts[task.rank] += 1
         for run in self._runs[:]:
             if not run.ended:
-                self._update_run(run)
+                self._update_run(run, fresh=fresh)
             elif run.restart + 1 < self._run_counts[run.task.rank]:
                 self._forget(run)
 
@@ -170,12 +177,12 @@ class MemoryCollector:
             if kill_count is not None:
                 kill_count.file.close()
 
-    def _update_run(self, run: _MemoryRun) -> None:
+    def _update_run(self, run: _MemoryRun, *, fresh: bool) -> None:
         pid, namespace, ticks = (run.record.get(key) for key in ("pid", "pid_namespace", "start_ticks"))
         visible = namespace is None or self._pid_namespace is None or namespace == self._pid_namespace
         if run.cgroup is None and isinstance(pid, int) and visible:
             run.cgroup = read_memory_cgroup(pid, self._root, ticks if isinstance(ticks, int) else None)
-        ended = self._read_record(run.task, run.restart, "exit")
+        ended = self._read_record(run.task, run.restart, "exit") if fresh else None
         if ended is not None:
             run.ended = True
             kills = ended.get("oom_kills")
@@ -183,7 +190,7 @@ class MemoryCollector:
 
     def _read_record(self, task: Task, restart: int, kind: str) -> dict[str, object] | None:
         stem = run_files.record_name(task.worker, task.rank, self._context.identity.attempt, restart)
-        return run_files.read_json(self._folder / f"{stem}.{kind}.json")
+        return run_files.read_json(f"{self._folder}/{stem}.{kind}.json")
 
     def _read_memory(self) -> CgroupMemory | None:
         if self._own_cgroup is None:

@@ -5,7 +5,6 @@ import os
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial, reduce
-from pathlib import Path
 from signal import SIGKILL
 from typing import NamedTuple
 
@@ -150,7 +149,7 @@ class WorkerRuns:
         self.task = task
         self._context, self._node, self._log_starts = context, node, log_starts
         self._log_event = log_event
-        self._folder = context.manifest.run_dir / run_files.WORKERS_DIR
+        self._folder = str(context.manifest.run_dir / run_files.WORKERS_DIR)
         self._runs: list[_WorkerRun] = []  # the latest one, and earlier ones that have not ended
         self._next_restart = 0
         self._exits, self._earlier_usage = NO_EXITS, NO_USAGE
@@ -178,7 +177,7 @@ class WorkerRuns:
         """
         # By name, not by listing: the directory contains the records of all nodes. Ours are written on this node, so
         # even a network file system shows them immediately.
-        while fresh and any(self._record_path(self._next_restart, kind).exists() for kind in ("start", "exit")):
+        while fresh and any(os.path.exists(self._record_path(self._next_restart, kind)) for kind in ("start", "exit")):
             self._runs.append(_WorkerRun(self._next_restart))
             self._next_restart += 1
         for run in self._runs[:-1]:
@@ -213,9 +212,10 @@ class WorkerRuns:
             exits=self._exits,
         )
 
-    def _record_path(self, restart: int, kind: str) -> Path:
+    def _record_path(self, restart: int, kind: str) -> str:
+        # no `Path`: each one interns its name, and these are looked for all the time
         stem = run_files.record_name(self.task.worker, self.task.rank, self._context.identity.attempt, restart)
-        return self._folder / f"{stem}.{kind}.json"
+        return f"{self._folder}/{stem}.{kind}.json"
 
     # -- while it runs -----------------------------------------------------------------------------
 
