@@ -2,8 +2,7 @@
 
 import errno
 import logging
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
 from exporter.collecting.collector import CollectorContext, StatusParts
@@ -111,25 +110,31 @@ class DiagnosticsCollector:
             yield worker.restarts, partial(build_stall_diagnosis, since=since, errors=read_error_patterns())
 
     def _diagnose(self, status: NodeStatus, fresh: list[tuple[Task, int, DiagnosisBuilder]]) -> None:
-        found = []
+        """Diagnose one run after the other: the files and samples of all together would be the peak of the memory."""
         with_stacks = find_py_spy() is not None
+        written = []
         for task, restart, build in fresh:
-            run = task.rank, restart
-            files = self._read_files(task, restart)
-            samples = self._recent_samples[run].samples() if run in self._recent_samples else []
-            stacks = {} if with_stacks else NO_PY_SPY
-            situation = NodeSituation(status.time, status, samples, self._details.get(run), stacks)
-            diagnosis = build(files, situation)
-            if not samples and has_diagnosis(self._context.manifest.run_dir, diagnosis):
-                continue  # by an earlier sidecar, which had the samples before the end
-            found.append((files, situation, build))
-            self._write(diagnosis)
-        if not found or not with_stacks:
+            diagnosis, has_samples = self._build(status, task, restart, build, {} if with_stacks else NO_PY_SPY)
+            if has_samples or not has_diagnosis(self._context.manifest.run_dir, diagnosis):
+                self._write(diagnosis)
+                written.append((task, restart, build))
+            # else it is by an earlier sidecar, which had the samples before the end
+        if not written or not with_stacks:
             return
         # Write all files first: stacks take seconds, which a stopping node may not have.
         stacks = self._read_stacks(status, {task.rank for task, _, _ in fresh})
-        for files, situation, build in found:
-            self._write(build(files, replace(situation, stacks=stacks)))
+        for task, restart, build in written:
+            diagnosis, _ = self._build(status, task, restart, build, stacks)
+            self._write(diagnosis)
+
+    def _build(
+        self, status: NodeStatus, task: Task, restart: int, build: DiagnosisBuilder, stacks: Mapping[str, str]
+    ) -> tuple[Diagnosis, bool]:
+        """The diagnosis of a run, and whether it has samples from before the end."""
+        recent = self._recent_samples.get((task.rank, restart))
+        samples = [] if recent is None else recent.samples()
+        situation = NodeSituation(status.time, status, samples, self._details.get((task.rank, restart)), stacks)
+        return build(self._read_files(task, restart), situation), bool(samples)
 
     def _read_files(self, task: Task, restart: int) -> RunFiles:
         context = self._context
