@@ -26,6 +26,7 @@ run() { # NAME PATHS...: the tests of one lane
 }
 
 options=("$@")
+export GOGC=400  # Prometheus and its tools collect garbage less often: a third less CPU time, for memory that is there
 logs=$(mktemp -d)
 trap 'rm -rf "$logs"' EXIT
 (run cluster "${cluster[@]}") >"$logs/cluster" 2>&1 &
