@@ -28,7 +28,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 RECORD_SCHEMA = 1
 
@@ -312,15 +312,18 @@ def write_job_state(
     workers_ended: bool = False,
     attempt: int = 0,
     time_limit_end: float | None = None,
+    warning: Mapping[str, object] | None = None,
 ) -> bool:
     """Publish the phase of the job, and whether all its workers have ended. Return whether the disk had room for it.
 
     ``stop`` is set while the job is being stopped: ``{"reason", "cause", "time"}``. The reason is an exit reason that
     the workers inherit, the cause a sentence for people. ``kill_at`` is when the remaining workers are killed. ``rank``
     and ``restart`` name the worker whose end caused the stop, if any. ``time_limit_end``, in epoch seconds: of a limit
-    that Slurm has changed while the job runs. Raises OSError.
+    that Slurm has changed while the job runs. ``warning`` is the signal before the time limit that workers got:
+    ``{"signal", "time"}``. Raises OSError.
     """
     path = os.path.join(run_dir, STATE_FILE)
     state = {"schema": RECORD_SCHEMA, "attempt": attempt, "phase": phase, "stop": stop, "workers_ended": workers_ended}
-    limit = {} if time_limit_end is None else {"time_limit_end": time_limit_end}
-    return write_json_with_reserve(None, path, {**state, **limit, "time": time.time()}, spare=path)
+    known = {"time_limit_end": time_limit_end, "warning": warning}
+    optional = {name: value for name, value in known.items() if value is not None}
+    return write_json_with_reserve(None, path, {**state, **optional, "time": time.time()}, spare=path)

@@ -46,7 +46,13 @@ from launcher.report.workers import (
     with_restart_evidence,
 )
 from launcher.rundir.job_ids import job_id_of
-from launcher.rundir.job_records import OrchestratorRecord, read_job_state, read_orchestrator, report_path_elsewhere
+from launcher.rundir.job_records import (
+    JobStateRecord,
+    OrchestratorRecord,
+    read_job_state,
+    read_orchestrator,
+    report_path_elsewhere,
+)
 from launcher.rundir.statuses import merge_workers, read_statuses
 
 if TYPE_CHECKING:
@@ -125,16 +131,21 @@ def build_report(
     of_workers = None
     if judgement and judgement.check:
         state, of_workers = judgement.state, judgement.check
-    verification = Verification()
+    verification, stopped = Verification(), stop
     if ended:
         from launcher.report.verification import EndedJob, verify_ended_job  # lazy: file formats take 50 ms to load
 
         # if the clock was set back, files of the job are older than its start
         begun = start if start is None or known.elapsed_s is None else min(start, now - known.elapsed_s)
+        warning = JobStateRecord.of_content(found.job_state).warning
         contents = EndedJob(
-            manifest, orchestrator.attempt, begun, found.statuses, tuple(workers), incomplete=known.incomplete
+            manifest, orchestrator.attempt, begun, found.statuses, tuple(workers), known.incomplete, warning
         )
+        exit_state = state
         workers, benchmark, state, verification = verify_ended_job(contents, state, pace, of_workers)
+        if warning is not None and (exit_state, state) == ("COMPLETED", "TIMEOUT"):
+            text = f"the workers ended after {warning.signal}, which came before the time limit"
+            stopped = JobStop("time_limit", text, warning.time)
     if cause is not None:
         cause = with_earlier_failures(cause, restarted)
         cause = cause.replace(diagnosis=_diagnosis(run_dir, cause, orchestrator.attempt))
@@ -158,7 +169,7 @@ def build_report(
         cause=cause,
         tolerated=tuple(tolerated_failures(workers)),
         restarted=tuple(restarted),
-        stopped=Stop(reason=stop.reason, cause=stop.cause, time=stop.time) if stop else None,
+        stopped=Stop(reason=stopped.reason, cause=stopped.cause, time=stopped.time) if stopped else None,
         start=start,
         end=end,
         duration_s=duration,

@@ -95,7 +95,7 @@ def stop_from_slurm(
     return JobStop(reason, f"Slurm: {state}; {failure}" if state == "FAILED" else f"Slurm: {state}", 0.0)
 
 
-def _deciding(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
+def deciding_workers(workers: Sequence[WorkerReport]) -> Sequence[WorkerReport]:
     """The critical workers, or all if none is critical."""
     return [worker for worker in workers if worker.critical] or workers
 
@@ -105,7 +105,7 @@ def job_cause(workers: Sequence[WorkerReport]) -> EndCause | None:
 
     Where memory ran out, it is the victim that used most: the kernel may have killed smaller ones before it was gone.
     """
-    ends = [(worker, worker.exit) for worker in _deciding(workers) if worker.exit is not None]
+    ends = [(worker, worker.exit) for worker in deciding_workers(workers) if worker.exit is not None]
     index = first_failure([(end.time or float("inf"), end.reason) for _, end in ends])
     if index is None:
         return None
@@ -142,7 +142,7 @@ def stop_cause(stop: object) -> EndCause | None:
 def job_end_state(workers: Sequence[WorkerReport], cause: EndCause | None, stop: JobStop | None, ended: bool) -> str:
     if not ended:
         return "RUNNING"
-    ends = [worker.exit for worker in _deciding(workers)]
+    ends = [worker.exit for worker in deciding_workers(workers)]
     # a task that exits with 0 after SIGTERM, or once the job is to be requeued, has not completed its work
     is_interrupted = stop is not None and stop.requeue
     if not is_interrupted and all(
@@ -160,8 +160,8 @@ def job_end_state(workers: Sequence[WorkerReport], cause: EndCause | None, stop:
 def verification_result(state: str, checks: Iterable[CheckResult]) -> Verification:
     """The ``verification`` part of the report."""
     checks = tuple(checks)
-    # at least one check besides the exit statuses must have passed
-    passed = any(check.passed and check.name != "workers" for check in checks)
+    # at least one check besides the exit statuses must have passed, and these must not leave open whether they saved
+    passed = not _is_work_unknown(checks) and any(check.passed and check.name != "workers" for check in checks)
     found = [check.coverage for check in checks if check.coverage is not None]
     covered = all(each.verified == each.files for each in found) and (found or not _has_output_check(checks))
     return Verification(verified=state == "COMPLETED" and passed and bool(covered), checks=checks)
@@ -173,11 +173,18 @@ def verification_words(state: str, verification: Verification) -> str:
         return ""
     if verification.verified:
         return " and verified"
+    if _is_work_unknown(verification.checks):
+        return ", or saved at the warning before the time limit"
     partial = (each for check in verification.checks if (each := check.coverage) and each.verified < each.files)
     if (coverage := next(partial, None)) is not None:
         reason = f" ({coverage.reason})" if coverage.reason else ""
         return f", {coverage.verified:,} of {coverage.files:,} files verified{reason}"
     return ", output not verified" if not verification.checks or _has_output_check(verification.checks) else ""
+
+
+def _is_work_unknown(checks: Iterable[CheckResult]) -> bool:
+    """Whether workers may have ended with 0 because they saved their state for the time limit."""
+    return any(check.name == "workers" and check.passed is None for check in checks)
 
 
 def _has_output_check(checks: Iterable[CheckResult]) -> bool:

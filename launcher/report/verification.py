@@ -11,11 +11,12 @@ from exporter.contract.records import JsonObject
 from exporter.contract.report import CheckResult, Report, Verification, WorkerReport
 from exporter.contract.status import NodeStatus
 from exporter.logs.log_files_reader import log_paths, run_suffix
+from exporter.logs.search.findings import UNITS
 from exporter.progress.work import counting_workers, job_work
 from launcher.plan.plan import BENCHMARK
 from launcher.report.inputs import ReportPace
-from launcher.report.state import EXIT_STATUS, VERIFIED_STATES, verification_result
-from launcher.rundir.job_records import read_first_start
+from launcher.report.state import EXIT_STATUS, VERIFIED_STATES, deciding_workers, verification_result
+from launcher.rundir.job_records import JobStateRecord, LimitWarning, read_first_start
 from launcher.rundir.statuses import read_statuses
 from launcher.verify.benchmark import (
     PlannedBenchmark,
@@ -37,6 +38,7 @@ from launcher.verify.timed_reads import ReportProgress
 from launcher.verify.verify import FinishedJob, VerificationCheck, verify_results
 
 _FILES_COUNTED = re.compile(r"(\d+) files?, \d+ bytes?")  # start of the detail on existing output files
+MOST_SKEW_S = 5.0  # between the clocks of nodes; they differ by less where NTP runs
 COMPLETENESS_CHECKS = (
     "outputs",
     "records",
@@ -60,6 +62,7 @@ class EndedJob:
     statuses: Mapping[str, NodeStatus]  # last statuses of the sidecars, by node
     workers: tuple[WorkerReport, ...]
     incomplete: str | None = None  # why lines of its logs may be missing
+    warning: LimitWarning | None = None  # the signal before the time limit that its workers got
 
 
 @dataclass(frozen=True)
@@ -76,14 +79,17 @@ def verify_ended_job(
     """Read the results of a job that ended in ``state``, and verify them if it completed.
 
     Returns its workers with the requests that its benchmark counted, the benchmark's results (None without one), the
-    state, which is INCOMPLETE if a check failed, and the verification. ``of_workers`` replaces its check of the
-    workers.
+    state, and the verification. The state is INCOMPLETE if a check failed, or TIMEOUT if work is left that the workers
+    saved at the warning before the time limit. ``of_workers`` replaces its check of the workers.
     """
     planned, results, workers = _read_benchmark(job)
     checks = [of_workers] if of_workers is not None else []
     if state == "COMPLETED" and not pace.is_quick:
         found = _verify(replace(job, workers=tuple(workers)), pace, planned, results)
         checks += [check.result() for check in found if of_workers is None or check.name != of_workers.name]
+        left = [check for check in checks if check.passed is False and check.name in UNITS]
+        if left and _last_warning(job) is not None:
+            return workers, results, "TIMEOUT", verification_result("TIMEOUT", left)
         if any(check.passed is False for check in checks):
             state = "INCOMPLETE"
     return workers, results, state, verification_result(state, checks)
@@ -120,12 +126,26 @@ def _verify(
         incomplete=None if of_files else job.incomplete,
         short=() if manifest.attached else short_workers(workers, manifest.verify.complete_share, _with_epochs(job)),
         has_own_totals=state_totals(workers, _with_epochs(job)),
+        warning=_last_warning(job),
     )
     found = verify_results(finished, out_of_time=pace.out_of_time, progress=pace.progress)
     if of_benchmark is None:
         return found
     others = [check for check in found if check.name != "workers" and not check.is_inapplicable]
     return [*(check for check in found if check.name == "workers"), of_benchmark, *others]
+
+
+def _last_warning(job: EndedJob) -> str | None:
+    """The signal before the time limit after which workers ended; None if none did.
+
+    One that ended with 0 then may have saved its state, and not completed its work.
+    """
+    if job.warning is None:
+        return None
+    warned = {task.rank for task in job.manifest.tasks if not (task.service or task.later)}
+    ends = [worker.exit for worker in deciding_workers(job.workers) if worker.rank in warned]
+    times = [end.time for end in ends if end is not None and end.time is not None]
+    return job.warning.signal if max(times, default=0.0) >= job.warning.time - MOST_SKEW_S else None
 
 
 def _with_epochs(job: EndedJob) -> set[int]:
@@ -202,7 +222,8 @@ def verify_again(run_dir: Path, report: Report, progress: ReportProgress | None 
     start = report.start
     if start is not None and report.end is not None and report.duration_s is not None:
         start = min(start, report.end - report.duration_s)  # the clock may have been set back during the job
-    job = EndedJob(manifest, report.attempt, start, statuses, report.workers, report.incomplete)
+    warning = JobStateRecord.of_attempt(run_dir, report.attempt).warning
+    job = EndedJob(manifest, report.attempt, start, statuses, report.workers, report.incomplete, warning)
     earlier = _EarlierCheck(int(counted[1]) if counted else 0, files_only=not well or manifest.attached)
     found = _verify(job, ReportPace(progress=progress), planned, results, earlier)
     checks = [(check if well else _skipped_check(check, state)).result() for check in found]

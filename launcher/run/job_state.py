@@ -21,7 +21,7 @@ from launcher.report.exit_reasons import ExitReasonFinder
 from launcher.report.inputs import KnownEnds
 from launcher.run.job_log import log_line
 from launcher.run.signals import OrchestratorSignals
-from launcher.rundir.job_records import JobStateRecord, OrchestratorRecord
+from launcher.rundir.job_records import JobStateRecord, LimitWarning, OrchestratorRecord
 from launcher.steps.steps import Steps
 
 KILL_MARGIN_S = 3.0  # kept free of KillWait for the report
@@ -110,6 +110,7 @@ class JobState:
         self.is_sigterm_sent = False  # whether the tasks got SIGTERM: many programs treat a second SIGTERM as "hurry"
         self.have_workers_ended = False
         self.changed_limit_end: float | None = None  # of a time limit that Slurm has changed since, epoch seconds
+        self.warning: LimitWarning | None = None  # the signal before the time limit that workers got
         self._incomplete: str | None = None  # why records are missing for good
         self._unwritable: str | None = None  # why the last write of the state failed
         self._run_dir, self._attempt = str(facts.run_dir), facts.attempt
@@ -166,6 +167,7 @@ class JobState:
                 workers_ended=ended,
                 attempt=self._attempt,
                 time_limit_end=self.changed_limit_end,
+                warning=self.published_warning,
             )
         except OSError as error:
             self._unwritable = write_problem(error)
@@ -173,6 +175,11 @@ class JobState:
             raise
         self._unwritable = None
         self._incomplete = self._incomplete if had_room else DISK_FULL
+
+    @property
+    def published_warning(self) -> Mapping[str, object] | None:
+        """The signal before the time limit as others read it; None if no worker got one."""
+        return None if self.warning is None else self.warning.to_json()
 
     @property
     def incomplete(self) -> str | None:
@@ -314,7 +321,7 @@ class JobRun(NamedTuple):
             finder=finder or self.exit_reason_finder(),
             job_end=self.time_limit_end,
             orchestrator=self.record,
-            job_state={"stop": self.state.published_stop},
+            job_state={"stop": self.state.published_stop, "warning": self.state.published_warning},
             elapsed_s=self.elapsed_s,
             incomplete=self.state.incomplete,
         )

@@ -157,7 +157,9 @@ class LostOrchestrator:
         self._leftovers = leftovers
         self._attempt, self._hosts = record.attempt, record.hosts
         start = record.start
-        self._changed_limit_end = JobStateRecord.of_attempt(run_dir, attempt).time_limit_end
+        state = JobStateRecord.of_attempt(run_dir, attempt)
+        self._changed_limit_end = state.time_limit_end
+        self._warning = None if state.warning is None else state.warning.to_json()
         self._time_limit_end = self._changed_limit_end or (time_limit_end(plan, start) if start is not None else None)
         self._events = EventLog(run_dir / run_files.EVENTS_FILE, record.job_id or job_id_of(run_dir))
         self._end = end
@@ -222,6 +224,7 @@ class LostOrchestrator:
                     workers_ended=workers_ended,
                     attempt=self._attempt,
                     time_limit_end=self._changed_limit_end,
+                    warning=self._warning,
                 )
             except OSError as error:
                 self._incomplete = write_problem(error)
@@ -275,7 +278,7 @@ class LostOrchestrator:
         known = KnownEnds(
             job_end=self._time_limit_end,
             orchestrator=self._record,
-            job_state={"stop": self._stop},
+            job_state={"stop": self._stop, "warning": self._warning},
             elapsed_s=self._record.elapsed_s(),
             incomplete=self._incomplete,
         )

@@ -14,7 +14,7 @@ from launcher.run.job_state import OWN_TEARDOWN_S, JobRun, lost_part_cause, tear
 from launcher.run.signals import signal_text
 from launcher.run.stages import Stages
 from launcher.run.tasks import JobTasks, is_awaited
-from launcher.rundir.job_records import stop_request_text
+from launcher.rundir.job_records import LimitWarning, stop_request_text
 from launcher.words import duration_text
 
 REQUEUE_MARGIN_S = 37.0  # kept free between SIGKILL and the time limit: the report must be written before the requeue
@@ -121,9 +121,13 @@ class StopReasons:
             name = signal.Signals(number).name
             if name != f"SIG{asked}" or self._job_state.stop is not None:
                 continue
+            warning = LimitWarning(signal=name, time=time.time())
             count = self._job_tasks.warn_workers(number)
             log_line(f"{name} before the time limit: sent to {count} processes of workers")
             self._job_state.events.write("checkpoint signal", signal=name, processes=count)
+            if count:
+                self._job_state.warning = warning
+                self._job_state.publish(self._job_state.phase)  # for the report
             if self._may_be_requeued():
                 self._read_limit()
                 self._stop_for_requeue()

@@ -71,6 +71,13 @@ class OrchestratorRecord(ProcessRecord):
         return time.clock_gettime(time.CLOCK_BOOTTIME) - self.start_ticks / CLOCK_TICKS
 
 
+class LimitWarning(Record):
+    """The signal before the time limit that workers got."""
+
+    signal: str
+    time: float
+
+
 class JobStateRecord(Record):
     """``state.json``: the phase of the job, and why it is being stopped."""
 
@@ -78,12 +85,18 @@ class JobStateRecord(Record):
     stop: JsonObject | None = None  # while the job is being stopped
     orchestrator_silent_since: float | None = None  # epoch seconds; None while the orchestrator responds
     time_limit_end: float | None = None  # epoch seconds, of a limit that was changed while the job runs
+    warning: LimitWarning | None = None
 
     @classmethod
     def of_attempt(cls, run_dir: Path, attempt: int) -> Self:
         """The state of this attempt; that of a job that is launching if it has published none, or a damaged one."""
+        return cls.of_content(read_job_state(run_dir, attempt))
+
+    @classmethod
+    def of_content(cls, content: object) -> Self:
+        """The state with this content; that of a job that is launching if the content is damaged."""
         try:
-            return cls.from_json(read_job_state(run_dir, attempt))
+            return cls.from_json(content)
         except RecordError:
             return cls()
 

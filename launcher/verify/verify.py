@@ -36,6 +36,7 @@ from launcher.words import count_text, names_text
 
 CLOCK_SLACK_S = 60.0  # tolerated clock lag of a file server
 _MAY_BE_EMPTY = re.compile(r"err|warn|fail|skip|reject|invalid|log", re.IGNORECASE)  # names of what is best empty
+MOST_UNLOGGED_SHARE = 0.05  # of the work, after the last position in a log: at most each 20th step is logged
 MOST_NAMED = 5  # files and workers named in one line
 NO_TIME = "there was no time to check"
 TIME_LIMIT, UNREADABLE, OTHER_NODES = "time limit of verification", "others unreadable", "others on other nodes"
@@ -89,6 +90,7 @@ class FinishedJob:
     incomplete: str | None = None  # why `work_source` may lack some of the work
     short: Sequence[TaskPosition] = ()  # workers that completed short of the total of their own log
     has_own_totals: bool = False  # whether the logs state the total of the whole work
+    warning: str | None = None  # signal before the time limit after which workers ended, and may have saved
 
 
 def verify_results(
@@ -130,7 +132,8 @@ def verify_results(
         return checks
     some = any(not task.critical for task in manifest.tasks)
     work = [_undecided(check, doubt) if doubt else check for check in _work_checks(job)]
-    return [_workers_check(job.exit_reasons, has_others=some), *work, *checks]
+    warning = None if any(check.passed for check in work) else job.warning
+    return [_workers_check(job.exit_reasons, warning=warning, has_others=some), *work, *checks]
 
 
 def _watch_factories(job: FinishedJob, groups: Mapping[str, PathGroup], *, checksums: bool) -> dict[str, WatchFactory]:
@@ -167,14 +170,19 @@ def _watch_factories(job: FinishedJob, groups: Mapping[str, PathGroup], *, check
 # Workers and items
 
 
-def _workers_check(exit_reasons: Sequence[str | None], *, has_others: bool) -> VerificationCheck:
-    """Whether all critical workers completed; ``has_others`` means that there are others."""
+def _workers_check(exit_reasons: Sequence[str | None], *, warning: str | None, has_others: bool) -> VerificationCheck:
+    """Whether all critical workers completed; ``has_others`` means that there are others.
+
+    After the ``warning``, a signal before the time limit, those that ended with 0 may have saved their state.
+    """
     done = sum(reason == "completed" for reason in exit_reasons)
-    return VerificationCheck(
-        "workers",
-        done == len(exit_reasons),
-        f"{done} of {len(exit_reasons)} {'critical ' if has_others else ''}workers completed",
-    )
+    text = f"{done} of {len(exit_reasons)} {'critical ' if has_others else ''}workers completed"
+    if warning is not None and done == len(exit_reasons):
+        why = (
+            f"after {warning} before the time limit they may have saved and ended; nothing shows that all work is done"
+        )
+        return VerificationCheck("workers", None, f"{text}; {why}")
+    return VerificationCheck("workers", done == len(exit_reasons), text)
 
 
 def required_count(share: float, total: float) -> int:
@@ -185,7 +193,10 @@ def required_count(share: float, total: float) -> int:
 def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
     manifest, work = job.manifest, job.work
     total, done, expected, wanted = manifest.total_items, work.done, work.expected, manifest.verify
-    if work.counts_total_items(total) and total is not None:
+    is_total_counted = total is not None and work.counts_total_items(total)
+    if job.warning is not None and not is_total_counted and _is_work_left(work, wanted):
+        return [VerificationCheck(str(work.unit), False, f"{done} of {expected} {work.unit} done")]
+    if is_total_counted and total is not None:
         if done is None:
             # others started an attached job: which of its logs are read was guessed
             passed = None if manifest.attached else False
@@ -211,6 +222,16 @@ def _work_checks(job: FinishedJob) -> list[VerificationCheck]:
     else:
         checks.append(VerificationCheck(ITEMS, None, _unknown_items_reason(work, total)))
     return checks
+
+
+def _is_work_left(work: JobWork, wanted: Verification) -> bool:
+    """Whether the logs leave no doubt that a program that was warned of the time limit had work left.
+
+    A program that completed may count from 0, and may not have logged its last position.
+    """
+    if work.unit is None or work.done is None or not work.expected:
+        return False
+    return work.done + 1 < (1 - MOST_UNLOGGED_SHARE) * wanted.complete_share * work.expected
 
 
 def _short_check(short: Sequence[TaskPosition]) -> VerificationCheck:

@@ -433,3 +433,42 @@ def test_exit_status_0_short_of_the_total_in_the_log_is_incomplete(
     assert (report["state"], report["exit_status"]) == (state, status)
     again = run_dir.verify_again(report)
     assert (again["state"], again["verification"]["differs"]) == (state, [])
+
+
+WORK_LEFT = ("TIMEOUT", 3, False)
+
+
+@pytest.mark.parametrize(
+    ("log", "total", "warned_at", "end", "workers"),
+    [
+        ("Step 600/1000 loss=1\n", None, 90.0, WORK_LEFT, None),
+        ("Processed 600/1000 items\n", None, 90.0, WORK_LEFT, None),
+        ("Processed 600/1000 items\n", 1000, 90.0, WORK_LEFT, None),
+        ("Step 600/1000 loss=1\n", None, 190.0, ("COMPLETED", 0, True), True),  # it had ended before
+        ("Step 1000/1000 loss=1\n", None, 90.0, ("COMPLETED", 0, True), True),
+        ("Processed 1000/1000 items\n", 1000, 90.0, ("COMPLETED", 0, True), True),
+        ("Step 970/1000 loss=1\n", None, 90.0, ("COMPLETED", 0, False), None),  # it may log each 50th step
+        ("Processed 600 items\n", None, 90.0, ("COMPLETED", 0, False), None),
+    ],
+)
+def test_exit_status_0_after_the_warning_of_the_time_limit_completes_no_work_that_is_left(
+    log: str, total: int | None, warned_at: float, end: tuple[str, int, bool], workers: bool | None, tmp_path: Path
+) -> None:
+    progress = {"total_items": total} if total else {}
+    job = RunDir(tmp_path, 1, progress=progress, patterns={"output": None}).ended(0, log=log)
+    path = job.path / "checkpoint_600.pt"
+    path.write_bytes(torch_bytes())
+    os.utime(path, (START + 98, START + 98))
+    job.edit(run_files.STATE_FILE, warning={"signal": "SIGUSR1", "time": START + warned_at})
+    report = job.report()
+    assert (report["state"], report["exit_status"], report["verification"]["verified"]) == end
+    if end == WORK_LEFT:
+        assert report["stopped"]["reason"] == "time_limit"
+        assert "- stopped: the workers ended after SIGUSR1, which came before the time limit\n" in rendered(report)
+        assert [check["passed"] for check in report["verification"]["checks"]] == [False]
+    else:
+        assert check_result(report, "workers") is workers
+        words = " and verified" if end[2] else ", or saved at the warning before the time limit"
+        assert rendered(report).startswith(f"# Job 4459 job: COMPLETED{words}\n")
+    again = job.verify_again(report)
+    assert (again["state"], again["verification"]["differs"]) == (end[0], [])

@@ -134,6 +134,19 @@ def test_after_a_warning_the_workers_have_until_the_extended_limit(tmp_path: Pat
     assert (job.job_state.deadline or 0.0) - time.monotonic() == pytest.approx(120.0 - REQUEUE_MARGIN_S, abs=2.0)
 
 
+@pytest.mark.parametrize("count", [0, 2])
+def test_the_report_knows_the_warning_that_workers_got(count: int, tmp_path: Path) -> None:
+    job = SignalledJob(tmp_path)
+    reasons = job.stop_reasons
+    reasons._plan = dataclasses.replace(reasons._plan, slurm=reasons._plan.slurm._replace(signal="USR1@120"))
+    job.signals.warnings.add(signal.SIGUSR1)
+    reasons._job_tasks.warn_workers = Mock(return_value=count)  # type: ignore[method-assign]
+    reasons._forward_warnings()
+    published = JobStateRecord.of_attempt(reasons._facts.run_dir, 0).warning
+    assert (published is not None and published.signal == "SIGUSR1") == (count > 0)
+    assert JobStateRecord.of_content(job.job.know({}).job_state).warning == published
+
+
 def test_before_a_requeue_the_signal_of_the_job_comes_first(tmp_path: Path) -> None:
     job = SignalledJob(tmp_path)
     reasons = near_its_limit(job, 50.0)
