@@ -22,6 +22,7 @@ class EarlierProgress(NamedTuple):
     done: float
     total: float | None = None
     first: float | None = None  # first position of a run that started at 0; None if unknown
+    pattern: str | None = None  # name of the pattern that found it
 
 
 def earlier_positions(
@@ -48,10 +49,10 @@ def _positions(pages: Iterable[Mapping[str, object]]) -> Iterator[tuple[int, Ear
         for worker in workers if isinstance(workers, list) else ():
             if not isinstance(worker, dict):
                 continue
-            rank, unit = worker.get("rank"), worker.get("unit")
+            rank, unit, pattern = worker.get("rank"), worker.get("unit"), worker.get("pattern")
             done, total, first = (_count(worker.get(key)) for key in ("items", "items_expected", "items_first"))
             if isinstance(rank, int) and isinstance(unit, str) and done is not None:
-                yield rank, EarlierProgress(unit, done, total, first)
+                yield rank, EarlierProgress(unit, done, total, first, pattern if isinstance(pattern, str) else None)
 
 
 def _count(value: object) -> float | None:

@@ -43,6 +43,7 @@ from launcher.report.workers import (
     restart_limits,
     stalled_s,
     state_of_worker,
+    with_earlier_positions,
     with_restart_evidence,
 )
 from launcher.rundir.job_ids import job_id_of
@@ -270,6 +271,8 @@ def _worker_entries(
             gpu_misplaced=status.gpu_misplaced,
         )
         workers.append(entry)
+    if ended and not quick and found.orchestrator.attempt:
+        workers = with_earlier_positions(found.manifest, found.orchestrator.attempt, workers)
     limits = restart_limits(found.manifest.run_dir, workers) if ended else {}
     return [with_restart_evidence(worker, limits.get(worker.rank, 0)) for worker in workers]
 

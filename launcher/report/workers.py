@@ -10,6 +10,7 @@ from exporter.contract.manifest import Manifest, Task
 from exporter.contract.records import Record
 from exporter.contract.report import EndCause, WorkerReport
 from exporter.contract.status import Position, TaskFacts, WorkerEnd, WorkerStatus
+from exporter.progress.resumes import earlier_positions
 from exporter.progress.work import unit_word
 from exporter.workers.exit_reason import CONSEQUENCES, OOM_BURST_S, PEER_WINDOW_S, JobStop
 from launcher.plan.plan import PLAN_FILE
@@ -206,6 +207,25 @@ def stalled_text(workers: Iterable[WorkerReport]) -> str:
     times = sorted(worker.stalled_s or 0.0 for worker in found)
     spans = dict.fromkeys(map(duration_text, (times[0], times[-1])))
     return f"{names_text(list(names), STALLED_SHOWN)}: no progress in the last {' to '.join(spans)} before the end"
+
+
+def with_earlier_positions(manifest: Manifest, attempt: int, workers: Sequence[WorkerReport]) -> list[WorkerReport]:
+    """Return the workers, with positions of earlier attempts for those that completed and logged none in this one.
+
+    A requeued job starts them all again, and one that had done its work before finds nothing to do.
+    """
+    from exporter.progress.history_reader import read_earlier_attempts  # lazy: only a requeued job has such attempts
+
+    counting = {task.rank for task in manifest.tasks if not (task.service or task.later)}
+    silent = {each.rank for each in workers if each.items is None and each.exit and each.exit.reason == "completed"}
+    attempts = read_earlier_attempts(manifest.run_dir, attempt)
+    earlier = earlier_positions(attempts, silent & counting) if silent & counting else {}
+    return [
+        worker.replace(unit=before.unit, pattern=before.pattern, items=before.done, items_expected=before.total)
+        if (before := earlier.get(worker.rank)) is not None
+        else worker
+        for worker in workers
+    ]
 
 
 def last_known_position(finder: ExitReasonFinder, task: Task, node: str, run: TaskRun, seen: WorkerStatus) -> Position:

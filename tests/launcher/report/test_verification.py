@@ -158,6 +158,29 @@ def test_output_of_the_first_attempt_belongs_to_the_job(tmp_path: Path) -> None:
     assert checks["outputs"]["detail"].endswith("none written since the job started")
 
 
+@pytest.mark.parametrize(
+    ("before", "state", "items"),
+    [
+        ({"items": 10, "items_expected": 10}, "COMPLETED", 20),
+        ({"items": 4, "items_expected": 10}, "INCOMPLETE", 14),
+    ],
+)
+def test_work_that_a_worker_finished_before_a_requeue_counts(
+    before: dict[str, Any], state: str, items: int, tmp_path: Path
+) -> None:
+    job = Finished(tmp_path, verify={"records_per_item": None})
+    earlier = [{"rank": 0, "unit": "items", "pattern": "items", **before}, {"rank": 1, "unit": "items", "items": 5}]
+    job.write("report_a0.json", {"schema": 1, "workers": earlier})
+    job.edit(run_files.ORCHESTRATOR_FILE, attempt=1, start=START + 1000)
+    for rank, log in enumerate(("nothing left to do\n", "Processed 10/10 items\n")):
+        stem = run_files.record_name(f"worker_w{rank}", rank, 1, 0)
+        first = read_json(job.path / f"workers/worker_w{rank}_rank{rank}_a0_r0.exit.json")
+        job.write(f"workers/{stem}.exit.json", {**first, "start": START + 1001})
+        job.write(f"cn01_worker_w{rank}_a1.out", log)
+    report = job.report()
+    assert (report["state"], report["items"], report["items_expected"]) == (state, items, 20)
+
+
 def test_files_that_were_not_read_are_not_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     job = Finished(tmp_path)
     for number in range(2, 1200):
