@@ -133,13 +133,17 @@ def read_job_state(run_dir: Path, attempt: int) -> dict[str, object]:
 
 
 def read_first_start(manifest: Manifest) -> float | None:
-    """When the first worker started in the first attempt; None if that is unknown."""
+    """When the first worker started in the first attempt, or else when the job was submitted; None if unknown.
+
+    The first attempt may have failed before any worker started.
+    """
     for task in manifest.tasks[:1]:
         stem = run_files.record_name(task.worker, task.rank, 0, 0)
         record = run_files.read_json(manifest.run_dir / run_files.WORKERS_DIR / f"{stem}.start.json") or {}
         start = record.get("start")
-        return float(start) if isinstance(start, int | float) else None
-    return None
+        if isinstance(start, int | float):
+            return float(start)
+    return read_submitted(manifest.run_dir)
 
 
 def read_submitted(run_dir: Path) -> float | None:

@@ -11,7 +11,7 @@ from exporter.machine.file_host import FileWatchHost
 from launcher.plan.placeholders import VARIABLES
 from launcher.plan.plan import Plan, RunFacts, TaskPlan
 from launcher.run.job_log import log_line
-from launcher.rundir.job_records import read_first_start, read_submitted
+from launcher.rundir.job_records import read_first_start
 from launcher.verify.files import LastCheckpoint, VerifiedCheckpoint
 from launcher.verify.timed_reads import run_file_work
 
@@ -53,8 +53,8 @@ def find_checkpoint(
     since = 0.0
     if not plan.manifest.resumes:
         start = facts.start
-        if facts.attempt:  # the first attempt may have failed before any worker started, but not before its submission
-            start = read_first_start(plan.manifest) or read_submitted(facts.run_dir) or 0.0
+        if facts.attempt:
+            start = read_first_start(plan.manifest) or 0.0
         since = start if began is None else min(start, began)
     search = partial(LastCheckpoint, str(directory), group.pattern, since, wants_whole=True)
     host = FileWatchHost(SystemClock())

@@ -16,6 +16,7 @@ from exporter.machine.mounts import MountPoint
 from launcher.report.inputs import KnownEnds, ReportPace
 from launcher.report.report import write_report
 from launcher.report.text import FLAWS_SHOWN
+from launcher.rundir.job_ids import job_id_of
 from launcher.watch.view import JobClient
 from tests.exporter.files.checkpoints.checkpoint_trees import torch_bytes
 from tests.exporter.machine.fuse_server import FuseMount
@@ -156,6 +157,21 @@ def test_output_of_the_first_attempt_belongs_to_the_job(tmp_path: Path) -> None:
     (job.path / "workers/worker_w0_rank0_a0_r0.start.json").unlink()
     checks = {check["name"]: check for check in job.report()["verification"]["checks"]}
     assert checks["outputs"]["detail"].endswith("none written since the job started")
+
+
+@pytest.mark.parametrize(("submitted", "passed"), [(START - 10, True), (START + 500, None)])
+def test_output_since_the_submission_counts_if_the_first_attempt_started_no_worker(
+    submitted: float, passed: bool | None, tmp_path: Path
+) -> None:
+    job = Finished(tmp_path)
+    for rank in range(2):
+        stem = f"workers/worker_w{rank}_rank{rank}"
+        record = {**read_json(job.path / f"{stem}_a0_r0.exit.json"), "start": START + 1001}
+        job.write(f"{stem}_a1_r0.exit.json", record)
+        (job.path / f"{stem}_a0_r0.start.json").unlink()
+    job.edit(f"{job_id_of(job.path)}.json", submitted=submitted)
+    job.edit(run_files.ORCHESTRATOR_FILE, attempt=1, start=START + 1000)
+    assert check_result(job.report(), "outputs") is passed
 
 
 @pytest.mark.parametrize(
