@@ -20,7 +20,7 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+)(?::(\d+))?)?")
 _CUT = re.compile(r"[-,][\d:]*\.\.\.$")  # the end of a list that Slurm has cut after 64 bytes, often within a number
 MOST_TASKS = 100_000  # of an array that are told apart; more would fill the memory
 
-_NO_LIMIT_S = 365 * 86400.0  # what the controller enters for a started job of a partition without a limit
+NO_LIMIT_S = 365 * 86400.0  # what the controller enters for a started job of a partition without a limit
 
 _DURATION = re.compile(r"(?:(\d+)-)?(?:(?:(\d+):)?(\d+):)?(\d+)(?:\.\d+)?")
 
@@ -91,4 +91,4 @@ def parse_moment(text: str) -> float | None:
 
 def known_limit(limit_s: float | None) -> float | None:
     """A time limit; None for a job that has none, whatever Slurm has entered for it."""
-    return None if limit_s == _NO_LIMIT_S else limit_s
+    return None if limit_s == NO_LIMIT_S else limit_s

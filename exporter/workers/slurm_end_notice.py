@@ -13,6 +13,7 @@ import re
 from datetime import datetime
 
 from exporter.contract.lazy_dataclass import dataclass
+from exporter.slurm.states import NO_LIMIT_S
 
 _CANCELLED = re.compile(
     r"\*\*\* JOB \S+ ON \S+ CANCELLED AT \S+?(?: DUE TO ([A-Z ]+?)| DUE to SIGNAL [^*\n]+?)?(?:,[^*\n]*)? \*\*\*"
@@ -22,6 +23,7 @@ _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _OOM_KILLS = re.compile(r"error: Detected (\d{1,9}) oom[-_]kill event\S* in StepId=(\d+\.\d+)\b")
 
 _TIMED_OUT = re.compile(r"\bJobState=(TIMEOUT|COMPLETING\s+Reason=TimeLimit)\b")
+_START_TIME = re.compile(r"\bStartTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _END_TIME = re.compile(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 
 LONGEST_GRACE_S = 3600.0  # above any grace time of a partition or QOS in practice
@@ -80,12 +82,15 @@ def has_timed_out(text: str) -> bool:
 def parse_time_limit_end(text: str) -> float | None:
     """When the time limit of a running job ends, epoch seconds, from ``scontrol show job``; None if it shows none.
 
-    Once Slurm ends a job, also by a preemption, it shows when that will be, which is not the limit.
+    Once Slurm ends a job, also by a preemption, it shows when that will be, which is not the limit. A job without a
+    limit has ``EndTime=Unknown``. Its limit ends when Slurm enters it for such a job at its start: after a year.
     """
     try:
         if "JobState=RUNNING" not in text or parse_preemption_end(text) is not None:
             return None
         ends = [datetime.fromisoformat(end).timestamp() for end in _END_TIME.findall(text)]
+        if not ends and "TimeLimit=UNLIMITED" in text:
+            ends = [datetime.fromisoformat(start).timestamp() + NO_LIMIT_S for start in _START_TIME.findall(text)]
     except ValueError:
         return None
     return min(ends, default=None)  # of the components of a heterogeneous job

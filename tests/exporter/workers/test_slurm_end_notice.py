@@ -96,6 +96,7 @@ def test_the_end_of_the_grace_time_of_a_preemption_is_known(text: str, end: str 
         (job_text(NOON, LATER, "2026-11-21T12:02:00"), None),  # when the grace time of a preemption ends
         (job_text(NOON, LATER, "None").replace("RUNNING", "COMPLETING"), None),
         (job_text(NOON, "Unknown", "None"), None),
+        (job_text(NOON, "Unknown", "None").replace("RunTime", "TimeLimit=UNLIMITED RunTime"), "2027-11-21T12:00:00"),
         (job_text(NOON, "2026-11-31T12:00:00", "None"), None),
         ("", None),
     ],
