@@ -23,6 +23,7 @@ _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 _OOM_KILLS = re.compile(r"error: Detected (\d{1,9}) oom[-_]kill event\S* in StepId=(\d+\.\d+)\b")
 
 _TIMED_OUT = re.compile(r"\bJobState=(TIMEOUT|COMPLETING\s+Reason=TimeLimit)\b")
+_MOMENTS = re.compile(r"\b(StartTime|EndTime|PreemptTime|SuspendTime)=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _START_TIME = re.compile(r"\bStartTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 _END_TIME = re.compile(r"\bEndTime=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
 
@@ -99,16 +100,16 @@ def parse_time_limit_end(text: str) -> float | None:
 def parse_preemption_end(text: str) -> float | None:
     """When a preempted job will be ended, epoch seconds, from ``scontrol show job``; None for other jobs.
 
-    A job that was suspended or requeued keeps its ``PreemptTime``. So it counts only in the present run, and only if
-    the job's end is at most a grace time later.
+    A job that was suspended or requeued keeps its ``PreemptTime``. So it counts only in the present run, unless the
+    job was suspended or resumed since (``SuspendTime``), and only if the job's end is at most a grace time later.
     """
-    moments = dict(re.findall(r"\b(StartTime|EndTime|PreemptTime)=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)", text))
     try:
-        start, end, preempted = (
-            datetime.fromisoformat(moments[name]) for name in ("StartTime", "EndTime", "PreemptTime")
-        )
-    except KeyError:
+        moments = {name: datetime.fromisoformat(moment) for name, moment in _MOMENTS.findall(text)}
+        start, end, preempted = (moments[name] for name in ("StartTime", "EndTime", "PreemptTime"))
+    except (KeyError, ValueError):
         return None
     if preempted < start or (end - preempted).total_seconds() > LONGEST_GRACE_S:
         return None
+    if (suspended := moments.get("SuspendTime")) is not None and suspended >= preempted:
+        return None  # it was suspended instead of ended, and runs again
     return end.timestamp()

@@ -63,9 +63,10 @@ def test_the_last_of_several_notices_counts() -> None:
     assert parse_slurm_end_notice(f"{AT} DUE TO PREEMPTION ***\n{AT} DUE TO TIME LIMIT ***\n").reason == "time_limit"
 
 
-def job_text(start: str, end: str, preempted: str) -> str:
+def job_text(start: str, end: str, preempted: str, suspended: str = "None") -> str:
     """Part of the output of `scontrol show job`."""
     times = f"   StartTime={start} EndTime={end} Deadline=N/A\n   PreemptTime={preempted} Secs=0\n"
+    times += f"   SuspendTime={suspended} SecsPreSuspend=0\n"
     return f"   JobState=RUNNING Reason=None\n   RunTime=00:01:00\n{times}"
 
 
@@ -78,11 +79,16 @@ NOON, LATER, TOMORROW = "2026-11-21T12:00:00", "2026-11-21T12:02:08", "2026-11-2
         (job_text(NOON, LATER, "2026-11-21T12:02:00"), LATER),
         (job_text(NOON, TOMORROW, "None"), None),
         (job_text(NOON, TOMORROW, "2026-11-21T12:02:00"), None),
+        (job_text(NOON, LATER, "2026-11-21T12:01:00", "2026-11-21T12:01:30"), None),
+        (job_text(NOON, LATER, "2026-11-21T12:02:00", "2026-11-21T12:01:00"), LATER),
         (job_text(NOON, LATER, "2026-11-21T11:00:00"), None),
         (job_text(NOON, "Unknown", "2026-11-21T12:02:00"), None),
         ("JobState=RUNNING Reason=None", None),
     ],
-    ids=["in its grace time", "not preempted", "suspended, and resumed", "before a requeue", "requeued", "old Slurm"],
+    ids=[
+        *("in its grace time", "not preempted", "suspended, and resumed", "the same near its limit"),
+        *("suspended before it", "before a requeue", "requeued", "old Slurm"),
+    ],
 )
 def test_the_end_of_the_grace_time_of_a_preemption_is_known(text: str, end: str | None) -> None:
     assert parse_preemption_end(text) == (None if end is None else datetime.fromisoformat(end).timestamp())
@@ -93,6 +99,7 @@ def test_the_end_of_the_grace_time_of_a_preemption_is_known(text: str, end: str 
     [
         (job_text(NOON, TOMORROW, "None"), TOMORROW),
         (job_text(NOON, TOMORROW, "None") + job_text(NOON, LATER, "None"), LATER),  # two components
+        (job_text(NOON, LATER, "2026-11-21T12:01:00", "2026-11-21T12:01:30"), LATER),  # which the suspension moved
         (job_text(NOON, LATER, "2026-11-21T12:02:00"), None),  # when the grace time of a preemption ends
         (job_text(NOON, LATER, "None").replace("RUNNING", "COMPLETING"), None),
         (job_text(NOON, "Unknown", "None"), None),
