@@ -7,12 +7,14 @@ from pathlib import Path
 
 from exporter.contract.errors import ManifestError
 from exporter.contract.manifest import read_manifest
+from exporter.contract.records import Record
 from exporter.contract.report import EndCause, Report, Stop, WorkerReport
 from exporter.gpus.analysis.node_status import account_text
 from exporter.logs.errors.lines import plain_line
 from exporter.logs.log_files_reader import log_paths, read_last_bytes
 from exporter.logs.redact import redact
 from exporter.progress.work import ITEMS, speed_text, unit_word
+from launcher.plan.plan import PLAN_FILE, SlurmOptions
 from launcher.report.accounting.text import accounting_summary
 from launcher.report.report import REPORT_TEXT_FILE
 from launcher.report.state import VERIFIED_STATES, verification_words
@@ -41,11 +43,19 @@ NEXT_STEPS = {
     "preempted": "set `slurm.requeue: {preempted: true}`, or use a partition without preemption",
     "node_failure": "submit the job again; Slurm no longer uses a node that is down",
 }  # by exit reason; the page of exit reasons has more
+STEPS_OF_REQUEUE = {
+    "time_limit": "raise `slurm.requeue.max`, or submit the job again with `resume: true`",
+    "preempted": "unless Slurm has queued it again, submit it with `resume: true` or without preemption",
+}  # the same for a job that asks for a requeue after such an end
 STEPS_OF_CHECKS = {
     ITEMS: "run the rest, or lower `verify.complete_share` if this is enough",
     "benchmark": "find the reason in the log of the benchmark",
     "tokens": "find the reason in the log of the benchmark",
 }  # after a failed check of the work, which no repaired file passes; by its name
+
+
+class _RequeuePlan(Record):
+    slurm: SlurmOptions = SlurmOptions()
 
 
 def render_ending(report: Report, width: int = 1 << 20) -> list[str]:
@@ -185,7 +195,16 @@ def _next_step(report: Report) -> str | None:
         return _step_after_incomplete(report)
     decisive = report.stopped if report.state in STOPPED_STATES or not report.cause else report.cause
     reason = decisive.reason if decisive else ""
+    if reason in STEPS_OF_REQUEUE and _asks_for_requeue(report, reason):
+        return f"gpujob watch {report.job_id}" if report.requeued else STEPS_OF_REQUEUE[reason]
     return NEXT_STEPS.get(reason) if report.state != "COMPLETED" else None
+
+
+def _asks_for_requeue(report: Report, reason: str) -> bool:
+    """Whether the job file asks for a requeue after an end for this reason."""
+    plan = _RequeuePlan.read_valid(Path(report.run_dir) / PLAN_FILE) or _RequeuePlan()
+    requeue = plan.slurm.requeue
+    return requeue is not None and (requeue.time_limit if reason == "time_limit" else requeue.preempted)
 
 
 def _step_after_incomplete(report: Report) -> str:

@@ -6,7 +6,7 @@ import pytest
 
 from exporter.contract.report import Report
 from exporter.workers.exit_reason import REASONS
-from launcher.watch.ending import LOG_LINES, NEXT_STEPS, STEPS_OF_CHECKS, render_ending
+from launcher.watch.ending import LOG_LINES, NEXT_STEPS, STEPS_OF_CHECKS, STEPS_OF_REQUEUE, render_ending
 from tests.launcher.conftest import Golden
 from tests.support.builders import TERM_SENT, RunDir
 
@@ -92,6 +92,25 @@ def test_the_next_step_after_an_incomplete_job_is_that_of_the_failed_check(
     assert f"\nnext: {step}\n" in text
 
 
+@pytest.mark.parametrize(
+    ("reason", "requeue", "requeued", "step"),
+    [
+        ("time_limit", None, False, NEXT_STEPS["time_limit"]),
+        ("time_limit", {"preempted": True}, False, NEXT_STEPS["time_limit"]),
+        ("time_limit", {"time_limit": True}, False, STEPS_OF_REQUEUE["time_limit"]),
+        ("time_limit", {"time_limit": True}, True, "gpujob watch 4459"),
+        ("preempted", {"time_limit": True}, False, NEXT_STEPS["preempted"]),
+        ("preempted", {"preempted": True}, False, STEPS_OF_REQUEUE["preempted"]),
+    ],
+)
+def test_the_next_step_is_nothing_that_the_job_file_asks_for_already(
+    reason: str, requeue: dict[str, bool] | None, requeued: bool, step: str, tmp_path: Path
+) -> None:
+    job = RunDir(tmp_path, 1, slurm={} if requeue is None else {"requeue": requeue})
+    report = Report.from_json(job.ended(0, **TERM_SENT).stop(reason, "Slurm ends it").report())
+    assert f"next: {step}" in render_ending(report.replace(requeued=requeued))
+
+
 def test_a_completed_job_matches_its_golden_page(tmp_path: Path, golden: Golden) -> None:
     golden("launcher/ending-completed.txt", ending(RunDir(tmp_path).ended(0).ended(1).write("report.md", "")))
 
@@ -104,4 +123,4 @@ def test_the_end_of_a_moved_run_directory_has_no_log_lines(tmp_path: Path) -> No
 
 
 def test_the_next_steps_are_for_exit_reasons() -> None:
-    assert set(NEXT_STEPS) < set(REASONS)
+    assert set(STEPS_OF_REQUEUE) < set(NEXT_STEPS) < set(REASONS)
