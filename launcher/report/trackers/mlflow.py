@@ -65,8 +65,12 @@ def end_runs(plan: Plan, report: Report, environ: Mapping[str, str], now: float,
 
 
 def _usual_place(workdir: Path) -> str:
-    """Where MLflow keeps runs if nobody says: newer versions in a database, unless the folder of old ones is there."""
-    return f"sqlite:///{DATABASE}" if (workdir / DATABASE).exists() and not (workdir / FOLDER).exists() else FOLDER
+    """Where MLflow keeps runs if nobody says: newer versions in a database, unless older ones left experiments.
+
+    The folder alone says nothing, since artifacts are there in both cases.
+    """
+    has_experiments = any((workdir / FOLDER).glob("[0-9]*/meta.yaml"))
+    return f"sqlite:///{DATABASE}" if (workdir / DATABASE).exists() and not has_experiments else FOLDER
 
 
 def _name(context: str, job_id: str) -> str | None:

@@ -186,6 +186,9 @@ def test_runs_in_files_are_ended_in_their_place(tmp_path: Path) -> None:
         (folder / "meta.yaml").write_text(META.format(run=run, status=status))
         return folder / "meta.yaml"
 
+    (tmp_path / "mlruns" / "0").mkdir(parents=True)
+    (tmp_path / "mlruns" / "0" / "meta.yaml").write_text("experiment_id: '0'\n")
+    (tmp_path / "mlflow.db").touch()  # not used while the folder has experiments
     own = NAME.replace("{job_id}", "7")
     mine, ended, other = add("a" * 32, own), add("b" * 32, own, 3), add("c" * 32, "8_train")
     before = ended.read_text(), other.read_text()
@@ -203,6 +206,7 @@ def test_runs_in_files_are_ended_in_their_place(tmp_path: Path) -> None:
 def test_runs_in_a_database_are_ended_there(tmp_path: Path, place: str) -> None:
     path = tmp_path / ("runs/own.db" if place else "mlflow.db")
     path.parent.mkdir(exist_ok=True)
+    (tmp_path / "mlruns" / "1" / "a" / "artifacts").mkdir(parents=True)  # artifacts are there with each store
     own = NAME.replace("{job_id}", "7")
     running, ended = ("RUNNING", None), ("KILLED", 1000500)
     with contextlib.closing(sqlite3.connect(path)) as file, file:
