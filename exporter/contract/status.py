@@ -101,7 +101,7 @@ class ProcessFacts(Record):
 class LoggedValues(Record):
     """Named values in the log of a worker, such as its loss."""
 
-    values: Mapping[str, float] = NOTHING  # last ones
+    values: Mapping[str, float] = NOTHING  # last ones, however old
     best_values: Mapping[str, float] = NOTHING  # the best one that a read has found, of losses and accuracies
 
 

@@ -409,8 +409,7 @@ class LogsCollector:
                     slowdown=facts.slowdown,
                     lag=snapshot.outlook.lags.get(facts.task.rank),
                     pack=facts.pack,
-                    # no record has other numbers
-                    values={name: value for name, value, _ in facts.values if abs(value) < run_files.MOST_NUMBER},
+                    values=facts.last_values,
                     best_values=facts.best_values,
                     epoch=facts.epoch,
                     log_errors={pattern: count for pattern, _, count in facts.errors if count},

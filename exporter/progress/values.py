@@ -24,6 +24,7 @@ class WorkerValues:
         self.best: dict[str, float] = {} if best is None else best
         self._fresh: tuple[tuple[str, float, float], ...] = ()
         self._fresh_between = math.inf, -math.inf  # times between which they are valid
+        self._last: dict[str, float] | None = None  # None after a change
 
     def set(self, name: str, rank: int | None, value: LogValue, t: float) -> None:
         """Replace a value by one of time ``t``, unless that is one name or rank too many."""
@@ -38,13 +39,16 @@ class WorkerValues:
             if len(of_ranks) >= MOST_RANKS:
                 return
         of_ranks[rank] = LogValue(value.number, value.offset, t)
-        self._fresh_between = math.inf, -math.inf
+        self._forget_results()
 
     def remove(self, names: Iterable[str]) -> None:
         """Remove all values of these names."""
         for name in names:
             self.by_name.pop(name, None)
-        self._fresh_between = math.inf, -math.inf
+        self._forget_results()
+
+    def _forget_results(self) -> None:
+        self._fresh_between, self._last = (math.inf, -math.inf), None
 
     def number(self, name: str, now: float, fresh_s: float = VALUE_FRESH_S) -> float | None:
         """The number of all ranks under a name; None if none is fresh."""
@@ -52,7 +56,7 @@ class WorkerValues:
         return None if of_ranks is None else combine_ranks(name, of_ranks, now, fresh_s)
 
     def fresh(self, now: float) -> tuple[tuple[str, float, float], ...]:
-        """Name, number and time of each fresh value. A number better than the best one so far becomes that."""
+        """Name, number and time of each fresh value."""
         since, until = self._fresh_between
         if since <= now < until:
             return self._fresh
@@ -64,8 +68,24 @@ class WorkerValues:
             if number is None:
                 continue
             found.append((name, number, max(times)))
-            better = _BETTER.get(name.rpartition("_")[2])
-            if better is not None and abs(number) < run_files.MOST_NUMBER:  # as it is in the status
-                self.best[name] = better(number, self.best.get(name, number))
         self._fresh, self._fresh_between = tuple(found), (now, until)
         return self._fresh
+
+    def last(self) -> dict[str, float]:
+        """The last number under each name, however old. One better than the best so far becomes that.
+
+        Of several ranks it is their number at the time of the last value. Numbers that no record has are omitted.
+        """
+        if self._last is not None:
+            return self._last
+        self._last = {}
+        for name, of_ranks in self.by_name.items():
+            latest = max((value.stamp or 0.0 for value in of_ranks.values()), default=0.0)
+            number = combine_ranks(name, of_ranks, latest, VALUE_FRESH_S)
+            if number is None or not abs(number) < run_files.MOST_NUMBER:  # NaN is not less
+                continue
+            self._last[name] = number
+            better = _BETTER.get(name.rpartition("_")[2])
+            if better is not None:
+                self.best[name] = better(number, self.best.get(name, number))
+        return self._last

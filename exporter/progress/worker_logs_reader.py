@@ -75,6 +75,7 @@ class WorkerLogFacts(NamedTuple):
     checkpoints: tuple[float, ...] = ()  # start times of its last checkpoints, from the log
     checkpoint_seconds: tuple[float, ...] = ()  # durations of those checkpoints
     values: tuple[tuple[str, float, float], ...] = ()  # (name, value, time) of each fresh value
+    last_values: Mapping[str, float] = NOTHING  # the last one of each name, however old
     best_values: Mapping[str, float] = NOTHING
     output_tokens_rate: float | None = None  # tokens per second that an LLM server generates; None if not logged
     input_tokens_rate: float | None = None  # tokens per second that it reads; None if not logged
@@ -540,6 +541,7 @@ class WorkerLogs:
             checkpoints=tuple(self.activities.recent_starts.get("checkpointing", ())),
             checkpoint_seconds=tuple(self.activities.durations.get("checkpointing", ())),
             values=self._values.fresh(now),
+            last_values=self._values.last(),
             best_values=self._values.best,
             output_tokens_rate=self._tokens_rate(OUTPUT_TOKENS, now),
             input_tokens_rate=self._tokens_rate(INPUT_TOKENS, now),

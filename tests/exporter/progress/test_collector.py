@@ -423,6 +423,7 @@ def test_a_value_has_its_timestamp_and_disappears_when_old(logs: Logs) -> None:
     assert set(samples_of(page, LOG_VALUE_TIME).values()) == {seen_at}
     logs.clock.advance(1)
     assert samples_of(logs.page(), LOG_VALUE) == samples_of(logs.page(), LOG_VALUE_TIME) == {}
+    assert logs.status().values == {"epoch": 2, "loss": 0.5}, "the report needs the last one"
 
 
 def test_errors_are_counted_by_pattern_and_severity(tmp_path: Path) -> None:

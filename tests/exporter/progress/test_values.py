@@ -27,9 +27,17 @@ def test_a_new_value_is_shown_at_once_and_the_best_one_stays() -> None:
     for t, loss in enumerate((2.5, 1.5, 3.5)):
         values.set("loss", None, LogValue(loss, t), float(t))
         assert values.fresh(3.0) == (("loss", loss, t),)
+        assert values.last() == {"loss": loss}
     assert values.best == {"loss": 1.5}
     values.remove(["loss", "lr"])
-    assert values.fresh(3.0) == ()
+    assert (values.fresh(3.0), values.last()) == ((), {})
+
+
+def test_the_last_value_is_that_of_the_ranks_that_were_fresh_with_it() -> None:
+    values = WorkerValues()
+    for rank, rate, t in ((0, 6.5, 100.0), (1, 3.5, 400.0), (2, 1.5, 200.0 + VALUE_FRESH_S)):
+        values.set("tokens_per_second", rank, LogValue(rate, rank), t)
+    assert values.last() == {"tokens_per_second": 5.0}
 
 
 def test_a_rank_too_many_takes_the_place_of_one_that_is_silent() -> None:
