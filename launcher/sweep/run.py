@@ -1,10 +1,12 @@
 """Run the points of a sweep on this machine, a few at a time, each under its own orchestrator."""
 
 import contextlib
+import itertools
 import os
 import secrets
 import signal
 import socket
+from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 
@@ -36,12 +38,18 @@ def begin_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepReco
 def gpu_slots(planned: PlannedSweep, visible_devices: str | None) -> list[str | None]:
     """CUDA_VISIBLE_DEVICES for each of the parallel points; None if each may use all GPUs.
 
-    Raises LauncherError if this machine has too few GPUs.
+    Raises LauncherError if this machine has too few GPUs, or `env` gives the same ones to several points.
     """
     at_once = planned.sweep.max_parallel or 1
     each = max(one.plan.nodes * one.plan.gpus_per_node for one in planned.points)
     if at_once == 1 or each == 0:
         return [None] * at_once
+    own = ({task.env.get("CUDA_VISIBLE_DEVICES") for task in one.plan.tasks} - {None} for one in planned.points)
+    if shared := [devices for devices, points in Counter(itertools.chain.from_iterable(own)).items() if points > 1]:
+        raise LauncherError(
+            f"{planned.source}: sweep.max_parallel: points would share GPUs, since `env` sets CUDA_VISIBLE_DEVICES="
+            f"{shared[0]} in each; set it in the shell of `gpujob run` instead, or max_parallel to 1"
+        )
     here = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit())
     devices = [word for word in (visible_devices or "").split(",") if word] or [str(number) for number in here]
     if len(devices) < at_once * each:

@@ -140,12 +140,13 @@ def test_ctrl_c_ends_running_points_and_the_rest_can_be_resumed(tmp_path: Path) 
         assert (original.returncode, json.loads(original.stdout)["points"][2]["state"]) == (5, "MISSING")
 
 
-def planned(max_parallel: int | None, gpus: int, here: Path = Path("/")) -> PlannedSweep:
+def planned(max_parallel: int | None, gpus: int, here: Path = Path("/"), **more: Any) -> PlannedSweep:
     body: dict[str, Any] = {
         "name": "j",
         "resources": {"gpus_per_node": gpus},
         "workers": [{"gpus": gpus, "command": "true {x}"}],
         "sweep": {"grid": {"x": [1, 2, 3]}, "max_parallel": max_parallel},
+        **more,
     }
     return plan_sweep(body, "job.yaml", ClusterSpec(), invocation_in(here, local=True))
 
@@ -213,6 +214,14 @@ def test_parallel_points_have_their_own_gpus() -> None:
     assert gpu_slots(planned(3, 0), None) == [None, None, None]
     with pytest.raises(LauncherError, match=r"2 GPUs need 4 and this machine has 3; set max_parallel to 1$"):
         gpu_slots(planned(2, 2), "0,1,2")
+
+
+def test_parallel_points_do_not_share_the_gpus_that_the_job_file_names() -> None:
+    env = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
+    with pytest.raises(LauncherError, match=r"points would share GPUs, .* CUDA_VISIBLE_DEVICES=4,5,6,7 in each; set"):
+        gpu_slots(planned(2, 1, env=env), "0,1")
+    assert gpu_slots(planned(1, 1, env=env), "0,1") == [None]
+    assert gpu_slots(planned(2, 1, env={"CUDA_VISIBLE_DEVICES": "{x}"}), "0,1") == ["0", "1"], "each names its own"
 
 
 STUBBORN = "trap ': > told' INT; : > ready; while :; do sleep 0.05; [ -e told ] && trap - INT && : > asked; done"
