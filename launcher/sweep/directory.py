@@ -343,14 +343,18 @@ def align_columns(rows: Sequence[Sequence[str]]) -> list[str]:
     return ["  ".join(map(padded_text, row, widths)).rstrip() for row in rows]
 
 
-def render_states(states: Sequence[PointState], width: int | None = None, height: int | None = None) -> list[str]:
+def render_states(
+    states: Sequence[PointState], width: int | None = None, height: int | None = None, sorted_by: str | None = None
+) -> list[str]:
     """A line per point, and the number of points by state.
 
     If they do not fit the ``height`` of a terminal, one line stands for the points that matter least.
-    Named values such as the loss have a column each if any point logged them. To fit the ``width`` of a terminal,
-    causes are cut, though not below ``LEAST_CAUSE_WIDTH`` characters, and then some columns are left out.
+    Named values such as the loss, and first the one in ``sorted_by``, have a column each if any point logged them.
+    To fit the ``width`` of a terminal, causes are cut, though not below ``LEAST_CAUSE_WIDTH`` characters, and then
+    some columns are left out.
     """
-    results = [name for name in VALUES_SHOWN if any(name in state.results for state in states)]
+    names = dict.fromkeys(VALUES_SHOWN if sorted_by is None else (sorted_by, *VALUES_SHOWN))
+    results = [name for name in names if any(name in state.results for state in states)]
     head = ("", "point", "state", "items", *results, *LAST_COLUMNS)
     table = [head, *(_row(state, results) for state in states)]
     causes = [" ".join((state.cause or "").split()) for state in states]

@@ -25,25 +25,34 @@ def show_states(sweep_dir: Path, record: "SweepRecord | None" = None, *, as_json
     record = record or read_record(sweep_dir)
     states = read_point_states(sweep_dir, record)
     shown = states if sort is None else sort_by_result(states, sort)
-    _print_states(sweep_dir, record, shown, as_json=as_json)
+    _print_states(sweep_dir, record, shown, as_json=as_json, sorted_by=sort)
     return sweep_exit_status(states)
 
 
-def _print_states(sweep_dir: Path, record: "SweepRecord", states: "Sequence[PointState]", *, as_json: bool) -> None:
+def _print_states(
+    sweep_dir: Path,
+    record: "SweepRecord",
+    states: "Sequence[PointState]",
+    *,
+    as_json: bool,
+    sorted_by: str | None = None,
+) -> None:
     from launcher.sweep.directory import sweep_json
 
     if as_json:
         print_json(sweep_json(sweep_dir, record, states))
     else:
         width = shutil.get_terminal_size().columns if sys.stdout.isatty() else None
-        click.echo(_states_text(states, width))
+        click.echo(_states_text(states, width, sorted_by=sorted_by))
 
 
-def _states_text(states: "Sequence[PointState]", width: int | None, height: int | None = None) -> str:
+def _states_text(
+    states: "Sequence[PointState]", width: int | None, height: int | None = None, sorted_by: str | None = None
+) -> str:
     from launcher.sweep.directory import render_states
     from launcher.watch.text import printable_line
 
-    return "\n".join(map(printable_line, render_states(states, width, height)))
+    return "\n".join(map(printable_line, render_states(states, width, height, sorted_by)))
 
 
 def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_json: bool) -> int:

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from rich.cells import cell_len
 
 from exporter.contract import run_files
+from launcher.cli.jobs.sweep_states import show_states
 from launcher.errors import LauncherError
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import ProcessRecord
@@ -127,6 +128,14 @@ def test_points_are_sorted_by_a_logged_value_and_those_without_it_are_last() -> 
     assert [state.index for state in sort_by_result(states, "loss")] == [2, 0, 1]
     with pytest.raises(LauncherError, match=r"--sort: no point has logged a value 'acc' \(known: loss, lr\)"):
         sort_by_result(states, "acc")
+
+
+def test_the_table_shows_the_value_by_which_it_is_sorted(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir(tmp_path, "4459_0_p0", "COMPLETED")
+    show_states(tmp_path, record_of(("4459_0_p0",), local=True), as_json=False, sort="step")
+    heading, row, _ = capsys.readouterr().out.splitlines()
+    assert heading.split()[2:5] == ["items", "step", "loss"]
+    assert row.split()[3:6] == ["1000000", "7", "9.25"]
 
 
 def test_causes_are_cut_to_the_width_of_a_terminal() -> None:
