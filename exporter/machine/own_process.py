@@ -53,13 +53,14 @@ def open_memory_file(name: str) -> int:
     return fd
 
 
-def allow_many_descriptors() -> None:
-    """Raise the soft limit of open files, usually 1024, as far as the hard limit allows."""
+def allow_many_descriptors() -> int:
+    """Raise the soft limit of open files, usually 1024, as far as the hard limit allows. Returns that limit."""
     try:
         now, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, max(now, MOST_DESCRIPTORS)), most))
     except (OSError, ValueError):
         pass  # the old limit stays
+    return resource.getrlimit(resource.RLIMIT_NOFILE)[0]
 
 
 class GarbageCollection:

@@ -20,6 +20,7 @@ from launcher.rundir.job_records import OrchestratorRecord
 from launcher.words import names_text
 
 BLOCK_BYTES = 64 * 1024  # read at once from the end of a file
+OTHER_DESCRIPTORS = 32  # for the output, the records of the job, and libraries
 MOST_KNOWN = 8  # workers or files that an error names
 _TRACEBACK = re.compile(rb"(.*)Traceback \(most recent call last\):")
 _RUN = re.compile(r"(?P<head>.*?)(?P<run>(?:_a\d+)?(?:_r\d+)?)(?P<end>\.[^.]*)?")
@@ -56,12 +57,24 @@ def select_tasks(manifest: Manifest, worker: str | None) -> tuple[Task, ...]:
 class JobLogs:
     """The logs of some tasks, to be read repeatedly."""
 
-    def __init__(self, manifest: Manifest, tasks: Sequence[Task], last: int | None = None, *, errors: bool = False):
-        """``last`` limits the lines of each file that exists now; ``errors`` selects lines with errors."""
+    def __init__(
+        self,
+        manifest: Manifest,
+        tasks: Sequence[Task],
+        last: int | None = None,
+        *,
+        errors: bool = False,
+        descriptors: int = 1024,
+    ):
+        """``last`` limits the lines of each file that exists now; ``errors`` selects lines with errors.
+
+        ``descriptors`` is how many files this process may open.
+        """
         self._manifest, self._tasks, self._last = manifest, {task.rank: task for task in tasks}, last
         self._tails: dict[Path, tuple[_Source, LogTail]] = {}
         self._errors = SearchEngine(lexicon_of_job(manifest).errors) if errors else None
         self._tracebacks: dict[Path, bytes] = {}  # what each line of an unfinished traceback begins with
+        self._most_open = (descriptors - OTHER_DESCRIPTORS) // 2  # a log that is rotated takes two for a moment
         self._is_first_read = True
         self._problems: dict[Path, str] = {}  # last problem of each file
         self._new_problems: dict[str, list[str]] = {}  # names of the files that have one since it was last asked for
@@ -70,14 +83,14 @@ class JobLogs:
     def read(self, *, ended: bool = False) -> Iterator[LogLine]:
         """New lines, also of files that are new. If the job has ``ended``, also the last ones without a line end.
 
-        Then no file stays open, so that a job may have more of them than this process may open.
+        Then no file stays open. Before, files beyond those that this process may open are closed after each read.
         """
         for path, source in self._find_files():
             if path not in self._tails:
                 is_limited = self._last is not None and self._is_first_read
                 self._tails[path] = source, _tail_of(path, self._last if is_limited else None)
         self._is_first_read = False
-        for path, (source, tail) in self._tails.items():
+        for number, (path, (source, tail)) in enumerate(self._tails.items()):
             while True:
                 for records in tail.read_chunks():
                     yield from self._lines(path, source, bytes(records.buffer[: records.end]))
@@ -88,9 +101,9 @@ class JobLogs:
             if tail.problem is not None and tail.problem != self._problems.get(path):
                 self._problems[path] = tail.problem
                 self._new_problems.setdefault(tail.problem, []).append(path.name)
-            if ended:
-                if rest := tail.pop_unfinished_record():
-                    yield from self._lines(path, source, rest)
+            if ended and (rest := tail.pop_unfinished_record()):
+                yield from self._lines(path, source, rest)
+            if ended or number >= self._most_open:
                 tail.close()
 
     def pop_problems(self) -> list[str]:

@@ -44,12 +44,12 @@ def logs(job: str | None, worker: str | None, follow: bool, errors: bool, lines:
     from launcher.watch.log_lines import JobLogs, select_tasks
     from launcher.watch.text import printable_line
 
-    allow_many_descriptors()  # two files for each run of each worker
     client = open_job(job)
     tasks = select_tasks(client.manifest, worker)
     if follow and lines is None and not errors:
         lines = LINES_FOLLOWED
-    reader = JobLogs(client.manifest, tasks, lines, errors=errors)
+    # two files for each run of each worker
+    reader = JobLogs(client.manifest, tasks, lines, errors=errors, descriptors=allow_many_descriptors())
     names = {task.worker for task in tasks}
     printer = _LinePrinter(max(map(len, names)) if len(names) > 1 else 0, no_color)
     try:
