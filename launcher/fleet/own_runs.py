@@ -1,20 +1,16 @@
 """Jobs that gpujob launched: progress of those in the queue, and jobs of this machine, within a bounded time."""
 
-import queue
-import threading
-import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, NamedTuple
 
 from exporter.contract import run_files
-from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import read_manifest
 from exporter.contract.records import NOTHING
 from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.sources.cached_answers_reader import configured_cluster
 from exporter.slurm.states import array_of
-from launcher.errors import LauncherError
+from launcher.registry.bounded_reads import DEADLINE_S, T, V, read_some
 from launcher.registry.entries import LOCAL_PREFIX, PIPELINE_PREFIX, JobEntry, read_own_entries
 
 if TYPE_CHECKING:
@@ -22,10 +18,6 @@ if TYPE_CHECKING:
     from exporter.contract.status import EtaEstimate, HealthReason
 
 MOST_RUNS = 64  # directories that one command reads where not all matter: a status takes some milliseconds
-DEADLINE_S = 2.0  # for all of them; a mount that hangs costs no more
-READERS = 8  # threads
-T = TypeVar("T")
-V = TypeVar("V")
 
 
 class NodeHealth(NamedTuple):
@@ -160,9 +152,9 @@ def read_local_jobs(environ: Mapping[str, str]) -> tuple[list[QueueRow], list[st
     import launcher.sweep.directory  # lazy: 100 ms; here, so that the deadline is for the reads alone
     import launcher.watch.view  # noqa: F401 - lazy: as above
 
-    unfinished = {entry.run_dir for entry, has_none in _read_some(entries, _has_no_report, most=None)[0] if has_none}
+    unfinished = {entry.run_dir for entry, has_none in read_some(entries, _has_no_report)[0] if has_none}
     entries.sort(key=lambda entry: entry.run_dir not in unfinished)
-    rows, late = _read_some(entries, _read_local, most=len(unfinished) + MOST_RUNS)
+    rows, late = read_some(entries, _read_local, most=len(unfinished) + MOST_RUNS)
     return [row for _, row in rows], [entry.job_id for entry in late]
 
 
@@ -223,7 +215,7 @@ def read_ended_runs(environ: Mapping[str, str], since: float) -> list[QueueRow]:
 
 def read_reported(entries: Iterable[JobEntry]) -> list[QueueRow]:
     """Those of these jobs that have ended, from their reports."""
-    return [row for _, row in _read_some(entries, _read_reported, most=None)[0] if row is not None]
+    return [row for _, row in read_some(entries, _read_reported)[0] if row is not None]
 
 
 def _read_reported(entry: JobEntry) -> QueueRow | None:
@@ -244,37 +236,4 @@ def read_within(items: Iterable[T], read: Callable[[T], V], deadline_s: float = 
 
     What cannot be read is left out. Threads that wait for a mount end with the process.
     """
-    return _read_some(items, read, deadline_s)[0]
-
-
-def _read_some(
-    items: Iterable[T], read: Callable[[T], V], deadline_s: float = DEADLINE_S, *, most: int | None = MOST_RUNS
-) -> tuple[list[tuple[T, V]], list[T]]:
-    """What :func:`read_within` returns, and the items that were not read at the deadline.
-
-    ``most`` is None for all items.
-    """
-    waiting: queue.SimpleQueue[tuple[int, T] | None] = queue.SimpleQueue()
-    first = list(items)[:most]
-    found: dict[int, V] = {}
-    done: set[int] = set()
-
-    def work() -> None:
-        while (entry := waiting.get()) is not None:
-            try:
-                found[entry[0]] = read(entry[1])
-            except (OSError, LauncherError, ExporterError):
-                pass  # of another version, or being removed
-            done.add(entry[0])
-
-    for entry in enumerate(first):
-        waiting.put(entry)
-    threads = [threading.Thread(target=work, daemon=True) for _ in range(min(READERS, len(first)))]
-    end = time.monotonic() + deadline_s
-    for thread in threads:
-        waiting.put(None)
-        thread.start()
-    for thread in threads:
-        thread.join(max(0.0, end - time.monotonic()))
-    late = [item for index, item in enumerate(first) if index not in done.copy()]
-    return [(first[index], value) for index, value in sorted(found.copy().items(), key=lambda pair: pair[0])], late
+    return read_some(items, read, deadline_s, most=MOST_RUNS)[0]

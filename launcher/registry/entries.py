@@ -17,6 +17,7 @@ from exporter.contract.records import Record, RecordError
 from exporter.contract.user_state import make_private_folder, user_state_folder
 from exporter.slurm.sources.cached_answers_reader import configured_cluster
 from launcher.errors import LauncherError
+from launcher.registry.bounded_reads import read_some
 from launcher.rundir.cluster_file import find_registry_dir
 
 LOCAL_PREFIX = "local-"  # of ids of jobs without Slurm
@@ -122,8 +123,12 @@ def _own_files(folder: Path) -> list[tuple[float, Path]]:
 
 
 def _remove_oldest(folder: Path) -> None:
-    """Make room for one more, of jobs that have ended if there are enough of them."""
-    signs = {path: _sign_of_life(path) for _, path in _own_files(folder)[MOST_ENTRIES - 1 :]}
+    """Make room for one more, of jobs that have ended if there are enough of them.
+
+    An old job on a file system that hangs does not delay a launch: it may still run.
+    """
+    older = [path for _, path in _own_files(folder)[MOST_ENTRIES - 1 :]]
+    signs = {**dict.fromkeys(older, 1), **dict(read_some(older, _sign_of_life)[0])}
     kept = sorted(filter(signs.get, signs), key=lambda path: -signs[path])[:MOST_OLDER]  # the newest ones first
     for path in signs.keys() - set(kept):
         path.unlink(missing_ok=True)

@@ -273,7 +273,7 @@ def _start_guard(
         stderr=error,
         pass_fds=[report_fd],
         start_new_session=True,  # Ctrl-C reaches it only through the command
-        preexec_fn=prepare,  # safe: the command has one thread
+        preexec_fn=prepare,  # safe: other threads of the command at most wait for a file system
     )
 
 

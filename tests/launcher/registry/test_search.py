@@ -2,8 +2,10 @@
 
 import json
 import os
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -284,6 +286,27 @@ def test_the_index_keeps_older_jobs_that_may_run(
     for number in range(10, 15):  # cancelled while they waited
         directory(tmp_path / f"a/{number}_waiting", f"{number}", "waiting")
     assert sorted(one.job_id for one in read_own_entries(environ)) == ["1", "12", "13", "14"]
+
+
+def test_an_old_job_on_a_file_system_that_hangs_keeps_its_place_and_delays_no_launch(
+    tmp_path: Path, elsewhere: Path, environ: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(entries, "MOST_ENTRIES", 2)
+    directory(tmp_path / "hung/1_old", "1")
+    directory(tmp_path / "a/2_new", "2")
+    answers_again, read, real_stat = threading.Event(), [], os.stat
+
+    def stat(path: Any, *args: Any, **kwargs: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path / "hung")):
+            answers_again.wait(30.0)
+            read.append(path)
+        return real_stat(path, *args, **kwargs)
+
+    monkeypatch.setattr(os, "stat", stat)
+    directory(tmp_path / "a/3_newest", "3")
+    assert read == []
+    answers_again.set()
+    assert sorted(one.job_id for one in read_own_entries(environ)) == ["1", "2", "3"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
