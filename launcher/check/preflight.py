@@ -229,6 +229,12 @@ def _has_too_few(devices: str, positions: Collection[int]) -> bool:
     return len(set(given)) < len(given) or not set(given) <= set(listed)
 
 
+def count_gpus(devices: Path = Path("/dev")) -> int:
+    """GPUs of this machine by their device files: those of NVIDIA, else those of AMD."""
+    nvidia = sum(path.name[6:].isdigit() for path in devices.glob("nvidia*"))
+    return nvidia or (sum(1 for _ in devices.glob("dri/renderD*")) if (devices / "kfd").exists() else 0)
+
+
 def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> CheckFinding:
     """Check that this machine has the GPUs of a local plan, and that CUDA_VISIBLE_DEVICES leaves it enough.
 
@@ -246,7 +252,7 @@ def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> Ch
             message = f"the plan uses {needed} GPUs, more than CUDA_VISIBLE_DEVICES={devices} has"
             return finding.error("few-gpus", place, f"{message}; use fewer, or set that variable to {needed} GPUs")
     needed = max((max(positions) + 1 for positions in found.values()), default=0)
-    here = gpu_count if gpu_count is not None else sum(path.name[6:].isdigit() for path in Path("/dev").glob("nvidia*"))
+    here = gpu_count if gpu_count is not None else count_gpus()
     if here < needed:
         message = f"the plan uses {needed} GPUs and this machine has {here}; some workers will not find theirs"
         return finding.warning("few-gpus", place, message)

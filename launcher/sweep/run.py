@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 
 from exporter.contract.process_identity import read_start_ticks
+from launcher.check.preflight import count_gpus, gpu_positions
 from launcher.errors import LauncherError
 from launcher.registry.entries import register_job
 from launcher.rundir import rundir
@@ -35,13 +36,18 @@ def begin_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepReco
     return home, record
 
 
-def gpu_slots(planned: PlannedSweep, visible_devices: str | None) -> list[str | None]:
+def gpu_slots(
+    planned: PlannedSweep, visible_devices: str | None, points: int | None = None, dev: Path = Path("/dev")
+) -> list[str | None]:
     """CUDA_VISIBLE_DEVICES for each of the parallel points; None if each may use all GPUs.
+
+    ``points`` is how many run in all, by default all of the sweep.
 
     Raises LauncherError if this machine has too few GPUs, or `env` gives the same ones to several points.
     """
-    at_once = planned.sweep.max_parallel or 1
-    each = max(one.plan.nodes * one.plan.gpus_per_node for one in planned.points)
+    at_once = min(planned.sweep.max_parallel or 1, len(planned.points) if points is None else points)
+    used = (at for one in planned.points for positions in gpu_positions(one.planned_job).values() for at in positions)
+    each = max(used, default=-1) + 1
     if at_once == 1 or each == 0:
         return [None] * at_once
     own = ({task.env.get("CUDA_VISIBLE_DEVICES") for task in one.plan.tasks} - {None} for one in planned.points)
@@ -50,8 +56,8 @@ def gpu_slots(planned: PlannedSweep, visible_devices: str | None) -> list[str | 
             f"{planned.source}: sweep.max_parallel: points would share GPUs, since `env` sets CUDA_VISIBLE_DEVICES="
             f"{shared[0]} in each; set it in the shell of `gpujob run` instead, or max_parallel to 1"
         )
-    here = sorted(int(path.name[6:]) for path in Path("/dev").glob("nvidia*") if path.name[6:].isdigit())
-    devices = [word for word in (visible_devices or "").split(",") if word] or [str(number) for number in here]
+    # programs number the devices that they find from 0, also in a container that has only the last ones
+    devices = [word for word in (visible_devices or "").split(",") if word] or list(map(str, range(count_gpus(dev))))
     if len(devices) < at_once * each:
         raise LauncherError(
             f"{planned.source}: sweep.max_parallel: {at_once} points of {each} GPUs need {at_once * each} and "
@@ -70,7 +76,7 @@ class LocalSweep:
         ticks = read_start_ticks(os.getpid())
         runner = ProcessRecord(pid=os.getpid(), start_ticks=ticks, host=socket.gethostname())
         self.record = record.replace(runner=runner)
-        self._free_slots = gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
+        self._free_slots: list[str | None] = []
         self._running: dict[int, tuple[LocalJob, str | None]] = {}
         self._ended_count = 0
         self.received_signal: int | None = None  # the signal that ended the sweep
@@ -79,6 +85,7 @@ class LocalSweep:
 
     def run(self, indexes: Collection[int]) -> None:
         """Run these points until all end or a signal comes. The points still running are then stopped and awaited."""
+        self._free_slots = gpu_slots(self._planned, os.environ.get("CUDA_VISIBLE_DEVICES"), len(indexes))
         sweep_id = f"local-{secrets.token_hex(4)}" if self._has_runs() else str(self.record.submission["job_id"])
         register_job(self._sweep_dir, {**self.record.submission, "job_id": sweep_id}, os.environ, Path.cwd())
         for number in ENDING_SIGNALS:

@@ -216,6 +216,23 @@ def test_parallel_points_have_their_own_gpus() -> None:
         gpu_slots(planned(2, 2), "0,1,2")
 
 
+def test_parallel_points_need_the_gpus_that_their_workers_use() -> None:
+    large_node = {"resources": {"gpus_per_node": 8}}
+    assert gpu_slots(planned(3, 1, **large_node), "4,5,6") == ["4", "5", "6"]
+    assert gpu_slots(planned(8, 1), "4,5,6") == ["4", "5", "6"], "there are three points"
+    assert gpu_slots(planned(3, 2), "4,5,6,7", 2) == ["4,5", "6,7"], "two are resumed"
+
+
+@pytest.mark.parametrize(
+    "names", [("nvidia2", "nvidia3", "nvidiactl", "dri/renderD128"), ("kfd", "dri/renderD129", "dri/renderD130")]
+)
+def test_gpus_are_numbered_from_0_in_a_container_with_some_of_them(tmp_path: Path, names: Sequence[str]) -> None:
+    (tmp_path / "dri").mkdir()
+    for name in names:
+        (tmp_path / name).touch()
+    assert gpu_slots(planned(2, 1), None, dev=tmp_path) == ["0", "1"]
+
+
 def test_parallel_points_do_not_share_the_gpus_that_the_job_file_names() -> None:
     env = {"CUDA_VISIBLE_DEVICES": "4,5,6,7"}
     with pytest.raises(LauncherError, match=r"points would share GPUs, .* CUDA_VISIBLE_DEVICES=4,5,6,7 in each; set"):
