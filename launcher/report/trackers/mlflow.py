@@ -8,7 +8,7 @@ import json
 import os
 import re
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlparse
@@ -16,7 +16,8 @@ from urllib.parse import unquote, urlparse
 from exporter.contract import run_files
 from exporter.contract.report import Report
 from launcher.errors import LauncherError
-from launcher.plan.plan import Plan
+from launcher.plan.placeholders import fill_placeholders, placeholder_values
+from launcher.plan.plan import Plan, RunFacts
 from launcher.plan.trackers import CONTEXT, TAG
 from launcher.report.state import UNFINISHED
 from launcher.rundir.secrets_file import read_secrets
@@ -27,6 +28,8 @@ MOST_EXPERIMENTS = 100  # in one search
 MOST_BYTES = 1 << 20  # of a file that is read
 FOLDER, DATABASE = "mlruns", "mlflow.db"
 RUNNING, CODES = "1", {"FINISHED": "3", "FAILED": "4", "KILLED": "5"}  # in the files of runs
+VARIABLES = ("MLFLOW_RUN_", "MLFLOW_TRACKING_")  # variables that name a run, or lead to the store
+DATABRICKS = ("databricks", "databricks-uc")  # each a store without an address
 KILLED = ("CANCELLED", "TIMEOUT", "PREEMPTED", "NODE_FAIL", "BOOT_FAIL", "OUT_OF_MEMORY")
 _STATUS, _END = re.compile(r"^status: (\S+)$", re.MULTILINE), re.compile(r"^end_time: \S*$", re.MULTILINE)
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
@@ -38,30 +41,51 @@ class TrackerError(LauncherError):
 
 def end_runs(plan: Plan, report: Report, environ: Mapping[str, str], now: float, wait_s: float = WAIT_S) -> list[str]:
     """End the runs of the job that still count as running. Return their ids. Raises TrackerError and OSError."""
-    own = next((task.env for task in plan.tasks if CONTEXT in task.env), None)
-    if own is None or report.requeued or report.state in (*UNFINISHED, "UNKNOWN"):
+    if report.requeued or report.state in (*UNFINISHED, "UNKNOWN") or not (stores := _stores(plan, report)):
         return []
-    moment = now if report.end is None else report.end
+    end, moment = time.monotonic() + wait_s, now if report.end is None else report.end
     secrets = {}
     if plan.secrets:
         try:
             secrets = read_secrets(plan.manifest.run_dir, plan.secrets)
         except LauncherError:
             pass  # removed after an earlier end; the credentials may be in the environment
-    found = {**environ, **own, **secrets}
-    name, status = _name(own[CONTEXT], report.job_id), _status(report)
-    place = found.get("MLFLOW_TRACKING_URI") or _usual_place(Path(plan.workdir))
+    return [
+        run_id
+        for own in stores
+        for run_id in _end_in_store(Path(plan.workdir), {**environ, **own, **secrets}, _status(report), moment, end)
+    ]
+
+
+def _stores(plan: Plan, report: Report) -> list[dict[str, str]]:
+    """The variables by which tasks name their runs and where these are, each set once: roles may differ."""
+    hosts = (*report.nodes, *[""] * plan.nodes)  # a report may name none
+    facts = RunFacts(report.job_id, plan.manifest.run_dir, hosts, report.attempt)
+    found: list[dict[str, str]] = []
+    for task in plan.tasks:
+        if CONTEXT in task.env:
+            values = placeholder_values(plan, task, facts)
+            named = ((name, value) for name, value in task.env.items() if name.startswith(VARIABLES))
+            own = {name: fill_placeholders(value, values) for name, value in named}
+            if own not in found:
+                found.append(own)
+    return found
+
+
+def _end_in_store(workdir: Path, variables: Mapping[str, str], status: str, moment: float, end: float) -> Iterable[str]:
+    name = _name(variables[CONTEXT])
+    place = variables.get("MLFLOW_TRACKING_URI") or _usual_place(workdir)
     parts = urlparse(place)
-    if parts.scheme in ("http", "https"):
-        return _Server(place.rstrip("/"), found, time.monotonic() + wait_s).end(name, status, moment)
-    if parts.scheme in ("", "file"):
-        folder = Path(plan.workdir, unquote(parts.path))
-        return list(_end_in_files(folder, name, found, status, moment, time.monotonic() + wait_s))
-    if parts.scheme == "sqlite":
-        database = Path(plan.workdir, unquote(parts.path.removeprefix("/")))
-        return _end_in_database(database, name, found, status, moment, wait_s)
+    scheme = place if place in DATABRICKS else parts.scheme
+    if scheme in ("http", "https"):
+        return _Server(place.rstrip("/"), variables, end).end(name, status, moment)
+    if scheme in ("", "file"):
+        return _end_in_files(Path(workdir, unquote(parts.path)), name, variables, status, moment, end)
+    if scheme == "sqlite":
+        database = Path(workdir, unquote(parts.path.removeprefix("/")))
+        return _end_in_database(database, name, variables, status, moment, max(0.0, end - time.monotonic()))
     # without the rest, in which a password may stand
-    raise TrackerError(f"{parts.scheme}:// holds the runs; they are ended only on a server, in a folder or in SQLite")
+    raise TrackerError(f"{scheme}:// holds the runs; they are ended only on a server, in a folder or in SQLite")
 
 
 def _usual_place(workdir: Path) -> str:
@@ -73,14 +97,14 @@ def _usual_place(workdir: Path) -> str:
     return f"sqlite:///{DATABASE}" if (workdir / DATABASE).exists() and not has_experiments else FOLDER
 
 
-def _name(context: str, job_id: str) -> str | None:
+def _name(context: str) -> str | None:
     """The name by which runs name the job; None if the job file has replaced the variable."""
     try:
         found = json.loads(context)
     except ValueError:
         return None
     name = found.get(TAG) if isinstance(found, dict) else None
-    return name.replace("{job_id}", job_id) if isinstance(name, str) else None
+    return name if isinstance(name, str) else None
 
 
 def _status(report: Report) -> str:

@@ -159,6 +159,7 @@ def test_a_server_that_refuses_or_is_gone_is_named(server: Server, tmp_path: Pat
     for address, problem in (
         ("http://ada:pass@127.0.0.1:9", r"^http://127\.0\.0\.1:9 does not answer: ConnectionError$"),
         ("postgresql://ada:pass@db/mlflow", r"^postgresql:// holds the runs; they are ended only on a server"),
+        ("databricks", r"^databricks:// holds the runs; they are ended only on a server"),
     ):
         with pytest.raises(LauncherError, match=problem):
             end_runs(plan_of(tmp_path), report_of(), {"MLFLOW_TRACKING_URI": address}, 2000.0)
@@ -200,6 +201,17 @@ def test_runs_in_files_are_ended_in_their_place(tmp_path: Path) -> None:
         end_runs(plan_of(tmp_path, MLFLOW_TRACKING_URI=(tmp_path / "mlruns").as_uri()), report_of(), {}, 2000.0) == []
     )
     assert json.loads(plan_of(tmp_path).tasks[0].env[CONTEXT]) == {"gpujob.run": NAME}
+
+
+def test_runs_of_all_roles_are_ended_in_the_place_of_each(server: Server, tmp_path: Path) -> None:
+    server.add("a", NAME.replace("{job_id}", "7"))
+    folder = tmp_path / "runs of 7" / "0" / RUN
+    (folder / "tags").mkdir(parents=True)
+    (folder / "tags" / "gpujob.run").write_text(NAME.replace("{job_id}", "7"))
+    (folder / "meta.yaml").write_text(META.format(run=RUN, status=1))
+    plans = [plan_of(tmp_path, MLFLOW_TRACKING_URI=uri) for uri in (server.address, "runs of {job_id}")]
+    plan = dataclasses.replace(plans[0], tasks=tuple(task for each in plans for task in each.tasks))
+    assert end_runs(plan, report_of(), {}, 2000.0) == ["a", RUN]
 
 
 @pytest.mark.parametrize("place", ["", "sqlite:///runs/own.db", "sqlite:///{}/runs/own.db"])
