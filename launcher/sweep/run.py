@@ -106,8 +106,7 @@ class LocalSweep:
                             waiting.insert(0, waiting.pop())  # others may be able to start
                             break
                     waiting.pop()
-                with contextlib.suppress(ChildProcessError):  # no child left: a signal came first
-                    os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+                self._await_child()
                 self._reap(len(indexes))
         finally:
             self._stop_all()
@@ -115,6 +114,16 @@ class LocalSweep:
                 job.process.wait()
             self.record = self.record.replace(runner=None)
             write_record(self._sweep_dir, self.record)
+
+    def _await_child(self) -> None:
+        """Wait until a child has ended. One that is no point is collected, or it would end every later wait.
+
+        It may be a program of `--stack`, or an orphan that the first process of a container inherits.
+        """
+        with contextlib.suppress(ChildProcessError):  # no child left: a signal came first
+            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if ended is not None and ended.si_pid not in {job.process.pid for job, _ in self._running.values()}:
+                os.waitpid(ended.si_pid, 0)
 
     def _report(self, line: str) -> None:
         with contextlib.suppress(OSError):  # a full disk or a closed pipe does not cost the running points

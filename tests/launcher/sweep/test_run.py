@@ -333,6 +333,15 @@ def test_ctrl_c_after_the_end_of_all_points_is_no_error(signalled: Signalled, mo
     assert signalled.runs() == [1, 1, 0]
 
 
+def test_an_ended_child_that_is_no_point_does_not_end_each_wait(signalled: Signalled) -> None:
+    other = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, other.pid, os.WEXITED | os.WNOWAIT)
+    signalled.command = ["true"]
+    assert signalled.run() == [0, 0, 0]
+    with pytest.raises(ChildProcessError):
+        os.waitpid(other.pid, os.WNOHANG)
+
+
 def test_a_point_that_cannot_be_started_does_not_cost_the_running_ones(
     signalled: Signalled, monkeypatch: pytest.MonkeyPatch
 ) -> None:
