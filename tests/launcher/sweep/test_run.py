@@ -217,8 +217,7 @@ def test_parallel_points_have_their_own_gpus() -> None:
 
 
 def test_parallel_points_need_the_gpus_that_their_workers_use() -> None:
-    large_node = {"resources": {"gpus_per_node": 8}}
-    assert gpu_slots(planned(3, 1, **large_node), "4,5,6") == ["4", "5", "6"]
+    assert gpu_slots(planned(3, 1, resources={"gpus_per_node": 8}), "4,5,6") == ["4", "5", "6"]
     assert gpu_slots(planned(8, 1), "4,5,6") == ["4", "5", "6"], "there are three points"
     assert gpu_slots(planned(3, 2), "4,5,6,7", 2) == ["4,5", "6,7"], "two are resumed"
 
