@@ -7,6 +7,9 @@ Lines of slurmstepd and srun, 20.11 to 26.05; only 26.05 names the signal of a p
     [2026-11-22T09:52:22.436] error: *** JOB 9 ON n1 CANCELLED AT 2026-11-22T09:52:22 DUE to SIGNAL Terminated ***
     slurmstepd-n1: error: Detected 1 oom-kill event(s) in StepId=9.4. Some of your processes may have been killed ...
     slurmstepd-n1: error: Detected 1 oom_kill event in StepId=9.4. Some of the step tasks have been OOM Killed.
+    srun: error: n1: tasks 2-3: Out Of Memory
+
+slurmstepd names its node only if it was built for several slurmd on one machine.
 """
 
 import re
@@ -20,7 +23,8 @@ _CANCELLED = re.compile(
 )
 _NODE_FAILURE = re.compile(r"^srun: error: Node failure on (\S+)", re.MULTILINE)
 
-_OOM_KILLS = re.compile(r"error: Detected (\d{1,9}) oom[-_]kill event\S* in StepId=(\d+\.\d+)\b")
+_OOM_KILLS = re.compile(r"(?:slurmstepd-(\S+): )?error: Detected (\d{1,9}) oom[-_]kill event\S* in StepId=(\d+\.\d+)\b")
+_OUT_OF_MEMORY = re.compile(r"^srun: error: (\S+): tasks? [\d,-]+: Out Of Memory", re.MULTILINE)
 
 _TIMED_OUT = re.compile(r"\bJobState=(TIMEOUT|COMPLETING\s+Reason=TimeLimit)\b")
 _MOMENTS = re.compile(r"\b(StartTime|EndTime|PreemptTime|SuspendTime)=(\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d)")
@@ -67,9 +71,14 @@ def parse_slurm_end_notice(text: str) -> SlurmEndNotice:
     return SlurmEndNotice(reason, cause, nodes)
 
 
-def parse_oom_kills(text: str, step: str) -> int:
-    """Kills for lack of memory in a step (``job.step``) that the job's error log reports."""
-    return sum(int(count) for count, of in _OOM_KILLS.findall(text) if of == step)
+def parse_oom_kills(text: str, step: str, node: str, *, is_only_node: bool) -> int:
+    """Kills for lack of memory in a step (``job.step``) on a node that the job's error log reports.
+
+    A line without a node counts if the step has no other one, or if srun reports tasks on the node out of memory.
+    """
+    is_named = is_only_node or node in _OUT_OF_MEMORY.findall(text)
+    kills = [(on or (node if is_named else ""), int(count)) for on, count, of in _OOM_KILLS.findall(text) if of == step]
+    return sum(count for on, count in kills if on == node)
 
 
 def has_timed_out(text: str) -> bool:

@@ -195,14 +195,18 @@ class JobTasks:
         if self._ended:
             attempt_optional("list the records", lambda: self._records.find_written(()))
         records = {rank: self._records.read_exit(running) for rank, (running, _, _) in self._ended.items()}
-        # the first failure decides, whatever its rank
-        for rank in sorted(records, key=lambda rank: _end_of(records[rank])):
+        oom_kills = {
+            rank: self._steps.read_oom_kills(running)
+            for rank, (running, _, ended_at) in self._ended.items()
+            if records[rank] is None and not self._may_get_record(running, now - ended_at)
+        }
+        # the first failure decides, whatever its rank; if times are unknown, a kill for lack of memory
+        for rank in sorted(records, key=lambda rank: (_end_of(records[rank]), -oom_kills.get(rank, 0))):
             running, code, ended_at = self._ended[rank]
             if self._signals.end_signal is not None and self._job_state.stop is None:
                 break  # the signal is new: first find out its reason
             record, waited = records[rank] or self._records.read_exit(running), now - ended_at
-            no_record_expected = self._killed_at is not None or self._is_on_a_failed_node(running)
-            if record is None and waited < RECORD_GRACE_S and not no_record_expected:
+            if record is None and self._may_get_record(running, waited):
                 continue
             has_queried = end_query.has_queried_since(ended_at)
             may_get_reason = record is not None and self._may_get_reason(running, record)
@@ -228,7 +232,7 @@ class JobTasks:
                     was_signalled=self._job_state.stop is not None or self._task_groups[rank].kill_at is not None,
                     may_lack_records=self._job_state.find_why_incomplete() is not None,
                 )
-                if kills := self._steps.read_oom_kills(running):  # perhaps also of the wrapper, which counts them
+                if kills := oom_kills.get(rank):  # perhaps also of the wrapper, which counts them
                     record["oom_kills"] = kills
                 host = self._facts.hosts[running.planned.task.node_index]
                 if (stop := end_query.node_stop(host)) is not None:
@@ -283,6 +287,10 @@ class JobTasks:
         """Whether the task's node has failed, so that no record will come from it."""
         stop, host = self._job_state.stop, self._facts.hosts[running.planned.task.node_index]
         return host in self.slurm_end_query.failed_nodes or (stop is not None and host in stop.nodes)
+
+    def _may_get_record(self, running: RunningTask, waited_s: float) -> bool:
+        """Whether the exit record of a task that ended this long ago may not be visible here yet."""
+        return waited_s < RECORD_GRACE_S and self._killed_at is None and not self._is_on_a_failed_node(running)
 
     def _may_get_reason(self, running: RunningTask, record: Mapping[str, object]) -> bool:
         """Whether the task was signalled from outside and the signal has not reached this process yet.

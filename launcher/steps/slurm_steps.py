@@ -338,8 +338,13 @@ class SlurmSteps:
             entry.process.terminate()  # srun answers with SIGKILL to its tasks
 
     def read_oom_kills(self, running: RunningTask) -> int:
-        step = self._step_id(running)
-        return parse_oom_kills(self._read_new_errors(), step) if step is not None else 0
+        task, step = running.planned.task, self._step_id(running)
+        if step is None:
+            return 0
+        name = self._step_names[task.rank]
+        nodes = {entry.task.node_index for entry in self._plan.tasks if self._step_names[entry.task.rank] == name}
+        host = self._facts.hosts[task.node_index]
+        return parse_oom_kills(self._read_new_errors(), step, host, is_only_node=len(nodes) == 1)
 
     def kill_leftovers(self, running: RunningTask) -> int:
         """Note a step whose srun was killed, for ``has_no_leftovers`` to end. Slurm cleans up all other steps."""

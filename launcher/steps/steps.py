@@ -91,7 +91,7 @@ class Steps(Protocol):
         """Send SIGKILL to the tasks and all their processes."""
 
     def read_oom_kills(self, running: RunningTask) -> int:
-        """Kills for lack of memory that Slurm reports of the step of a finished task."""
+        """Kills for lack of memory that Slurm reports of the step of a finished task, on the task's node."""
 
     def kill_leftovers(self, running: RunningTask) -> int:
         """Kill processes that a finished task left behind. Return how many it had put in the background."""

@@ -13,6 +13,7 @@ from exporter.workers.slurm_end_notice import (
     parse_time_limit_end,
 )
 
+OOM_KILL = "error: Detected 1 oom_kill event in StepId=2.1. Some of the step tasks have been OOM Killed.\n"
 AT = "slurmstepd-rs1: error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-21T12:02:53"
 
 AT_26_05 = "[2026-11-22T09:52:22.436] error: *** JOB 2 ON rs1 CANCELLED AT 2026-11-22T09:52:22"
@@ -46,7 +47,20 @@ def test_the_line_of_the_batch_step_gives_the_reason(line: str, notice: SlurmEnd
 def test_kills_for_lack_of_memory_are_those_of_one_step(words: str) -> None:
     line = "slurmstepd-rs1: error: Detected {} in StepId={}. Some of the step tasks have been OOM Killed.\n"
     text = "".join(line.format(words, step) for step in ("2.1", "2.10", "12.1", "2.1"))
-    assert (parse_oom_kills(text, "2.1"), parse_oom_kills(text, "2.2")) == (2, 0)
+    assert [parse_oom_kills(text, step, "rs1", is_only_node=True) for step in ("2.1", "2.2")] == [2, 0]
+
+
+@pytest.mark.parametrize(
+    "text", [f"slurmstepd-rs1: {OOM_KILL}", f"slurmstepd: {OOM_KILL}srun: error: rs1: tasks 2-3: Out Of Memory\n"]
+)
+def test_kills_for_lack_of_memory_are_those_of_one_node(text: str) -> None:
+    text += "srun: error: rs2: task 0: Killed\n"
+    assert [parse_oom_kills(text, "2.1", node, is_only_node=False) for node in ("rs1", "rs2")] == [1, 0]
+
+
+def test_kills_for_lack_of_memory_on_an_unknown_node_count_only_in_a_step_of_one_node() -> None:
+    kills = [parse_oom_kills(f"slurmstepd: {OOM_KILL}", "2.1", "rs1", is_only_node=alone) for alone in (True, False)]
+    assert kills == [1, 0]
 
 
 def test_srun_names_the_nodes_that_have_failed() -> None:

@@ -365,6 +365,27 @@ def test_an_srun_that_waits_for_tasks_that_ended_long_ago_is_killed(tmp_path: Pa
     assert [end.reason for _, end in job.job_tasks.ended_tasks()] == ["completed", "completed"]
 
 
+def test_a_kill_for_lack_of_memory_is_not_charged_to_other_nodes_of_its_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.run.tasks.RECORD_GRACE_S", 0.0)
+    job = SimulatedJob(tmp_path, plan_of_four_ranks(step="solve"))
+    job.steps.read_oom_kills.side_effect = SlurmSteps(job.plan, job.facts).read_oom_kills
+    job.job_tasks.start(job.plan.tasks)
+    for planned in job.plan.tasks:
+        run_files.write_json(RunRecords(job.facts).path(planned, 0, "start"), {"step": "3"})
+    (tmp_path / "log.err").write_text(
+        "slurmstepd: error: Detected 1 oom_kill event in StepId=4459.3. Some of the step tasks have been OOM Killed.\n"
+        "srun: error: cn01: tasks 2-3: Out Of Memory\nsrun: error: cn00: tasks 0-1: Killed\n"
+    )
+    job.processes[0].poll.return_value = 137
+    job.job_tasks.reap()
+    kills = [read_json(RunRecords(job.facts).path(planned, 0, "exit")).get("oom_kills") for planned in job.plan.tasks]
+    assert kills == [None, None, 1, 1]
+    assert job.job_state.stop is not None
+    assert job.job_state.stop.cause == "solver_w0 rank 2 on cn01 ended by host_oom"
+
+
 def serving_step(**over: Any) -> Plan:
     plan = mpi_plan(["serve"])
     tasks = (dataclasses.replace(planned, service=True, **over) for planned in plan.tasks)
