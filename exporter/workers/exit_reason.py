@@ -247,7 +247,7 @@ def awaits_notice(evidence: ExitEvidence) -> bool:
 
     A peer on another node notices the loss at once, and the launcher a moment later.
     """
-    if PEER_LOST not in evidence.log.classes or evidence.code == 0:
+    if PEER_LOST not in evidence.log.classes or evidence.code == 0 or not _may_follow_peer(evidence.log):
         return False
     return _reason_from_kernel(evidence) is None and _loss_text(evidence) is None
 
@@ -439,13 +439,26 @@ def _reason_from_log(evidence: ExitEvidence) -> tuple[str, ...] | None:
     log = evidence.log
     if PEER_LOST in log.classes and (loss := _loss_text(evidence)) is not None:
         return "terminated_peer", loss
-    for reason in _LOG_REASONS:
-        if reason in log.classes or (reason == "gpu_fault" and _line_blames_device(log)):
-            text = "; ".join(_log_text(evidence)) or f"its log says {reason}"
-            if reason == "nccl_timeout" and (fault := _earlier_fault(evidence)) is not None:
-                return "gpu_fault", fault, text
-            return reason, text
+    for reason in _log_reasons(log):
+        text = "; ".join(_log_text(evidence)) or f"its log says {reason}"
+        if reason == "nccl_timeout" and (fault := _earlier_fault(evidence)) is not None:
+            return "gpu_fault", fault, text
+        return reason, text
     return None
+
+
+def _log_reasons(log: LogEvidence) -> list[str]:
+    """Reasons that the log gives, causes before their consequences."""
+    blames_device = _line_blames_device(log)
+    return [reason for reason in _LOG_REASONS if reason in log.classes or (reason == "gpu_fault" and blames_device)]
+
+
+def _may_follow_peer(log: LogEvidence) -> bool:
+    """Whether the failure of a peer that may be later explains all errors of the log.
+
+    A worker of several processes that failed by itself may show a lost connection between them, too.
+    """
+    return all(reason == "nccl_timeout" for reason in _log_reasons(log))
 
 
 def _loss_text(evidence: ExitEvidence) -> str | None:
@@ -456,6 +469,7 @@ def _loss_text(evidence: ExitEvidence) -> str | None:
     if peer is not None:
         return f"it lost {peer.name}, which had ended by {peer.reason}"
     names_worker = evidence.follows_stop and stop is not None and stop.rank is not None
+    names_worker = names_worker and _may_follow_peer(evidence.log)
     if stop is not None and names_worker and not _ended_before_stop(evidence, stop):
         return f"it lost a peer, and the job was being stopped: {stop.cause}"
     return None

@@ -239,9 +239,18 @@ def test_a_worker_that_lost_a_peer_waits_for_the_notice_that_names_it(
     assert collected.facts().exits.counts == {reason: 1}
 
 
-def test_a_worker_whose_own_error_ended_it_waits_for_no_notice(wrappers: Wrappers, collected: CollectedWorker) -> None:
-    wrappers.start(TASK, "sh", "-c", "echo 'ValueError: bad shard' >&2; exit 1").wait()
-    assert collected.facts().exits.counts == {"app_error": 1}
+@pytest.mark.parametrize(
+    ("program", "reason"),
+    [
+        ("echo 'ValueError: bad shard' >&2", "app_error"),
+        ("echo 'Connection reset by peer'; echo 'torch.OutOfMemoryError: CUDA out of memory.' >&2", "cuda_oom"),
+    ],
+)
+def test_a_worker_whose_own_error_ended_it_waits_for_no_notice(
+    program: str, reason: str, wrappers: Wrappers, collected: CollectedWorker
+) -> None:
+    wrappers.start(TASK, "sh", "-c", f"{program}; exit 1").wait()
+    assert collected.facts().exits.counts == {reason: 1}
 
 
 def test_one_of_the_same_node_for_which_the_job_stops_explains_no_earlier_loss(wrappers: Wrappers) -> None:

@@ -133,6 +133,9 @@ CASES = {
         "device out of memory before the timeout it led to": ExitEvidence(
             code=1, log=LogEvidence(("nccl_timeout", "cuda_oom"))
         ),
+        "device out of memory, lost connections of its other processes, and a stop for another worker": ExitEvidence(
+            code=1, end=99.0, log=LogEvidence(("cuda_oom", "peer_lost")), stop=PEER, follows_stop=True
+        ),
         "firmware that does not answer, and no memory left on the device ten minutes later": ExitEvidence(
             code=1, end=705.0, log=LogEvidence(("cuda_oom",)), gpu_faults=(FIRMWARE,)
         ),
@@ -258,6 +261,9 @@ CASES = {
         ),
         "a lost connection before the job was stopped for another worker": ExitEvidence(
             code=1, end=99.0, log=LogEvidence(("peer_lost",)), stop=PEER, follows_stop=True
+        ),
+        "a lost connection and a timeout before the job was stopped for another worker": ExitEvidence(
+            code=1, end=99.0, log=LogEvidence(("peer_lost", "nccl_timeout")), stop=PEER, follows_stop=True
         ),
         "no word of its own, and another worker of the control group was killed": ExitEvidence(
             code=1, oom_kills=2, end=100.0, oom_peers=(VICTIM,)
