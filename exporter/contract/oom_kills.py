@@ -7,6 +7,8 @@ import os
 
 # File with the count of OOM kills (key `oom_kill`) for each cgroup version
 OOM_FILES = {1: "memory.oom_control", 2: "memory.events"}
+# System services whose cgroup may hold the programs of several users; any other one is that of a single program.
+SHARED_SERVICES = {"slurmd", "ssh", "sshd", "cron", "crond", "atd"}
 
 
 def parse_memory_mounts(text: str) -> list[tuple[int, str, str]]:
@@ -76,14 +78,15 @@ def parse_oom_kills(text: str) -> int | None:
 
 
 def is_shared_cgroup(version: int, mount: str, path: str) -> bool:
-    """Whether a memory cgroup also counts processes of others: it is the whole machine, or a service of the system.
+    """Whether a memory cgroup also counts processes of others: it is the whole machine, or that of a shared service.
 
-    Where Slurm does not limit memory, the steps of all jobs are in the cgroup of slurmd.
+    Where Slurm does not limit memory, the steps of all jobs are in the cgroup of slurmd. A CI runner has its own.
     """
     if version == 1 and os.path.exists(f"{mount}{path}/release_agent"):  # only the root has it
         return True
     slice_name, _, unit = path.removeprefix("/").partition("/")
-    return slice_name == "system.slice" and "/" not in unit and unit.endswith(".service")
+    service = unit.removesuffix(".service").partition("@")[0]
+    return slice_name == "system.slice" and unit.endswith(".service") and service in SHARED_SERVICES
 
 
 def read_oom_kills(root: str = "/") -> int | None:

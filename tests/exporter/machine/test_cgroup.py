@@ -206,14 +206,15 @@ def test_the_root_of_a_hierarchy_has_no_facts(tmp_path: Path, version: int) -> N
     ("path", "is_shared"),
     [
         ("/system.slice/slurmd.service", True),
+        ("/system.slice/slurmd@node01.service", True),
+        ("/system.slice/cron.service", True),
         ("/system.slice/slurmd.service/job_7", False),
+        ("/system.slice/actions.runner.acme.service", False),
         ("/system.slice/docker-7.scope", False),
         ("/user.slice/user-1000.slice/user@1000.service", False),
     ],
 )
-def test_the_cgroup_of_a_service_of_the_system_has_no_facts(
-    tmp_path: Path, path: str, is_shared: bool, version: int
-) -> None:
+def test_the_cgroup_of_a_shared_service_has_no_facts(tmp_path: Path, path: str, is_shared: bool, version: int) -> None:
     machine = Machine(tmp_path, V1_MOUNT if version == 1 else V2_MOUNT)
     machine.process("self", v1_lines(path) if version == 1 else f"0::{path}\n")
     (machine.v1 if version == 1 else machine.v2)(path, oom_kills=2)
