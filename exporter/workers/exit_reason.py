@@ -47,11 +47,12 @@ _LIMIT_SIGNALS = {
     signal.SIGXFSZ: "its limit of file size (ulimit -f)",
 }  # which the kernel sends at these limits
 _TERMINATION_SIGNALS = {signal.SIGTERM, signal.SIGINT, signal.SIGQUIT, signal.SIGKILL}
+_USER_SIGNALS = {signal.SIGUSR1, signal.SIGUSR2}  # they ask a program to save, and end one that does not handle them
 _FATAL_SIGNALS = (
     _CRASH_SIGNALS | _TERMINATION_SIGNALS | _LIMIT_SIGNALS.keys() | {signal.SIGHUP, signal.SIGPIPE, signal.SIGALRM}
 )
 # A shell reports these signals as 128 + number; other statuses above 128 are the program's own.
-_FATAL_SIGNALS |= {signal.SIGUSR1, signal.SIGUSR2}
+_FATAL_SIGNALS |= _USER_SIGNALS
 SHELL_KILL = 128 + signal.SIGKILL  # exit status by which a shell reports SIGKILL
 SIGNAL_WINDOW_S = 600.0  # a signal this long before the end is not its reason: the worker survived it
 OOM_BURST_S = 5.0  # a victim takes seconds to free many GiB, and meanwhile the kernel kills others
@@ -516,10 +517,13 @@ def _reason_of_kill(evidence: ExitEvidence, number: int | None, facts: list[str]
 
 
 def _reason_of_request(evidence: ExitEvidence, facts: tuple[str, ...]) -> ExitReason:
-    """Reason of an end that an unknown sender requested: its time may show the time limit."""
+    """Reason of an end that an unknown sender requested: its time may show the time limit.
+
+    A signal to save is no request to end.
+    """
     if _is_at_time_limit(evidence):
         return ExitReason("time_limit", (*facts, "the time limit was reached"))
-    return ExitReason("cancelled", facts)
+    return ExitReason("app_error" if _USER_SIGNALS.issuperset(_requests_to_end(evidence)) else "cancelled", facts)
 
 
 def _is_at_time_limit(evidence: ExitEvidence) -> bool:
@@ -543,12 +547,14 @@ def _memory_text(evidence: ExitEvidence) -> str:
 
 
 def _status_text(evidence: ExitEvidence) -> str:
+    number = _fatal_signal(evidence)
+    unhandled = ", which the program did not handle" if number in _USER_SIGNALS else ""
     if evidence.signal is not None:
-        return f"killed by {signal_name(evidence.signal)}" + (", core dumped" if evidence.core else "")
+        return f"killed by {signal_name(evidence.signal)}{unhandled}" + (", core dumped" if evidence.core else "")
     if evidence.code is None:
         return "exit status unknown"
-    number = _fatal_signal(evidence)
-    return f"exit status {evidence.code}" + (f", a shell's word for {signal_name(number)}" if number else "")
+    word = f", a shell's word for {signal_name(number)}{unhandled}" if number else ""
+    return f"exit status {evidence.code}{word}"
 
 
 def signal_name(number: int) -> str:

@@ -70,6 +70,12 @@ CASES = {
         **{f"exit {code}": ExitEvidence(code=code) for code in (128, 149, 150, 160, 178, 191, 255)},
         "a warning before the time limit that it survived": ExitEvidence(code=3, forwarded=(USR1,)),
         "SIGHUP that it survived": ExitEvidence(code=3, forwarded=(HUP,)),
+        "a warning before the time limit that it did not handle": ExitEvidence(
+            signal=USR1, forwarded=(USR1,), end=880.0, job_end=1000.0
+        ),
+        "a warning that its shell did not handle": ExitEvidence(
+            code=128 + USR1, forwarded=(USR1,), end=880.0, job_end=1000.0
+        ),
         "a kill in the control group, and an error of its own": ExitEvidence(
             code=1, oom_kills=1, log=LogEvidence((), "ValueError: bad shard")
         ),
@@ -481,6 +487,10 @@ def test_logs_are_needed_only_for_unexpected_ends(evidence: ExitEvidence, needs:
         (ExitEvidence(signal=11, core=True), ("killed by SIGSEGV, core dumped",)),
         (ExitEvidence(signal=XCPU), ("killed by SIGXCPU", "it reached its limit of CPU time (ulimit -t)")),
         (ExitEvidence(code=139), ("exit status 139, a shell's word for SIGSEGV",)),
+        (
+            ExitEvidence(signal=USR1, forwarded=(USR1,), end=50.0),
+            ("killed by SIGUSR1, which the program did not handle", "SIGUSR1 sent by another process"),
+        ),
         (ExitEvidence(code=0, survivors=2), ("exit status 0", "it had left 2 processes in the background")),
         (
             ExitEvidence(attached=True, source="kernel"),
