@@ -33,6 +33,8 @@ _LAUNCHER = re.compile(
 )
 # an option that says where the processes of a launcher meet
 _MEETING_OPTION = re.compile(r"\s--(?:standalone|hostfile|(?:master|main[_-]process|rdzv|node|machine)[_-][a-z]+)\b")
+# between two commands of shell text; with a single one, the shell replaces itself by the program
+_BETWEEN_COMMANDS = re.compile(r"[|;]|(?<!\\)\n|(?<!>)&(?!>)")
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
 
 
@@ -49,6 +51,7 @@ def check_planned_job(planned_job: PlannedJob) -> Iterator[CheckFinding]:
         check_benchmark,
         check_readiness,
         check_slurm,
+        check_slurm_signal,
         check_notify,
     ):
         yield from check(planned_job)
@@ -348,6 +351,33 @@ def check_slurm(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     if asked.segment and (odd := next((nodes for nodes in parts if nodes % asked.segment), None)):
         message = f"{odd} nodes are not a multiple of {asked.segment}, so Slurm may refuse the job; use a divisor"
         yield finding.warning("segment", "slurm.segment", message)
+
+
+def check_slurm_signal(planned_job: PlannedJob) -> Iterator[CheckFinding]:
+    """Warn about launchers and shells of workers that the signal before the time limit would end."""
+    asked = planned_job.plan.slurm.signal
+    if asked is None or planned_job.local:
+        return
+    name, _ = parse_signal(asked)
+    tasks = (each for each in planned_job.plan.tasks if each.stage == WORKERS and not each.service)
+    for role, command in {each.task.role: each.argv for each in tasks}.items():
+        if found := _ended_parent(command, name):
+            parent, fix = found
+            message = f"{name} ends {parent} of {role}, which does not pass it on to the program; {fix}"
+            yield finding.warning("signal-not-passed-on", "slurm.signal", message)
+
+
+def _ended_parent(command: Sequence[str], name: str) -> tuple[str, str] | None:
+    """The parent of the program that this signal would end, a launcher or shell, and what to do; None without one."""
+    launcher, at = _launcher_in(command), shell_text_index(command)
+    if any(name in word for word in command):  # a trap, or an option
+        return None
+    if launcher and launcher.lastgroup not in (None, "mpi"):  # mpirun passes it on
+        return str(launcher.lastgroup), "leave it out, and save at intervals or at SIGTERM"
+    text = "" if at is None else command[at].strip()
+    if _BETWEEN_COMMANDS.search(text) and not re.search(r"\bexec\b", text):
+        return "the shell", f"start that with `exec`, or trap {name}"
+    return None
 
 
 def check_notify(planned_job: PlannedJob) -> Iterator[CheckFinding]:

@@ -17,6 +17,7 @@ from launcher.check.job_checks import (
     check_secrets,
     check_setup,
     check_slurm,
+    check_slurm_signal,
 )
 from launcher.check.plan_checks import check_cpus, check_step_cpus
 from launcher.check.preflight import check_commands, check_plan
@@ -313,6 +314,32 @@ def test_slurm_options_must_be_consistent(
 ) -> None:
     job = planned_job(tmp_path, local=False, slurm=slurm, patterns={"checkpoints": None})
     assert summaries(check_slurm(job)) == expected
+
+
+@pytest.mark.parametrize(
+    ("spec", "parent"),
+    [
+        ({"backend": {"type": "torchrun"}, "workers": [{"command": "train.py"}]}, "torchrun"),
+        ({"backend": {"type": "accelerate"}, "workers": [{"command": "train.py"}]}, "accelerate"),
+        ({"backend": {"type": "deepspeed"}, "workers": [{"command": "python train.py"}]}, None),
+        ({"workers": [{"command": "deepspeed train.py"}]}, "deepspeed"),
+        ({"workers": [{"command": "mpirun -n 8 train"}]}, None),
+        ({"workers": [{"command": "python train.py"}]}, None),
+        ({"workers": [{"command": "python train.py | tee x", "shell": True}]}, "the shell"),
+        ({"workers": [{"command": "cd x && python train.py", "shell": True}]}, "the shell"),
+        ({"workers": [{"command": "cd x && torchrun train.py", "shell": True}]}, "torchrun"),
+        ({"workers": [{"command": "cd x && exec python train.py", "shell": True}]}, None),
+        ({"workers": [{"command": "python train.py \\\n  > x 2>&1\n", "shell": True}]}, None),
+        ({"workers": [{"command": "trap save USR1; python train.py & wait", "shell": True}]}, None),
+        ({"workers": [{"command": "a; b", "shell": True, "service": True}]}, None),
+    ],
+)
+def test_a_signal_that_ends_the_parent_of_the_program_is_a_warning(
+    spec: dict[str, Any], parent: str | None, tmp_path: Path
+) -> None:
+    job = planned_job(tmp_path, local=False, slurm={"signal": "USR1@120"}, **spec)
+    messages = [item.message.partition(",")[0] for item in check_slurm_signal(job)]
+    assert messages == ([f"USR1 ends {parent} of worker"] if parent else [])
 
 
 def test_the_readiness_timeout_must_be_below_the_time_limit(tmp_path: Path) -> None:
