@@ -3,7 +3,6 @@
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
-from pathlib import Path
 
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
@@ -138,7 +137,7 @@ class LaunchCollector:
         return status
 
     def _worker_facts(
-        self, task: Task, entry: WorkerStatus | None, extra: Mapping[int, list[Path]], now: float, gpus: NodeGpus
+        self, task: Task, entry: WorkerStatus | None, extra: Mapping[int, list[str]], now: float, gpus: NodeGpus
     ) -> WorkerLaunchFacts:
         identity, manifest = self._context.identity, self._context.manifest
         entry = entry or WorkerStatus(worker=task.worker, rank=task.rank)

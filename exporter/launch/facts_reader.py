@@ -60,9 +60,9 @@ def why_not_writable(directory: Path) -> str | None:
     return None if space.f_bavail else f"{directory} is on a file system that is full"
 
 
-def read_file_size(path: Path) -> int | None:
+def read_file_size(path: str | os.PathLike[str]) -> int | None:
     """Size of a file in bytes; None if it does not exist."""
     try:
-        return path.stat().st_size
+        return os.stat(path).st_size
     except OSError:
         return None

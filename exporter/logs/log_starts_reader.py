@@ -8,7 +8,6 @@ time is missing; then the whole text counts.
 import os
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
-from pathlib import Path
 
 from exporter.collecting.collector import CollectorContext
 from exporter.contract import run_files
@@ -47,10 +46,10 @@ class RunLogStarts(Record):
     starts: Mapping[str, LogStart] = NOTHING
 
 
-def read_log_starts(record: str | os.PathLike[str]) -> Mapping[Path, Callable[[int], int]]:
+def read_log_starts(record: str | os.PathLike[str]) -> Mapping[str, Callable[[int], int]]:
     """Functions that find where the text of one run begins in an open log, by path; empty without a record."""
     found = RunLogStarts.read_valid(record)
-    return {} if found is None else {Path(path): start.find_in for path, start in found.starts.items()}
+    return {} if found is None else {path: start.find_in for path, start in found.starts.items()}
 
 
 LogEnds = dict[int, list[tuple[str, float, LogStart]]]  # by rank: path, time of the last write and end of each log
@@ -59,7 +58,7 @@ LogEnds = dict[int, list[tuple[str, float, LogStart]]]  # by rank: path, time of
 class LogEndsWatch:
     """Reads the ends of logs that are not of one run alone."""
 
-    def __init__(self, own: Mapping[int, Iterable[Path]], finder: LogFinder | None) -> None:
+    def __init__(self, own: Mapping[int, Iterable[str]], finder: LogFinder | None) -> None:
         """``own``: logs that the job file names, by the rank of each worker of this node."""
         self._own, self._finder = own, finder
 
@@ -80,7 +79,7 @@ class LogEndsWatch:
                     start = LogStart(
                         offset=facts.st_size, inode=facts.st_ino, mark=mark.hex(), mtime_ns=facts.st_mtime_ns
                     )
-                    ends[rank].append((str(path), facts.st_mtime, start))
+                    ends[rank].append((path, facts.st_mtime, start))
         return ends
 
 
@@ -91,7 +90,11 @@ class LogStartFinder:
         manifest, node = context.manifest, context.identity.node
         finder = extra_log_finder(manifest, partial(rank_in_file_name, ranks=manifest.ranks_of_roles()))
         own = {
-            task.rank: [manifest.run_dir / name.replace("{node}", node) for name in task.logs if "{run}" not in name]
+            task.rank: [
+                os.path.join(manifest.run_dir, name.replace("{node}", node))
+                for name in task.logs
+                if "{run}" not in name
+            ]
             for task in context.tasks
         }
         self._clock, self._files = context.clock, context.files

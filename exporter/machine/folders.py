@@ -28,10 +28,10 @@ def file_names(directory: str | os.PathLike[str], pattern: str) -> Iterator[str]
         return
 
 
-def read_mtime(path: Path) -> float | None:
+def read_mtime(path: str | os.PathLike[str]) -> float | None:
     """Modification time of a file or folder; None if it does not exist."""
     try:
-        return path.stat().st_mtime
+        return os.stat(path).st_mtime
     except OSError:
         return None
 

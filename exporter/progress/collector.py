@@ -7,7 +7,6 @@ import queue
 import threading
 from collections.abc import Iterable, Sequence
 from functools import partial
-from pathlib import Path
 
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
@@ -250,7 +249,7 @@ class LogsCollector:
             and self._latest_restart(worker.task, worker.restart) == worker.restart
         )
 
-    def _poll_worker(self, index: int, extra: Sequence[Path], now: float, poll_end: float) -> None:
+    def _poll_worker(self, index: int, extra: Sequence[str], now: float, poll_end: float) -> None:
         """Poll one worker; the first poll shows whether a restored state is usable."""
         worker, fresh = self._workers[index], index in self._stale
         try:
@@ -267,7 +266,7 @@ class LogsCollector:
             self._stale.discard(index)
 
     def _poll(
-        self, worker: WorkerLogs, extra: Iterable[Path], now: float, poll_end: float, *, check_records: bool
+        self, worker: WorkerLogs, extra: Iterable[str], now: float, poll_end: float, *, check_records: bool
     ) -> bool:
         """Poll one worker; whether its latest run was reached."""
         context, task, clock = self._context, worker.task, self._context.clock
@@ -285,18 +284,18 @@ class LogsCollector:
                     return False  # they continue at the next poll
             worker.begin_run(restart)
             for path in log_paths(task, run_dir, identity.node, identity.attempt, restart):
-                worker.add_file(str(path))
+                worker.add_file(path)
             self._progress_paths.pop(task.rank, None)
         if check_records:
             if worker.track.began is None:
                 worker.begin_at(self._read_start(task, worker.restart))
             if (file := self._progress_paths.get(task.rank)) is None:
-                file = str(progress_path(task, run_dir, identity.node, identity.attempt, worker.restart))
+                file = progress_path(task, run_dir, identity.node, identity.attempt, worker.restart)
                 self._progress_paths[task.rank] = file
             if os.path.exists(file):
                 worker.add_file(file, PROGRESS_FILE)
         for path in extra:
-            tail = worker.add_file(str(path), lasting=True)
+            tail = worker.add_file(path, lasting=True)
             if tail is not None:
                 tail.skip_older(identity.start)
         end = worker.end

@@ -30,7 +30,7 @@ MOST_DIAGNOSES = 20  # of one rank: a worker may restart hundreds of times
 
 
 def read_run_files(
-    manifest: Manifest, task: Task, node: str, attempt: int, restart: int, more_logs: Iterable[Path] = ()
+    manifest: Manifest, task: Task, node: str, attempt: int, restart: int, more_logs: Iterable[str] = ()
 ) -> RunFiles:
     """Read the records, the job state and the log ends of one run; ``more_logs`` follow the task's own."""
     stem = str(
@@ -57,7 +57,9 @@ def read_run_files(
     )
 
 
-def read_log_end(path: Path, run_dir: Path, find_begin: Callable[[int], int] | None = None) -> LogEnd | None:
+def read_log_end(
+    path: str | os.PathLike[str], run_dir: Path, find_begin: Callable[[int], int] | None = None
+) -> LogEnd | None:
     """Read the end of a log; None if unreadable.
 
     ``find_begin`` finds where the text of the run begins in the open file.
@@ -82,7 +84,7 @@ def read_log_end(path: Path, run_dir: Path, find_begin: Callable[[int], int] | N
         return None
     finally:
         os.close(fd)
-    name = str(path.relative_to(run_dir)) if path.is_relative_to(run_dir) else str(path)
+    name = os.fspath(path).removeprefix(f"{run_dir}/")
     return LogEnd(name, size, text, start, lines)
 
 

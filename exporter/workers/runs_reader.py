@@ -460,7 +460,10 @@ class WorkerRuns:
         paths = log_paths(self.task, manifest.run_dir, identity.node, identity.attempt, restart)
         others = find_extra_logs(manifest, self._rank_of, since, [self.task.rank]).get(self.task.rank, [])
         starts = read_log_starts(self._record_path(restart, "logs"))
-        return [(path.name, read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path))) for path in (*paths, *others)]
+        return [
+            (os.path.basename(path), read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path)))
+            for path in (*paths, *others)
+        ]
 
 
 def present_start(start: float | None, start_ticks: int | None, clock: Clock) -> float | None:

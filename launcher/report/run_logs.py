@@ -1,7 +1,7 @@
 """The ends of a run's logs: evidence of the exit reason, and the last position."""
 
+import os
 from functools import partial
-from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest, Task
@@ -31,7 +31,7 @@ class RunLogs:
         stem = run_files.record_name(task.worker, task.rank, self._attempt, restart)
         starts = read_log_starts(self._manifest.run_dir / run_files.WORKERS_DIR / f"{stem}.logs.json")
         paths = self._find_logs(task, restart, node, since)
-        ends = [(path.name, read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path))) for path in paths]
+        ends = [(os.path.basename(path), read_last_bytes(path, LOG_TAIL_BYTES, starts.get(path))) for path in paths]
         return log_evidence(ends, self._lexicon)
 
     def last_position(
@@ -43,7 +43,7 @@ class RunLogs:
         """
         manifest, lexicon = self._manifest, self._lexicon
         paths = self._find_logs(task, restart, node, since)
-        ends = {str(path): read_last_bytes(path, LOG_TAIL_BYTES) for path in paths}
+        ends = {path: read_last_bytes(path, LOG_TAIL_BYTES) for path in paths}
         pack = lexicon.choose_pack(*(read_first_bytes(path, LOG_TAIL_BYTES) for path in paths), *ends.values())
         tasks = [(of.role, of.worker, of.rank, of.critical) for of in manifest.tasks]
         track = ProgressTrack(
@@ -63,12 +63,12 @@ class RunLogs:
             if isinstance(record, ActivityMark):
                 track.apply_activity(record, float(moment))
             else:
-                track.update(str(own), record, float(moment), order=1)
+                track.update(own, record, float(moment), order=1)
         if track.done is None or track.unit is None:
             return None
         return int(track.done), None if track.total is None else int(track.total), track.unit
 
-    def _find_logs(self, task: Task, restart: int, node: str, since: float | None) -> tuple[Path, ...]:
+    def _find_logs(self, task: Task, restart: int, node: str, since: float | None) -> tuple[str, ...]:
         """The logs of a run: its own, and those of the job's log pattern that have its rank in their names."""
         own = log_paths(task, self._manifest.run_dir, node, self._attempt, restart)
         others = self._others.find_since(since, [task.rank]) if self._others is not None else {}

@@ -202,7 +202,7 @@ def result_logs(job: EndedJob) -> list[Path]:
     for worker in job.workers:
         task = tasks.get(worker.rank)
         if task is not None and worker.critical:
-            paths += log_paths(task, run_dir, worker.node, job.attempt, worker.restarts)
+            paths += map(Path, log_paths(task, run_dir, worker.node, job.attempt, worker.restarts))
     return list(dict.fromkeys(paths))
 
 

@@ -1,7 +1,7 @@
 """Launch check of a job, from the statuses of its sidecars, or from task records without sidecars."""
 
+import os
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
@@ -234,8 +234,8 @@ class JobLaunchCheck:
         restart = 0
         while self._read_record(task, restart + 1, "start"):
             restart += 1
-        paths = log_paths(task, Path(), self._facts.hosts[index], self._facts.attempt, restart)
-        return paths[-1].name if paths else "in the run directory"
+        paths = log_paths(task, "", self._facts.hosts[index], self._facts.attempt, restart)
+        return os.path.basename(paths[-1]) if paths else "in the run directory"
 
     def _result(self, name: str, faults: Sequence[LaunchFault], unseen: int) -> LaunchResult:
         count = self._plan.nodes if name == SIDECAR else len(self._checked_tasks(name))

@@ -152,7 +152,7 @@ def read_log_end(report: Report, cause: EndCause) -> tuple[Path | None, list[str
     task = next((task for task in manifest.tasks if task.rank == cause.rank), None)
     if task is None or cause.node is None:
         return None, []
-    paths = log_paths(task, manifest.run_dir, cause.node, report.attempt, cause.restart or 0)
+    paths = map(Path, log_paths(task, manifest.run_dir, cause.node, report.attempt, cause.restart or 0))
 
     def importance(path: Path) -> tuple[bool, float]:
         return any(path.name in text for text in cause.evidence), path.stat().st_mtime

@@ -148,7 +148,7 @@ class JobLogs:
         since = record.start if record is not None else None
         for rank, paths in find_extra_logs(self._manifest, ranks, since, self._tasks).items():
             if rank in self._tasks:
-                found += [(path, _Source(self._tasks[rank], "")) for path in paths]
+                found += [(Path(path), _Source(self._tasks[rank], "")) for path in paths]
         return iter(sorted(found, key=lambda entry: (entry[1].task.rank, _run_number(entry[1].run), entry[0])))
 
     def _runs_of(

@@ -4,6 +4,7 @@ Formats: dynamo's ``/health``, ``/workers`` of SGLang's router, vLLM's ``/health
 """
 
 import json
+import os
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
@@ -307,5 +308,6 @@ def _last_lines(planned: TaskPlan, facts: RunFacts, restart: int) -> list[str]:
     for path in log_paths(planned.task, facts.run_dir, node, facts.attempt, restart):
         text = redact(read_last_bytes(path, 8192).decode("utf-8", "replace"))
         ends = [line.rstrip()[:MOST_LINE] for line in text.splitlines() if line.strip()][-MOST_LOG_LINES:]
-        found += [f"{path.name}:", *(f"    {line}" for line in ends)] if ends else [f"{path.name} is empty"]
+        name = os.path.basename(path)
+        found += [f"{name}:", *(f"    {line}" for line in ends)] if ends else [f"{name} is empty"]
     return found

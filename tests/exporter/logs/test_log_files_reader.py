@@ -30,16 +30,16 @@ from tests.support.exporter import make_manifest, make_task
 def test_each_run_has_its_own_files(attempt: int, restart: int, suffix: str) -> None:
     assert run_suffix(attempt, restart) == suffix
     assert log_paths(make_task(3), Path("/runs/1"), "node02", attempt, restart) == (
-        Path(f"/runs/1/node02_worker_w3{suffix}.out"),
-        Path(f"/runs/1/node02_worker_w3{suffix}.err"),
+        f"/runs/1/node02_worker_w3{suffix}.out",
+        f"/runs/1/node02_worker_w3{suffix}.err",
     )
     progress = progress_path(make_task(3), Path("/runs/1"), "node02", attempt, restart)
-    assert progress == Path(f"/runs/1/progress/node02_worker_w3{suffix}.jsonl")
+    assert progress == f"/runs/1/progress/node02_worker_w3{suffix}.jsonl"
 
 
 def test_tasks_of_one_worker_on_a_node_have_separate_progress_files() -> None:
     tasks = [dataclasses.replace(make_task(3), logs=(f"{{node}}_worker_w3_p{local}{{run}}.out",)) for local in (0, 1)]
-    names = [progress_path(task, Path("/runs/1"), "node02", 1, 0).name for task in tasks]
+    names = [Path(progress_path(task, Path("/runs/1"), "node02", 1, 0)).name for task in tasks]
     assert names == ["node02_worker_w3_p0_a1.jsonl", "node02_worker_w3_p1_a1.jsonl"]
 
 
@@ -88,8 +88,8 @@ def test_files_are_found_by_pattern_and_rank(tmp_path: Path) -> None:
     (tmp_path / "rank_4.log").mkdir()
     (tmp_path / "rank_5.log").symlink_to(tmp_path / "rank_1.log")
     assert LogFinder(tmp_path, "*.log", rank_of).find() == {
-        0: [tmp_path / "rank_0.b.log", tmp_path / "rank_0.log"],
-        1: [tmp_path / "rank_1.log"],
+        0: [f"{tmp_path}/rank_0.b.log", f"{tmp_path}/rank_0.log"],
+        1: [f"{tmp_path}/rank_1.log"],
     }
 
 
@@ -178,7 +178,7 @@ def by_worker(name: str) -> int | None:
 
 
 def found_names(finder: LogFinder) -> list[str]:
-    return [path.name for paths in finder.find().values() for path in paths]
+    return [Path(path).name for paths in finder.find().values() for path in paths]
 
 
 @pytest.mark.parametrize("name", ROTATED_AWAY)
@@ -195,7 +195,7 @@ def test_a_rotated_part_of_a_found_log_is_no_separate_log(tmp_path: Path, name: 
 
 def extra_names(folder: Path, since: float | None = None) -> list[str]:
     manifest = make_manifest(folder, make_task(0), logs=PathGroup("log", ".", "worker*"))
-    return [path.name for paths in find_extra_logs(manifest, by_worker, since, [0]).values() for path in paths]
+    return [Path(path).name for paths in find_extra_logs(manifest, by_worker, since, [0]).values() for path in paths]
 
 
 @pytest.mark.parametrize("name", ROTATED_AWAY)
@@ -230,7 +230,7 @@ def test_a_name_with_another_rank_is_the_log_of_that_rank(tmp_path: Path) -> Non
     for name in ("w0.log", "w0.1.log"):
         (tmp_path / name).touch()
     manifest = make_manifest(tmp_path, make_task(0), logs=PathGroup("log", ".", "*.log"))
-    assert find_extra_logs(manifest, rank_of) == {0: [tmp_path / "w0.log"], 1: [tmp_path / "w0.1.log"]}
+    assert find_extra_logs(manifest, rank_of) == {0: [f"{tmp_path}/w0.log"], 1: [f"{tmp_path}/w0.1.log"]}
 
 
 @pytest.mark.parametrize("name", OTHERS)

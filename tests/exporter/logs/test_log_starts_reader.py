@@ -38,7 +38,7 @@ class RunLog:
         self.finder.save(TASK, BEGAN, self.record)
 
     def end(self) -> str:
-        return read_last_bytes(self.path, 1 << 16, read_log_starts(self.record).get(self.path)).decode()
+        return read_last_bytes(self.path, 1 << 16, read_log_starts(self.record).get(str(self.path))).decode()
 
 
 @pytest.fixture
@@ -139,7 +139,7 @@ def test_a_log_of_all_runs_that_the_job_file_names_has_starts_too(tmp_path: Path
     finder = LogStartFinder(make_context(make_manifest(tmp_path, task), FakeClock(95)))
     finder.note()
     finder.save(task, 100, tmp_path / "run.logs.json")
-    assert list(read_log_starts(tmp_path / "run.logs.json")) == [tmp_path / f"{NODE}.out"]
+    assert list(read_log_starts(tmp_path / "run.logs.json")) == [f"{tmp_path}/{NODE}.out"]
 
 
 def test_a_helper_process_can_note_ends(log: RunLog) -> None:
@@ -149,7 +149,7 @@ def test_a_helper_process_can_note_ends(log: RunLog) -> None:
     log.note(995)
     files.close()
     log.save()
-    assert list(read_log_starts(log.record)) == [log.path]
+    assert list(read_log_starts(log.record)) == [str(log.path)]
 
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"starts": 3}', '{"starts": {"x": {"offset": 1}}}'])

@@ -815,7 +815,7 @@ def test_the_logs_of_a_diagnosis_begin_with_its_run(tmp_path: Path) -> None:
     finder.save(task, 100, tmp_path / "workers" / "worker_w0_rank0_a0_r2.logs.json")
     with log.open("ab") as out:
         out.write(b"this run\n")
-    (end,) = read_run_files(manifest, task, NODE, 0, 2, [log]).logs
+    (end,) = read_run_files(manifest, task, NODE, 0, 2, [str(log)]).logs
     assert (end.text, end.start, end.lines_before) == (b"this run\n", 15, 1)
 
 
@@ -824,7 +824,7 @@ def test_files_of_a_run_are_found(tmp_path: Path) -> None:
     manifest = make_manifest(tmp_path, task, make_task(1))
     (tmp_path / f"{NODE}_worker_w0_r2.err").write_bytes(b"second\n")
     (tmp_path / "own.log").write_bytes(b"own\n")
-    files = read_run_files(manifest, task, NODE, 0, 2, [tmp_path / "own.log", tmp_path / "absent.log"])
+    files = read_run_files(manifest, task, NODE, 0, 2, [f"{tmp_path}/own.log", f"{tmp_path}/absent.log"])
     assert [(log.name, log.text) for log in files.logs] == [
         (f"{NODE}_worker_w0_r2.err", b"second\n"),
         ("own.log", b"own\n"),

@@ -155,7 +155,7 @@ def test_the_logs_of_workers_that_fail_together_are_found_once(tmp_path: Path, m
     report = run_dir.report(finder=finder)
     for worker in report["workers"]:
         assert f"ValueError: no data (worker_{worker['rank']}.log)" in worker["exit"]["evidence"][-1]
-    assert scan.mock_calls.count(call(Path(logs.directory))) == 1
+    assert scan.mock_calls.count(call(logs.directory)) == 1
     assert read_time.call_count == 2 * 20, "for its end and its position, each worker needs the time of its own log"
     assert show_life.call_count >= 2 * 20
 
@@ -551,7 +551,7 @@ def test_positions_come_from_progress_files_without_a_sidecar(tmp_path: Path) ->
     run_dir = RunDir(tmp_path, progress={"total_items": 100})
     for rank in range(2):
         run_dir.ended(rank, log="Processed 10/50 items\n")
-        own = progress_path(read_manifest(run_dir.path).tasks[rank], run_dir.path, "cn01", 0, 0)
+        own = Path(progress_path(read_manifest(run_dir.path).tasks[rank], run_dir.path, "cn01", 0, 0))
         own.parent.mkdir(exist_ok=True)
         own.write_text('{"done": 50, "total": 50}\n{"phase": "evaluating"}\n{"done": 3, "total": 10}\n')
     report = run_dir.report()

@@ -268,12 +268,12 @@ def test_an_ended_worker_has_its_exit_reason(run_dir: Path, sidecar: dict[str, A
 def test_the_log_of_an_ended_run_is_read_once(run_dir: Path) -> None:
     manifest = read_manifest(run_dir)
     _, log = log_paths(manifest.tasks[0], run_dir, orchestrator_record()["hosts"][0], 0, 0)
-    log.write_text("Traceback (most recent call last):\n  File 'a.py', line 3\nValueError: bad record 7\n")
+    Path(log).write_text("Traceback (most recent call last):\n  File 'a.py', line 3\nValueError: bad record 7\n")
     record(run_dir, "exit", pid=77, start=1500.0, end=1600.0, code=1, signal=None)
     client = JobClient(run_dir)
     first = as_json(client.read_view())["workers"][0]["exit"]
     assert any("bad record 7" in text for text in first["evidence"])
-    log.unlink()
+    Path(log).unlink()
     assert as_json(client.read_view())["workers"][0]["exit"] == first
 
 
