@@ -61,8 +61,10 @@ class LaunchCollector:
         self._open_gpu_counts: dict[
             int, int
         ] = {}  # GPUs that a process has open, by pid; not read again when it has some
-        group = next((group for group in context.manifest.groups if group.name == "output"), None)
-        self._directory = None if group is None else context.manifest.directory(group)
+        manifest = context.manifest
+        # Without a pattern, an attached job has its working directory here, since its output is unknown.
+        groups = [g for g in manifest.groups if g.name == "output" and (g.pattern or not manifest.attached)]
+        self._directory = manifest.directory(groups[0]) if groups else None
         self._write_watch = (
             None
             if self._directory is None

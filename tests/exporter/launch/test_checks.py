@@ -529,6 +529,14 @@ def test_the_launch_time_of_an_attached_job_counts_from_the_attachment(tmp_path:
         assert (snapshot.final, launch.passed(snapshot)["gpu_use"]) == (True, False)
 
 
+@pytest.mark.parametrize(("attached", "passed"), [(False, True), (True, None)])
+def test_an_unknown_output_directory_of_an_attached_job_is_not_checked(
+    attached: bool, passed: bool | None, tmp_path: Path
+) -> None:
+    launch = Launch(tmp_path, groups=(PathGroup("output", ".", None),), attached=attached)
+    assert launch.passed(launch.read_after(TIMEOUT_S)).get("output_dir") is passed
+
+
 CUDA, HIP, ROCR = "CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES"
 
 
