@@ -80,7 +80,7 @@ def check_launch(
     planned = [worker for worker in workers if worker.gpus]
     with_logs = [worker for worker in workers if worker.log_files is not None]
     with_devices = (
-        [worker for worker in workers if node.sets_devices or not worker.devices_unset] if node.has_gpus else []
+        [worker for worker in workers if node.sets_devices or not _selects_devices(worker)] if node.has_gpus else []
     )
     checks: list[LaunchCheck | None] = [
         _check_each("processes", workers, _not_started, final, "started"),
@@ -207,6 +207,11 @@ def _wrong_gpus(worker: WorkerLaunchFacts, workers: Sequence[WorkerLaunchFacts])
         if shared and len(theirs) == (other.visible_gpus or len(other.gpus)) and not set(worker.gpus) & set(other.gpus):
             return f"it shares device {', '.join(shared)} with {other.worker}; the plan gives each its own"
     return None
+
+
+def _selects_devices(worker: WorkerLaunchFacts) -> bool:
+    """Whether it sees more devices than its own, so that it selects them itself, like the workers of `torchrun`."""
+    return worker.devices_unset or len(parse_visible_devices(worker.devices or "")) > len(worker.gpus)
 
 
 def _devices(count: int) -> str:

@@ -213,6 +213,15 @@ def test_processes_that_select_by_rank_see_all_gpus_of_their_worker() -> None:
     assert first.found == "it shares device 2 with worker_w1; the plan gives each its own"
 
 
+def test_attached_workers_that_see_each_others_gpus_are_not_checked() -> None:
+    """As those of `CUDA_VISIBLE_DEVICES=0,1 torchrun`; a worker with its own device still is."""
+    node = dataclasses.replace(NODE_IN_ORDER, sets_devices=False)
+    pair = worker(0, devices="0,1"), worker(1, devices="0,1")
+    assert "gpus" not in checks_of(*pair, node=node)
+    (wrong,) = checks_of(*pair, worker(2, devices=""), worker(3), node=node)["gpus"].lacking
+    assert wrong.worker == "worker_w2"
+
+
 WORKERS = st.builds(
     WorkerLaunchFacts,
     worker=st.just("w"),
