@@ -1,6 +1,7 @@
-"""GPUs of this machine through NVML: names, memory and driver."""
+"""GPUs of this machine through NVML: names, memory, driver and MIG instances."""
 
 from exporter.contract.lazy_dataclass import dataclass
+from exporter.gpus.records import Gpu, GpuDriverReplaced, GpuUnavailable
 
 
 @dataclass(frozen=True)
@@ -51,3 +52,17 @@ def read_gpu_inventory() -> GpuInventory | str:
         return f"NVML: {error}"
     finally:
         pynvml.nvmlShutdown()
+
+
+def read_gpu_units() -> tuple[Gpu, ...]:
+    """Undivided GPUs and MIG instances in the order of a plan's positions; empty if the driver does not list them."""
+    from exporter.gpus.nvidia.reader import NvmlReader  # lazy: few callers have a GPU
+
+    reader = NvmlReader()
+    try:
+        reader.open()
+        return tuple(gpu for gpu in reader.gpus() if not gpu.mig)
+    except (GpuUnavailable, GpuDriverReplaced, RuntimeError):
+        return ()
+    finally:
+        reader.close()

@@ -21,14 +21,19 @@ from exporter.attach.workers_reader import (
     read_processes,
 )
 from exporter.contract.lazy_dataclass import dataclass
+from exporter.gpus.analysis.users import listed_gpu_positions, parse_visible_devices
+from exporter.gpus.inventory_reader import read_gpu_units
+from exporter.gpus.records import Gpu
 from exporter.machine.procfs import read_environment
 from launcher.errors import LauncherError
 
 MOST_WORKERS = 1024  # found by name, if nothing says how many there are
 _OUTPUT_WORDS = ("output-dir", "output", "out-dir", "outdir", "out", "save-dir", "results-dir")
 _CHECKPOINT_WORDS = ("checkpoint-dir", "checkpoints", "ckpt-dir", "save-path", "checkpoint-path")
+_DEVICES = "CUDA_VISIBLE_DEVICES"
 _NOT_FILES = ("/dev/", "/proc/", "/sys/", "/run/")
 _GPU = re.compile(r"/dev/nvidia(\d+)")
+_MINOR = re.compile(r"^Device Minor:\s*(\d+)", re.MULTILINE)
 
 
 class Sought(NamedTuple):
@@ -41,15 +46,20 @@ class Sought(NamedTuple):
 
 @dataclass(frozen=True)
 class JobGuess:
-    """What is known of a running job; ``logs`` has the files of each worker."""
+    """What is known of a running job; ``logs`` and ``gpus`` have those of each worker, GPUs as positions."""
 
     pids: tuple[int, ...]
     name: str
     directory: str
     logs: tuple[tuple[str, ...], ...]
-    gpu_ids: tuple[int, ...] = ()
+    gpus: tuple[tuple[int, ...], ...] = ()  # empty if no worker has any
     output_dir: str | None = None
     checkpoint_dir: str | None = None
+
+    @property
+    def gpu_ids(self) -> tuple[int, ...]:
+        """GPUs of all workers."""
+        return tuple(dict.fromkeys(gpu for own in self.gpus for gpu in own))
 
     def lines(self) -> list[str]:
         """Lines that say what was guessed."""
@@ -81,7 +91,7 @@ def guess_job(sought: Sought, environ: Mapping[str, str], proc: str = "/proc") -
         name=name or program_name(argv) or f"pid-{pids[0]}",
         directory=directory,
         logs=logs,
-        gpu_ids=_gpu_ids(pids, proc),
+        gpus=_gpus(pids, proc),
         output_dir=_directory_word(argv, _OUTPUT_WORDS, directory) or _open_directory(pids, proc),
         checkpoint_dir=_directory_word(argv, _CHECKPOINT_WORDS, directory),
     )
@@ -166,16 +176,37 @@ def _is_data_file(path: str) -> bool:
     return os.path.isabs(path) and not path.startswith(_NOT_FILES) and os.path.isfile(path)
 
 
-def _gpu_ids(pids: Iterable[int], proc: str) -> tuple[int, ...]:
-    """GPUs of the workers: those in their CUDA_VISIBLE_DEVICES, else those whose device they have opened."""
-    found: list[int] = []
+def _gpus(pids: Iterable[int], proc: str) -> tuple[tuple[int, ...], ...]:
+    """GPUs that each worker sees: those in its CUDA_VISIBLE_DEVICES, else those whose device it has opened."""
+    listed, opened = [], []
     for pid in pids:
-        visible = (read_environment(pid, ("CUDA_VISIBLE_DEVICES",), proc) or {}).get("CUDA_VISIBLE_DEVICES", "")
-        numbers = [int(word) for word in visible.split(",") if word.isascii() and word.isdigit()]
-        found += numbers or sorted(
-            {int(match[1]) for path in _open_files(pid, proc) if (match := _GPU.fullmatch(path))}
-        )
-    return tuple(dict.fromkeys(found))
+        listed.append((read_environment(pid, (_DEVICES,), proc) or {}).get(_DEVICES))
+        opened.append({int(match[1]) for path in _open_files(pid, proc) if (match := _GPU.fullmatch(path))})
+    units = read_gpu_units() if any(listed) or any(opened) else ()
+    uuids, minors = [unit.uuid for unit in units], [_read_minor(unit, proc) for unit in units]
+    found = []
+    for text, own in zip(listed, opened, strict=True):
+        if text is None:
+            # Of several MIG instances of one device it is unknown which one is used.
+            gpus = [minors.index(minor) for minor in own if minors.count(minor) == 1] if units else list(own)
+            found.append(tuple(sorted(gpus)))
+        elif units:
+            found.append(tuple(at for at in listed_gpu_positions(text, uuids) if at is not None))
+        else:
+            found.append(tuple(int(device) for device in parse_visible_devices(text) if device.isdigit()))
+    return tuple(found) if any(found) else ()
+
+
+def _read_minor(gpu: Gpu, proc: str) -> int | None:
+    """Number in the name of its device file, which need not be its position; None if it is unknown."""
+    try:
+        with open(
+            f"{proc}/driver/nvidia/gpus/{gpu.pci_bus_id}/information", encoding="ascii", errors="replace"
+        ) as file:
+            found = _MINOR.search(file.read(4096))
+    except OSError:
+        return None
+    return int(found[1]) if found else None
 
 
 def _open_files(pid: int, proc: str) -> list[str]:

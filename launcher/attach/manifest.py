@@ -92,6 +92,7 @@ class FoundJob(Record):
 
     pids: tuple[int, ...] = ()  # workers in their order; empty to search for them
     logs: tuple[tuple[str, ...], ...] = ()  # log files of each worker; empty to search for files of a pattern
+    gpus: tuple[tuple[int, ...], ...] = ()  # GPUs that each worker sees; empty if the settings name them
     has_output_dir: bool = True  # whether the output directory is one, so that its files are watched
 
 
@@ -104,7 +105,17 @@ def with_found(manifest: Manifest, found: FoundJob) -> Manifest:
         logs = (*found.logs, *[()] * len(manifest.tasks))
         tasks = tuple(dataclasses.replace(task, logs=logs[task.rank]) for task in manifest.tasks)
         manifest = dataclasses.replace(manifest, tasks=tasks, logs=None)
+    if found.gpus:
+        own = dict(enumerate(_own_gpus(found.gpus)))  # a worker that was not found keeps its part of all
+        tasks = tuple(dataclasses.replace(task, gpus=own.get(task.rank, task.gpus)) for task in manifest.tasks)
+        manifest = dataclasses.replace(manifest, tasks=tasks)
     if not found.has_output_dir:
         groups = tuple(dataclasses.replace(group, pattern=None) for group in manifest.groups)
         manifest = dataclasses.replace(manifest, groups=groups)
     return manifest
+
+
+def _own_gpus(seen: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
+    """GPUs of each worker: those that it sees, divided among the workers that see the same ones."""
+    parts = {gpus: iter(gpus_of_workers(gpus, seen.count(gpus))) for gpus in seen}
+    return [next(parts[gpus]) for gpus in seen]

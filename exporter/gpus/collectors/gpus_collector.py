@@ -305,14 +305,13 @@ def job_gpus(
 ) -> dict[int, Gpu]:
     """GPUs of the job on this node by planned position, in order.
 
-    An attached job uses the driver's numbers. A machine that acts as several nodes gives each its share of the list.
-    Otherwise all GPUs in the list belong to the job, planned or not. A lost GPU leaves its position empty, so the other
-    positions do not shift.
+    An attached job has only planned GPUs, as positions in the driver's list. A machine that acts as several nodes gives
+    each its share of the list. Otherwise all GPUs in the list belong to the job, planned or not. A lost GPU leaves its
+    position empty, so the other positions do not shift.
     """
     units: list[Gpu | None] = [state.gpu for state in reading.gpus if not state.gpu.mig]
     if manifest.attached:
-        by_index = {gpu.index: gpu for gpu in units if gpu is not None}
-        return {at: by_index[str(at)] for at in sorted(positions) if str(at) in by_index}
+        return {at: gpu for at, gpu in enumerate(units) if at in positions and gpu is not None}
     text = devices_given_to_job(environ, reading.driver.vendor if reading.driver is not None else None)
     if text is not None:
         listed = listed_gpu_positions(text, [gpu.uuid for gpu in units if gpu is not None])

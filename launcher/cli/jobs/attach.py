@@ -116,8 +116,10 @@ def _guess(flags: dict[str, object], pids: tuple[int, ...]) -> dict[str, object]
             click.echo(f"gpujob: {line}", err=True)
     has_output_dir = "output_dir" in flags or guess.output_dir is not None
     logs = () if LOG_FLAGS & flags.keys() else guess.logs
+    gpus = () if "gpu_ids" in flags else guess.gpus
     _complete(flags, guess)
-    return {"pids": guess.pids if pids or job else (), "logs": logs, "has_output_dir": has_output_dir}
+    pids = guess.pids if pids or job else ()
+    return {"pids": pids, "logs": logs, "gpus": gpus, "has_output_dir": has_output_dir}
 
 
 def _complete(flags: dict[str, object], guess: "JobGuess") -> None:

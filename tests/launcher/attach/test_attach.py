@@ -16,6 +16,8 @@ import pytest
 
 from launcher.attach.guess import Sought, guess_job
 from launcher.errors import LauncherError
+from tests.exporter.attach.test_workers_reader import Machine
+from tests.exporter.gpus.fake_gpus import gpu, instance, mig_gpu
 from tests.support.launcher import GPUJOB, clean_environment, gpujob, poll, read_json
 
 TRAIN = """
@@ -90,6 +92,41 @@ def test_a_process_says_its_name_logs_gpus_and_directories(training: Training) -
         f"working directory: {folder}",
         f"output: {folder}/out",
     ]
+
+
+UNITS = [mig_gpu(0), instance(0, 0), instance(0, 1), gpu(1), mig_gpu(2), instance(2, 0), gpu(3)]  # of the driver
+MINORS = (0, 3, 2, 1)  # numbers of the device files of GPUs 0 to 3
+
+
+@pytest.mark.parametrize(
+    ("devices", "opened", "gpus"),
+    [
+        (None, ["nvidia1", "nvidia3", "nvidiactl", "null"], (2, 4)),
+        (None, ["nvidia2"], (3,)),
+        (None, ["nvidia0"], ()),
+        (instance(0, 1).gpu.uuid, ["nvidia0", "nvidia1"], (1,)),
+        ("GPU-3,GPU-1", ["nvidia0", "nvidia1", "nvidia3"], (4, 2)),
+        ("0", ["nvidia0"], (0,)),
+        ("", ["nvidia0"], ()),
+    ],
+    ids=["files", "file of the only instance", "file of two instances", "instance", "UUIDs", "number", "none"],
+)
+def test_gpus_are_positions_in_the_list_of_the_driver(
+    devices: str | None, opened: list[str], gpus: tuple[int, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "launcher.attach.guess.read_gpu_units", lambda: tuple(unit.gpu for unit in UNITS if not unit.gpu.mig)
+    )
+    machine = Machine(tmp_path)
+    machine.add(4000, "python train.py", **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
+    (tmp_path / "4000/fd").mkdir()
+    for number, name in enumerate(opened):
+        (tmp_path / f"4000/fd/{number + 3}").symlink_to(f"/dev/{name}")
+    for number, minor in enumerate(MINORS):
+        folder = tmp_path / f"driver/nvidia/gpus/{gpu(number).gpu.pci_bus_id}"
+        folder.mkdir(parents=True)
+        (folder / "information").write_text(f"Model: \t\t NVIDIA H200\nDevice Minor: \t {minor}\n", encoding="ascii")
+    assert guess_job(Sought((4000,)), {}, machine.proc).gpu_ids == gpus
 
 
 def test_what_a_shell_has_started_are_the_workers(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from exporter.contract.file_locks import lock_file
 from exporter.contract.identity import Identity, identify
 from exporter.contract.manifest import Manifest, read_manifest
 from exporter.contract.process_identity import read_start_ticks
-from launcher.attach.manifest import gpus_of_workers, make_tasks, shares
+from launcher.attach.manifest import FoundJob, gpus_of_workers, make_tasks, shares, with_found
 from launcher.attach.prepare import NodePlace, Preparation, find_place, notices
 from launcher.errors import LauncherError
 from launcher.jobfile.monitor_config import load_monitor_config
-from tests.support.exporter import make_manifest, write_manifest
+from tests.support.exporter import make_manifest, make_task, write_manifest
 
 FLAGS: dict[str, Any] = {
     "job_name": "embed",
@@ -41,6 +41,23 @@ def test_gpus_are_spread_over_the_workers(
     gpu_ids: tuple[int, ...], workers: int, gpus: tuple[tuple[int, ...], ...]
 ) -> None:
     assert gpus_of_workers(gpu_ids, workers) == gpus
+
+
+@pytest.mark.parametrize(
+    ("seen", "gpus"),
+    [
+        (((0, 1), (2,), ()), ((0, 1), (2,), ())),
+        (((2, 3), (2, 3), (4,)), ((2,), (3,), (4,))),
+        (((1,), (1,), (1,)), ((1,), (1,), (1,))),
+        (((5,), (6,)), ((5,), (6,), (2,))),
+    ],
+    ids=["own", "some shared", "one for all", "a worker that was not found"],
+)
+def test_found_gpus_are_divided_among_the_workers_that_see_the_same(
+    seen: tuple[tuple[int, ...], ...], gpus: tuple[tuple[int, ...], ...], tmp_path: Path
+) -> None:
+    manifest = make_manifest(tmp_path, *map(make_task, range(3)))
+    assert tuple(task.gpus for task in with_found(manifest, FoundJob(gpus=seen)).tasks) == gpus
 
 
 def test_workers_are_spread_over_the_nodes_and_each_node_has_the_gpus() -> None:

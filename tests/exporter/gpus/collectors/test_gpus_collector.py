@@ -151,6 +151,13 @@ def test_the_plan_of_an_attached_job_uses_driver_indices(tmp_path: Path, monkeyp
     assert node.job_gpus.value.positions == {1: uuid(1), 3: uuid(3)}
 
 
+def test_mig_instances_of_an_attached_job_have_positions(tmp_path: Path) -> None:
+    plan = ((1,), (2,))
+    node = Node(tmp_path, mig_gpu(0), instance(0, 0), instance(0, 1), gpu(1), plan=plan, attached=True)
+    assert node.read_gpus().missing == ()
+    assert node.job_gpus.value.positions == {1: node.host.gpus[2].gpu.uuid, 2: node.host.gpus[3].gpu.uuid}
+
+
 @pytest.mark.parametrize("text", [None, "", "NoDevFiles", "-1"])
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_job_without_gpus_polls_none_and_has_no_series(

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from exporter.gpus.inventory_reader import read_gpu_units
 from exporter.gpus.nvidia import reader
 from exporter.gpus.nvidia.activity import SLOW_EVERY_S
 from exporter.gpus.nvidia.calls import NvmlLibrary
@@ -705,6 +706,13 @@ def test_instances_are_listed_after_their_gpu(start: Start) -> None:
     ]
     assert machine.gpus[1].name == "NVIDIA H100 80GB HBM3 MIG 3g.40gb"
     assert machine.gpus[1].memory_total_bytes == 40448 * MIB
+
+
+def test_units_are_instances_and_undivided_gpus(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    start(mig())
+    assert [unit.index for unit in read_gpu_units()] == ["0:0", "0:1", "0:3", "1"]
+    monkeypatch.setattr(reader, "LIBRARY", "libmissing.so.1")
+    assert read_gpu_units() == ()
 
 
 def test_an_instance_reports_its_memory_and_unit_activity(start: Start) -> None:
