@@ -318,7 +318,7 @@ def job_gpus(
         units = [None if at is None else units[at] for at in listed]
     elif not positions:
         return {}
-    if identity.first_gpu is not None:
+    if identity.first_gpu is not None and (positions or manifest.nodes > 1):
         units = units[identity.first_gpu : identity.first_gpu + max(positions, default=-1) + 1]
     return {at: gpu for at, gpu in enumerate(units) if gpu is not None}
 

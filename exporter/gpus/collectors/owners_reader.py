@@ -20,6 +20,7 @@ class GpuProcessOwners:
     def __init__(self, context: CollectorContext) -> None:
         self._context = context
         self._tasks = context.tasks
+        self._is_planned = any(task.gpus for task in context.manifest.tasks)
         # By rank: pid of the worker and the devices in its environment.
         self._devices: dict[int, tuple[int, str | None]] = {}
         self._outside_processes: dict[int, GpuProcessInfo | None] = {}  # by pid: GPU processes outside all worker trees
@@ -56,7 +57,8 @@ class GpuProcessOwners:
             [
                 WorkerAssignment(
                     rank=task.rank,
-                    positions=task.gpus,
+                    # A job that asks for no GPUs leaves it to its workers which of the given ones they use.
+                    positions=task.gpus if self._is_planned else tuple(own),
                     pids=pids[task.rank],
                     visible_devices=self._visible_devices(task.rank, workers.pids.get(task.rank, ())),
                     is_running=bool(pids[task.rank]),

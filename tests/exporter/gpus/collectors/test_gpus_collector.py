@@ -181,10 +181,17 @@ def test_the_device_list_of_the_terminal_does_not_apply_to_an_attached_job(
     assert node.host.poll_count == 0
 
 
-def test_listed_gpus_outside_the_plan_are_visible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("first_gpu", "nodes", "visible"),
+    [(None, 1, 2), (0, 1, 2), (0, 2, 0)],
+    ids=["of a node", "of this machine", "of one of two nodes on this machine"],
+)
+def test_listed_gpus_outside_the_plan_are_visible(
+    first_gpu: int | None, nodes: int, visible: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    snapshot = four_gpus(tmp_path, plan=((),)).read_gpus()
-    assert (snapshot.allocated, snapshot.visible) == (0, 2)
+    snapshot = four_gpus(tmp_path, plan=((),), first_gpu=first_gpu, nodes=nodes).read_gpus()
+    assert (snapshot.allocated, snapshot.visible) == (0, visible)
 
 
 def test_without_a_gpu_host_there_are_no_series(tmp_path: Path) -> None:

@@ -141,6 +141,18 @@ def test_use_of_a_gpu_outside_the_job_is_shown_for_its_worker(tmp_path: Path, mo
     assert list(samples_of(page, WORKERS)) == ['gpu="0"']
 
 
+def test_workers_of_a_job_without_planned_gpus_may_use_those_of_the_device_list(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "1")
+    node = two_gpus(tmp_path, plan=((), ()))
+    node.use(1, 100)
+    node.use(0, 101)
+    page = node.page()
+    assert samples_of(page, USE)[f'{FIRST},gpu="1",attribution="process"'] == 1
+    assert samples_of(page, MISPLACED) == {FIRST: 0, SECOND: 1}
+
+
 def test_a_missing_planned_gpu_is_reported_by_its_position(tmp_path: Path) -> None:
     node = two_gpus(tmp_path, plan=((1,), (7,)), attached=True)
     node.use(1, 101)
