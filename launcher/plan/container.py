@@ -175,4 +175,5 @@ def _forwarded_variables(plan: Plan, planned: TaskPlan, facts: RunFacts) -> list
     given: Mapping[str, str] = task_environment(plan, planned, facts, 0)
     resume = {"GPUJOB_RESUME"} if facts.attempt else set()
     required = plan.container.variables if plan.container is not None else ()
-    return sorted({*given, *plan.secrets, *required, *resume, "CUDA_VISIBLE_DEVICES", "GPUJOB_FOM_URL", "GPUJOB_TOKEN"})
+    of_wrapper = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")
+    return sorted({*given, *plan.secrets, *required, *resume, *of_wrapper, "GPUJOB_FOM_URL", "GPUJOB_TOKEN"})

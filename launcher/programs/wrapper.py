@@ -5,8 +5,9 @@
                                [--step-file FILE] [--kill-wait S] -- COMMAND...
 
 The worker inherits the environment, descriptors, terminal, limits, signal mask and signal dispositions. Only
-``CUDA_VISIBLE_DEVICES`` is narrowed to the GPUs of the task, and its output goes to the logs with these names in the
-run directory. The wrapper ends with the same status or signal, so that Slurm sees the worker's end.
+``CUDA_VISIBLE_DEVICES`` is narrowed to the GPUs of the task, in the order of ``CUDA_DEVICE_ORDER``, and its output goes
+to the logs with these names in the run directory. The wrapper ends with the same status or signal, so that Slurm sees
+the worker's end.
 
 Tasks of one step (MPI) have the same command line. ``SLURM_PROCID`` selects the task's entry in FILE: worker,
 rank, command, logs, GPUs and variables.
@@ -229,6 +230,8 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
     if "gpus" in options:
         name = b"CUDA_VISIBLE_DEVICES"
         environment[name] = task_visible_devices(options["gpus"], environment.get(name))
+        if environment[name][:1].isdigit():  # numbers as NVML and the plan count; CUDA alone puts the fastest first
+            environment.setdefault(b"CUDA_DEVICE_ORDER", b"PCI_BUS_ID")
     held = claim_ports(map(int, options["ports"].split(","))) if "ports" in options else []
     oom_before = oom_kills.read_oom_kills()
     waited = FORWARDED_SIGNALS | {signal.SIGCHLD}

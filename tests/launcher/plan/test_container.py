@@ -134,7 +134,7 @@ def test_values_of_variables_are_not_in_the_arguments_of_a_runtime() -> None:
     plan = plan_of(spec)
     argv = worker_argv(plan)
     passed = [argv[at + 1] for at, word in enumerate(argv) if word == "--env"]
-    assert {"PLAIN", "HF_TOKEN", "HF_HOME", "GPUJOB_RANK", "CUDA_VISIBLE_DEVICES"} <= set(passed)
+    assert {"PLAIN", "HF_TOKEN", "HF_HOME", "GPUJOB_RANK", "CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"} <= set(passed)
     assert "hunter2" not in " ".join(argv)
 
 

@@ -257,6 +257,18 @@ def test_a_task_sees_only_its_own_gpus(wrapped: Wrapped) -> None:
     assert seen((), CUDA_VISIBLE_DEVICES="4,5") == b"4,5"
 
 
+def test_cuda_counts_devices_as_the_plan_does(wrapped: Wrapped) -> None:
+    """In the order of the bus, like NVML; by default CUDA puts the fastest first."""
+
+    def order(**variables: str) -> bytes:
+        command = ("sh", "-c", 'echo "${CUDA_DEVICE_ORDER-unset}"')
+        return wrapped.run(*command, options=("--gpus", "0"), env=clean_environment(**variables)).stdout.strip()
+
+    assert order() == b"PCI_BUS_ID"
+    assert order(CUDA_DEVICE_ORDER="FASTEST_FIRST") == b"FASTEST_FIRST"
+    assert order(CUDA_VISIBLE_DEVICES="GPU-8f2c") == b"unset"
+
+
 PRINT_ATTRIBUTES = """
 import json, os, resource, signal
 status = dict(line.split(":\\t", 1) for line in open("/proc/self/status").read().splitlines() if ":\\t" in line)
