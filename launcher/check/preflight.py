@@ -9,7 +9,7 @@ from pathlib import Path
 from exporter.contract.errors import ExporterError
 from exporter.contract.manifest import OWN_ADDRESSES
 from exporter.files.outputs.csv_reader import is_sidecar_csv
-from exporter.gpus.analysis.users import parse_visible_devices
+from exporter.gpus.analysis.users import UUID_FORMS, parse_visible_devices
 from exporter.logs.lexicon import AUTO, GENERIC
 from exporter.logs.lexicon_reader import lexicon_of_job
 from exporter.logs.patterns import Pattern, PatternKind
@@ -49,6 +49,8 @@ from launcher.rundir.output_locks import find_output_in_use
 from launcher.rundir.trust import distrust_directory, other_writers, read_facts
 
 INTERPRETERS = ("python", "python3", "bash", "sh")
+_DEV = Path("/dev")
+_OTHER_GPUS = ("kfd", "dxg")  # device files of AMD's driver and of WSL, which do not say how many GPUs there are
 MOST_SAMPLE_BYTES = 256 * 1024  # read from a sample file
 
 
@@ -229,7 +231,7 @@ def _has_too_few(devices: str, positions: Collection[int]) -> bool:
     return len(set(given)) < len(given) or not set(given) <= set(listed)
 
 
-def count_gpus(devices: Path = Path("/dev")) -> int:
+def count_gpus(devices: Path = _DEV) -> int:
     """GPUs of this machine by their device files: those of NVIDIA, else those of AMD."""
     nvidia = sum(path.name[6:].isdigit() for path in devices.glob("nvidia*"))
     return nvidia or (sum(1 for _ in devices.glob("dri/renderD*")) if (devices / "kfd").exists() else 0)
@@ -251,11 +253,19 @@ def check_gpus_here(planned_job: PlannedJob, gpu_count: int | None = None) -> Ch
             needed = max(positions) + 1
             message = f"the plan uses {needed} GPUs, more than CUDA_VISIBLE_DEVICES={devices} has"
             return finding.error("few-gpus", place, f"{message}; use fewer, or set that variable to {needed} GPUs")
-    needed = max((max(positions) + 1 for positions in found.values()), default=0)
-    here = gpu_count if gpu_count is not None else count_gpus()
+    here = gpu_count if gpu_count is not None else count_gpus(_DEV)
+    if not here and any((_DEV / name).exists() for name in _OTHER_GPUS):
+        return finding.not_checked("gpus", place, "no file in /dev shows how many GPUs this machine has")
+    # A UUID may be that of a MIG instance, and these are not counted either.
+    counted = {
+        at for devices, positions in found.items() if not devices.lstrip().startswith(UUID_FORMS) for at in positions
+    }
+    needed = max(counted, default=-1) + 1
     if here < needed:
         message = f"the plan uses {needed} GPUs and this machine has {here}; some workers will not find theirs"
         return finding.warning("few-gpus", place, message)
+    if found and not counted:
+        return finding.ok("gpus", place, "those that CUDA_VISIBLE_DEVICES names by UUID")
     return finding.ok("gpus", place, f"{needed} of the {here} GPUs of this machine")
 
 

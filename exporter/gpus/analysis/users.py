@@ -11,7 +11,7 @@ from exporter.gpus.records import GpuProcess, GpuState
 # By pid, or inferred from the plan if the GPU's pids are of another pid namespace.
 Attribution = Literal["process", "inferred"]
 
-_UUID_FORMS = ("GPU-", "MIG-")
+UUID_FORMS = ("GPU-", "MIG-")  # how UUIDs in a device list begin
 _NUMBER = re.compile(r"\+?(\d{1,9})")
 
 
@@ -22,7 +22,7 @@ def parse_visible_devices(text: str) -> tuple[str, ...]:
     GPU or MIG instance. A duplicate makes the list empty. Text after a number in an entry is ignored.
     """
     entries = [entry.strip() for entry in text.split(",")]
-    form = next((form for form in _UUID_FORMS if entries[0].startswith(form)), None)
+    form = next((form for form in UUID_FORMS if entries[0].startswith(form)), None)
     devices: list[str] = []
     for entry in entries:
         if form is not None:
@@ -185,7 +185,7 @@ class _NodeUsage:
 
     def named_gpus(self, worker: WorkerAssignment) -> frozenset[str]:
         """GPUs that the worker's environment names by UUID; empty if it names none."""
-        if worker.visible_devices is None or not worker.visible_devices.strip().startswith(_UUID_FORMS):
+        if worker.visible_devices is None or not worker.visible_devices.strip().startswith(UUID_FORMS):
             return frozenset()
         uuids = tuple(self.gpus)
         return frozenset(uuids[at] for at in visible_gpu_positions(worker.visible_devices, uuids))

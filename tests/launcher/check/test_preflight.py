@@ -366,6 +366,43 @@ def test_requested_gpus_are_compared_with_those_of_this_machine(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
+    ("devices", "found"),
+    [
+        ("MIG-1,MIG-2,MIG-3,MIG-4", ("ok", "those that CUDA_VISIBLE_DEVICES names by UUID")),
+        (
+            "0,1,2,3",
+            ("warning", "the plan uses 4 GPUs and this machine has 1; some workers will not find theirs"),
+        ),
+    ],
+)
+def test_gpus_that_a_list_names_by_uuid_are_not_counted(devices: str, found: tuple[str, str], tmp_path: Path) -> None:
+    gpus = {"resources": {"gpus_per_node": 4}, **worker("true", gpus=4)}
+    one = check_gpus_here(planned_job(tmp_path, environ={"CUDA_VISIBLE_DEVICES": devices}, **gpus), 1)
+    assert (one.status, one.message) == found
+
+
+@pytest.mark.parametrize(
+    ("files", "status"),
+    [
+        (["kfd"], "not checked"),
+        (["dxg"], "not checked"),
+        (["dxg", "nvidia0", "nvidiactl"], "ok"),
+        (["nvidiactl"], "warning"),
+    ],
+    ids=["AMD", "WSL", "NVIDIA", "none"],
+)
+def test_only_gpus_of_nvidia_are_counted(
+    files: list[str], status: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "dev").mkdir()
+    for name in files:
+        (tmp_path / "dev" / name).touch()
+    monkeypatch.setattr("launcher.check.preflight._DEV", tmp_path / "dev")
+    gpus = {"resources": {"gpus_per_node": 1}, **worker("true", gpus=1)}
+    assert check_gpus_here(planned_job(tmp_path, **gpus)).status == status
+
+
+@pytest.mark.parametrize(
     ("devices", "status"),
     [
         ("2,3", "error"),
