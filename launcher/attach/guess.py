@@ -30,6 +30,8 @@ from launcher.errors import LauncherError
 MOST_WORKERS = 1024  # found by name, if nothing says how many there are
 _OUTPUT_WORDS = ("output-dir", "output", "out-dir", "outdir", "out", "save-dir", "results-dir")
 _CHECKPOINT_WORDS = ("checkpoint-dir", "checkpoints", "ckpt-dir", "save-path", "checkpoint-path")
+_TEMPORARY = ("/tmp/", "/var/tmp/")  # noqa: S108 - only compared
+_DATABASES = (".db", ".sqlite", ".sqlite3", "-journal", "-wal", "-shm")  # such as a program's history
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 _NOT_FILES = ("/dev/", "/proc/", "/sys/", "/run/")
 _GPU = re.compile(r"/dev/nvidia(\d+)")
@@ -92,7 +94,7 @@ def guess_job(sought: Sought, environ: Mapping[str, str], proc: str = "/proc") -
         directory=directory,
         logs=logs,
         gpus=_gpus(pids, proc),
-        output_dir=_directory_word(argv, _OUTPUT_WORDS, directory) or _open_directory(pids, proc),
+        output_dir=_directory_word(argv, _OUTPUT_WORDS, directory) or _open_directory(pids, directory, proc),
         checkpoint_dir=_directory_word(argv, _CHECKPOINT_WORDS, directory),
     )
 
@@ -228,15 +230,23 @@ def _directory_word(argv: Sequence[str], words: Sequence[str], directory: str) -
     return None
 
 
-def _open_directory(pids: Iterable[int], proc: str) -> str | None:
+def _open_directory(pids: Iterable[int], directory: str, proc: str) -> str | None:
     """The directory in which the workers have most files open for writing, besides their logs; None without any."""
     folders: Counter[str] = Counter()
     for pid in pids:
         for number in _descriptors_for_writing(pid, proc):
             path = _link(f"{proc}/{pid}/fd/{number}")
-            if number > 2 and path is not None and _is_data_file(path):
+            if number > 2 and path is not None and _is_data_file(path) and _may_be_output(path, directory):
                 folders[os.path.dirname(path)] += 1
     return folders.most_common(1)[0][0] if folders else None
+
+
+def _may_be_output(path: str, directory: str) -> bool:
+    """Whether a file is no database, nor hidden or temporary, for a program that works in ``directory``."""
+    is_below = directory != "/" and path.startswith(f"{directory}/")
+    if "/." in (path[len(directory) :] if is_below else path) or path.endswith(_DATABASES):
+        return False
+    return is_below or not path.startswith(_TEMPORARY)
 
 
 def _descriptors_for_writing(pid: int, proc: str) -> list[int]:

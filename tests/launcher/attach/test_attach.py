@@ -129,6 +129,35 @@ def test_gpus_are_positions_in_the_list_of_the_driver(
     assert guess_job(Sought((4000,)), {}, machine.proc).gpu_ids == gpus
 
 
+@pytest.mark.parametrize(
+    ("files", "output"),
+    [
+        (["work/out/a.json", "work/out/b.json", "work/c.txt"], "work/out"),
+        (["work/.ipython/profile_default/history", "work/.lock"], None),
+        (["work/history.sqlite", "work/history.sqlite-journal"], None),
+        (["inductor/a.so", "inductor/b.so", "work/c.txt"], "work"),
+    ],
+    ids=["most files", "hidden", "databases", "temporary"],
+)
+def test_the_output_directory_has_most_open_files(
+    files: list[str], output: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("launcher.attach.guess._TEMPORARY", (f"{tmp_path}/",))
+    machine = Machine(tmp_path)
+    machine.add(4000, "python train.py")
+    for name in ("fd", "fdinfo"):
+        (tmp_path / "4000" / name).mkdir()
+    (tmp_path / "4000/cwd").symlink_to(tmp_path / "work")
+    for number, name in enumerate(files, 3):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        (tmp_path / f"4000/fd/{number}").symlink_to(path)
+        (tmp_path / f"4000/fdinfo/{number}").write_text("pos:\t0\nflags:\t0100001\n", encoding="ascii")
+    guess = guess_job(Sought((4000,)), {}, machine.proc)
+    assert guess.output_dir == (None if output is None else str(tmp_path / output))
+
+
 def test_what_a_shell_has_started_are_the_workers(tmp_path: Path) -> None:
     works = f"{sys.executable} -c 'import time; time.sleep(60)'"
     script = f"cd {tmp_path}; exec >all.log; {works} & {works} 2>own.err & sleep 61 & wait"
