@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -118,7 +119,8 @@ def test_gpus_are_positions_in_the_list_of_the_driver(
         "launcher.attach.guess.read_gpu_units", lambda: tuple(unit.gpu for unit in UNITS if not unit.gpu.mig)
     )
     machine = Machine(tmp_path)
-    machine.add(4000, "python train.py", **({} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}))
+    environ: dict[str, Any] = {} if devices is None else {"CUDA_VISIBLE_DEVICES": devices}
+    machine.add(4000, "python train.py", **environ)
     (tmp_path / "4000/fd").mkdir()
     for number, name in enumerate(opened):
         (tmp_path / f"4000/fd/{number + 3}").symlink_to(f"/dev/{name}")
