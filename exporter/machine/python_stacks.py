@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 from exporter.machine.procfs import read_children
 
@@ -24,8 +23,8 @@ MOST_DESCENDANTS = 200
 
 def find_py_spy() -> str | None:
     """Path of ``py-spy``: from PATH, or next to the running interpreter."""
-    beside = Path(sys.executable).with_name("py-spy")
-    return shutil.which("py-spy") or (str(beside) if os.access(beside, os.X_OK) else None)
+    beside = os.path.join(os.path.dirname(sys.executable), "py-spy")
+    return shutil.which("py-spy") or (beside if os.access(beside, os.X_OK) else None)
 
 
 def python_processes(pid: int, most: int, proc: str = "/proc") -> list[int]:

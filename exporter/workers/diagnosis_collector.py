@@ -175,7 +175,7 @@ class DiagnosticsCollector:
     def _start_record(self, worker: str, rank: int, restart: int) -> StartRecord:
         """The start record of a run; empty if there is none."""
         name = run_files.record_name(worker, rank, self._context.identity.attempt, restart)
-        path = self._context.manifest.run_dir / run_files.WORKERS_DIR / f"{name}.start.json"
+        path = f"{self._context.manifest.run_dir}/{run_files.WORKERS_DIR}/{name}.start.json"
         return StartRecord.read_valid(path) or StartRecord()
 
     def _write(self, found: Diagnosis) -> None:

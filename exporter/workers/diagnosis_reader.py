@@ -33,9 +33,8 @@ def read_run_files(
     manifest: Manifest, task: Task, node: str, attempt: int, restart: int, more_logs: Iterable[str] = ()
 ) -> RunFiles:
     """Read the records, the job state and the log ends of one run; ``more_logs`` follow the task's own."""
-    stem = str(
-        manifest.run_dir / run_files.WORKERS_DIR / run_files.record_name(task.worker, task.rank, attempt, restart)
-    )
+    name = run_files.record_name(task.worker, task.rank, attempt, restart)
+    stem = f"{manifest.run_dir}/{run_files.WORKERS_DIR}/{name}"  # no `Path`: each one interns its name
     paths = [*log_paths(task, manifest.run_dir, node, attempt, restart), *more_logs]
     starts = read_log_starts(f"{stem}.logs.json")
     ends = [read_log_end(path, manifest.run_dir, starts.get(path)) for path in dict.fromkeys(paths)][:MOST_LOGS]
@@ -131,8 +130,8 @@ def write_diagnosis(run_dir: Path, found: Diagnosis, text: str) -> bool:
             stems = [own, stem]
             _move_diagnosis(folder, stem, _run_stem(latest))
     for name in stems:
-        _write_text(folder / f"{name}.txt", text)
-        run_files.write_json(folder / f"{name}.json", found.to_json())
+        _write_text(f"{folder}/{name}.txt", text)
+        run_files.write_json(f"{folder}/{name}.json", found.to_json())
     _remove_old(folder, found)
     return True
 
@@ -149,7 +148,7 @@ def _remove_old(folder: Path, found: Diagnosis) -> None:
 
 
 def _read(folder: Path, stem: str) -> Diagnosis | None:
-    return Diagnosis.read_valid(folder / f"{stem}.json")
+    return Diagnosis.read_valid(f"{folder}/{stem}.json")
 
 
 def _move_diagnosis(folder: Path, stem: str, new_stem: str) -> None:
@@ -184,7 +183,7 @@ def _richness(found: Diagnosis | None) -> int:
     return len(found.course) + len(found.stacks) if found is not None else -1
 
 
-def _write_text(path: Path, text: str) -> None:
+def _write_text(path: str, text: str) -> None:
     whole = text.encode("utf-8", "replace")
     try:
         run_files.replace_file(path, whole)
