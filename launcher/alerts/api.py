@@ -17,6 +17,8 @@ from launcher.registry.own_stack import StackRecord
 TIMEOUT_S = 5.0
 MOST_BYTES = 16 * 1024 * 1024  # of an answer
 
+_OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))  # a proxy must not see tokens and secret paths
+
 
 class UnansweredError(LauncherError):
     """A server does not answer, or not as it should."""
@@ -41,7 +43,7 @@ def ask(source: Source, path: str, body: JsonValue = None, method: str | None = 
         data, headers["Content-Type"] = json.dumps(body).encode(), "application/json"
     request = urllib.request.Request(source.url.rstrip("/") + path, data, headers, method=method)  # noqa: S310 - http alone, see `find_sources`
     try:
-        with urllib.request.urlopen(request, timeout=TIMEOUT_S) as answer:  # noqa: S310
+        with _OPENER.open(request, timeout=TIMEOUT_S) as answer:
             text: bytes = answer.read(MOST_BYTES + 1)
     except urllib.error.HTTPError as error:
         said = error.read(300).decode("utf-8", "replace").strip()

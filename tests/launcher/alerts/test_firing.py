@@ -3,6 +3,7 @@
 import json
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -200,6 +201,19 @@ def test_without_an_answer_the_exit_status_is_9(nowhere: Path) -> None:
     result = gpujob("--alertmanager", "http://127.0.0.1:9")
     assert result.exit_code == 9
     assert "alertmanager at http://127.0.0.1:9 does not answer: " in result.output
+
+
+def test_a_proxy_of_the_user_is_not_asked(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("no_proxy", raising=False)
+    monkeypatch.delenv("NO_PROXY", raising=False)
+    with socket.create_server(("127.0.0.1", 0)) as proxy:
+        proxy.settimeout(0.0)
+        monkeypatch.setenv("http_proxy", f"http://127.0.0.1:{proxy.getsockname()[1]}")
+        words = [sys.executable, "-m", "launcher", "alerts", "--alertmanager", "http://127.0.0.1:9"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, "Connection refused" in done.stderr) == (9, True)
+        with pytest.raises(BlockingIOError):
+            proxy.accept()
 
 
 class Site:
