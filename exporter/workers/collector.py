@@ -74,9 +74,12 @@ LAST_TIME = Family(
 )
 RESTARTS_LEFT = Family(
     "worker_last_exit_restarts_left",
-    "Restarts that the policy of the worker still allowed when it last ended, for each reason of a recent end.",
+    "Restarts that the policy of the worker still allowed when it last ended, for each reason of a recent end; 0 for "
+    "the latest once a failure stops the job.",
     labels=(*WORKER_LABELS, "reason"),
 )
+
+FAILURES_OF_JOB = ("terminated_peer", "launch_failed")  # reasons of a stop; then no worker is restarted
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class WorkersSnapshot:
 
     workers: tuple[WorkerReading, ...]
     events: tuple[Event, ...]
+    has_job_failed: bool = False  # the job is being stopped for that, and restarts nobody
 
     @property
     def running(self) -> int:
@@ -138,7 +142,8 @@ class WorkersCollector:
         # Not before the first poll: text of the runs that it finds must not pass for that of earlier ones.
         if self._must_note_logs or ends:
             self._must_note_logs = not self._log_starts.note()
-        return WorkersSnapshot(found, tuple(self._events))
+        has_job_failed = stop is not None and stop.reason in FAILURES_OF_JOB
+        return WorkersSnapshot(found, tuple(self._events), has_job_failed)
 
     def _judge(self, ends: Iterable[RunEnd], now: float) -> None:
         """Find the reasons of new ends, oldest first: a failure explains later ends of other workers.
@@ -190,9 +195,11 @@ class WorkersCollector:
             for reason, end in facts.exits.times.items():
                 row.add(LAST_TIME, end, reason=reason)
             if facts.task.restarts:
-                left = {end.reason: facts.task.restarts - end.restart for end in facts.exits.last}
+                left = {end.reason: max(0, facts.task.restarts - end.restart) for end in facts.exits.last}
+                if snapshot.has_job_failed:
+                    left |= {end.reason: 0 for end in facts.exits.last if end.restart == facts.restart}
                 for reason, count in left.items():
-                    row.add(RESTARTS_LEFT, max(0, count), reason=reason)
+                    row.add(RESTARTS_LEFT, count, reason=reason)
 
     def describe(self, snapshot: WorkersSnapshot, parts: StatusParts) -> None:
         for facts in snapshot.workers:

@@ -429,6 +429,20 @@ def test_a_sidecar_that_starts_late_finds_all_runs(wrappers: Wrappers) -> None:
     }
 
 
+def test_a_failure_that_stops_the_job_leaves_no_restart(wrappers: Wrappers) -> None:
+    """The worker that waits for its restart pages then: the alerts wait for an end without a restart left."""
+    collected = CollectedWorker(wrappers.run_dir, dataclasses.replace(TASK, restarts=3))
+    for restart, script in enumerate(("exit 3", "kill -SEGV $$")):
+        wrappers.start(TASK, "sh", "-c", script, restart=restart).wait()
+    left = {f'{LABELS},reason="app_error"': 3, f'{LABELS},reason="crashed_signal"': 2}
+    assert samples_of(collected.page(), RESTARTS_LEFT) == left
+    notice: dict[str, object] = {"reason": "cancelled", "cause": "scancel", "time": time.time()}
+    run_files.write_job_state(str(wrappers.run_dir), "completing", notice)
+    assert samples_of(collected.page(), RESTARTS_LEFT) == left
+    stop_for(wrappers.run_dir, 300, time.time())
+    assert samples_of(collected.page(), RESTARTS_LEFT) == {**left, f'{LABELS},reason="crashed_signal"': 0}
+
+
 def test_records_of_another_attempt_do_not_count(wrappers: Wrappers) -> None:
     wrappers.start(TASK, "true").wait()
     context = make_context(make_manifest(wrappers.run_dir, TASK), FakeClock(), attempt=1)
