@@ -75,6 +75,14 @@ def read_silences(source: Source) -> list[Silence]:
         raise UnansweredError(f"{source} answered something else than silences: {error}") from error
 
 
+def read_config(source: Source) -> str:
+    """The configuration with which Alertmanager runs, without its secrets. Raises UnansweredError."""
+    try:
+        return str(json.loads(ask(source, "/api/v2/status"))["config"]["original"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise UnansweredError(f"{source} did not say its configuration") from error
+
+
 def add_silence(source: Source, silence: JsonValue) -> str:
     """Add a silence; returns its id. Raises UnansweredError."""
     try:

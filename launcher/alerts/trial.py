@@ -14,6 +14,9 @@ _INTEGRATION = re.compile(r'integration="(\w+)"')
 INTEGRATIONS = {"log": "webhook"}  # of Alertmanager, where it has another name than our kind of channel
 ALERT = "GpuJobTrial"
 LASTS_S = 300.0  # then Alertmanager ends the alerts by itself
+HEARTBEAT_S = 60.0  # from one heartbeat to the next
+READ_LATE_S = 2.0  # time for a heartbeat to be counted and read
+HEARTBEAT_RECEIVERS = ("heartbeat", "gpujob-heartbeat")  # of the shipped configuration, and of ours
 
 
 class Sent(NamedTuple):
@@ -32,6 +35,18 @@ def parse_counts(text: str) -> dict[str, Sent]:
             key = "failed" if failed else "requests"
             found[match[1]] = before._replace(**{key: getattr(before, key) + number})
     return found
+
+
+def heartbeat_webhooks(config: object) -> int:
+    """Number of webhooks that get the heartbeat, in a configuration of Alertmanager."""
+    receivers = config.get("receivers") if isinstance(config, dict) else None
+    named = {each["name"]: each for each in receivers or () if isinstance(each, dict) and "name" in each}
+    return sum(len(named.get(name, {}).get("webhook_configs") or ()) for name in HEARTBEAT_RECEIVERS)
+
+
+def most_heartbeats(elapsed_s: float) -> int:
+    """The most heartbeats to one webhook in a time."""
+    return 1 + int(max(0.0, elapsed_s - READ_LATE_S) / HEARTBEAT_S)
 
 
 def trial_alerts(channels: Iterable[str], user: str, now: float) -> list[JsonValue]:
@@ -76,8 +91,13 @@ class Outcome(NamedTuple):
         return self.delivered >= len(self.channels)
 
 
-def outcomes(kinds: Mapping[str, str], before: Mapping[str, Sent], after: Mapping[str, Sent]) -> list[Outcome]:
-    """The outcome for each kind of service, of channels with their kinds."""
+def outcomes(
+    kinds: Mapping[str, str], before: Mapping[str, Sent], after: Mapping[str, Sent], heartbeats: int = 0
+) -> list[Outcome]:
+    """The outcome for each kind of service, of channels with their kinds.
+
+    Up to ``heartbeats`` requests to webhooks are none of the trial: Alertmanager counts both together.
+    """
     groups: dict[str, list[str]] = {}
     for channel, kind in kinds.items():
         groups.setdefault(INTEGRATIONS.get(kind, kind), []).append(channel)
@@ -85,5 +105,7 @@ def outcomes(kinds: Mapping[str, str], before: Mapping[str, Sent], after: Mappin
     for integration, channels in groups.items():
         old, new = before.get(integration, Sent()), after.get(integration, Sent())
         failed = round(new.failed - old.failed)
-        found.append(Outcome(integration, tuple(channels), round(new.requests - old.requests) - failed, failed))
+        others = heartbeats if integration == "webhook" else 0
+        delivered = max(0, round(new.requests - old.requests) - failed - others)
+        found.append(Outcome(integration, tuple(channels), delivered, failed))
     return found

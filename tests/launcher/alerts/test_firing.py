@@ -26,7 +26,7 @@ from launcher.alerts.firing import (
     selected,
 )
 from launcher.alerts.muted import muted_alerts
-from launcher.alerts.trial import Sent, outcomes, parse_counts
+from launcher.alerts.trial import Sent, most_heartbeats, outcomes, parse_counts
 from launcher.cli.main import commands
 from launcher.cli.watch import _muting
 from launcher.errors import LauncherError
@@ -149,6 +149,14 @@ def test_a_trial_compares_what_was_sent_before_and_after() -> None:
     assert [(each.integration, each.delivered, each.failed, each.arrived) for each in found] == [
         *(("slack", 1, 1, True), ("webhook", 2, 0, True), ("email", 0, 0, False))
     ]
+
+
+def test_heartbeats_are_not_counted_as_messages_of_a_trial() -> None:
+    kinds, before = {"hook": "webhook", "log": "log"}, {"webhook": Sent(100, 0)}
+    for sent, delivered in (((101, 0), 0), ((102, 0), 1), ((103, 1), 1), ((103, 0), 2)):
+        (found,) = outcomes(kinds, before, {"webhook": Sent(*sent)}, heartbeats=1)
+        assert (found.delivered, found.arrived) == (delivered, delivered == 2)
+    assert [most_heartbeats(elapsed_s) for elapsed_s in (0.0, 59.0, 75.0, 130.0)] == [1, 1, 2, 3]
 
 
 def gpujob(*words: str) -> Result:
@@ -305,6 +313,13 @@ class TestWithAlertmanager:
         result = gpujob("test", "--to", "slack")
         assert result.exit_code == 1
         assert result.output.startswith("slack      FAILED: 0 of 1 (slack); ")
+
+    def test_a_message_that_may_be_a_heartbeat_is_not_taken_for_that_of_a_trial(self, site: Site) -> None:
+        site.fire({"alertname": "GpuJobWatchdog", "severity": "none"})
+        site.services.wait(lambda each: each.channel == "log", 1)
+        result = gpujob("test", "--to", "hook", "--wait", "5")
+        assert (result.exit_code, result.output) == (1, "webhook    nothing sent yet: 0 of 1 (hook)\n")
+        assert [each.channel for each in site.services.messages] == ["log", "hook"]
 
     def test_follow_prints_and_logs_what_begins_and_ends_until_ctrl_c(self, site: Site) -> None:
         site.fire({**KILLED, "user": user_name()})
