@@ -164,7 +164,7 @@ def _with_options(
     email: str | None,
     slack: str | None,
 ) -> "NotifySpec":
-    """The channels with those of the options; secrets that came as values get files."""
+    """The channels with those of the options, which hear everything; secrets that came as values get files."""
     from launcher.jobfile.alerts.notify import NotifySpec, address_problem
     from launcher.jobfile.yamlfile import validate_model
 
@@ -192,6 +192,9 @@ def _with_options(
                 "into a file of mode 0600 and name the file"
             )
         channels["alert-slack"] = {"slack": {"url_file": str(Path(slack).absolute())}}
+    for key in ("page", "notify", "operators"):
+        if body.get(key) is not None:
+            body[key] += [name for name in channels if name not in notify.channels]
     return validate_model(body, source, NotifySpec)
 
 

@@ -224,6 +224,16 @@ def test_alerts_of_a_monitor_config_become_channels_and_their_secret_a_file(
     assert (mail["to"], mail["smarthost"]) == ("ada@example.org", "smtp.example.org:587")
 
 
+@needs_amtool
+def test_a_channel_of_an_option_gets_what_the_cluster_file_sends_to_some_channels(site: Path) -> None:
+    (site / "seed.yaml").write_text(SEED, encoding="utf-8")
+    assert config("--alert-email", "ada@example.org", "--config", "seed.yaml").exit_code == 0
+    for receiver in made(site)["receivers"]:
+        if receiver["name"] in ("gpujob-page", "gpujob-notify", "gpujob-operators"):
+            assert [mail["to"] for mail in receiver["email_configs"]][-1] == "ada@example.org", receiver["name"]
+            assert receiver["slack_configs"][-1]["api_url_file"] == f"{site}/alerting/secrets/slack-url"
+
+
 def test_a_key_of_a_monitor_config_that_is_null_has_its_default(site: Path) -> None:
     (site / "gpujob.yaml").write_text("partition: gpu\n", encoding="utf-8")
     seed = SEED.replace("enabled: true", "enabled: null").replace("smtp_port: 587", "smtp_port: null")
