@@ -172,10 +172,11 @@ def _route(notify: NotifySpec, receivers: Sequence[str]) -> Tree:
         return to(name, *matchers, group_by=[*JOB, "severity"], group_wait="10s", **more)
 
     has_owner = f"{PREFIX}owner" in receivers
-    only = [to_one(f"channel-{name}", f'notify="{name}"') for name in notify.channels]
-    owner = [to_one("owner", 'notify="owner"', 'job_id!=""', OWNER)] if has_owner else []
-    also_owner = [to_one("owner", 'job_id!=""', OWNER, 'severity=~"critical|warning"', **{"continue": True})]
     hours = {"active_time_intervals": [f"{PREFIX}office-hours"]} if notify.office_hours is not None else {}
+    info_in_hours = {"routes": [{"matchers": ['severity="info"'], **hours}]} if hours else {}
+    only = [to_one(f"channel-{name}", f'notify="{name}"', **info_in_hours) for name in notify.channels]
+    owner = [to_one("owner", 'notify="owner"', 'job_id!=""', OWNER, **info_in_hours)] if has_owner else []
+    also_owner = [to_one("owner", 'job_id!=""', OWNER, 'severity=~"critical|warning"', **{"continue": True})]
     routes = [
         to("heartbeat", f'alertname="{WATCHDOG}"', group_by=["alertname"], **_times("0s", "1m", "50s")),
         to("operators", 'component="self"', group_by=["cluster", "alertname"]),
