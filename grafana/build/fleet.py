@@ -15,6 +15,7 @@ UID = "gpujob-fleet"
 CHOSEN = 'cluster="$cluster", partition=~"$partition", user=~"$user"'
 JOB = "job_id, job_name, user"
 NEEDS_HUB = "needs the hub"
+NONE_OR_NO_HUB = "none, or no hub"  # of what the hub counts only where there is some
 TO_JOB = column("job_id", link=board.to_board("gpujob-job", job_id="job_id"))
 # The board of an ended job shows the time in which it ran.
 TO_ENDED_JOB = column(
@@ -88,11 +89,11 @@ def overview() -> list[Panel]:
             "Waiting jobs, counted in each partition that they request, and jobs that failed in the time range. "
             "Needs the hub.",
             [
-                now("sum(" + _all("gpujob_jobs", ', state="PENDING"') + ")", "waiting"),
+                now("sum(" + _all("gpujob_jobs", ', state="PENDING"') + f")\nor 0 * max({HUB})", "waiting"),
                 now(
                     "round(sum(increase("
                     + _all("gpujob_jobs_ended_total", ', state!~"COMPLETED|CANCELLED"')
-                    + f"[{RANGE}])))",
+                    + f"[{RANGE}])))\nor 0 * max({HUB})",
                     "failed",
                 ),
             ],
@@ -214,7 +215,7 @@ def waste() -> list[Panel]:
                 width=12,
                 unit=unit,
                 steps=(("blue", None),),
-                unknown=NEEDS_HUB,
+                unknown=NONE_OR_NO_HUB,
             )
             for title, description, metric, label, scale, legend, unit in (
                 (
@@ -251,7 +252,7 @@ def queue() -> list[Panel]:
             decimals=0,
             stacked=True,
             stepped=True,
-            unknown=NEEDS_HUB,
+            unknown=NONE_OR_NO_HUB,
         ),
         lines(
             "Average wait",
@@ -266,7 +267,7 @@ def queue() -> list[Panel]:
             ],
             width=8,
             unit="s",
-            unknown=NEEDS_HUB,
+            unknown=NONE_OR_NO_HUB,
         ),
         tile(
             "Oldest waiting job",
@@ -279,7 +280,7 @@ def queue() -> list[Panel]:
             ],
             width=4,
             unit=CLOCK,
-            unknown=NEEDS_HUB,
+            unknown=NONE_OR_NO_HUB,
             height=8,
         ),
     ]
@@ -353,7 +354,7 @@ def ended() -> list[Panel]:
                 column("GPU time", unit=CLOCK),
             ],
             width=24,
-            unknown=NEEDS_HUB,
+            unknown=NONE_OR_NO_HUB,
             height=10,
         )
     ]

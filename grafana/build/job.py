@@ -310,6 +310,7 @@ def workers() -> list[Panel]:
             q.RESTARTS,
             width=12,
             steps=(("green", None), ("orange", 1)),
+            unknown="none",
             height=8,
         ),
         lines(
@@ -448,7 +449,7 @@ def gpus() -> list[Panel]:
             unit="percentunit",
             maximum=1,
             colors={"power_cap": "text"},
-            unknown="no GPU seen",
+            unknown="never throttled",
         ),
         lines(
             "GPU errors",
@@ -592,7 +593,7 @@ def events() -> list[Panel]:
             width=12,
             decimals=0,
             stepped=True,
-            unknown="no workers seen",
+            unknown="none",
         ),
         lines(
             "Log errors",
@@ -601,7 +602,7 @@ def events() -> list[Panel]:
             width=12,
             decimals=0,
             stepped=True,
-            unknown="no error patterns",
+            unknown="none",
         ),
         lines(
             "Phase over time",

@@ -14,6 +14,7 @@ from typing import Any
 import promql_parser
 import pytest
 
+from exporter.collecting.detail import LATE_FAMILIES
 from exporter.hub.page.series import FAMILIES as HUB_FAMILIES
 from grafana.build import __main__ as build
 from grafana.build import job, queries
@@ -27,6 +28,7 @@ UIDS = [name.removesuffix(".json") for name in build.texts()]
 VALUES = variables(cluster="c1", job_id="42")
 WATCHDOG = 'alertname="GpuJobWatchdog"'  # an alert of no cluster
 OF_NO_CLUSTER = re.compile(r'^cluster="", alertname=~"GpuJob\.\+"')  # as others on Prometheus itself may be
+COUNTED_LATE = {f"gpujob_{name}" for name in LATE_FAMILIES if name.endswith("_total")}  # no series while they are 0
 IN_LINKS = {"__url_time_range"}
 TIME_OF_A_ROW = "&from=${__data.fields.started.numeric}&to=${__data.fields.ended.numeric}"
 RATES = {"rate", "irate", "increase"}
@@ -361,6 +363,13 @@ def test_the_board_of_all_jobs_reads_one_recorded_series_a_job() -> None:
         names |= metric_names(substitute(target["expr"], VALUES))
     hub = {family.full_name for family in HUB_FAMILIES}
     assert {name for name in names if ":" not in name} <= hub | {"up", "ALERTS"}
+
+
+def test_a_panel_of_what_has_not_happened_yet_says_so(panels: list[Json]) -> None:
+    for panel in panels:
+        names = {name for each in panel["targets"] for name in metric_names(substitute(each["expr"], VALUES))}
+        if names and names <= COUNTED_LATE:
+            assert panel["fieldConfig"]["defaults"]["noValue"] in {"none", "never throttled"}, panel["title"]
 
 
 @ALL

@@ -130,6 +130,18 @@ def test_the_board_of_the_monitoring_shows_alerts_of_no_job(tmp_path: Path) -> N
     check(tmp_path, Query("", since.expr), "5m", series, (f"{{{hub_down}}}", 60_000.0))
 
 
+def test_without_waiting_and_failed_jobs_a_hub_has_0(tmp_path: Path) -> None:
+    """It drops the series of a state in which it has no job."""
+    panels: list[Any] = [panel.build() for panel in fleet.overview()]
+    waiting, failed = next(panel.targets for panel in panels if panel.title == "Waiting and failed")
+    jobs = 'gpujob_jobs{cluster="c1",user="ada",partition="gpu",state="PENDING",instance="h:9400"}'
+    ended = 'gpujob_jobs_ended_total{cluster="c1",user="ada",partition="gpu",state="FAILED",instance="h:9400"}'
+    for query, series in ((waiting, {jobs: "3x9"}), (failed, {ended: "0x4 3x9"})):
+        check(tmp_path, Query("", query.expr), "9m", {HUB_JOBS: "1x9"}, ("{}", 0.0))
+        check(tmp_path, Query("", query.expr), "9m", {HUB_JOBS: "1x9", **series}, ("{}", 3.0))
+        check(tmp_path, Query("", query.expr), "9m", {})
+
+
 def test_ended_jobs_are_those_that_have_ended(tmp_path: Path) -> None:
     (panel,) = fleet.ended()
     targets: Any = panel.build().targets
