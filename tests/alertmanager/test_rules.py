@@ -439,6 +439,7 @@ def test_critical_xids_equal_those_of_the_table() -> None:
 def test_recorded_series_are_read() -> None:
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     used = set().union(*(metric_names(rule["expr"]) for rule in alerts().values()))
+    used |= set().union(*(template_metric_names(rule["annotations"]["description"]) for rule in alerts().values()))
     fleet = (ROOT / "grafana/dashboards/gpujob-fleet.json").read_text(encoding="utf-8")
     assert recorded <= used | set(re.findall(r"\w+:gpujob_\w+:\w+", fleet))
 
