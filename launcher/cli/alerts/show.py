@@ -74,13 +74,14 @@ def show(
     The Alertmanager of the cluster file is asked, else its Prometheus, else that of `gpujob stack`, else your
     own `gpujob alerts receive`. If none of them answers, the exit status is 9.
     """
+    from exporter.contract.identity import safe_label
     from launcher.alerts.firing import as_json as to_json
     from launcher.alerts.firing import render, selected
     from launcher.rundir.rundir import user_name
 
     if log_file is not None and not follow:
         raise LauncherError("--log needs --follow; without it, redirect the output into a file")
-    places, user = sources(url), None if all_users else user_name()
+    places, user = sources(url), None if all_users else safe_label(user_name())
     if follow:
         try:
             _follow(places, job, user, log_file, interval, as_json)

@@ -285,6 +285,11 @@ class TestWithAlertmanager:
         error = gpujob("unmute", "7").exception
         assert str(error).startswith(f"job 7 of {user_name()} is not muted; `gpujob alerts 7` shows what is")
 
+    def test_a_user_whose_name_is_no_label_has_alerts_too(self, site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("launcher.rundir.rundir.user_name", lambda: "CORP\\ada")
+        site.fire({**KILLED, "user": "CORP_ada"})
+        assert gpujob().output.startswith("critical GpuJobWorkerKilled job 7 embed (CORP_ada)")
+
     def test_what_is_muted_for_another_user_stays_so(self, site: Site) -> None:
         said = gpujob("mute", "7", "--user", "somebody-else").output
         assert said.endswith("Hear them again: gpujob alerts unmute 7 --user somebody-else\n")
