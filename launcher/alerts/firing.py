@@ -150,8 +150,11 @@ def _matched(matcher: _Matcher) -> str:
     return printable(matcher.name) + operator[matcher.isRegex, matcher.isEqual]
 
 
-def selected(found: Iterable[Found], job: str | None, user: str | None) -> list[Found]:
-    """Alerts of a job by id or name, else those of a user and those of no job; worst first."""
+def selected(found: Iterable[Found], job: str | None, user: str | None, cluster: str | None = None) -> list[Found]:
+    """Alerts of a job by id or name, else those of a user and those of no job; worst first.
+
+    ``cluster`` is that of the job if known: clusters that share an Alertmanager may have equal ids.
+    """
 
     def wanted(alert: Alert) -> bool:
         labels = alert.labels
@@ -159,7 +162,8 @@ def selected(found: Iterable[Found], job: str | None, user: str | None) -> list[
             return False
         if job is not None:
             job_id = labels.get("job_id", "")
-            return job_id == job or job_id.partition("_")[0] == job or labels.get("job_name") == job
+            is_here = cluster is None or labels.get("cluster") in (cluster, None)
+            return is_here and job in (job_id, job_id.partition("_")[0], labels.get("job_name"))
         return user is None or labels.get("user") in (user, None)
 
     by_alert = {each.alert.key: each for each in found if wanted(each.alert)}

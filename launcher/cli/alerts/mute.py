@@ -1,15 +1,13 @@
 """The commands `gpujob alerts mute` and `unmute`: silences of Alertmanager for one job."""
 
-import os
 import re
 import time
-from pathlib import Path
 
 import click
 
 from launcher.cli.about.completion import complete_jobs
 from launcher.cli.alerts.config import shipped_folder
-from launcher.cli.alerts.show import URL, manager
+from launcher.cli.alerts.show import URL, manager, place_of
 from launcher.cli.parts import JSON, print_json
 from launcher.errors import LauncherError, did_you_mean
 
@@ -56,15 +54,6 @@ def id_of(job: str) -> str:
 OWNER = click.option("--user", "owner", metavar="NAME", help="Owner of the job (default: you).")
 
 
-def _place_of(owner: str) -> dict[str, str]:
-    """The labels of jobs of this user here: `user`, and `cluster` if the cluster file names it."""
-    from exporter.contract.identity import safe_label
-    from launcher.rundir.cluster_file import read_cluster_key
-
-    cluster = read_cluster_key("cluster", os.environ, Path.cwd())[1]
-    return {"user": safe_label(owner)} | ({"cluster": safe_label(cluster)} if isinstance(cluster, str) else {})
-
-
 @click.command(epilog="example: gpujob alerts mute 4459 --for 2h --alert Slowdown")
 @click.argument("job", metavar="JOB", shell_complete=complete_jobs)
 @click.option(
@@ -85,7 +74,7 @@ def mute(job: str, seconds: float, alert: str | None, owner: str | None, url: st
     source, now, job_id = manager(url), time.time(), id_of(job)
     own = user_name()
     owner = owner or own
-    labels = _place_of(owner)
+    labels = place_of(owner)
     if alert is not None:
         labels["alertname"] = alert
     silence = add_silence(
@@ -121,7 +110,7 @@ def unmute(job: str, alert: str | None, owner: str | None, url: str | None, as_j
     from launcher.rundir.rundir import user_name
 
     source, job_id, owner = manager(url), id_of(job), owner or user_name()
-    place = _place_of(owner)
+    place = place_of(owner)
     wanted = [
         silence
         for silence in read_silences(source)

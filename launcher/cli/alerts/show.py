@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -14,6 +15,8 @@ from launcher.cli.parts import INTERRUPTED, INTERVAL, print_json
 from launcher.errors import LauncherError
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from launcher.alerts.api import Source
     from launcher.alerts.firing import Found, Silence
 
@@ -52,6 +55,15 @@ def manager(url: str | None) -> "Source":
     return found
 
 
+def place_of(owner: str) -> dict[str, str]:
+    """The labels of jobs of this user here: `user`, and `cluster` if the cluster file names it."""
+    from exporter.contract.identity import safe_label
+    from launcher.rundir.cluster_file import read_cluster_key
+
+    cluster = read_cluster_key("cluster", os.environ, Path.cwd())[1]
+    return {"user": safe_label(owner)} | ({"cluster": safe_label(cluster)} if isinstance(cluster, str) else {})
+
+
 @click.command("list", epilog="example: gpujob alerts 4459 --follow")
 @click.argument("job", metavar="[JOB-ID]", required=False, shell_complete=complete_jobs)
 @click.option("-f", "--follow", is_flag=True, help="Print a line when an alert begins or ends, until Ctrl-C.")
@@ -74,21 +86,21 @@ def show(
     The Alertmanager of the cluster file is asked, else its Prometheus, else that of `gpujob stack`, else your
     own `gpujob alerts receive`. If none of them answers, the exit status is 9.
     """
-    from exporter.contract.identity import safe_label
     from launcher.alerts.firing import as_json as to_json
     from launcher.alerts.firing import render, selected
     from launcher.rundir.rundir import user_name
 
     if log_file is not None and not follow:
         raise LauncherError("--log needs --follow; without it, redirect the output into a file")
-    places, user = sources(url), None if all_users else safe_label(user_name())
+    places, own = sources(url), place_of(user_name())
+    choose = partial(selected, job=job, user=None if all_users else own["user"], cluster=own.get("cluster"))
     if follow:
         try:
-            _follow(places, job, user, log_file, interval, as_json)
+            _follow(places, choose, log_file, interval, as_json)
         except KeyboardInterrupt:
             sys.exit(INTERRUPTED)
     source, found, silences = _look(places)
-    rows = selected(found, job, user)
+    rows = choose(found)
     if as_json:
         print_json({"schema": 1, "source": source.kind, "url": source.url, "alerts": to_json(rows, silences)})
     else:
@@ -123,12 +135,16 @@ def _first_answer(places: "list[Source]") -> "list[Found]":
 
 
 def _follow(
-    places: "list[Source]", job: str | None, user: str | None, log_file: str | None, interval_s: float, as_json: bool
+    places: "list[Source]",
+    choose: "Callable[[list[Found]], list[Found]]",
+    log_file: str | None,
+    interval_s: float,
+    as_json: bool,
 ) -> NoReturn:
     from exporter.alerts.log_file import AlertLog
     from exporter.alerts.messages import Alert, alert_json, iso, log_line
     from launcher.alerts.api import UnansweredError
-    from launcher.alerts.firing import changes, selected
+    from launcher.alerts.firing import changes
 
     log = None if log_file is None else AlertLog(Path(log_file))
 
@@ -145,7 +161,7 @@ def _follow(
     problem = ""
     while True:
         try:
-            after = selected(_first_answer(places), job, user)
+            after = choose(_first_answer(places))
         except UnansweredError as error:
             if str(error) != problem:
                 warn(f"{error}; the alerts are those of the last answer")

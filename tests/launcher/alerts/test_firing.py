@@ -290,6 +290,13 @@ class TestWithAlertmanager:
         site.fire({**KILLED, "user": "CORP_ada"})
         assert gpujob().output.startswith("critical GpuJobWorkerKilled job 7 embed (CORP_ada)")
 
+    def test_a_job_with_the_same_id_on_another_cluster_is_not_meant(self, site: Site) -> None:
+        with (site.folder / "gpujob.yaml").open("a", encoding="utf-8") as file:
+            file.write("cluster: hal\n")
+        site.fire(KILLED, {**KILLED, "cluster": "hal"}, {**KILLED, "cluster": "juno"})
+        shown = json.loads(gpujob("7", "--json").output)["alerts"]
+        assert {each["labels"].get("cluster") for each in shown} == {None, "hal"}
+
     def test_what_is_muted_for_another_user_stays_so(self, site: Site) -> None:
         said = gpujob("mute", "7", "--user", "somebody-else").output
         assert said.endswith("Hear them again: gpujob alerts unmute 7 --user somebody-else\n")
