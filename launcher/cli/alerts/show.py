@@ -84,7 +84,8 @@ def show(
     """List the alerts that fire, worst first: yours, or those of the job with this id or name.
 
     The Alertmanager of the cluster file is asked, else its Prometheus, else that of `gpujob stack`, else your
-    own `gpujob alerts receive`. If none of them answers, the exit status is 9.
+    own `gpujob alerts receive`. With --follow, only the first that answers is asked. If none answers, the exit status
+    is 9.
     """
     from launcher.alerts.firing import as_json as to_json
     from launcher.alerts.firing import render, selected
@@ -122,16 +123,24 @@ def _look(places: "list[Source]") -> "tuple[Source, list[Found], dict[str, Silen
     raise SystemExit(UNKNOWN)
 
 
-def _first_answer(places: "list[Source]") -> "list[Found]":
-    """The alerts from the first server that answers. Raises UnansweredError of the last one."""
+def _first_answer(places: "list[Source]") -> "tuple[Source, list[Found]]":
+    """The first server that answers, and its alerts. Raises UnansweredError of the last one."""
     from launcher.alerts.api import UnansweredError, read_alerts
 
+    silent = list[str]()
     for source in places[:-1]:
         try:
-            return read_alerts(source)
-        except UnansweredError:
-            continue
-    return read_alerts(places[-1])
+            found = read_alerts(source)
+        except UnansweredError as error:
+            silent.append(str(error))
+        else:
+            break
+    else:
+        source = places[-1]
+        found = read_alerts(source)
+    for problem in silent:
+        warn(f"{problem}; the alerts are those of {source}")
+    return source, found
 
 
 def _follow(
@@ -161,7 +170,7 @@ def _follow(
     problem = ""
     while True:
         try:
-            after = choose(_first_answer(places))
+            source, found = _first_answer(places)
         except UnansweredError as error:
             if str(error) != problem:
                 warn(f"{error}; the alerts are those of the last answer")
@@ -170,6 +179,8 @@ def _follow(
             if problem:
                 warn("alerts are read again")
             problem = ""
+            places = [source]  # others know other alerts, so a change of the server would pass for changes of alerts
+            after = choose(found)
             changes(before, after, write)
             before = after
         time.sleep(interval_s)

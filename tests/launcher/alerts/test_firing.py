@@ -1,11 +1,13 @@
 """`gpujob alerts`: what fires, from Alertmanager, Prometheus and the receiver; silences and trials."""
 
+import http.server
 import json
 import re
 import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -222,6 +224,41 @@ def test_a_proxy_of_the_user_is_not_asked(nowhere: Path, monkeypatch: pytest.Mon
         assert (done.returncode, "Connection refused" in done.stderr) == (9, True)
         with pytest.raises(BlockingIOError):
             proxy.accept()
+
+
+def test_follow_stays_with_the_server_that_answered(nowhere: Path) -> None:
+    answers = {"/api/v2/alerts": MANAGER, "/api/v1/alerts": '{"data": {"alerts": []}}'}
+
+    class Servers(http.server.BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            text = answers.get(self.path, "")
+            self.send_response(200 if text else 503)
+            self.end_headers()
+            self.wfile.write(text.encode())
+
+        def log_message(self, *_: object) -> None:
+            """Stay silent."""
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Servers) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_address[1]}"
+        (nowhere / "gpujob.yaml").write_text(
+            f"{{alertmanager_url: '{url}', prometheus_url: '{url}'}}", encoding="utf-8"
+        )
+        words = [sys.executable, "-m", "launcher", "alerts", "7", "-f", "--interval", "0.2"]
+        process = subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        assert process.stdout is not None
+        try:
+            assert [" FIRING " in process.stdout.readline() for _ in range(2)] == [True, True]
+            del answers["/api/v2/alerts"]
+            assert process.stdout.readline().endswith("answered 503: ; the alerts are those of the last answer\n")
+            answers["/api/v2/alerts"] = "[]"
+            assert "alerts are read again" in process.stdout.readline()
+            assert [" ENDED " in process.stdout.readline() for _ in range(2)] == [True, True]
+        finally:
+            process.kill()
+            process.communicate()
+        server.shutdown()
 
 
 class Site:
