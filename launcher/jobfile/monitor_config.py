@@ -9,7 +9,7 @@ from pydantic import AfterValidator, BeforeValidator, Field
 from launcher.errors import ConfigError, LauncherError
 from launcher.jobfile.alerts.thresholds import AlertThresholds
 from launcher.jobfile.monitoring import Detail, ErrorSpec, ProgressPatterns, VerifySpec
-from launcher.jobfile.value_types import Directory, FileModel, Seconds
+from launcher.jobfile.value_types import CheckInterval, Directory, FileModel, Seconds
 from launcher.jobfile.yamlfile import read_mapping, validate_model
 from launcher.rundir.yaml_files import read_yaml_text
 
@@ -92,7 +92,7 @@ class WatchedPatterns(FileModel):
 class WatchSettings(FileModel):
     """Times in seconds."""
 
-    check_interval: Seconds = 10.0
+    check_interval: CheckInterval = 10.0
     launch_timeout: Seconds = 60.0
     stall_timeout: Seconds = 300.0
     gpu_metrics: bool = False

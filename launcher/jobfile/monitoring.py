@@ -13,6 +13,7 @@ from exporter.logs.packs_reader import pack_names
 from exporter.logs.patterns import PatternKind, pattern_problems
 from launcher.jobfile.value_types import (
     Address,
+    CheckInterval,
     Count,
     Directory,
     FileModel,
@@ -119,7 +120,7 @@ class MonitoringSpec(FileModel):
     """How to monitor the job. Times in seconds."""
 
     enabled: bool = True
-    check_interval: Seconds = 5.0
+    check_interval: CheckInterval = 5.0
     launch_timeout: Seconds = 60.0
     stall_timeout: Seconds = 300.0
     checkpoint_interval: Seconds | None = None

@@ -94,6 +94,7 @@ def as_float(value: object) -> object:
 
 
 Seconds = Annotated[float, BeforeValidator(as_float), Field(gt=0, lt=1e9)]
+CheckInterval = Annotated[Seconds, Field(le=300)]  # GpuJobCollectorFailing waits for 5 minutes without a read
 NotNegativeSeconds = Annotated[float, BeforeValidator(as_float), Field(ge=0, lt=1e9)]
 
 

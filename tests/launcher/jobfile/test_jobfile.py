@@ -71,6 +71,7 @@ def test_all_mistakes_are_reported_with_key_value_and_fix(golden: Golden) -> Non
         ("a: \x07", "line 1, column 4: not YAML: the character U+0007 is not allowed"),
         (MINIMAL + "name: y\n", "line 3, column 1: not YAML: the key 'name' is duplicated"),
         (MINIMAL + 'slurm: {time_limit: "04:00:00\\n"}', "is not a time limit"),
+        (MINIMAL + "monitoring: {check_interval: 301}", "check_interval: 301 must be less than or equal to 300"),
         (MINIMAL + "resources: {gpu_type: 'h100:4'}", "resources.gpu_type: 'h100:4' is not a type of GPU; write it as"),
     ],
 )

@@ -184,6 +184,7 @@ alert: {}
         ("alerts: https://hooks/secret\n", "alerts: is not a mapping with email, slack and terminal"),
         ("alerts: {slack: {webhook: [https://secret]}}\n", "alerts.slack.webhook: is not a text; write it in quotes"),
         ("alerts: {email: {enabled: maybe}}\n", 'alerts.email.enabled: "maybe" is not true or false'),
+        ("monitoring: {check_interval: 301}\n", "monitoring.check_interval: 301 must be less than or equal to 300"),
         ("monitoring: {gpu_metrics: 'yes'}\n", 'monitoring.gpu_metrics: "yes" is not true or false'),
         (
             "monitoring: {detail: all}\n",
