@@ -9,6 +9,7 @@ Tree = dict[str, object]
 
 PREFIX = "gpujob-"  # of our receivers and time intervals
 WATCHDOG = "GpuJobWatchdog"
+TRIAL = "GpuJobTrial"  # alert of `gpujob alerts test`
 DISCORD_FILES_SINCE = (0, 28)  # versions before have no `webhook_url_file`
 MOST_ALERTS = 20  # of one webhook: a body of at most 64 KiB for our receiver
 OURS = 'alertname=~"GpuJob.*"'
@@ -24,12 +25,13 @@ class Site(NamedTuple):
     read_secret: Callable[[str], str]  # the text of a file, for keys that have no file of their own
     inhibit_rules: Sequence[object]
     templates: str  # glob
+    log: str | None = None  # name of a channel that gets every alert, whatever the routes say
 
 
 def make_config(notify: NotifySpec, site: Site, base: Mapping[str, object]) -> Tree:
     """The whole configuration. Parts of ours in ``base`` are replaced; everything else in it stays."""
     receivers = _receivers(notify, site)
-    routes, intervals = _route(notify, [str(each["name"]) for each in receivers]), _intervals(notify)
+    routes, intervals = _route(notify, [str(each["name"]) for each in receivers], site.log), _intervals(notify)
     config: Tree = dict(base)
     root = dict(_mapping(base.get("route"))) or {"receiver": f"{PREFIX}notify", "group_by": list(JOB)}
     root["routes"] = [routes, *(each for each in _list(root.get("routes")) if not _is_our_route(each))]
@@ -74,7 +76,8 @@ def _receivers(notify: NotifySpec, site: Site) -> list[Tree]:
     found.append({"name": f"{PREFIX}heartbeat", **({"webhook_configs": heartbeat} if heartbeat else {})})
     for key in ("page", "notify", "operators"):
         names = getattr(notify, key)
-        found.append({"name": f"{PREFIX}{key}", **_joined(made[name] for name in (made if names is None else names))})
+        chosen = [name for name in made if name != site.log] if names is None else names
+        found.append({"name": f"{PREFIX}{key}", **_joined(made[name] for name in chosen)})
     if notify.owner_domain is not None:
         found.append({"name": f"{PREFIX}owner", **_mail(f"{{{{ .CommonLabels.user }}}}@{notify.owner_domain}", notify)})
     return found + [{"name": f"{PREFIX}channel-{name}", **parts} for name, parts in made.items()]
@@ -158,7 +161,7 @@ def _smtp(smtp: SmtpSpec) -> Tree:
     return server
 
 
-def _route(notify: NotifySpec, receivers: Sequence[str]) -> Tree:
+def _route(notify: NotifySpec, receivers: Sequence[str], log: str | None) -> Tree:
     """Our part of the routes, in one route. The comments of the shipped file hold for the same entries here.
 
     Operators hear of hardware and of the monitoring itself whatever a job says in `notify`.
@@ -176,9 +179,12 @@ def _route(notify: NotifySpec, receivers: Sequence[str]) -> Tree:
     info_in_hours = {"routes": [{"matchers": ['severity="info"'], **hours}]} if hours else {}
     only = [to_one(f"channel-{name}", f'notify="{name}"', **info_in_hours) for name in notify.channels]
     owner = [to_one("owner", 'notify="owner"', 'job_id!=""', OWNER, **info_in_hours)] if has_owner else []
+    # A trial is left out: Alertmanager counts the messages of all webhooks together.
+    to_log = [to_one(f"channel-{log}", f'alertname!="{TRIAL}"', **{"continue": True})] if log is not None else []
     also_owner = [to_one("owner", 'job_id!=""', OWNER, 'severity=~"critical|warning"', **{"continue": True})]
     routes = [
         to("heartbeat", f'alertname="{WATCHDOG}"', group_by=["alertname"], **_times("0s", "1m", "50s")),
+        *to_log,
         to("operators", 'component="self"', group_by=["cluster", "alertname"]),
         to("operators", f'alertname=~"{HARDWARE}"', group_by=["cluster", "node"], **{"continue": True}),
         to("none", 'notify="none"'),

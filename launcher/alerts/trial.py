@@ -6,13 +6,13 @@ from typing import NamedTuple
 
 from exporter.alerts.messages import iso
 from exporter.contract.records import JsonValue
+from launcher.alerts.config import TRIAL
 
 _COUNT = re.compile(
     r"^alertmanager_notification_requests(_failed)?_total\{([^}]*)\} (\d+(?:\.\d+)?(?:e\+?\d{1,3})?)$", re.MULTILINE
 )
 _INTEGRATION = re.compile(r'integration="(\w+)"')
 INTEGRATIONS = {"log": "webhook"}  # of Alertmanager, where it has another name than our kind of channel
-ALERT = "GpuJobTrial"
 LASTS_S = 300.0  # then Alertmanager ends the alerts by itself
 HEARTBEAT_S = 60.0  # from one heartbeat to the next
 READ_LATE_S = 2.0  # time for a heartbeat to be counted and read
@@ -54,7 +54,7 @@ def trial_alerts(channels: Iterable[str], user: str, now: float) -> list[JsonVal
     return [
         {
             "labels": {
-                "alertname": ALERT,
+                "alertname": TRIAL,
                 "severity": "warning",
                 "component": "job",
                 "job_id": f"trial-{channel}-{now:.0f}",  # an alert like an earlier one would not be sent again

@@ -97,8 +97,12 @@ def alertmanager_files(
     version: tuple[int, int],
     base: Mapping[str, object],
     secrets: Mapping[str, str],
+    log: str | None = None,
 ) -> dict[str, str]:
-    """The configuration and its templates. ``secrets`` has the texts of files that are yet to be written."""
+    """The configuration and its templates.
+
+    ``secrets`` has the texts of files that are yet to be written; ``log`` names a channel that gets every alert.
+    """
     from launcher.alerts.config import Site, board_template, make_config
     from launcher.rundir.yaml_files import dump_yaml
 
@@ -109,6 +113,7 @@ def alertmanager_files(
         read_secret=lambda file: secrets.get(file) or read_secret(file),
         inhibit_rules=rules if isinstance(rules, list) else (),
         templates=f"{folder}/templates/*.tmpl",
+        log=log,
     )
     files = {"alertmanager.yml": dump_yaml(make_config(notify, site, base))}
     files |= {f"templates/{path.name}": path.read_text("utf-8") for path in (shipped / "templates").glob("*.tmpl")}

@@ -69,7 +69,7 @@ def start_own_stack(
     def alerting(record: StackRecord) -> dict[str, str]:
         own = _with_log(_usable(with_absolute_files(cluster.notify)), folder, record)
         major, minor, *_ = programs["alertmanager"].version
-        files = alertmanager_files(own, folder, (major, minor), {}, {})
+        files = alertmanager_files(own, folder, (major, minor), {}, {}, log=LOG_CHANNEL)
         return files if own.board_url is not None else {**files, BOARD_TEMPLATE: SERVED_BOARDS}
 
     wanted = Wanted(
@@ -150,15 +150,9 @@ def _keep(notify: "NotifySpec", names: list[str]) -> "NotifySpec":
 
 
 def _with_log(notify: "NotifySpec", folder: Path, record: StackRecord) -> "NotifySpec":
-    """The channels and the receiver of the stack, which hears everything."""
+    """The channels and the receiver of the stack."""
     from launcher.jobfile.alerts.notify import ChannelSpec, LogChannel
 
     url = f"http://127.0.0.1:{record.ports['receiver']}/gpujob"
     log = ChannelSpec(log=LogChannel(token_file=str(folder / "receiver" / "token"), url=url))
-    lists = {
-        key: [*chosen, LOG_CHANNEL]
-        for key in ("page", "notify", "operators")
-        if (chosen := getattr(notify, key)) is not None
-    }
-    channels = {**notify.channels, LOG_CHANNEL: log}
-    return notify.model_copy(update={"channels": channels, **lists})
+    return notify.model_copy(update={"channels": {**notify.channels, LOG_CHANNEL: log}})

@@ -18,6 +18,7 @@ import pytest
 import yaml
 
 from exporter.contract.python_flags import ISOLATED
+from launcher.alerts.api import Source, ask
 from launcher.errors import LauncherError
 from launcher.registry.own_stack import StackRecord
 from launcher.stack.status import query_values
@@ -200,6 +201,22 @@ def test_the_heartbeat_of_the_site_is_left_to_its_own_alertmanager(user: User) -
     receivers = yaml.safe_load((user.folder / "alertmanager.yml").read_text())["receivers"]
     (beat,) = next(each for each in receivers if each["name"] == "gpujob-heartbeat")["webhook_configs"]
     assert beat["url"] == f"http://127.0.0.1:{user.record.ports['receiver']}/gpujob"
+
+
+def test_the_log_has_also_what_a_job_sends_elsewhere(user: User) -> None:
+    (user.home / "url").write_text("http://127.0.0.1:9/chat\n")
+    (user.home / "url").chmod(0o600)
+    if os.geteuid() == 0:
+        os.chown(user.home / "url", NOBODY, NOBODY)
+    user.write_cluster_file({"notify": {"channels": {"chat": {"slack": {"url_file": str(user.home / "url")}}}}})
+    user.run("stack", "up")
+    labels = {"alertname": "GpuJobWorkerKilled", "severity": "critical", "user": "ada"}
+    jobs = [f"of-{to}" for to in ("none", "chat", "page")]
+    alerts: Any = [{"labels": {**labels, "job_id": job, "notify": job.removeprefix("of-")}} for job in jobs]
+    ask(Source("alertmanager", f"{user.record.url}alertmanager"), "/api/v2/alerts", alerts)
+    log = user.folder / "alerts.log"
+    wait_for(lambda: all(f" job {job} " in log.read_text() for job in jobs), 60, "the alerts", logs=user.folder)
+    assert log.read_text().count("GpuJobWorkerKilled") == 3
 
 
 def test_no_mail_goes_through_a_server_whose_password_is_closed(user: User) -> None:
