@@ -96,8 +96,11 @@ def _template(name: str) -> str:
     return '{{ template "gpujob.' + name + '" . }}'
 
 
-# Links to the boards that Prometheus serves, each to that of its alert
-SERVED_BOARDS = '{{ define "gpujob.board" }}{{ .Annotations.dashboard_url }}&{{ template "gpujob.range" . }}{{ end }}\n'
+# Links to the boards that Prometheus serves, each to that of its alert; a trial and alerts of others have none
+SERVED_BOARDS = (
+    '{{ define "gpujob.board" }}{{ with .Annotations.dashboard_url }}{{ . }}&{{ template "gpujob.range" $ }}'
+    "{{ else }}{{ .GeneratorURL }}{{ end }}{{ end }}\n"
+)
 LINK = '{{ template "gpujob.board" (index .Alerts 0) }}'
 
 

@@ -13,6 +13,7 @@ _COUNT = re.compile(
 )
 _INTEGRATION = re.compile(r'integration="(\w+)"')
 INTEGRATIONS = {"log": "webhook"}  # of Alertmanager, where it has another name than our kind of channel
+PAGE = "https://github.com/gpujob/gpujob/blob/main/docs/how-to/get-alerts.md"
 LASTS_S = 300.0  # then Alertmanager ends the alerts by itself
 HEARTBEAT_S = 60.0  # from one heartbeat to the next
 READ_LATE_S = 2.0  # time for a heartbeat to be counted and read
@@ -65,10 +66,11 @@ def trial_alerts(channels: Iterable[str], user: str, now: float) -> list[JsonVal
             "annotations": {
                 "summary": "A trial of gpujob.",
                 "description": f"A trial of the channel {channel} by {user}. Please ignore it.",
-                "runbook_url": "https://github.com/gpujob/gpujob/blob/main/docs/how-to/get-alerts.md",
+                "runbook_url": PAGE,
             },
             "startsAt": iso(now),
             "endsAt": iso(now + LASTS_S),
+            "generatorURL": PAGE,  # of the link to the board, which a trial does not have
         }
         for channel in channels
     ]

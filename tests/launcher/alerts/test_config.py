@@ -105,21 +105,24 @@ ALERT = {
 
 @needs_amtool
 @pytest.mark.parametrize(
-    ("served", "status", "link"),
+    ("served", "alert", "link"),
     [
-        (True, "firing", f"{BOARD}&from=1795176007000&to=now"),
-        (True, "resolved", f"{BOARD}&from=1795176007000&to=1795183207000"),
-        (False, "firing", "https://p/graph"),
+        (True, {"status": "firing"}, f"{BOARD}&from=1795176007000&to=now"),
+        (True, {"status": "resolved"}, f"{BOARD}&from=1795176007000&to=1795183207000"),
+        (True, {"status": "firing", "annotations": {}}, "https://p/graph"),
+        (False, {"status": "firing"}, "https://p/graph"),
     ],
 )
-def test_without_a_board_url_links_lead_to_what_is_there(site: Path, served: bool, status: str, link: str) -> None:
+def test_without_a_board_url_links_lead_to_what_is_there(
+    site: Path, served: bool, alert: dict[str, object], link: str
+) -> None:
     """To the board of the alert in a stack, which serves it, and else to the alert in Prometheus."""
     text = Path("gpujob.yaml").read_text(encoding="utf-8")
     Path("gpujob.yaml").write_text(re.sub("  board_url: .*\n", "", text), encoding="utf-8")
     assert config().exit_code == 0
     if served:
         Path("alerting", BOARD_TEMPLATE).write_text(SERVED_BOARDS)
-    Path("data.json").write_text(json.dumps({"alerts": [{**ALERT, "status": status}]}))
+    Path("data.json").write_text(json.dumps({"alerts": [{**ALERT, **alert}]}))
     for kind in ("text", "html"):
         words = ["amtool", "template", "render", "--template.glob=alerting/templates/*.tmpl", f"--template.type={kind}"]
         words += [

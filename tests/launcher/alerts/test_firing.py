@@ -357,6 +357,8 @@ class TestWithAlertmanager:
         assert services["webhook"]["channels"] == ["hook", "log"]
         assert all(each["arrived"] for each in services.values())
         assert {each.channel for each in site.services.messages} == set(CHANNELS)
+        (hook,) = (json.loads(each.body) for each in site.services.messages if each.channel == "hook")
+        assert hook["alerts"][0]["generatorURL"].endswith("/get-alerts.md")  # it has no board to link to
 
         site.services.refuses = {"slack"}
         result = gpujob("test", "--to", "slack")
