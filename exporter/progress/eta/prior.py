@@ -82,10 +82,10 @@ class RunPrior(NamedTuple):
         if not self.curve:
             return self.pace * done
         index = bisect.bisect_right(self.curve, (done, math.inf))
-        if index == len(self.curve):
-            last_done, seconds = self.curve[-1]
-            return seconds + self.pace * (done - last_done)
-        last_done, seconds = self.curve[index - 1] if index else (0.0, 0.0)
+        if index in (0, len(self.curve)):  # before a resumed run began, or after its end
+            end_done, seconds = self.curve[-1 if index else 0]
+            return seconds + self.pace * (done - end_done)
+        last_done, seconds = self.curve[index - 1]
         next_done, next_seconds = self.curve[index]
         return seconds + (next_seconds - seconds) * (done - last_done) / (next_done - last_done)
 

@@ -573,6 +573,11 @@ def test_a_prior_still_applies_after_a_resume() -> None:
     assert max(late) < 0.06
 
 
+def test_the_prior_of_a_resumed_run_applies_to_the_items_before_it() -> None:
+    prior = feed(run(seed=2)[799:]).prior()
+    assert worst_error(run(), after=0.0, estimator=EtaEstimator(prior)) < 0.1
+
+
 def test_a_prior_gives_an_estimate_after_one_line() -> None:
     prior = feed(run()).prior()
     estimator = feed([(0.0, 0, 1000)], EtaEstimator(prior))
