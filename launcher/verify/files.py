@@ -154,7 +154,8 @@ class VerifiedCheckpoint(VerifiedFiles):
 
     last: CheckedCheckpoint | None = None
     undamaged: CheckedCheckpoint | None = None  # the newest that is not damaged
-    whole: CheckedCheckpoint | None = None  # the newest that is whole, if it was searched for
+    # The newest that is whole, if it was searched for; otherwise ``undamaged``, or one before it that lacks no files.
+    resume: CheckedCheckpoint | None = None
 
 
 @dataclass
@@ -538,8 +539,10 @@ class LastCheckpoint(SlicedWork[VerifiedCheckpoint]):
             result.last = result.last or found
             if not found.is_damaged:
                 result.undamaged = result.undamaged or found
-                result.whole = found if found.checkpoint.valid else None
-                if result.whole is not None or not self._wants_whole:
+                best = result.resume
+                if best is None or found.checkpoint.valid or (best.checkpoint.odd and not found.checkpoint.odd):
+                    result.resume = found
+                if found.checkpoint.valid or not self._wants_whole:
                     return
 
     def _list(self) -> Iterator[None]:

@@ -166,8 +166,7 @@ def _verify_checkpoint(
 
     def search() -> CheckedCheckpoint | None:
         alone = name if is_alone else None
-        best = _finished(checkpoints(name=alone, wants_whole=True, without=damaged))
-        return best.whole or best.undamaged
+        return _finished(checkpoints(name=alone, wants_whole=True, without=damaged)).resume
 
     resume = search() or (None if damaged else facts.last)
     while damaged and resume is not None and read(_checkpoint_verdict(folder, resume)).verdict == DAMAGED:

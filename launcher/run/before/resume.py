@@ -37,7 +37,7 @@ def find_checkpoint(
     is_restart: bool = False,
     began: float | None = None,
 ) -> str:
-    """Return the path of the newest whole checkpoint, otherwise of the newest undamaged one; empty without any.
+    """Return the path of the newest whole checkpoint, otherwise of the best undamaged one; empty without any.
 
     Only for an attempt that may resume, or before the ``is_restart`` of a worker. Unless the job file says that the job
     resumes, only checkpoints of the job itself count; ``began`` is when this attempt began by the present clock.
@@ -68,7 +68,7 @@ def find_checkpoint(
         return facts.checkpoint
     if found.last is None:
         return ""
-    last, resume = found.last.checkpoint, found.whole or found.undamaged
+    last, resume = found.last.checkpoint, found.resume
     if found.last.is_damaged:
         log_line(f"WARNING checkpoint {printable(last.name)} must not be resumed from: {printable(last.reason or '')}")
     elif last.valid is None:

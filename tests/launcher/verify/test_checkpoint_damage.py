@@ -310,3 +310,11 @@ def test_a_lone_set_of_ranks_is_undecided(tmp_path: Path) -> None:
     found = judge(tmp_path).checkpoint
     assert (found.state, found.valid) == ("complete", None)
     assert found.reason == "nothing states how many files like checkpoint_step100_rank0.pt there must be"
+
+
+def test_a_resume_avoids_a_checkpoint_that_lacks_files_of_an_earlier_one(tmp_path: Path) -> None:
+    for name in list(write_two(tmp_path, "ranks"))[2:]:
+        (tmp_path / name).unlink()
+    found = verify_path(tmp_path)
+    assert (found.name, found.verdict) == ("checkpoint_step200_rank*.pt", "cannot tell")
+    assert (found.resume, found.resume_is_whole) == (str(tmp_path / "checkpoint_step100_rank*.pt"), False)
