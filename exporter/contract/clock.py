@@ -1,9 +1,12 @@
-"""Clock protocol, the clock of this machine, and time limits."""
+"""Clock protocol, the clock of this machine, time limits, and stops of the whole job."""
 
 import time
 from typing import Protocol
 
+from exporter.contract.lazy_dataclass import dataclass
+
 LATE_S = 0.25  # a limit that is over for this long when its waiter wakes: the waiter stood still
+STOPPED_S = 60.0  # a read that begins later than this was held up by a stop of the job, as by `scontrol suspend`
 
 
 class Clock(Protocol):
@@ -42,3 +45,21 @@ class Deadline:
         if late_s >= LATE_S and not self._is_extended:
             self._end, self._is_extended = now + min(late_s, self._limit_s), True
         return max(0.0, self._end - now)
+
+
+@dataclass(slots=True)
+class StopDetector:
+    """Finds for how long this process was stopped, since it reads at its interval."""
+
+    interval_s: float
+    next_read_at: float | None = None  # monotonic clock; None after a read that was not completed
+
+    def begin_read(self, monotonic: float) -> float:
+        """Seconds for which this process was stopped before this read; 0 if it was not."""
+        late_s = 0.0 if self.next_read_at is None else monotonic - self.next_read_at
+        self.next_read_at = None
+        return late_s if late_s > STOPPED_S else 0.0
+
+    def end_read(self, monotonic: float) -> None:
+        """Take the end of a read."""
+        self.next_read_at = monotonic + self.interval_s

@@ -7,6 +7,7 @@ from functools import partial
 from exporter.collecting.collector import CollectorContext, StatusParts
 from exporter.collecting.families import Family, Samples
 from exporter.contract import run_files
+from exporter.contract.clock import StopDetector
 from exporter.contract.manifest import Task
 from exporter.contract.status import CollectorReads, Launch, NodeGpus, NodeStatus, WorkerStatus
 from exporter.contract.worker_names import rank_in_file_name
@@ -55,7 +56,8 @@ class LaunchCollector:
         self._status = status
         self._rank_of = partial(rank_in_file_name, ranks=context.manifest.ranks_of_roles())
         self._started_at: float | None = None
-        self._began = 0.0  # the same on the monotonic clock
+        self._began = 0.0  # the same on the monotonic clock, moved by the length of each stop of the job
+        self._stops = StopDetector(POLL_S)
         self._first_seen: dict[tuple[int, int], float] = {}  # by rank and run, monotonic clock
         self._last_snapshot = Launch()  # final: no further read follows
         self._open_gpu_counts: dict[
@@ -79,7 +81,10 @@ class LaunchCollector:
         if self._started_at is None:
             self._begin()
         if not self._last_snapshot.final:
-            self._last_snapshot = self._poll(self._context.clock.time())
+            clock = self._context.clock
+            self._began += self._stops.begin_read(clock.monotonic())
+            self._last_snapshot = self._poll(clock.time())
+            self._stops.end_read(clock.monotonic())
         return self._last_snapshot
 
     def _begin(self) -> None:

@@ -12,8 +12,8 @@ from exporter.collecting.collector import WORKER_LABELS, CollectorContext, Statu
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import JobProgress, NodeGpuUse, Published, Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
-from exporter.collecting.stops import StopDetector
 from exporter.contract import run_files
+from exporter.contract.clock import StopDetector
 from exporter.contract.events import Event
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task

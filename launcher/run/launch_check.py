@@ -4,6 +4,7 @@ import os
 from collections.abc import Mapping, Sequence
 
 from exporter.contract import run_files
+from exporter.contract.clock import StopDetector
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import Task
 from exporter.contract.report import LaunchFault, LaunchReport, LaunchResult
@@ -93,21 +94,26 @@ class LaunchChecklist:
 
 
 class JobLaunchCheck:
-    """Collects the launch checks of all nodes. ``poll`` may be called at any rate."""
+    """Collects the launch checks of all nodes. ``poll`` may be called at any rate above one a minute."""
 
     def __init__(self, plan: Plan, facts: RunFacts) -> None:
         self._plan = plan
         self._facts = facts
         self._next_poll_at = 0.0
+        self._stops = StopDetector(POLL_INTERVAL_S)
+        self._stopped_s = 0.0
         self._node_checks: dict[int, Sequence[LaunchCheck]] = {}  # final checks by node index
         self._checklist: LaunchChecklist | None = None
 
     def poll(self, elapsed_s: float) -> LaunchChecklist | None:
         """Return the checklist, or None while a node still has time. ``elapsed_s`` counts from the start of the job."""
+        self._stopped_s += self._stops.begin_read(elapsed_s)
+        self._stops.end_read(elapsed_s)
         if self._checklist is None and elapsed_s >= self._next_poll_at:
             self._next_poll_at = elapsed_s + max(POLL_INTERVAL_S, self._plan.nodes / NODES_PER_S)
-            self._read(elapsed_s)
-            late = elapsed_s >= self._plan.launch_timeout_s + MARGIN_S
+            own_s = elapsed_s - self._stopped_s
+            self._read(own_s)
+            late = own_s >= self._plan.launch_timeout_s + MARGIN_S
             if late or len(self._node_checks) == self._plan.nodes:
                 return self.conclude(elapsed_s)
         return self._checklist

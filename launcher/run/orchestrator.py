@@ -36,7 +36,7 @@ from launcher.run.job_state import JobRun, JobState, attempt_optional
 from launcher.run.launch_check import JobLaunchCheck, LaunchChecklist, render_launch_checklist
 from launcher.run.sidecars import Sidecars
 from launcher.run.signals import OrchestratorSignals
-from launcher.run.stages import ReadinessState, Stages
+from launcher.run.stages import TICK_S, ReadinessState, Stages
 from launcher.run.status_events import StatusEvents
 from launcher.run.stop_reasons import StopReasons
 from launcher.run.tasks import JobTasks
@@ -52,7 +52,6 @@ from launcher.steps.slurm_steps import SlurmSteps
 from launcher.steps.steps import Steps
 from launcher.words import count_text
 
-TICK_S = 0.2
 OUTPUT_WAIT_S = 5.0  # for another job that writes the same files: it may just be ending
 _NUMBERS = ("--guard", "--signs", "--progress-fd", "--report-fd")
 STATUSES_INTERVAL_S = 5.0  # between two reads of the sidecars' statuses; they are written at this interval

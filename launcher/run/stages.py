@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 
 from exporter.contract import run_files
+from exporter.contract.clock import StopDetector
 from exporter.contract.records import RecordError, from_json
 from launcher.plan.plan import BENCHMARK, STAGES, Plan, RunFacts, TaskPlan
 from launcher.report.verification import benchmark_log
@@ -14,6 +15,7 @@ from launcher.run.job_log import log_line
 from launcher.steps.steps import PYTHON_FLAGS, Steps
 from launcher.words import names_text
 
+TICK_S = 0.2  # between two turns of the orchestrator
 READ_INTERVAL_S = 0.5  # between two reads of `readiness.json`
 # missing workers that the cause names; it is repeated next to every worker that ends with the job
 MOST_NAMED_IN_CAUSE = 2
@@ -90,7 +92,9 @@ class Stages:
         self._facts = facts
         self._readiness = readiness
         self._remaining_stages = [stage for stage in STAGES if any(planned.stage == stage for planned in plan.tasks)]
-        self._stage_started_at: float | None = None  # start of the latest stage, monotonic clock
+        # Start of the latest stage on the monotonic clock, moved by the length of each later stop of the job.
+        self._stage_started_at: float | None = None
+        self._stops = StopDetector(TICK_S)
         self._was_ready = False
 
     @property
@@ -107,7 +111,15 @@ class Stages:
         return [planned for planned in self._plan.tasks if planned.stage == stage]
 
     def is_overdue(self) -> bool:
-        """Whether readiness has timed out. A job that was ready before has no timeout."""
+        """Whether readiness has timed out. A job that was ready before has no timeout.
+
+        To be called in each turn of the orchestrator, since stops of the job are found between two calls.
+        """
+        now = time.monotonic()
+        stopped_s = self._stops.begin_read(now)
+        self._stops.end_read(now)
+        if self._stage_started_at is not None:
+            self._stage_started_at = min(now, self._stage_started_at + stopped_s)
         self._was_ready = self._was_ready or (self._readiness.ready and not self._remaining_stages)
         if (
             not self._readiness.is_polled
@@ -116,7 +128,7 @@ class Stages:
             or self._stage_started_at is None
         ):
             return False
-        return time.monotonic() - self._stage_started_at > self._plan.readiness.timeout_s
+        return now - self._stage_started_at > self._plan.readiness.timeout_s
 
     def describe_missing_services(
         self, restarts: Callable[[], dict[int, int]]

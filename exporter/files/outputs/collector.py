@@ -7,8 +7,8 @@ from functools import partial
 from exporter.collecting.collector import WORKER_LABELS, CollectorContext, StatusParts, worker_labels
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published, WorkerProcesses
-from exporter.collecting.stops import StopDetector
 from exporter.contract import run_files
+from exporter.contract.clock import StopDetector
 from exporter.contract.events import Event
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import PathGroup, Task

@@ -407,6 +407,13 @@ def test_a_launch_with_a_missing_worker_is_final_after_its_timeout(tmp_path: Pat
     assert launch.read_after() is snapshot
 
 
+def test_a_stop_of_the_job_does_not_count_for_the_launch(tmp_path: Path) -> None:
+    launch = Launch(tmp_path, 0, 1)
+    del launch.status.workers[1]
+    waits = (10.0, 3600.0, TIMEOUT_S / 2, TIMEOUT_S / 2)
+    assert [launch.read_after(wait_s).final for wait_s in waits] == [False, False, False, True]
+
+
 @pytest.mark.parametrize("phase", ["completing", "finished"])
 def test_a_launch_is_final_when_the_job_ends_early(phase: str, launch: Launch) -> None:
     launch.status.set_worker(0, up=False, exit=failed(3))

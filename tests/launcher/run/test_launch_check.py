@@ -230,6 +230,15 @@ def test_there_is_no_checklist_before_every_node_is_final(job: Job) -> None:
     assert job.poll_after(1000.0) is checklist
 
 
+def test_a_stop_of_the_job_does_not_count_for_the_launch(job: Job) -> None:
+    job.write_launch_status(0)
+    assert [job.poll_after(seconds) for seconds in (1.0, 3600.0, 3650.0)] == [None] * 3
+    job.write_launch_status(1)
+    checklist = job.poll_after(3652.0)
+    assert checklist is not None
+    assert checklist.is_verified
+
+
 def test_statuses_are_not_read_at_each_poll(job: Job) -> None:
     assert job.poll_after(1.0) is None
     for index in range(2):

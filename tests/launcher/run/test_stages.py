@@ -2,6 +2,7 @@
 
 import dataclasses
 import subprocess
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -88,6 +89,14 @@ class ServingJob:
             started_stages.append(tasks[0].stage)
         return started_stages
 
+    def overdue_after(self, monkeypatch: pytest.MonkeyPatch, *after_s: float) -> list[bool]:
+        """Whether readiness has timed out in turns so many seconds from now."""
+        now, found = time.monotonic(), []
+        for moment in (now + seconds for seconds in after_s):
+            monkeypatch.setattr("launcher.run.stages.time.monotonic", lambda moment=moment: moment)
+            found.append(self.stages.is_overdue())
+        return found
+
 
 def test_a_stage_begins_when_its_services_are_ready(tmp_path: Path) -> None:
     job = ServingJob(tmp_path)
@@ -130,9 +139,7 @@ def test_a_job_that_is_not_ready_in_time_names_the_missing_service(
     job.start_stages()
     job.set_ready([True, False, False])
     job.start_stages()
-    assert not job.stages.is_overdue()
-    monkeypatch.setattr("launcher.run.stages.time.monotonic", lambda: float("inf"))
-    assert job.stages.is_overdue()
+    assert job.overdue_after(monkeypatch, 0, 50, 70) == [False, False, True]
     cause, failed, lines = job.missing()
     assert cause == "not ready after 60 s: missing decode_w0"
     assert (failed["worker"], failed["reason"]) == ("decode_w0", "launch_failed")
@@ -239,8 +246,13 @@ def test_a_job_that_was_ready_is_never_overdue(tmp_path: Path, monkeypatch: pyte
     job.start_stages()
     assert not job.stages.is_overdue()
     job.set_ready([True, False, True])
-    monkeypatch.setattr("launcher.run.stages.time.monotonic", lambda: float("inf"))
-    assert not job.stages.is_overdue()
+    assert not any(job.overdue_after(monkeypatch, *range(0, 600, 50)))
+
+
+def test_a_stop_of_the_job_does_not_count_for_readiness(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    job = ServingJob(tmp_path)
+    job.start_stages()
+    assert job.overdue_after(monkeypatch, 0, 30, 3630, 3650, 3670) == [False, False, False, False, True]
 
 
 def test_only_services_with_their_own_rule_are_named_as_unready() -> None:
