@@ -1,12 +1,15 @@
 """Clock protocol, the clock of this machine, time limits, and stops of the whole job."""
 
 import time
+from collections import deque
+from collections.abc import Iterable, Iterator
 from typing import Protocol
 
 from exporter.contract.lazy_dataclass import dataclass
 
 LATE_S = 0.25  # a limit that is over for this long when its waiter wakes: the waiter stood still
 STOPPED_S = 60.0  # a read that begins later than this was held up by a stop of the job, as by `scontrol suspend`
+MOST_STOPS = 1000  # kept, the last ones: a scheduler may suspend a job every minute to share its nodes
 
 
 class Clock(Protocol):
@@ -63,3 +66,21 @@ class StopDetector:
     def end_read(self, monotonic: float) -> None:
         """Take the end of a read."""
         self.next_read_at = monotonic + self.interval_s
+
+
+class JobStops:
+    """The last stops of the whole job: begin in epoch seconds, and seconds of each."""
+
+    def __init__(self, stops: Iterable[tuple[float, float]] = ()) -> None:
+        self._stops = deque(stops, maxlen=MOST_STOPS)
+
+    def __iter__(self) -> Iterator[tuple[float, float]]:
+        return iter(self._stops)
+
+    def add(self, end: float, seconds: float) -> None:
+        """Add a stop that ended at this time."""
+        self._stops.append((end - seconds, seconds))
+
+    def seconds_since(self, moment: float) -> float:
+        """Seconds of all stops that began at this time or later."""
+        return sum(seconds for begin, seconds in self._stops if begin >= moment)

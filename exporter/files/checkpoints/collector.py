@@ -1,6 +1,7 @@
 """Checkpoints of the job: how many, whether the last is complete, and when the next is due."""
 
 import logging
+import math
 from collections import deque
 from functools import partial
 
@@ -9,6 +10,7 @@ from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Publisher
 from exporter.collecting.saved_state import load_saved_state, save_state
 from exporter.contract import run_files, status
+from exporter.contract.clock import StopDetector
 from exporter.contract.events import Event
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.records import RecordError
@@ -34,6 +36,10 @@ INTERVAL = Family(
     "checkpoint_interval_seconds",
     "Seconds between checkpoints: from the job file, otherwise learned from at least three checkpoints.",
 )
+STOPPED = Family(
+    "checkpoint_stopped_seconds",
+    "Seconds in which the whole job was stopped since the last complete checkpoint, or without one since the start.",
+)
 
 CHECKPOINT = "checkpoint"  # group whose files are checkpoints
 MOST_EVENTS = 50
@@ -56,6 +62,7 @@ class CheckpointsSnapshot:
     interval_s: float | None = None
     interval_steps: float | None = None
     next_expected: float | None = None
+    stopped_s: float = 0.0  # since the last complete one, or since the start
     passed_over: tuple[tuple[str, str], ...] = ()  # matching names that are not files, and their kinds
     events: tuple[Event, ...] = ()
 
@@ -67,13 +74,14 @@ class CheckpointsCollector:
     """
 
     name = "checkpoints"
-    families = (TOTAL, LAST, LAST_BYTES, VALID, WRITING, MISSING, INTERVAL)
+    families = (TOTAL, LAST, LAST_BYTES, VALID, WRITING, MISSING, INTERVAL, STOPPED)
 
     def __init__(self, context: CollectorContext, times: Publisher[tuple[float, ...]]) -> None:
         """``times`` of its last checkpoint files, in order, are published."""
         manifest, start = context.manifest, context.identity.start
         self.interval_s = manifest.check_interval_s
         self._clock, self._times = context.clock, times
+        self._stop_detector = StopDetector(self.interval_s)
         self._is_first_node = context.identity.node_index == 0
         self._tracker = CheckpointTracker(
             start, manifest.checkpoint_interval_s, clock_slack_s=self._clock_slack_s(context)
@@ -127,15 +135,22 @@ class CheckpointsCollector:
         if self._handle is None:
             return None
         self._restore()
+        if stopped_s := self._stop_detector.begin_read(self._clock.monotonic()):
+            self._tracker.history.stops.add(self._clock.time(), stopped_s)
+        snapshot = self._poll(self._handle)
+        self._stop_detector.end_read(self._clock.monotonic())
+        return snapshot
+
+    def _poll(self, handle: WatchHandle[CheckpointReading]) -> CheckpointsSnapshot | None:
         now = self._clock.time()
         found, history = self._tracker, self._tracker.history
         ended = self._state_file.read().get("workers_ended") is True
         last_worker_change = self._last_worker_change()
         for _ in range(MOST_POLLS):
-            wait_s = POLL_WAIT_S if self._handle.responding else 0.0
-            self._handle.request(now)
+            wait_s = POLL_WAIT_S if handle.responding else 0.0
+            handle.request(now)
             try:
-                reading = self._handle.result(wait_s)
+                reading = handle.result(wait_s)
             except WatchHanging:
                 return (
                     CheckpointsSnapshot(responding=False, events=tuple(self._events)) if self._is_first_node else None
@@ -153,14 +168,16 @@ class CheckpointsCollector:
         self._save()
         if not self._is_first_node:
             return None
+        last = found.last_complete
         return CheckpointsSnapshot(
             total=history.total,
             writing=found.writing,
             last=found.last,
-            last_complete=found.last_complete,
+            last_complete=last,
             interval_s=history.interval_s,
             interval_steps=history.interval_steps,
             next_expected=history.next_expected,
+            stopped_s=history.stops.seconds_since(-math.inf if last is None else last.end),
             passed_over=reading.passed_over,
             events=tuple(self._events),
         )
@@ -208,6 +225,7 @@ class CheckpointsCollector:
         out.add(TOTAL, snapshot.total)
         out.add(WRITING, snapshot.writing)
         out.add(INTERVAL, snapshot.interval_s)
+        out.add(STOPPED, snapshot.stopped_s)
         if last is not None:
             out.add(LAST, last.end)
             out.add(LAST_BYTES, last.bytes)

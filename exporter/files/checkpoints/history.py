@@ -7,6 +7,7 @@ from collections import deque
 from collections.abc import Mapping
 from typing import NamedTuple
 
+from exporter.contract.clock import JobStops
 from exporter.contract.records import Record
 from exporter.files.checkpoints.sets import Checkpoint, CheckpointSet
 
@@ -37,6 +38,7 @@ class SavedCheckpoints(Record):
     beats: tuple[float, ...]  # end times
     counted: Mapping[str, float]  # ends by key
     real: bool
+    stops: tuple[tuple[float, float], ...] = ()  # of the job: begin and seconds of each
 
 
 class CheckpointHistory:
@@ -50,6 +52,7 @@ class CheckpointHistory:
         self.has_real_checkpoints = False  # whether there was ever more than text files without a step
         # last start or end of a worker; since then, different ranks may save together
         self.last_worker_change: float | None = None
+        self.stops = JobStops()  # time that does not count for the rhythm
         self._interval_s = interval_s
         self._past: deque[_PastCheckpoint] = deque(maxlen=MOST_KEPT)
         self._end_times: deque[float] = deque(maxlen=MOST_KEPT)
@@ -68,7 +71,7 @@ class CheckpointHistory:
             return self._interval_s
         if len(self._end_times) < LEARN_FROM:
             return None
-        gap = statistics.median(after - before for before, after in itertools.pairwise(self._end_times))
+        gap = statistics.median(after - before for before, after in itertools.pairwise(self.save_times))
         return gap if gap > 0 else None
 
     @property
@@ -83,23 +86,31 @@ class CheckpointHistory:
     def next_expected(self) -> float | None:
         """When the next checkpoint is due, in the past if it is late; None if the interval is unknown."""
         interval = self.interval_s
-        return self._end_times[-1] + interval if self._end_times and interval is not None else None
+        return self.save_times[-1] + interval if self._end_times and interval is not None else None
 
     @property
     def save_times(self) -> tuple[float, ...]:
-        """End times of recent checkpoints, in order. Ranks that save at different times share one."""
-        return tuple(self._end_times)
+        """End times of recent checkpoints, in order, each moved by the later stops of the job.
+
+        Ranks that save at different times share one.
+        """
+        return tuple(end + self.stops.seconds_since(end) for end in self._end_times)
 
     def state(self) -> SavedCheckpoints:
         """Return the state to restore later."""
         return SavedCheckpoints(
-            total=self.total, beats=tuple(self._end_times), counted=dict(self._counted), real=self.has_real_checkpoints
+            total=self.total,
+            beats=tuple(self._end_times),
+            counted=dict(self._counted),
+            real=self.has_real_checkpoints,
+            stops=tuple(self.stops),
         )
 
     def restore(self, saved: SavedCheckpoints) -> None:
         """Restore the result of ``state`` before the first update."""
         self.total, self.has_real_checkpoints = saved.total, saved.real
         self._end_times.extend(saved.beats)
+        self.stops = JobStops(saved.stops)
         self._counted.update(saved.counted)
         if len(saved.counted) >= MOST_REMEMBERED:
             self._forgotten_until = min(saved.counted.values())

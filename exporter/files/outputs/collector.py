@@ -8,7 +8,7 @@ from exporter.collecting.collector import WORKER_LABELS, CollectorContext, Statu
 from exporter.collecting.families import Family, Samples
 from exporter.collecting.published import Published, WorkerProcesses
 from exporter.contract import run_files
-from exporter.contract.clock import StopDetector
+from exporter.contract.clock import JobStops, StopDetector
 from exporter.contract.events import Event
 from exporter.contract.lazy_dataclass import dataclass
 from exporter.contract.manifest import PathGroup, Task
@@ -66,7 +66,6 @@ OUTPUT_GROUP = "output"  # whose events name it already
 CHECKPOINT = "checkpoint"  # group of checkpoints: they are rare, and have their own collector
 SLOW_S = 5.0  # an unanswered poll is slow up to this, and hangs after it
 MOST_EVENTS = 50
-MOST_STOPS = 1000  # kept, the last ones: a scheduler may suspend a job every minute to share its nodes
 
 
 @dataclass(frozen=True)
@@ -140,13 +139,13 @@ class OutputsCollector:
         self._is_first = not status.exists()  # the first sidecar of this job on this node
         self._running_since: dict[int, float] = {}
         self._stop_detector = StopDetector(self.interval_s)
-        self._stops: deque[tuple[float, float]] = deque(maxlen=MOST_STOPS)  # begin and seconds of each
+        self._stops = JobStops()
         self._events: deque[Event] = deque(maxlen=MOST_EVENTS)
 
     def read(self) -> OutputsSnapshot:
         now = self._clock.time()
         if stopped_s := self._stop_detector.begin_read(self._clock.monotonic()):
-            self._stops.append((now - stopped_s, stopped_s))
+            self._stops.add(now, stopped_s)
         running = self._processes.value.running  # workers that can no longer be read are taken to run on
         self._running_since = {rank: self._running_since.get(rank, now) for rank in running}
         results = self._files.poll([group.handle for group in self._groups], now)
@@ -246,8 +245,7 @@ class OutputsCollector:
         if running_since is None:
             return False
         since = max(last_write, running_since)
-        stopped_s = sum(seconds for begin, seconds in self._stops if begin >= since)
-        return now - since - stopped_s >= self._timeout_s
+        return now - since - self._stops.seconds_since(since) >= self._timeout_s
 
     def _workers(self, group: _OutputGroupWatch, reading: OutputReading, now: float) -> dict[int, WorkerOutput]:
         """Files of each worker, for its own series."""

@@ -21,6 +21,7 @@ from exporter.files.checkpoints.collector import (
     LAST,
     LAST_BYTES,
     MISSING,
+    STOPPED,
     TOTAL,
     VALID,
     WRITING,
@@ -273,6 +274,29 @@ def test_the_count_does_not_fall_with_a_new_sidecar(tmp_path: Path, node: Node) 
     assert [event.event for event in new.status().events] == ["checkpoint saved"]
     new.reads(60)
     assert restart_sidecar(new, tmp_path).value(TOTAL) == 7
+
+
+def test_a_stop_of_the_job_does_not_count_for_the_rhythm(tmp_path: Path, node: Node) -> None:
+    write_and_keep_two(node, 1, 2)
+    node.clock.advance(3600)
+    node.snapshot = node.collector.read()
+    saved = node.checkpoints().last_complete
+    assert saved is not None
+    assert node.value(STOPPED) == pytest.approx(3600, abs=5)
+    assert node.value(LAST) == saved.time  # a moment remains true
+    write_and_keep_two(node, 3)
+    assert node.value(STOPPED) == 0
+    assert node.value(INTERVAL) == pytest.approx(60, abs=5)
+    node.clock.advance(3600)
+    node.reads(60)
+    assert restart_sidecar(node, tmp_path).checkpoints().next_expected == pytest.approx(node.clock.now - 60, abs=10)
+
+
+def test_a_stop_before_the_first_checkpoint_counts_from_the_start(node: Node) -> None:
+    node.clock.advance(3600)
+    node.reads(5)
+    assert node.value(TOTAL) == 0
+    assert node.value(STOPPED) == pytest.approx(3600, abs=10)
 
 
 @pytest.mark.parametrize("change", [{"total": None}, {"beats": 3}, {"counted": None}])
