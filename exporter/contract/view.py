@@ -114,6 +114,7 @@ class JobView(Record):
     state: str
     pending_reason: str | None = None  # Slurm's reason why the job waits
     unknown_reason: str | None = None  # why the state is UNKNOWN
+    suspended: bool = False  # whether Slurm has stopped the running job for now; it then has no ETA
     attempt: int = 0
     requeued: EarlierAttempt | None = None  # set while the job waits for its next attempt
     phase: str = "launching"

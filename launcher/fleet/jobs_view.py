@@ -82,12 +82,19 @@ class Job(NamedTuple):
         snapshot = self.row.snapshot
         return None if snapshot.started is None else max(0.0, (snapshot.ended or now) - snapshot.started)
 
+    @property
+    def eta_s(self) -> float | None:
+        """Forecast seconds to the end; None without one, and while the job is suspended."""
+        eta = self.run.eta if self.run is not None and self.state != "SUSPENDED" else None
+        return None if eta is None else eta.seconds
+
     def margin_s(self, now: float) -> float | None:
         """Time between the forecast end and the time limit; negative if the job will miss it."""
-        snapshot, eta = self.row.snapshot, self.run.eta if self.run is not None else None
+        snapshot, eta_s, run = self.row.snapshot, self.eta_s, self.run
         if snapshot.started is None or snapshot.ended is not None or snapshot.limit_s is None:
             return None
-        return None if eta is None or eta.seconds is None else snapshot.started + snapshot.limit_s - now - eta.seconds
+        limit_end = (run and run.limit_end) or snapshot.started + snapshot.limit_s  # Slurm moves it after a suspension
+        return None if eta_s is None else limit_end - now - eta_s
 
     @property
     def gpu_idle_ratio(self) -> float | None:
@@ -268,7 +275,7 @@ def _cells(job: Job, now: float, prices: Prices | None, verbose: bool) -> tuple[
         "-" if prices is None else prices.text(job.price_per_hour(prices)),
         _state_text(job, now),
         _progress_text(run),
-        "-" if run is None else "stalled" if run.stalled else duration_text(run.eta.seconds if run.eta else None),
+        "-" if run is None else "stalled" if run.stalled else duration_text(job.eta_s),
         "-" if run is None else margin_text(job.margin_s(now)),
         "-" if prices is None else prices.text(job.cost(prices, now)),
         _percent(figures.cpu_ratio),
@@ -388,7 +395,7 @@ def _job_json(job: Job, now: float, prices: Prices | None) -> JsonValue:
         "started_at": _iso_text(snapshot.started),
         "ended_at": _iso_text(snapshot.ended),
         "progress": None if run is None else _progress_json(run),
-        "eta_s": None if run is None or run.eta is None else run.eta.seconds,
+        "eta_s": job.eta_s,
         "margin_s": job.margin_s(now),
         "gpu_idle_ratio": job.gpu_idle_ratio,
         "energy_j": job.energy_j,

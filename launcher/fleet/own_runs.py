@@ -46,6 +46,7 @@ class RunProgress(NamedTuple):
     stalled: bool = False  # all its workers
     health: Mapping[str, NodeHealth] = NOTHING  # by node
     gpus: "GpuSums | None" = None  # None without GPUs, or if a sidecar has not seen them
+    limit_end: float | None = None  # when the time limit ends it, as last read from Slurm
 
 
 def run_dir_of(output: str | None) -> Path | None:
@@ -93,6 +94,7 @@ def _read_run(output: str, now: float) -> RunProgress | None:
             if status.gpus is not None and status.gpus.health is not None
         },
         account_gpus(statuses),
+        next((status.job.end for status in statuses.values() if status.job.end), None),
     )
 
 

@@ -48,6 +48,8 @@ def eta_text(view: JobView) -> str:
     eta, now, limit = view.eta, view.time, view.limit_end
     if view.report is not None:
         return f"took {duration_text(view.report.duration_s)}"
+    if view.suspended:
+        return "ETA unknown while suspended"
     if eta is None:
         stalled = [worker.worker for worker in view.workers if worker.up and worker.stalled]
         if not stalled and view.workers and all(worker.exit is not None for worker in view.workers):

@@ -175,7 +175,7 @@ def _checkpoint_text(view: JobView) -> str:
     if found.interval_s:
         text += f", every {duration_text(found.interval_s)}"
     due = found.next_expected
-    if view.phase == "finished":
+    if view.phase == "finished" or view.suspended:
         return text
     if found.writing:
         return f"{text}, the next one is being written"
@@ -209,7 +209,8 @@ def _conditions(view: JobView) -> Iterator[Row]:
         yield Row(f"! and {len(problems) - GPU_PROBLEMS_SHOWN} more with GPUs", WARNING)
     if view.first_to_stop and sum(worker.up and bool(worker.stalled) for worker in view.workers) > 1:
         yield Row(f"! of the workers without progress, {view.first_to_stop} stopped first", WARNING)
-    if silent := {node.node: node.error for node in view.nodes if node.error}:
+    silent = {node.node: node.error for node in view.nodes if node.error}
+    if silent and not view.suspended:
         why = next((f" ({error})" for error in silent.values() if "no answer" not in error), "")
         nodes = names_text([*silent], SILENT_SHOWN)
         yield Row(f"! no answer from the sidecar on {nodes}{why}; showing its last status", WARNING)

@@ -304,7 +304,9 @@ class JobClient:
         limit_end = published.time_limit_end or job.end or (start + limit if start and limit else None)
         if published.time_limit_end and start:
             limit = published.time_limit_end - start
-        eta = None if report else job_eta(workers, self.manifest.total_items)
+        may_be_suspended = state == "RUNNING" and not (self.manifest.attached or orchestrator.local)
+        suspended = may_be_suspended and self._queue.read().state == "SUSPENDED"
+        eta = None if report or suspended else job_eta(workers, self.manifest.total_items)
         return JobView(
             time=now,
             job_id=summary.job_id,
@@ -312,6 +314,7 @@ class JobClient:
             user=self.manifest.user,
             state=state,
             pending_reason=self._pending_reason(state),
+            suspended=suspended,
             attempt=orchestrator.attempt,
             phase="finished" if report else _phase(published.phase, statuses.values()),
             orchestrator_silent_since=None if report else published.orchestrator_silent_since,

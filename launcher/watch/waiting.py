@@ -8,7 +8,7 @@ from launcher.watch.text import clock_time_text
 from launcher.words import count_text, duration_text
 
 STOPS_JOB = "stops the job"  # what Ctrl-C does to the command that has started it
-_STYLE_OF_WORD = {"completed": "green", "pending": "yellow", "stopping": "yellow", "unknown": "yellow"}
+_STYLE_OF_WORD = {"completed": "green", **dict.fromkeys(("pending", "stopping", "suspended", "unknown"), "yellow")}
 _RUNNING_WORDS = {"launching": "starting", "finished": "completing"}  # phases of a running job with other names
 
 
@@ -23,6 +23,8 @@ def job_state(view: JobView) -> tuple[str, str]:
         word = "starting" if is_starting else view.state.lower().replace("_", " ")
     elif view.stop is not None:
         word = "stopping"
+    elif view.suspended:
+        word = "suspended"
     elif (at_work := [worker for worker in view.workers if worker.up]) and all(worker.stalled for worker in at_work):
         return "stalled", "red"
     else:

@@ -239,3 +239,10 @@ def test_margin_idle_time_and_energy_are_shown_where_they_are_known() -> None:
     bare = Job(TRAIN, TRAIN_RUN._replace(gpus=GpuSums(), eta=None))
     assert (bare.margin_s(now), bare.gpu_idle_ratio, bare.energy_j) == (None, None, None)
     assert Job(TRAIN._replace(snapshot=TRAIN.snapshot._replace(limit_s=None)), TRAIN_RUN).margin_s(now) is None
+
+
+def test_a_suspension_moves_the_margin_and_leaves_no_forecast_while_it_lasts() -> None:
+    now = (TRAIN.snapshot.started or 0.0) + 3600
+    assert Job(TRAIN, TRAIN_RUN._replace(limit_end=now + 7500)).margin_s(now) == 30
+    suspended = Job(TRAIN._replace(snapshot=TRAIN.snapshot._replace(state="SUSPENDED")), TRAIN_RUN)
+    assert (suspended.eta_s, suspended.margin_s(now)) == (None, None)

@@ -344,6 +344,7 @@ def test_the_eta_has_its_interval_and_the_margin_to_the_limit() -> None:
     doubtful = a_view(limit_end=NOW + 65, time_limit_met_probability=0.123)
     assert eta_text(doubtful).endswith("margin to the limit -1m 00s (12% likely in time)")
     assert eta_text(job_view(eta=None)) == "ETA unknown yet"
+    assert eta_text(a_view(eta=None, suspended=True)) == "ETA unknown while suspended"
     assert eta_text(a_view(eta=None)) == "ETA unknown while stalled: worker_w2"
     assert eta_text(ended_view()) == "took 1h 01m"
     ended = [worker_entry(0, up=False, stalled=False, exit={"reason": "completed"})]
@@ -426,6 +427,7 @@ def test_a_job_that_is_being_stopped_says_how_long_its_workers_have(
         ({"workers": [worker_entry(0, stalled=True), worker_entry(1)]}, "running: 1 stalled"),
         ({"state": "PENDING", "job_id": "local-1"}, "starting"),
         ({"state": "PENDING"}, "pending"),
+        ({"suspended": True}, "suspended"),
         ({"state": "UNKNOWN", "unknown_reason": "no sidecar answers"}, "unknown: no sidecar answers"),
         ({"state": "OUT_OF_MEMORY", "stop": {"reason": "host_oom"}}, "out of memory"),
     ],
@@ -479,6 +481,12 @@ def test_a_file_system_that_does_not_answer_is_named() -> None:
     assert r"/nfs/a\nb of output does not answer" in screen(a_view(filesystems=spaces), 120)
 
 
+def test_the_sidecars_of_a_suspended_job_need_not_answer() -> None:
+    text = "no answer from the sidecar on cn01"
+    assert text in screen(a_view(), 120)
+    assert text not in screen(a_view(suspended=True), 120)
+
+
 def test_the_last_checkpoint_has_its_age_interval_and_next_time() -> None:
     last = {"name": "step_\n300", "time": NOW - 725, "state": "complete", "reason": None}
     found = {
@@ -497,6 +505,7 @@ def test_the_last_checkpoint_has_its_age_interval_and_next_time() -> None:
     writing = {**found, "writing": True}
     assert "ago, every 30m 00s, the next one is being written" in screen(a_view(checkpoints=writing), 120)
     assert "written" not in screen(a_view(checkpoints=writing, phase="finished"), 120)
+    assert "late by" not in screen(a_view(checkpoints=late, suspended=True), 120)
 
 
 def test_damaged_files_and_files_that_stopped_growing_are_shown() -> None:

@@ -693,6 +693,20 @@ def test_the_queue_is_queried_again_when_a_report_appears(queued: tuple[Path, Fa
     assert len(slurm.calls("squeue")) == 2
 
 
+@pytest.mark.parametrize(("answer", "eta_s"), [("RUNNING", 60.0), ("SUSPENDED", None)])
+def test_a_suspended_job_has_no_eta(queued: tuple[Path, FakeSlurm], answer: str, eta_s: float | None) -> None:
+    run_dir, slurm = queued
+    slurm.say("squeue", "out", f"{answer}|None\n")
+    run_files.write_job_state(str(run_dir), "running")
+    for ended in (run_dir / "workers").glob("*.exit.json"):
+        ended.unlink()
+    eta = {"seconds": 60.0, "low": 50.0, "high": 80.0}
+    write(run_dir / "status/here.json", {**status(up=True, eta=eta), "attempt": 0})
+    view = JobClient(run_dir).read_view()
+    assert (view.state, view.suspended) == ("RUNNING", eta_s is None)
+    assert (view.eta and view.eta.seconds) == eta_s
+
+
 def test_a_job_that_was_cancelled_in_the_queue_is_cancelled(queued: tuple[Path, FakeSlurm]) -> None:
     run_dir, slurm = queued
     for name in ("orchestrator.json", "state.json"):
