@@ -95,12 +95,12 @@ def _by_number(name: str) -> tuple[int, str]:
     return len(name), name
 
 
-def _ids_by_run_dir(entries: Iterable[tuple[int, Entry]]) -> dict[str, tuple[str, ...]]:
-    """Ids of the jobs of each run directory: a sweep has several arrays."""
-    found: dict[str, list[str]] = {}
+def _ids_by_run_dir(entries: Iterable[tuple[int, Entry]]) -> dict[str, dict[str, float]]:
+    """The jobs of each run directory, and when they were submitted: a sweep has several arrays."""
+    found: dict[str, dict[str, float]] = {}
     for _, entry in entries:
-        found.setdefault(entry.run_dir, []).append(entry.job_id)
-    return {path: tuple(sorted(job_ids)) for path, job_ids in found.items()}
+        found.setdefault(entry.run_dir, {})[entry.job_id] = entry.submitted
+    return found
 
 
 def _read_entry(path: Path) -> tuple[int, Entry]:

@@ -156,8 +156,8 @@ def register_sweep(sweep_dir: Path, record: "SweepRecord") -> None:
     from launcher.registry.entries import register_job
 
     for array in record.arrays:
-        submission = {**record.submission, "job_id": array.job_id, "cluster": array.cluster}
-        register_job(sweep_dir, submission, os.environ, Path.cwd())
+        own = {"job_id": array.job_id, "cluster": array.cluster, "submitted": array.submitted}
+        register_job(sweep_dir, {**record.submission, **own}, os.environ, Path.cwd())
 
 
 def _job_id(sweep_dir: Path, runs: tuple[str, ...]) -> str:

@@ -1,6 +1,6 @@
 """Used shares of the budgets of users and of sweeps."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 
 from exporter.contract.budget import Budget
 from exporter.hub import costs
@@ -38,7 +38,7 @@ def _user_totals(
 
 
 def sweeps_with_budgets(
-    runs: Iterable[Run], jobs: Mapping[str, Job], tasks_of: Callable[[Sequence[str], str], Iterable[Job]], now: float
+    runs: Iterable[Run], jobs: Mapping[str, Job], tasks_of: Callable[[Iterable[str], str], Iterable[Job]], now: float
 ) -> Iterator[tuple[Job, Mapping[str, float]]]:
     """Sweeps with a budget and tasks that have not ended, each as one job, and the used shares.
 

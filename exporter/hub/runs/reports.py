@@ -4,6 +4,7 @@ from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from exporter.contract.budget import Budget
+from exporter.contract.records import NOTHING
 from exporter.hub.jobs import GPU, Job, Observation, Outcome, update_jobs
 from exporter.slurm.queue import AttemptSnapshot, QueueRow, is_of_submission
 from exporter.slurm.states import ENDS, array_of
@@ -24,15 +25,16 @@ class Run(NamedTuple):
     name: str = ""
     budget: Budget | None = None
     notify: str = ""
-    job_ids: tuple[str, ...] = ()  # all ids; a sweep has one for each array
+    job_ids: Mapping[str, float] = NOTHING  # all ids and when each was submitted; a sweep has one for each array
 
 
 def is_of_run(job: Job, run: Run) -> bool:
     """Whether the job with the id of the run is that run. A user is believed about own jobs only."""
     if job.user != run.user or job.first_submitted is None:
         return False
+    submitted = run.job_ids.get(array_of(job.tracked.job_id), run.submitted)  # an array of `--resume` is later
     # of a job that the hub first met after a requeue, the first submission is unknown
-    return is_of_submission(job.first_submitted, job.tracked.restarts, run.submitted)
+    return is_of_submission(job.first_submitted, job.tracked.restarts, submitted)
 
 
 def with_runs(jobs: Mapping[str, Job], runs: Iterable[Run]) -> dict[str, Job]:

@@ -8,6 +8,7 @@ import pwd
 import socket
 import stat
 import time
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 
@@ -64,7 +65,7 @@ class RunDirectory:
         self.uid, self.entry, self._own_uid = uid, entry, own_uid
         self.path = entry.run_dir  # without the link of an array task, once it was read
         self.user = _user_name(uid)
-        self.job_ids: tuple[str, ...] = (entry.job_id,)
+        self.job_ids: Mapping[str, float] = {entry.job_id: entry.submitted}  # and when each was submitted
         self.groups: tuple[TargetGroup, ...] = ()
         self.groups_at = 0.0  # when they were written
         self.removed_at = 0.0  # those that were removed from the target directory

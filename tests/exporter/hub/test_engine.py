@@ -723,10 +723,11 @@ def test_ended_runs_with_a_budget_cost_no_look_at_all_jobs_each() -> None:
 
 
 def test_all_points_of_a_sweep_use_one_budget(hub: Hub) -> None:
-    sweep = Run("7", "ada", "/runs/sweep", 1000.0, name="lr", notify="oncall", job_ids=("7", "9"))
+    times = {"7": 200.0, "9": 1000.0}  # resumed later
+    sweep = Run("7", "ada", "/runs/sweep", 200.0, name="lr", notify="oncall", job_ids=times)
     hub.runs = [sweep._replace(budget=Budget(gpu_hours=1.0))]
-    rows = [queue_row(job_id, "COMPLETED", 1000.0, started=1000.0, ended=1090.0) for job_id in ("7_1", "9_1")]
-    hub.slurm.rows = [*rows, queue_row("7_2", "PENDING", 1000.0), queue_row("70_1", "RUNNING", 1000.0, started=1000.0)]
+    rows = [queue_row(f"{of}_1", "COMPLETED", at, started=1000.0, ended=1090.0) for of, at in times.items()]
+    hub.slurm.rows = [*rows, queue_row("7_2", "PENDING", 200.0), queue_row("70_1", "RUNNING", 1000.0, started=1000.0)]
     hub.steps(2 * SHOWN_AFTER_END_S, 60.0)
     hub.slurm.rows = hub.slurm.rows[2:]  # Slurm and the hub forget those that ended
     hub.steps(2 * SHOWN_AFTER_END_S, 60.0)
@@ -735,6 +736,6 @@ def test_all_points_of_a_sweep_use_one_budget(hub: Hub) -> None:
     used = [line for line in hub.page().splitlines() if line.startswith("gpujob_job_budget_used_ratio{")]
     # 2 x 90 s of 4 GPUs
     assert used == [f'gpujob_job_budget_used_ratio{{{place},notify="oncall",kind="gpu_hours"}} 0.2']
-    hub.slurm.rows = [queue_row("7_2", "CANCELLED", 1000.0, ended=9000.0)]
+    hub.slurm.rows = [queue_row("7_2", "CANCELLED", 200.0, ended=9000.0)]
     hub.steps(400, 60.0)
     assert "gpujob_job_budget_used_ratio{" not in hub.page()

@@ -300,6 +300,16 @@ def test_the_file_of_a_lost_job_leaves_the_target_directory_and_no_other_one_doe
     assert {path.name for path in site.iterdir()} == before - {"gpujob-lost.json"}
 
 
+def test_each_array_of_a_sweep_was_submitted_at_a_time_of_its_own(tmp_path: Path) -> None:
+    folder, sweep = tmp_path / "entries", tmp_path / "sweep"
+    register(folder, sweep, "9")
+    again = {"schema": 1, "job_id": "12", "run_dir": str(sweep), "submitted": 9000.0}
+    run_files.write_json(folder / "12-sweep.json", again)
+    registry = RegistryReader([folder], only_own=True)
+    registry.read()
+    assert [run.job_ids for run in registry.runs()] == [{"9": 10.0, "12": 9000.0}]
+
+
 def test_points_of_a_sweep_come_and_go_with_their_array_tasks(tmp_path: Path) -> None:
     sweep, tasks = tmp_path / "sweep", dict[str, list[str]]()
     register(tmp_path / "entries", sweep, "9")

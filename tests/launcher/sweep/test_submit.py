@@ -14,6 +14,7 @@ import yaml
 from exporter.contract import run_files
 from launcher.cli.sweep import resume_points
 from launcher.errors import LauncherError
+from launcher.registry.entries import read_own_entries
 from launcher.sweep import submit
 from launcher.sweep.directory import SweepRecord
 from tests.launcher.sweep.test_directory import ENDED
@@ -187,6 +188,8 @@ def test_only_failed_points_are_submitted_again(slurm: FakeSlurm, folder: Path) 
     assert all((link / "manifest.json").is_file() for link in (home / "tasks").iterdir())
     times = {name: read_json(home / "tasks" / name / f"{name}.json")["submitted"] for name in ("4459_1", "5000_1")}
     assert times["4459_1"] < times["5000_1"]
+    entries = {entry.job_id: entry.submitted for entry in read_own_entries(slurm.environment())}
+    assert entries == {task.partition("_")[0]: submitted for task, submitted in times.items()}
     assert [name for name in os.listdir(home) if name.startswith(".")] == []
     slurm.say("squeue", "out", "5000_1|PENDING\n5000_4|RUNNING\n")
     done = command(slurm, folder, "sweep", "4459", "--json")
