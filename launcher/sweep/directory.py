@@ -1,5 +1,6 @@
 """The directory of a sweep: its record, the run directories of its points, and their states."""
 
+import contextlib
 import dataclasses
 import os
 import time
@@ -246,6 +247,10 @@ def _point_outcome(
     run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
     snapshot = (queue or {}).get(job_id)
+    if report is None and queue is not None and snapshot is None and not record.local:
+        with contextlib.suppress(OSError), os.scandir(run_dir):  # else NFS may repeat for a minute that there is none
+            pass
+        report = read_last_report(run_dir)  # it may have ended between the two looks
     waits = queue is None and report is not None and bool(report.requeued)
     if report is not None and not (waits or is_queued_again(snapshot, report.attempt, requeued=report.requeued)):
         return _point_state(point, report.state, job_id, run_dir, report)

@@ -1,6 +1,7 @@
 """The record of a sweep and the states of its points."""
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -32,7 +33,7 @@ from launcher.sweep.directory import (
     with_runs,
     write_record,
 )
-from tests.support.fake_slurm import FakeSlurm
+from tests.support.fake_slurm import BIN, FakeSlurm
 from tests.support.launcher import settled_run_dir
 
 values = st.dictionaries(st.text(max_size=8), st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False))
@@ -261,6 +262,22 @@ def test_a_requeued_point_is_not_resumed_while_it_is_queued(
     assert points_to_resume(states) == ()
     slurm.say("squeue", "out", "")
     assert points_to_resume(read_point_states(tmp_path / "s", record_of((name,)))) == (0,)
+
+
+def test_a_point_that_ends_while_squeue_answers_has_its_report(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "4459_0_p0_20251122_041341"
+    run_dir(tmp_path / "s", name, "COMPLETED")
+    report = tmp_path / "s" / name / run_files.REPORT_FILE
+    report.rename(tmp_path / "report")
+    squeue = tmp_path / "bin" / "squeue"
+    squeue.parent.mkdir()
+    squeue.write_text(f'#!/bin/sh\ncp "{tmp_path}/report" "{report}"\nexec "{BIN}/squeue" "$@"\n')
+    squeue.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{squeue.parent}{os.pathsep}{os.environ['PATH']}")
+    (point,) = read_point_states(tmp_path / "s", record_of((name,)))
+    assert point.state == "COMPLETED"
 
 
 def test_arrays_with_remaining_tasks_are_in_the_queue() -> None:
