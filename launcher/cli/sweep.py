@@ -302,7 +302,7 @@ def resume_points(
             f"{sweep_dir} was started on {record.runner.host}, and this machine cannot see whether it still runs; "
             f"resume it there, or here once its points have not reported for {CONCLUDING_S:.0f} s"
         )
-    if record.local and any(state.state in UNFINISHED for state in states):
+    if record.is_run_here() or (record.local and any(state.state in UNFINISHED for state in states)):
         raise LauncherError(f"{sweep_dir}: its points still run; wait for them, or stop them first")
     indexes = list(points_to_resume(states))
     if not indexes:

@@ -67,6 +67,11 @@ class SweepRecord(Record):
     points: tuple[SweepPoint, ...]
     arrays: tuple[SweepArray, ...] = ()
     runner: ProcessRecord | None = None  # the process that runs the points on this machine
+    waiting: tuple[int, ...] = ()  # points that it has still to start, some of them once more
+
+    def is_run_here(self) -> bool:
+        """Whether a process on this machine runs the points now."""
+        return self.local and self.runner is not None and self.runner.is_running_here()
 
 
 @dataclass(frozen=True)
@@ -146,10 +151,14 @@ def read_point_states(
         for point in record.points
         if point.runs
     }
-    is_here = record.local and record.runner is not None and record.runner.is_running_here()
-    waits = len(states) < len(record.points) and (is_here or is_reporting_elsewhere(sweep_dir, record, states.values()))
-    first = "PENDING" if waits else MISSING
-    return tuple(states.get(point.index) or _point_state(point, first, None, None, None) for point in record.points)
+    waiting = {point.index for point in record.points if point.index in record.waiting or not point.runs}
+    has_runner = waiting and (record.is_run_here() or is_reporting_elsewhere(sweep_dir, record, states.values()))
+    for point in record.points:
+        if has_runner and point.index in waiting:
+            states[point.index] = _point_state(point, "PENDING", None, None, None)
+        elif not point.runs:
+            states[point.index] = _point_state(point, MISSING, None, None, None)
+    return tuple(states[point.index] for point in record.points)
 
 
 def is_reporting_elsewhere(sweep_dir: Path, record: SweepRecord, states: Iterable[PointState]) -> bool:

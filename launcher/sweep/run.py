@@ -78,6 +78,7 @@ class LocalSweep:
         self.record = record.replace(runner=runner)
         self._free_slots: list[str | None] = []
         self._running: dict[int, tuple[LocalJob, str | None]] = {}
+        self._waiting: list[int] = []  # indexes of the points to start, the next one last
         self._ended_count = 0
         self.received_signal: int | None = None  # the signal that ended the sweep
         self._is_starting = False
@@ -91,8 +92,9 @@ class LocalSweep:
         for number in ENDING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._stop)
+        waiting = self._waiting = sorted(indexes, reverse=True)
+        self.record = self.record.replace(waiting=tuple(indexes))
         write_record(self._sweep_dir, self.record)
-        waiting = sorted(indexes, reverse=True)
         try:
             while self._running or (waiting and self.received_signal is None):
                 while waiting and self._free_slots and self.received_signal is None:
@@ -112,7 +114,7 @@ class LocalSweep:
             self._stop_all()
             for job, _ in self._running.values():
                 job.process.wait()
-            self.record = self.record.replace(runner=None)
+            self.record = self.record.replace(runner=None, waiting=())
             write_record(self._sweep_dir, self.record)
 
     def _await_child(self) -> None:
@@ -164,7 +166,8 @@ class LocalSweep:
         run_dir = rundir.stage_run_dir(planned_point.plan, "", self._sweep_dir)
         try:
             run_dir = self._sweep_dir / settle_point(planned_point, job_id, run_dir, before, self._sweep_dir, "")
-            self.record = with_runs(before, {index: run_dir.name})
+            waiting = tuple(sorted(set(self._waiting) - {index}))
+            self.record = with_runs(before, {index: run_dir.name}).replace(waiting=waiting)
             write_record(self._sweep_dir, self.record)
             words = () if slot is None else ("env", f"CUDA_VISIBLE_DEVICES={slot}")
             self._running[index] = (LocalJob(run_dir, *words), slot)

@@ -18,7 +18,7 @@ import yaml
 
 from exporter.contract import run_files
 from exporter.contract.status import JobStatus, NodeStatus
-from launcher.cli.sweep import _continue_in_background
+from launcher.cli.sweep import _continue_in_background, resume_points
 from launcher.errors import LauncherError
 from launcher.jobfile.jobfile import ClusterSpec
 from launcher.report.report import build_report
@@ -31,6 +31,7 @@ from launcher.sweep.directory import points_to_resume, read_point_states, read_r
 from launcher.sweep.plan import PlannedSweep, plan_sweep
 from launcher.sweep.run import LocalSweep, begin_sweep, gpu_slots
 from launcher.sweep.submit import settle_point
+from tests.launcher.sweep.test_directory import ENDED
 from tests.support.builders import orchestrator_record
 from tests.support.launcher import LocalJob, gpujob, invocation_in, poll, read_json
 
@@ -425,6 +426,28 @@ def test_a_point_that_could_not_be_started_is_missing(
     states = read_point_states(home, read_record(home))
     assert [state.state for state in states][::2] == ["MISSING", "MISSING"]
     assert points_to_resume(states)[0] == 0
+
+
+def test_a_sweep_that_is_being_resumed_has_not_ended(signalled: Signalled) -> None:
+    home, seen = signalled.local._sweep_dir, list[list[str]]()
+
+    def report_all() -> None:
+        for run_dir in home.glob("local-*"):
+            run_files.write_json(run_dir / run_files.REPORT_FILE, {**ENDED, "state": "FAILED"})
+
+    def look(line: str) -> None:
+        if line.endswith("3 of 3 ended"):
+            report_all()
+        seen.append([state.state for state in read_point_states(home, read_record(home))])
+        with pytest.raises(LauncherError, match="its points still run; wait for them, or stop them first"):
+            resume_points(home, as_json=False)
+
+    signalled.command = ["true"]
+    signalled.run()
+    report_all()
+    signalled.local = LocalSweep(signalled.local._planned, home, signalled.local.record, look)
+    signalled.run()
+    assert (seen[0], seen[-1]) == (["PENDING"] * 3, ["FAILED"] * 3)
 
 
 def test_a_sweep_that_cannot_start_in_the_background_is_an_error(
