@@ -7,7 +7,7 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.lazy_dataclass import dataclass
-from exporter.contract.records import JsonObject, Record, RecordError
+from exporter.contract.records import NOTHING, JsonObject, Record, RecordError
 from exporter.contract.report import Report
 from exporter.slurm.queue import QueueRow
 from exporter.slurm.states import NEVER, array_of, task_ids
@@ -17,6 +17,7 @@ from launcher.rundir.job_records import read_submitted
 from launcher.rundir.rundir import PIPELINE_FILE, user_name
 from launcher.steps.slurm_queue import is_over, is_own, is_queued_again, read_unfinished
 from launcher.sweep.directory import (
+    MISSING,
     SweepRecord,
     arrays_in_queue,
     cause_text,
@@ -27,10 +28,12 @@ from launcher.sweep.directory import (
     snapshots_of_tasks,
 )
 from launcher.sweep.directory import read_record as read_sweep
+from launcher.sweep.final_states import FinalStates
 from launcher.watch.view import JobClient
 
 NEVER_STATE = "NEVER"  # of a job that waits for what can no longer happen
-_GONE = ("CANCELLED", "UNKNOWN")  # states of such a job that was cancelled, until and after Slurm forgets it
+# states of such a job or sweep that was cancelled, until and after Slurm forgets it
+_GONE, _GONE_POINTS = ("CANCELLED", "UNKNOWN", MISSING), {"CANCELLED", MISSING}
 
 
 class PipelinePart(Record):
@@ -86,7 +89,7 @@ class PartState:
     @property
     def has_never_started(self) -> bool:
         """Whether it can never start, or has left the queue without a start, as far as that is known."""
-        is_gone = self.state in _GONE and self.duration_s is None and set(self.points) <= {self.state}
+        is_gone = self.state in _GONE and self.duration_s is None and self.points.keys() <= _GONE_POINTS
         return is_gone or self.state == NEVER_STATE
 
 
@@ -106,8 +109,13 @@ def read_record(directory: Path) -> PipelineRecord:
         raise LauncherError(str(error)) from error
 
 
-def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
-    """The states of all jobs, by the known queue unless all have ended. Raises SlurmUnansweredError."""
+def read_part_states(
+    record: PipelineRecord, final_states: Mapping[str, FinalStates] = NOTHING
+) -> tuple[PartState, ...]:
+    """The states of all jobs, by the known queue unless all have ended. Raises SlurmUnansweredError.
+
+    ``final_states`` keeps what Slurm knows of lost points, by name of the sweep.
+    """
     reports = {part.name: read_last_report(Path(part.run_dir)) for part in record.parts if not part.arrays}
     sweeps = {part.name: read_sweep(Path(part.run_dir)) for part in record.parts if part.arrays}
     rows: tuple[QueueRow, ...] = ()
@@ -122,7 +130,7 @@ def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
     for part in record.parts:
         if part.arrays:  # `--resume` adds the new arrays to the record of the sweep only
             own = own_rows(rows, sweeps[part.name].arrays)
-            found[part.name] = _sweep_state(part, sweeps[part.name], own, found)
+            found[part.name] = _sweep_state(part, sweeps[part.name], own, found, final_states.get(part.name))
         else:
             submitted = read_submitted(Path(part.run_dir)) if rows else None
             own = [row for row in rows if array_of(row.job_id) == part.job_id and is_own(row, submitted)]
@@ -131,11 +139,15 @@ def read_part_states(record: PipelineRecord) -> tuple[PartState, ...]:
 
 
 def _sweep_state(
-    part: PipelinePart, record: SweepRecord, rows: Sequence[QueueRow], before: Mapping[str, PartState]
+    part: PipelinePart,
+    record: SweepRecord,
+    rows: Sequence[QueueRow],
+    before: Mapping[str, PartState],
+    final_states: FinalStates | None,
 ) -> PartState:
     """The state of a sweep: that of its points if it is one, else the first one that matters."""
     queue = snapshots_of_tasks(rows)
-    states = [point.state for point in read_point_states(Path(part.run_dir), record, queue)]
+    states = [point.state for point in read_point_states(Path(part.run_dir), record, queue, final_states=final_states)]
     never = {task for row in rows if row.snapshot.reason == NEVER for task in task_ids(row.job_id)}
     reason = next((row.snapshot.reason for row in rows if row.snapshot.state == "PENDING"), None)
     failed = next((state for state in states if state not in ("COMPLETED", *UNFINISHED)), None)

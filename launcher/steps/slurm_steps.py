@@ -18,7 +18,7 @@ from pathlib import Path
 from exporter.contract import run_files
 from exporter.slurm.commands_reader import SlurmUnansweredError, clean_environment, run_reading
 from exporter.slurm.queue import is_of_submission
-from exporter.slurm.states import ENDS, base_state, parse_moment
+from exporter.slurm.states import ENDS, JOB_ID, array_of, base_state, parse_moment, task_ids
 from exporter.workers.slurm_end_notice import (
     TIME_LIMIT,
     SlurmEndNotice,
@@ -213,6 +213,27 @@ def read_final_state(job_id: str, cluster: str | None = None, submitted: float |
         if state in ENDS:  # accounting learns of an end later than the controller
             return state
     return None
+
+
+def read_final_states(submitted: Mapping[str, float], cluster: str | None) -> dict[str, str]:
+    """Final states of the tasks of arrays that were submitted at these times, by task id, from accounting.
+
+    A task that has not ended is left out, and so are all if accounting does not answer.
+    """
+    attempts = ["-X", "-D", "-n", "-P", "-j", ",".join(submitted), "-o", "JobID,Submit,End,State"]
+    try:
+        text = run_reading(
+            ["sacct", *cluster_option(cluster), *attempts], clean_environment(os.environ, "%s"), FINAL_STATE_TIMEOUT_S
+        )
+    except SlurmUnansweredError:
+        return {}
+    lines: dict[str, list[str]] = {}
+    for job_id, line in re.findall(rf"^({JOB_ID})\|(.*)$", text, re.MULTILINE):
+        with contextlib.suppress(ValueError):  # not an id that Slurm prints
+            for task in task_ids(job_id):  # those that were cancelled while they waited are one line
+                lines.setdefault(task, []).append(line)
+    states = {task: _state_in_accounting("\n".join(own), submitted.get(array_of(task))) for task, own in lines.items()}
+    return {task: state for task, state in states.items() if state is not None and state in ENDS}
 
 
 def _state_in_accounting(text: str, submitted: float | None) -> str | None:

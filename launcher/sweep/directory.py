@@ -19,13 +19,14 @@ from exporter.slurm.states import array_of, task_ids
 from launcher.errors import LauncherError, SlurmError, os_errors
 from launcher.report.inputs import KnownEnds
 from launcher.report.report import build_report
-from launcher.report.state import EXIT_STATUS, UNFINISHED
+from launcher.report.state import EXIT_STATUS, REASON_OF_STATE, UNFINISHED
 from launcher.report.workers import VALUES_SHOWN
 from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import STARTING_S, OrchestratorRecord, ProcessRecord, read_report
 from launcher.rundir.rundir import SWEEP_FILE, user_name
 from launcher.rundir.statuses import CONCLUDING_S
 from launcher.steps.slurm_queue import is_over, is_own, is_queued_again, read_unfinished
+from launcher.sweep.final_states import FinalStates
 from launcher.watch.view import JobClient
 from launcher.words import cut_text, duration_text, padded_text, text_width
 
@@ -129,11 +130,13 @@ def read_point_states(
     queue: Mapping[str, AttemptSnapshot] | None = None,
     *,
     needs_queue: bool = False,
+    final_states: FinalStates | None = None,
 ) -> tuple[PointState, ...]:
     """The state of every point now.
 
     Without a ``queue``, the known one is read, and only if a point has not ended or may still be requeued. If Slurm
     does not answer, these points are UNKNOWN or PENDING; with ``needs_queue`` SlurmUnansweredError is raised instead.
+    ``final_states`` keeps what Slurm knows of points that ended without a report.
     """
     reports = {
         point.index: read_last_report(sweep_dir / point.runs[-1]) if point.runs else None for point in record.points
@@ -146,8 +149,20 @@ def read_point_states(
         except SlurmUnansweredError:
             if needs_queue:
                 raise
+    run_dirs = {point.index: sweep_dir / point.runs[-1] for point in record.points if point.runs}
+    lost: dict[int, str] = {}  # job ids of points without a report that are not in the queue
+    if queue is not None and not record.local:
+        job_ids = {index: job_id_of(path) for index, path in run_dirs.items() if reports[index] is None}
+        lost = {index: job_id for index, job_id in job_ids.items() if job_id not in queue}
+    for index in lost:
+        with contextlib.suppress(OSError), os.scandir(run_dirs[index]):  # else NFS may have none for another minute
+            pass
+        reports[index] = read_last_report(run_dirs[index])  # it may have ended between the two looks
+    lost = {index: job_id for index, job_id in lost.items() if reports[index] is None}
+    arrays = {array.job_id: (array.submitted, array.cluster) for array in record.arrays}
+    final = (final_states or FinalStates()).read(set(lost.values()), arrays)
     states = {
-        point.index: _point_outcome(sweep_dir, record, point, reports[point.index], queue)
+        point.index: _point_outcome(record, point, run_dirs[point.index], reports[point.index], queue, final)
         for point in record.points
         if point.runs
     }
@@ -247,19 +262,15 @@ def read_last_report(run_dir: Path) -> Report | None:
 
 
 def _point_outcome(
-    sweep_dir: Path,
     record: SweepRecord,
     point: SweepPoint,
+    run_dir: Path,
     report: Report | None,
     queue: Mapping[str, AttemptSnapshot] | None,
+    final: Mapping[str, str],
 ) -> PointState:
-    run_dir = sweep_dir / point.runs[-1]
     job_id = job_id_of(run_dir)
     snapshot = (queue or {}).get(job_id)
-    if report is None and queue is not None and snapshot is None and not record.local:
-        with contextlib.suppress(OSError), os.scandir(run_dir):  # else NFS may repeat for a minute that there is none
-            pass
-        report = read_last_report(run_dir)  # it may have ended between the two looks
     waits = queue is None and report is not None and bool(report.requeued)
     if report is not None and not (waits or is_queued_again(snapshot, report.attempt, requeued=report.requeued)):
         return _point_state(point, report.state, job_id, run_dir, report)
@@ -272,8 +283,11 @@ def _point_outcome(
         state = "PENDING" if snapshot.state == "PENDING" else "RUNNING"
     else:
         state = "UNKNOWN" if began else MISSING
-    past = KnownEnds(is_past=True)
-    found = build_report(run_dir, now=time.time(), ended=state == "UNKNOWN", known=past) if began else None
+    slurm_state, has_left = final.get(job_id), state in ("UNKNOWN", MISSING)
+    past = KnownEnds(slurm_state=slurm_state, is_past=True)
+    found = build_report(run_dir, now=time.time(), ended=has_left, known=past) if began or slurm_state else None
+    if found is not None and slurm_state in REASON_OF_STATE:
+        state = found.state
     return _point_state(point, state, job_id, run_dir, found)
 
 

@@ -31,7 +31,15 @@ class FakeSlurm:
             "XDG_STATE_HOME": str(self.folder / "state"),
             "XDG_CACHE_HOME": str(self.folder / "cache"),
         }
-        return clean_environment(PATH=f"{BIN}{os.pathsep}{os.environ['PATH']}", **own | over)
+        path = os.pathsep.join((str(self.folder / "bin"), str(BIN), os.environ["PATH"]))
+        return clean_environment(PATH=path, **own | over)
+
+    def replace(self, command: str, script: str) -> None:
+        """Let a shell script answer as this command."""
+        path = self.folder / "bin" / command
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(f"#!/bin/sh\n{script}\n")
+        path.chmod(0o755)
 
     def say(self, command: str, what: str, text: str | int) -> None:
         """Set the ``out``, ``err``, ``status`` or ``sleep`` of a command.

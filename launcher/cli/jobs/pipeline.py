@@ -110,11 +110,13 @@ def watch_pipeline(directory: Path, interval: float, until: str, *, once: bool, 
     """Show the states of the jobs after each change, until all have ended or one runs. Returns the exit status."""
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.pipeline.directory import pipeline_exit_status, read_part_states, read_record
+    from launcher.sweep.final_states import FinalStates
 
     record, shown, problem, has_answer = read_record(directory), "", "", False
+    final_states = {part.name: FinalStates() for part in record.parts}
     while True:
         try:
-            states = read_part_states(record)
+            states = read_part_states(record, final_states)
         except SlurmUnansweredError as error:
             if once or (error.is_local and not has_answer):
                 raise

@@ -64,8 +64,9 @@ def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_
     from exporter.slurm.commands_reader import SlurmUnansweredError
     from launcher.report.state import UNFINISHED
     from launcher.sweep.directory import read_point_states, read_record, sweep_exit_status
+    from launcher.sweep.final_states import FinalStates
 
-    live, shown, problem, has_answer = None, "", "", False
+    live, shown, problem, has_answer, final_states = None, "", "", False, FinalStates()
     if has_screen() and not (once or as_json):
         from rich.live import Live
 
@@ -75,7 +76,7 @@ def watch_sweep(sweep_dir: Path, interval: float, until: str, *, once: bool, as_
         while True:
             record = read_record(sweep_dir)
             try:
-                states = read_point_states(sweep_dir, record, needs_queue=not once)
+                states = read_point_states(sweep_dir, record, needs_queue=not once, final_states=final_states)
             except SlurmUnansweredError as error:
                 if error.is_local and not has_answer:
                     raise

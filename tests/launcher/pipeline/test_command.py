@@ -227,6 +227,20 @@ def test_a_job_for_a_failure_that_did_not_happen_is_no_failure(pipeline: Pipelin
             assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"2 jobs: 1 COMPLETED, 1 {state}")
 
 
+@pytest.mark.parametrize(("known", "state"), [("CANCELLED by 1000", "CANCELLED"), ("PENDING", "MISSING")])
+def test_a_sweep_for_a_failure_that_did_not_happen_is_no_failure(pipeline: Pipeline, known: str, state: str) -> None:
+    """Its points were cancelled while they waited; accounting may not have learnt that."""
+    sweep = {**JOB, "name": "mend", "env": {"X": "{x}"}, "sweep": {"grid": {"x": [1, 2]}}}
+    (pipeline.folder / "sweep.yaml").write_text(yaml.safe_dump(sweep))
+    text = "name: r8\njobs: {prep: {file: job.yaml}, mend: {file: sweep.yaml, after: {prep: notok}}}\n"
+    (pipeline.folder / "r8.yaml").write_text(text)
+    end(pipeline.submit()["jobs"][0]["run_dir"], "1", "COMPLETED")
+    pipeline.queue()
+    pipeline.slurm.replace("sacct", f'echo "2_[0-1]|$(date +%s)|$(date +%s)|{known}"')
+    done = pipeline.command("watch", "r8")
+    assert (done.returncode, done.stdout.splitlines()[-1]) == (0, f"2 jobs: 1 COMPLETED, 1 {state}")
+
+
 @pytest.mark.parametrize(
     ("over", "before", "status"),
     [

@@ -1,7 +1,6 @@
 """The record of a sweep and the states of its points."""
 
 import json
-import os
 import time
 from pathlib import Path
 from typing import Any
@@ -264,20 +263,40 @@ def test_a_requeued_point_is_not_resumed_while_it_is_queued(
     assert points_to_resume(read_point_states(tmp_path / "s", record_of((name,)))) == (0,)
 
 
-def test_a_point_that_ends_while_squeue_answers_has_its_report(
-    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_point_that_ends_while_squeue_answers_has_its_report(tmp_path: Path, slurm: FakeSlurm) -> None:
     name = "4459_0_p0_20251122_041341"
     run_dir(tmp_path / "s", name, "COMPLETED")
     report = tmp_path / "s" / name / run_files.REPORT_FILE
     report.rename(tmp_path / "report")
-    squeue = tmp_path / "bin" / "squeue"
-    squeue.parent.mkdir()
-    squeue.write_text(f'#!/bin/sh\ncp "{tmp_path}/report" "{report}"\nexec "{BIN}/squeue" "$@"\n')
-    squeue.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{squeue.parent}{os.pathsep}{os.environ['PATH']}")
+    slurm.replace("squeue", f'cp "{tmp_path}/report" "{report}"; exec "{BIN}/squeue" "$@"')
     (point,) = read_point_states(tmp_path / "s", record_of((name,)))
     assert point.state == "COMPLETED"
+
+
+def test_points_without_a_report_ended_as_accounting_says(tmp_path: Path, slurm: FakeSlurm) -> None:
+    home, names = tmp_path / "s", [f"4459_{index}_p{index}_20251122_041341" for index in range(6)]
+    for index, name in enumerate(names):
+        run_dir(home, name, has_started=index == 1)
+    (home / names[0] / "log.err").write_text("gpujob: the module cuda/12.9 cannot be loaded\n")
+    now = int(time.time())
+    rows = (
+        f"4459_0|{now - 60}|{now}|FAILED",
+        f"4459_1|{now - 60}|{now}|NODE_FAIL",
+        f"4459_[2-3]|{now - 60}|{now}|CANCELLED by 1000",
+        f"4459_4|{now - 60}|Unknown|RUNNING",
+        f"4459_5|{now - 86400 * 300}|{now - 86400 * 299}|FAILED",  # an older job had the id
+    )
+    slurm.replace("sacct", f"cat <<'END'\n{chr(10).join(rows)}\nEND")
+    states = read_point_states(home, record_of(*((name,) for name in names)))
+    assert [(state.state, state.exit_status) for state in states] == [
+        *(("FAILED", 1), ("NODE_FAIL", 6), ("CANCELLED", 5), ("CANCELLED", 5), (MISSING, 9), (MISSING, 9))
+    ]
+    lost = "the batch script ended before gpujob started: gpujob: the module cuda/12.9 cannot be loaded"
+    assert [state.cause for state in states[::2]] == [
+        f"terminated_peer: Slurm: FAILED; {lost}",
+        "cancelled: Slurm: CANCELLED",
+        None,
+    ]
 
 
 def test_arrays_with_remaining_tasks_are_in_the_queue() -> None:

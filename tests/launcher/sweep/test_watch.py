@@ -71,6 +71,21 @@ def test_a_watch_of_a_sweep_outlives_a_queue_without_an_answer(
     assert "1 PENDING" in capsys.readouterr().out
 
 
+def test_a_watch_asks_once_a_minute_how_lost_points_have_ended(
+    tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    home = tmp_path / "4459_embed_20251122_041341"
+    names = (*NAMES, "4459_2_p2_20251122_041341")  # accounting does not know how the last one has ended
+    for name in names:
+        run_dir(home, name)
+    write_record(home, record_of(*((name,) for name in names)))
+    slurm.say("squeue", "out", "4459_1|RUNNING\n")
+    slurm.replace("sacct", 'echo asked >> "$FAKE_SLURM/asked"; echo "4459_0|Unknown|Unknown|TIMEOUT"')
+    do_at_waits(monkeypatch, lambda: None, lambda: None, lambda: end_as(home, NAMES[1], "COMPLETED"))
+    assert watch_sweep(home, 2.0, "done", once=False, as_json=False) == 3
+    assert (slurm.folder / "asked").read_text() == "asked\n"
+
+
 def test_a_live_table_fits_its_window_until_the_end(
     tmp_path: Path, slurm: FakeSlurm, monkeypatch: pytest.MonkeyPatch
 ) -> None:
