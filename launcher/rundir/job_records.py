@@ -15,8 +15,10 @@ from exporter.contract.records import JsonObject, Record, RecordError
 from exporter.contract.report import Report
 from exporter.contract.user_state import user_state_folder
 from exporter.machine.procfs import CLOCK_TICKS
+from exporter.slurm.states import array_of
 from launcher.errors import SlurmTimeoutError
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.rundir import SWEEP_FILE
 
 STARTING_S = 30.0  # a local job without an orchestrator after this time will never start
 
@@ -148,8 +150,14 @@ def read_first_start(manifest: Manifest) -> float | None:
 
 def read_submitted(run_dir: Path) -> float | None:
     """When the job was submitted, epoch seconds; None if that is unknown."""
-    submitted = (run_files.read_json(run_dir / f"{job_id_of(run_dir)}.json") or {}).get("submitted")
-    return float(submitted) if isinstance(submitted, int | float) else None
+    job_id = job_id_of(run_dir)
+    submitted = (run_files.read_json(run_dir / f"{job_id}.json") or {}).get("submitted")
+    if "_" in job_id:  # older versions gave a resumed point the time of its sweep
+        arrays = (run_files.read_json(run_dir.parent / SWEEP_FILE) or {}).get("arrays")
+        for array in arrays if isinstance(arrays, list) else ():
+            if isinstance(array, dict) and array.get("job_id") == array_of(job_id):
+                submitted = array.get("submitted", submitted)
+    return submitted if isinstance(submitted, float) else None
 
 
 @contextlib.contextmanager

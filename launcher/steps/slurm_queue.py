@@ -15,6 +15,7 @@ from exporter.slurm.sources.shared_answers_reader import LEAST_S, QUEUE_MAX_AGE_
 from exporter.slurm.states import ENDS, RETURNING
 from exporter.workers.slurm_end_notice import REQUEUED
 from launcher.rundir.job_ids import job_id_of
+from launcher.rundir.job_records import read_submitted
 from launcher.rundir.rundir import user_name
 
 READ_INTERVAL_S = 5.0  # shortest time between two reads of the answer, which may be long
@@ -93,10 +94,10 @@ class SlurmQueue:
     def __init__(self, run_dir: Path) -> None:
         self._job_id = job_id_of(run_dir)
         submission = run_files.read_json(run_dir / f"{self._job_id}.json") or {}
-        user, cluster, submitted = (submission.get(name) for name in ("user", "cluster", "submitted"))
+        user, cluster = submission.get("user"), submission.get("cluster")
         self._user = str(user or user_name())
         self._cluster = str(cluster) if cluster else None
-        self._submitted = submitted if isinstance(submitted, float) else None
+        self._submitted = read_submitted(run_dir)
         self._since = self._submitted or 0.0
         self._next_at = float("-inf")
         self._state = QueueState(None)

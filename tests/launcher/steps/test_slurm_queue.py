@@ -61,6 +61,14 @@ def test_a_job_that_has_got_the_id_later_is_not_this_one(slurm: FakeSlurm, tmp_p
     assert SlurmQueue(path).read() == QueueState("RUNNING", restarts=1)
 
 
+def test_a_point_that_an_older_version_resumed_is_in_the_queue(slurm: FakeSlurm, tmp_path: Path) -> None:
+    path = run_dir(tmp_path, "4460_3", submitted=time.time() - 86400.0)  # that of the sweep
+    arrays = [{"job_id": "4459", "submitted": time.time() - 86400.0}, {"job_id": "4460", "submitted": time.time()}]
+    (tmp_path / "sweep.json").write_text(json.dumps({"arrays": arrays}))
+    slurm.say("squeue", "out", "4460_3|RUNNING\n")
+    assert SlurmQueue(path).read() == QueueState("RUNNING")
+
+
 def test_a_hundred_watchers_of_one_job_make_one_query(
     slurm: FakeSlurm, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
