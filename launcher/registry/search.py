@@ -14,6 +14,7 @@ from exporter.contract.identity import safe_label
 from launcher.errors import LauncherError, SlurmError
 from launcher.registry.entries import LOCAL_PREFIX, JobEntry, read_own_entries, read_site_entries
 from launcher.rundir.cluster_file import find_logs_dir
+from launcher.rundir.job_ids import job_id_of
 from launcher.rundir.job_records import STARTING_S, read_orchestrator
 from launcher.rundir.rundir import PIPELINE_FILE, SWEEP_FILE
 from launcher.rundir.statuses import is_reporting
@@ -102,7 +103,8 @@ def _in_logs_dir(job: str, logs_dir: Path) -> Path | None:
     sweep, name = _escaped_glob(job.partition("_")[0]), _escaped_glob(job)
     in_sweeps = (f"{sweep}_*/{name}_*", f"*/{name}_*") if "_" in job else ()  # the second matches a resumed sweep
     for pattern in (f"{name}_*", *in_sweeps):
-        found = [path for path in logs_dir.glob(pattern) if _is_readable_job(path)]
+        matching = [path for path in logs_dir.glob(pattern) if _is_readable_job(path)]
+        found = [path for path in matching if job_id_of(path) == job]  # a name may begin with a number
         if found:
             return max(found, key=_rank)
     return None

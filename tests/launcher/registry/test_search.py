@@ -59,6 +59,14 @@ def directory(path: Path, job_id: str, name: str = "embed", **facts: object) -> 
     return path
 
 
+def sweep_directory(home: Path, *points: str) -> None:
+    for point in points:
+        (home / point).mkdir(parents=True)
+        for name in ("manifest.json", f"{point.rpartition('_')[0]}.json"):
+            (home / point / name).write_text("{}")
+    (home / "sweep.json").write_text("{}")
+
+
 def found(job: str | None, environ: dict[str, str], workdir: Path) -> Path:
     return find_job(job, environ, workdir).directory
 
@@ -212,10 +220,7 @@ def test_the_same_id_on_two_clusters_is_ambiguous(tmp_path: Path, elsewhere: Pat
 
 def test_points_of_a_sweep_are_found_from_anywhere(tmp_path: Path, elsewhere: Path, environ: dict[str, str]) -> None:
     home = tmp_path / "a/4459_sweep"
-    for point in ("4459_1_p1", "4459_12_p12"):
-        (home / point).mkdir(parents=True)
-        (home / point / "manifest.json").write_text("{}")
-    (home / "sweep.json").write_text("{}")
+    sweep_directory(home, "4459_1_p1", "4459_12_p12")
     submission = {"job_id": "4459", "job_name": "sweep", "submitted": 1.0}
     register_job(home, submission, environ, elsewhere)
     assert found("4459", environ, elsewhere) == home
@@ -223,6 +228,13 @@ def test_points_of_a_sweep_are_found_from_anywhere(tmp_path: Path, elsewhere: Pa
     assert found("4459_1", environ, tmp_path / "x") == home / "4459_1_p1"
     with pytest.raises(LauncherError, match="job 4459_7 was in "):
         find_job("4459_7", environ, elsewhere)
+
+
+def test_a_sweep_whose_name_begins_with_a_number_is_none_of_its_points(tmp_path: Path, environ: dict[str, str]) -> None:
+    home = tmp_path / "logs/4459_2_stage_20251122_041341"
+    sweep_directory(home, "4459_2_p2")
+    assert found("4459_2", environ, tmp_path) == home / "4459_2_p2"
+    assert found("4459", environ, tmp_path) == home
 
 
 def test_without_a_name_the_newest_directory_that_is_left_counts(
