@@ -92,7 +92,7 @@ class PointState:
     results: Mapping[str, float] = field(default_factory=dict)  # values of the first worker that logs any
     best_results: Mapping[str, float] = field(default_factory=dict)
     duration_s: float | None = None
-    cause: str | None = None
+    cause: str | None = None  # why it did not complete, or Slurm's reason why it waits
     nodes: tuple[str, ...] = ()
     exit_status: int = EXIT_STATUS["UNKNOWN"]
 
@@ -288,7 +288,10 @@ def _point_outcome(
     found = build_report(run_dir, now=time.time(), ended=has_left, known=past) if began or slurm_state else None
     if found is not None and slurm_state in REASON_OF_STATE:
         state = found.state
-    return _point_state(point, state, job_id, run_dir, found)
+    outcome = _point_state(point, state, job_id, run_dir, found)
+    if state == "PENDING" and snapshot is not None and snapshot.reason is not None:
+        return dataclasses.replace(outcome, cause=snapshot.reason)
+    return outcome
 
 
 def _point_state(

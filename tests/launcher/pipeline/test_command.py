@@ -331,6 +331,8 @@ def test_a_sweep_in_a_pipeline_is_held_recorded_shown_and_stopped_like_a_job(pip
     body = json.loads(pipeline.command("report", "r8", "--json").stdout)
     assert [job["state"] for job in body["jobs"]] == ["COMPLETED", "FAILED", "RUNNING", "NEVER"]
     assert body["jobs"][1]["points"] == {"COMPLETED": 2, "FAILED": 1}
+    points = json.loads(pipeline.command("watch", "3", "--once", "--json").stdout)["points"]
+    assert [point["cause"] for point in points] == [None, "DependencyNeverSatisfied", None]
     pipeline.queue(
         ("3_1", "PENDING", "DependencyNeverSatisfied", "aftercorr:2_*(failed)"),
         ("4", "PENDING", "DependencyNeverSatisfied", "afterok:3_*(failed)"),
