@@ -345,7 +345,8 @@ def sweep_exit_status(states: Sequence[PointState]) -> int:
     """Exit status of a sweep: 10 while points are unfinished, else that of the first point that did not complete."""
     if any(state.state in UNFINISHED for state in states):
         return EXIT_STATUS["RUNNING"]
-    return next((state.exit_status for state in states if state.exit_status), 0)
+    in_order = sorted(states, key=lambda state: state.index)  # they may be sorted by a value
+    return next((state.exit_status for state in in_order if state.exit_status), 0)
 
 
 def points_to_resume(states: Sequence[PointState]) -> tuple[int, ...]:

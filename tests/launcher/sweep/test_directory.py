@@ -104,6 +104,7 @@ def test_point_states_come_from_reports_and_the_queue(tmp_path: Path, slurm: Fak
     assert points_to_resume(states) == (1, 4, 5, 6)
     assert sweep_exit_status(states) == 10
     assert sweep_exit_status(states[:2]) == 1
+    assert sweep_exit_status((states[5], states[1])) == 1, "of the first point, however they are sorted"
     assert sweep_exit_status(states[:1]) == 0
     lines = render_states(states)
     assert lines[2].split() == [
