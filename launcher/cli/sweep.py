@@ -185,7 +185,7 @@ def run_command_for_sweep(
     if resume is not None:
         if detach:
             raise LauncherError("--detach: not with --resume; leave one of them out")
-        resume_points(_find_sweep(resume), new=(planned, job_text), local=True, as_json=as_json)
+        resume_points(_find_sweep(resume), new=(planned, job_text), local=True, as_json=as_json, quiet=quiet)
         return
     show_warnings(planned)
     gpu_slots(planned, os.environ.get("CUDA_VISIBLE_DEVICES"))
@@ -270,6 +270,7 @@ def resume_points(
     local: bool | None = None,
     dependency: str | None = None,
     as_json: bool,
+    quiet: bool = False,
 ) -> None:
     """Run missing and incomplete points again, on Slurm or here, as the sweep did.
 
@@ -315,7 +316,7 @@ def resume_points(
     if record.local:
         if new is not None:
             keep_job_file(sweep_dir, new[1].encode())
-        _run_points(planned, sweep_dir, record, indexes, as_json=as_json)
+        _run_points(planned, sweep_dir, record, indexes, as_json=as_json, quiet=quiet)
     after = arrays_in_queue(record, queue) if planned.sweep.max_parallel is not None else ()
     changed, arrays = resume_sweep(_adapt_for_slurm(planned, dependency), sweep_dir, record, indexes, after)
     register_sweep(sweep_dir, changed)

@@ -112,7 +112,10 @@ def test_only_points_that_run_again_are_checked(tmp_path: Path) -> None:
     (tmp_path / "job.yaml").write_text(yaml.safe_dump(job))
     assert gpujob("run", "job.yaml", "--quiet", cwd=tmp_path, timeout=120).returncode == 1
     (home,) = (tmp_path / "logs").iterdir()
-    again = gpujob("sweep", home, "--resume", cwd=tmp_path, timeout=120)
+    again = gpujob("run", "job.yaml", "--resume", home, "--quiet", cwd=tmp_path, timeout=120)
+    assert [line.split()[:1] for line in again.stdout.splitlines()] == [["point"], ["0"], ["1"], ["2"]], (
+        "the table only"
+    )
     assert "out/b" in again.stderr
     assert "out/a" not in again.stderr
 
