@@ -148,9 +148,10 @@ def read_local_jobs(environ: Mapping[str, str]) -> tuple[list[QueueRow], list[st
 
     They are all jobs without a report, and the newest others. Also the ids of those that were not read in time.
     """
-    entries = read_own_entries(environ, lambda job_id: job_id.startswith(LOCAL_PREFIX))
-    if not entries:
+    known = read_own_entries(environ, lambda job_id: job_id.startswith(LOCAL_PREFIX))
+    if not known:
         return [], []
+    entries = list({entry.run_dir: entry for entry in known}.values())  # the first id of a sweep that was resumed
     import launcher.sweep.directory  # lazy: 100 ms; here, so that the deadline is for the reads alone
     import launcher.watch.view  # noqa: F401 - lazy: as above
 

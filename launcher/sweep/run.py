@@ -6,6 +6,7 @@ import os
 import secrets
 import signal
 import socket
+import time
 from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
@@ -88,7 +89,8 @@ class LocalSweep:
         """Run these points until all end or a signal comes. The points still running are then stopped and awaited."""
         self._free_slots = gpu_slots(self._planned, os.environ.get("CUDA_VISIBLE_DEVICES"), len(indexes))
         sweep_id = f"local-{secrets.token_hex(4)}" if self._has_runs() else str(self.record.submission["job_id"])
-        register_job(self._sweep_dir, {**self.record.submission, "job_id": sweep_id}, os.environ, Path.cwd())
+        own = {"job_id": sweep_id, "submitted": time.time()}
+        register_job(self._sweep_dir, {**self.record.submission, **own}, os.environ, Path.cwd())
         for number in ENDING_SIGNALS:
             if signal.getsignal(number) is not signal.SIG_IGN:  # nohup ignores SIGHUP
                 signal.signal(number, self._stop)

@@ -212,7 +212,8 @@ def test_a_sweep_of_this_machine_can_be_the_last_one_that_ended(
     register_job(sweep, submission, os.environ, tmp_path)
     register_job(job, {**submission, "job_id": "local-3f", "job_name": "smoke"}, os.environ, tmp_path)
     assert names(gpujob("ps")[1]) == [last]
-    line = next(line for line in gpujob("ps", "-a")[1].splitlines() if "embed" in line)
+    register_job(sweep, {**submission, "job_id": "local-5b", "submitted": 99.0}, os.environ, tmp_path)  # resumed
+    (line,) = (line for line in gpujob("ps", "-a")[1].splitlines() if "embed" in line)
     assert line.split()[:5] == ["embed", "local-4a", "local", "-", "FAILED"]
 
 

@@ -21,6 +21,7 @@ from exporter.contract.status import JobStatus, NodeStatus
 from launcher.cli.sweep import _continue_in_background, resume_points
 from launcher.errors import LauncherError
 from launcher.jobfile.jobfile import ClusterSpec
+from launcher.registry.entries import read_own_entries
 from launcher.report.report import build_report
 from launcher.rundir import rundir
 from launcher.rundir.job_records import ProcessRecord
@@ -451,6 +452,8 @@ def test_a_sweep_that_is_being_resumed_has_not_ended(signalled: Signalled) -> No
     signalled.local = LocalSweep(signalled.local._planned, home, signalled.local.record, look)
     signalled.run()
     assert (seen[0], seen[-1]) == (["PENDING"] * 3, ["FAILED"] * 3)
+    resumed, first = (entry for entry in read_own_entries(os.environ) if entry.run_dir == str(home))
+    assert (first.job_id, resumed.submitted > first.submitted) == (signalled.local.record.submission["job_id"], True)
 
 
 def test_a_sweep_that_cannot_start_in_the_background_is_an_error(
