@@ -1,5 +1,6 @@
 """Jobs that gpujob launched: progress of those in the queue, and jobs of this machine, within a bounded time."""
 
+import contextlib
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -10,6 +11,7 @@ from exporter.contract.records import NOTHING
 from exporter.slurm.queue import AttemptSnapshot, QueueRow
 from exporter.slurm.sources.cached_answers_reader import configured_cluster
 from exporter.slurm.states import array_of
+from launcher.errors import LauncherError
 from launcher.registry.bounded_reads import DEADLINE_S, T, V, read_some
 from launcher.registry.entries import LOCAL_PREFIX, PIPELINE_PREFIX, JobEntry, read_own_entries
 
@@ -133,14 +135,26 @@ def read_pipelines(environ: Mapping[str, str]) -> dict[str, Pipeline]:
     entries = read_own_entries(environ, lambda run_id: run_id.startswith(PIPELINE_PREFIX))
     if not entries:
         return {}
-    from launcher.pipeline.directory import read_record  # lazy: 100 ms, and few have pipelines
+    import launcher.pipeline.directory  # noqa: F401 - lazy: 100 ms, and few have pipelines
 
     found: dict[str, Pipeline] = {}
-    for entry, record in read_within(entries, lambda entry: read_record(Path(entry.run_dir))):
-        for part in record.parts if record.cluster is None else ():
-            for job_id in part.job_ids:
-                found.setdefault(job_id, Pipeline(entry.job_id, record.name))  # an id may be that of an older job too
+    for entry, (name, job_ids) in read_within(entries, lambda entry: _read_pipeline(Path(entry.run_dir))):
+        for job_id in job_ids:
+            found.setdefault(job_id, Pipeline(entry.job_id, name))  # an id may be that of an older job too
     return found
+
+
+def _read_pipeline(directory: Path) -> tuple[str, list[str]]:
+    """The name of a pipeline, and the ids of its jobs and arrays on the cluster of this machine."""
+    from launcher.pipeline.directory import read_record  # lazy: with the next one 100 ms, and few have pipelines
+    from launcher.sweep.directory import read_record as read_sweep  # lazy: as above
+
+    record, job_ids = read_record(directory), list[str]()
+    for part in record.parts if record.cluster is None else ():
+        job_ids += part.job_ids
+        with contextlib.suppress(LauncherError):  # that of its submission is known all the same
+            job_ids += [array.job_id for array in read_sweep(Path(part.run_dir)).arrays] if part.arrays else []
+    return record.name, job_ids
 
 
 def read_local_jobs(environ: Mapping[str, str]) -> tuple[list[QueueRow], list[str]]:

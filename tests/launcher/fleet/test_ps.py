@@ -19,7 +19,7 @@ from launcher.fleet import own_runs
 from launcher.pipeline.directory import PipelineRecord, write_record
 from launcher.registry.entries import register_job
 from launcher.sweep import directory as sweep_directory
-from launcher.sweep.directory import SweepPoint, SweepRecord
+from launcher.sweep.directory import SweepArray, SweepPoint, SweepRecord
 from tests.launcher.fleet.conftest import Gpujob
 from tests.launcher.fleet.run_dirs import run_directory
 from tests.support.fake_slurm import FakeSlurm
@@ -340,3 +340,20 @@ def test_a_pipeline_is_one_line_that_run_opens(slurm: FakeSlurm, gpujob: Gpujob,
     (run,) = json.loads(gpujob("ps", "--json")[1])["runs"]
     assert (run["run_name"], [job["job_id"] for job in run["jobs"]]) == ("r8", ["8", "7"])
     assert gpujob("ps", "--run", "nothing")[0] == 2
+
+
+def test_the_array_of_a_resumed_sweep_is_a_part_of_its_pipeline(
+    slurm: FakeSlurm, gpujob: Gpujob, tmp_path: Path
+) -> None:
+    queue(slurm)
+    sweep, pipeline = tmp_path / "5_x", tmp_path / "pipeline_r8"
+    part = {"name": "lr", "file": "x.yaml", "job_id": "5", "run_dir": str(sweep), "after": {}, "arrays": ["5"]}
+    for directory in (sweep, pipeline):
+        directory.mkdir()
+    submission: dict[str, JsonValue] = {"job_id": "pipeline-5", "job_name": "r8", "submitted": 100.0, "user": "ada"}
+    write_record(pipeline, PipelineRecord.from_json({"schema": 1, "submission": submission, "parts": [part]}))
+    arrays = tuple(SweepArray(job_id, "0", 100.0) for job_id in ("5", "7"))
+    record = SweepRecord(submission=submission, max_parallel=1, local=False, points=(), arrays=arrays)
+    sweep_directory.write_record(sweep, record)
+    register_job(pipeline, submission, os.environ, tmp_path)
+    assert sorted(names(gpujob("ps")[1])) == ["next", "r8"]
