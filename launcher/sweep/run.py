@@ -24,6 +24,7 @@ from launcher.sweep.plan import PlannedPoint, PlannedSweep
 from launcher.sweep.submit import make_sweep_dir, new_record, settle_point
 
 ReportLine = Callable[[str], None]
+POLL_S = 0.1  # between two looks whether a point has ended
 
 
 def begin_sweep(planned: PlannedSweep, job_text: bytes) -> tuple[Path, SweepRecord]:
@@ -125,8 +126,10 @@ class LocalSweep:
         It may be a program of `--stack`, or an orphan that the first process of a container inherits.
         """
         with contextlib.suppress(ChildProcessError):  # no child left: a signal came first
-            ended = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            if ended is not None and ended.si_pid not in {job.process.pid for job, _ in self._running.values()}:
+            # A signal just before a wait in the kernel would be handled after it, so there is none for long.
+            while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT | os.WNOHANG)) is None:
+                time.sleep(POLL_S)
+            if ended.si_pid not in {job.process.pid for job, _ in self._running.values()}:
                 os.waitpid(ended.si_pid, 0)
 
     def _report(self, line: str) -> None:
