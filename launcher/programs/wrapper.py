@@ -28,6 +28,7 @@ from launcher.programs.port_claims import claim_ports
 
 MOST_SIGNALS = 100
 CANNOT_EXECUTE, NOT_FOUND = 126, 127  # exit statuses of a shell for a command that did not start
+_PR_SET_CHILD_SUBREAPER = 36
 
 _FAULT_SIGNALS = {
     signal.SIGSEGV,
@@ -67,7 +68,12 @@ def read_available_bytes(path: str) -> int | None:
 
 
 def wait_forwarding(
-    pid: int, signals: set[int], received: list[list[float]], orphan_s: float | None = None
+    pid: int,
+    signals: set[int],
+    received: list[list[float]],
+    orphan_s: float | None = None,
+    *,
+    await_leftovers: bool = False,
 ) -> tuple[int, object]:
     """Wait for ``pid`` and forward signals to it; return its wait status and rusage.
 
@@ -75,26 +81,70 @@ def wait_forwarding(
     reaches the worker, in the same process group. It is noted in ``received`` but not forwarded.
 
     ``orphan_s`` after a SIGTERM, ``pid`` is killed if our parent has gone: nobody else would.
+
+    After a SIGTERM, ``await_leftovers`` also waits for what ``pid`` leaves in this session, as a shell leaves the
+    program that it runs. Each of these gets SIGTERM once, after its parent has ended. A SIGKILL ends the wait.
     """
     parent, kill_at = os.getppid(), math.inf
-    while True:
+    waited, adopts = {pid}, False
+    end: tuple[int, object] | None = None
+    while end is None or waited:
         if kill_at == math.inf:
             info = signal.sigwaitinfo(signals)
         elif (timed := signal.sigtimedwait(signals, max(0.0, kill_at - time.monotonic()))) is not None:
             info = timed
         else:
             kill_at = math.inf
-            send_signal(pid, signal.SIGKILL)
+            for child in waited:
+                send_signal(child, signal.SIGKILL)
             continue
-        if info.si_signo == signal.SIGCHLD:
-            ended, status, usage = os.wait4(pid, os.WNOHANG)
-            if ended == pid:
-                return status, usage
+        if info.si_signo != signal.SIGCHLD:
+            record_signal(received, [time.time(), info.si_signo, info.si_pid])
+            if info.si_signo == signal.SIGTERM and await_leftovers and not adopts:
+                adopts = adopt_orphans()
+            for child in waited:
+                forward_signal(child, info)
+            if info.si_signo == signal.SIGTERM and orphan_s is not None and os.getppid() != parent:
+                kill_at = min(kill_at, time.monotonic() + orphan_s)
             continue
-        record_signal(received, [time.time(), info.si_signo, info.si_pid])
-        forward_signal(pid, info)
-        if info.si_signo == signal.SIGTERM and orphan_s is not None and os.getppid() != parent:
-            kill_at = min(kill_at, time.monotonic() + orphan_s)
+        while ended := [found for child in waited if (found := os.wait4(child, os.WNOHANG))[0]]:
+            for child, status, usage in ended:
+                waited.discard(child)
+                end = (status, usage) if child == pid else end
+                adopts = adopts and not (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
+            if end is not None and not adopts:
+                return end
+            if end is not None:
+                waited |= terminate_leftovers(waited)
+    return end
+
+
+def adopt_orphans() -> bool:
+    """Become the parent of what the worker leaves behind; return whether that is possible."""
+    try:
+        import ctypes  # lazy: few workers are asked to end
+
+        return bool(ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0) == 0)
+    except (ImportError, OSError):
+        return False
+
+
+def terminate_leftovers(known: set[int]) -> set[int]:
+    """Send SIGTERM to the children in this session that are not ``known``; return those that got it."""
+    reached: set[int] = set()
+    try:
+        with open(f"/proc/self/task/{os.getpid()}/children", "rb") as source:
+            found = set(map(int, source.read().split())) - known
+    except OSError:
+        return reached
+    for child in found:
+        try:
+            if os.getsid(child) == os.getsid(0):
+                os.kill(child, signal.SIGTERM)
+                reached.add(child)
+        except PermissionError:
+            pass  # another user's, as that of ``sudo``
+    return reached
 
 
 def forward_signal(pid: int, info: signal.struct_siginfo) -> None:
@@ -253,7 +303,7 @@ def run_worker(argv: list[str], options: dict[str, str]) -> None:
     seen: list[list[float]] = []
     kill_wait, parent = options.get("kill-wait"), os.getppid()
     orphan_s = None if kill_wait is None else float(kill_wait)
-    status, usage = wait_forwarding(pid, {int(number) for number in waited}, seen, orphan_s)
+    status, usage = wait_forwarding(pid, {int(number) for number in waited}, seen, orphan_s, await_leftovers=True)
     held.clear()
     signaled = os.WIFSIGNALED(status)
     oom_after = oom_kills.read_oom_kills()

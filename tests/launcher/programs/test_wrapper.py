@@ -38,6 +38,18 @@ while True:
         sys.exit(7)
 """
 
+SHELL = ("sh", "-c", '"$@"; :', "sh")  # runs the words after it as a program, which gets no signals from it
+SAVES_WITH_A_CHILD = """
+import os, signal, sys
+waited = {signal.SIGTERM, signal.SIGUSR1}
+signal.pthread_sigmask(signal.SIG_BLOCK, waited)
+name = "child" if (child := os.fork()) == 0 else "parent"
+print(name, os.getpid(), flush=True)
+while (number := signal.sigwaitinfo(waited).si_signo) and print(name, int(number), flush=True) is None:
+    if number == (signal.SIGTERM if name == "child" else signal.SIGUSR1):
+        sys.exit()
+"""
+
 
 class Wrapped:
     """Starts workers under the wrapper in one run directory."""
@@ -46,6 +58,7 @@ class Wrapped:
         self.run_dir = run_dir
         (run_dir / "workers").mkdir()
         self.children: list[subprocess.Popen[bytes]] = []
+        self.pids: set[int] = set()  # processes that may outlive their wrapper
 
     def argv(self, *command: str, options: tuple[str, ...] = ()) -> list[str]:
         head = [sys.executable, "-I", "-m", "launcher.programs.wrapper", "--run-dir", str(self.run_dir)]
@@ -76,7 +89,7 @@ class Wrapped:
     def close(self) -> None:
         pids = [child.pid for child in self.children if child.poll() is None]
         pids += [self.record("start")["pid"]] if pids and self.record("start") else []
-        for pid in pids:
+        for pid in (*pids, *self.pids):
             try:
                 os.kill(pid, signal.SIGKILL)
             except ProcessLookupError:
@@ -468,6 +481,44 @@ runpy.run_module("launcher.programs.wrapper", run_name="__main__", alter_sys=Tru
     assert child.returncode == 4
     record = wrapped.record("exit")
     assert (record["code"], [entry[1] for entry in record["signals"]]) == (4, [signal.SIGTERM])
+
+
+def start_saving(wrapped: Wrapped, *before: str) -> tuple[subprocess.Popen[bytes], dict[str, int]]:
+    """Start a program with a child behind these words; return the wrapper and the pids of both."""
+    wrapper = wrapped.start(*before, *PYTHON, SAVES_WITH_A_CHILD)
+    wrapped.started()
+    pids = {name: int(pid) for name, pid in (line_of(wrapper).split() for _ in range(2))}
+    wrapped.pids.update(pids.values())
+    wrapper.terminate()
+    return wrapper, pids
+
+
+def test_programs_behind_shells_get_sigterm_once_after_their_parents_and_are_waited_for(wrapped: Wrapped) -> None:
+    wrapper, _ = start_saving(wrapped, *SHELL, *SHELL)
+    assert line_of(wrapper) == "parent 15"
+    assert not wrapped.record("exit")
+    wrapper.send_signal(signal.SIGUSR1)
+    assert [line_of(wrapper) for _ in range(2)] == ["parent 10", "child 15"]
+    assert wrapper.wait(60) == -signal.SIGTERM
+    assert wrapper.stdout is not None
+    assert wrapper.stdout.read() == b""
+    assert wrapped.record("exit")["signal"] == signal.SIGTERM
+
+
+def test_a_kill_ends_the_wait_for_what_a_worker_has_left(wrapped: Wrapped) -> None:
+    wrapper, pids = start_saving(wrapped, *SHELL)
+    assert line_of(wrapper) == "parent 15"
+    os.kill(pids["parent"], signal.SIGKILL)
+    assert wrapper.wait(60) == -signal.SIGTERM
+    os.kill(pids["child"], signal.SIGUSR1)
+    assert line_of(wrapper) == "child 10"
+
+
+def test_a_program_in_a_session_of_its_own_is_not_waited_for(wrapped: Wrapped) -> None:
+    wrapper, pids = start_saving(wrapped, *SHELL, "setsid")
+    assert wrapper.wait(60) == -signal.SIGTERM
+    os.kill(pids["parent"], signal.SIGUSR1)
+    assert line_of(wrapper) == "parent 10"
 
 
 def test_an_orphan_that_ignores_sigterm_is_killed_with_its_children(wrapped: Wrapped) -> None:

@@ -505,6 +505,24 @@ def test_workers_have_time_to_save_their_work(interrupted: EndedRun) -> None:
 
 
 @scenario
+def interrupted_behind_a_shell(folder: Path) -> EndedRun:
+    saves = "import signal; signal.signal(signal.SIGTERM, lambda *_: open('saved', 'w')); print('up'); signal.pause()"
+    script = f'{sys.executable} -u -c "{saves}"\ntrue'
+    with LocalJob(folder, quick_job(["bash", "-c", script]), "--quiet") as job:
+        await_output(job)
+        job.process.send_signal(signal.SIGINT)
+        done = ended(job)
+        done.seen["saved"] = (folder / "saved").exists()
+        return done
+
+
+def test_a_program_behind_a_shell_saves_its_work(interrupted_behind_a_shell: EndedRun) -> None:
+    done = interrupted_behind_a_shell
+    assert done.seen["saved"]
+    assert (done.report["state"], done.reasons(), done.left_over) == ("CANCELLED", ["cancelled"], {})
+
+
+@scenario
 def interrupted_twice(folder: Path) -> EndedRun:
     stubborn = {"command": ["sh", "-c", "trap '' TERM; echo up; while :; do sleep 0.1; done"], "count": 2}
     with LocalJob(folder, {"name": "stubborn", "workers": [stubborn], "monitoring": UNWATCHED}, "--quiet") as job:
