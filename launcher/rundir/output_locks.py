@@ -65,7 +65,7 @@ class OutputLocks:
 
 def find_output_in_use(plan: Plan, environ: Mapping[str, str]) -> str | None:
     """Describe the running job that writes the same files; None without one. Nothing stays locked."""
-    if not any(path.exists() for *_, path in _uses(plan, environ)):
+    if not any(os.path.exists(path) for *_, path in _uses(plan, environ)):  # false where a home cannot be searched
         return None
     locks = OutputLocks()
     try:

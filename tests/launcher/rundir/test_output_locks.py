@@ -1,5 +1,6 @@
 """Running jobs that write the same files: found by one another, unless both allow it."""
 
+import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,6 +11,8 @@ import pytest
 from launcher.plan.plan import Plan
 from launcher.rundir.output_locks import OutputInUseError, OutputLocks, find_output_in_use
 from tests.support.launcher import job_spec, plan_of
+
+NOBODY = 65534
 
 
 def plan_in(folder: Path, *, shared: bool = False, **spec: Any) -> Plan:
@@ -71,6 +74,17 @@ def test_jobs_with_other_files_do_not_meet(tmp_path: Path, environ: dict[str, st
         assert find_output_in_use(plan_in(tmp_path, patterns=names), environ) is None
         assert find_output_in_use(plan_in(tmp_path / "elsewhere"), environ) is None
         assert find_output_in_use(plan_of(), environ) is None
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
+def test_a_home_that_cannot_be_searched_does_not_hinder_a_job(tmp_path: Path, environ: dict[str, str]) -> None:
+    (tmp_path / "home").mkdir(0o700)
+    os.seteuid(NOBODY)
+    try:
+        with running(plan_in(tmp_path), environ):
+            assert find_output_in_use(plan_in(tmp_path), environ) is None
+    finally:
+        os.seteuid(0)
 
 
 @pytest.mark.parametrize("home", ["", "/proc/nowhere"])
