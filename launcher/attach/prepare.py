@@ -33,7 +33,7 @@ from exporter.contract.manifest import (
     read_manifest,
     render_manifest,
 )
-from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.contract.python_flags import ISOLATED
 from exporter.contract.records import NOTHING, RecordError
 from exporter.machine.procfs import read_environment
@@ -176,6 +176,7 @@ class Preparation:
             pid=os.getpid(),  # stays that of the sidecar, and of the program that writes the report
             start_ticks=read_start_ticks(os.getpid()),
             host=socket.gethostname(),
+            pid_namespace=read_pid_namespace(),
             hosts=self._place.hosts,
             attempt=attempt,
             start=start,

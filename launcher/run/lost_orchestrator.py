@@ -19,7 +19,7 @@ from typing import NamedTuple
 
 from exporter.contract import run_files
 from exporter.contract.events import EventLog
-from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.contract.report import Report
 from exporter.machine.job_processes import find_job_processes, is_wrapper
 from exporter.workers.exit_reason import signal_name
@@ -201,7 +201,12 @@ class LostOrchestrator:
         """Write that this process orchestrates the job now: without a process that does, a local job has ended."""
         path, pid = self._run_dir / run_files.ORCHESTRATOR_FILE, os.getpid()
         if path.exists():  # else the job has not begun for others, and need not begin
-            own = self._record.replace(pid=pid, start_ticks=read_start_ticks(pid), host=os.uname().nodename)
+            own = self._record.replace(
+                pid=pid,
+                start_ticks=read_start_ticks(pid),
+                host=os.uname().nodename,
+                pid_namespace=read_pid_namespace(),
+            )
             attempt_optional(
                 f"write {path.name}",
                 lambda: run_files.write_json_with_reserve(None, path, own.to_json(), spare=path),

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from exporter.contract import run_files
 from exporter.contract.manifest import read_manifest
-from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.contract.records import RecordError
 from exporter.contract.report import Report
 from exporter.machine.own_process import GarbageCollection, limit_reserved_memory
@@ -309,6 +309,7 @@ def write_orchestrator_record(facts: RunFacts, job_state: JobState, *, local: bo
         pid=os.getpid(),
         start_ticks=read_start_ticks(os.getpid()),
         host=socket.gethostname(),
+        pid_namespace=read_pid_namespace(),
         hosts=facts.hosts,
         attempt=facts.attempt,
         start=facts.start,

@@ -10,7 +10,7 @@ from typing import Self
 
 from exporter.contract import run_files
 from exporter.contract.manifest import Manifest
-from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from exporter.contract.records import JsonObject, Record, RecordError
 from exporter.contract.report import Report
 from exporter.contract.user_state import user_state_folder
@@ -29,6 +29,13 @@ class ProcessRecord(Record):
     pid: int = 0
     start_ticks: int | None = None  # start time in clock ticks since boot
     host: str = ""
+    pid_namespace: int | None = None  # in which the pid is valid; None if unknown
+
+    @property
+    def place(self) -> str:
+        """Where the process was started, for messages."""
+        is_in_container = self.is_elsewhere() and self.host == socket.gethostname()
+        return f"{self.host}, in another container" if is_in_container else self.host
 
     def is_running_here(self) -> bool:
         """Whether the process runs on this machine. Start ticks guard against a reused pid."""
@@ -36,8 +43,12 @@ class ProcessRecord(Record):
         return not self.is_elsewhere() and ticks is not None and self.start_ticks in (None, ticks)
 
     def is_elsewhere(self) -> bool:
-        """Whether the process was started on another machine, so that nothing here shows whether it still runs."""
-        return self.host != socket.gethostname()
+        """Whether the process was started on another machine, so that nothing here shows whether it still runs.
+
+        A container may have the host's name, and its own pids.
+        """
+        is_same = self.pid_namespace is None or read_pid_namespace() in (None, self.pid_namespace)
+        return self.host != socket.gethostname() or not is_same
 
     def is_hidden(self) -> bool:
         """Whether nothing here shows whether the process runs: it is elsewhere, or another user's under `hidepid`."""

@@ -6,7 +6,6 @@ STEM is the beginning of the worker's start records. COMMAND starts the shell in
 """
 
 import os
-import socket
 import sys
 from pathlib import Path
 from typing import NoReturn
@@ -50,8 +49,8 @@ def connect_argv(manifest: Manifest, task: Task, orchestrator: OrchestratorRecor
     stem = run_files.record_name(task.worker, task.rank, 0, 0).removesuffix("a0_r0")
     shell = [python, *PYTHON_FLAGS, __name__, str(run_dir), stem, *inside]
     if slurm_job is None:
-        if orchestrator.host != socket.gethostname():
-            raise LauncherError(f"{task.worker} runs on {orchestrator.host}; run this command there")
+        if orchestrator.is_elsewhere():
+            raise LauncherError(f"{task.worker} runs on {orchestrator.place}; run this command there")
         return shell
     srun = ["srun", *cluster_option(submitted_cluster(run_dir)), f"--jobid={slurm_job}"]
     srun += [f"--nodelist={orchestrator.hosts[task.node_index]}", "--nodes=1", "--ntasks=1", "--overlap", "--pty"]

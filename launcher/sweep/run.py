@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Callable, Collection
 from pathlib import Path
 
-from exporter.contract.process_identity import read_start_ticks
+from exporter.contract.process_identity import read_pid_namespace, read_start_ticks
 from launcher.check.preflight import count_gpus, gpu_positions
 from launcher.errors import LauncherError
 from launcher.registry.entries import register_job
@@ -75,8 +75,10 @@ class LocalSweep:
         self._planned = planned
         self._sweep_dir = sweep_dir
         self._report_line = report
-        ticks = read_start_ticks(os.getpid())
-        runner = ProcessRecord(pid=os.getpid(), start_ticks=ticks, host=socket.gethostname())
+        pid, ticks = os.getpid(), read_start_ticks(os.getpid())
+        runner = ProcessRecord(
+            pid=pid, start_ticks=ticks, host=socket.gethostname(), pid_namespace=read_pid_namespace()
+        )
         self.record = record.replace(runner=runner)
         self._free_slots: list[str | None] = []
         self._running: dict[int, tuple[LocalJob, str | None]] = {}

@@ -199,7 +199,7 @@ class JobClient:
             waits = self._read_queue().state in (None, "PENDING", "RUNNING")
             return _known("PENDING", waits, "Slurm no longer lists the job, which has never started")
         if (self.manifest.attached or orchestrator.local) and orchestrator.is_hidden():
-            reason = f"the processes on {orchestrator.host} cannot be seen from here, and no sidecar writes its status"
+            reason = f"the processes on {orchestrator.place} cannot be seen from here, and no sidecar writes its status"
             return _known("RUNNING", self._is_reporting(orchestrator), reason)
         if orchestrator.local:
             reason = f"process {orchestrator.pid} on {orchestrator.host} has gone without a report"

@@ -88,8 +88,8 @@ def _stop_sweep(sweep_dir: Path) -> None:
 
 
 def _require_here(process: "ProcessRecord", subject: str) -> None:
-    if process.is_elsewhere():  # a process of that number on this machine is another one
-        fail(f"{subject} was started on {process.host}; stop it there")
+    if process.is_elsewhere():  # a process of that number here is another one
+        fail(f"{subject} was started on {process.place}; stop it there")
 
 
 def _terminate(pid: int, subject: str) -> None:

@@ -204,6 +204,11 @@ def test_the_run_directory_contains_the_documented_files(completed: EndedRun) ->
     assert (run_dir / "log.err").read_text() == ""
 
 
+def test_the_orchestrator_records_in_which_container_its_pid_is_valid(completed: EndedRun) -> None:
+    record = json.loads((completed.run_dir / "orchestrator.json").read_text())
+    assert record["pid_namespace"] == os.stat("/proc/self/ns/pid").st_ino
+
+
 def test_events_record_the_history_of_the_job(completed: EndedRun) -> None:
     events = read_events(completed.run_dir)
     names = [event["event"] for event in events]
@@ -994,16 +999,24 @@ def test_a_reused_pid_is_not_signalled(tmp_path: Path) -> None:
             foreign_process.kill()
 
 
-def test_a_process_of_that_number_on_another_machine_is_not_signalled(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("over", "place"),
+    [
+        ({"host": "login1"}, "login1"),
+        ({"pid_namespace": 1}, f"{os.uname().nodename}, in another container"),
+    ],
+    ids=["machine", "container"],
+)
+def test_a_process_of_that_number_elsewhere_is_not_signalled(over: dict[str, Any], place: str, tmp_path: Path) -> None:
     run_dir = settled_run_dir(tmp_path, quick_job(), kill_wait_s=5)
     with subprocess.Popen(["sleep", "600"]) as foreign_process:
         try:
-            record = orchestrator_record(pid=foreign_process.pid, start_ticks=None, host="login1")
+            record = orchestrator_record(pid=foreign_process.pid, start_ticks=None, **over)
             for start in (time.time(), 1000.0):  # it runs, or nothing is known of it
                 (run_dir / "orchestrator.json").write_text(json.dumps({**record, "start": start}))
                 done = gpujob("stop", str(run_dir), cwd=tmp_path)
                 assert (done.returncode, done.stdout) == (2, "")
-                assert done.stderr.endswith(" was started on login1; stop it there\n")
+                assert done.stderr.endswith(f" was started on {place}; stop it there\n")
             assert foreign_process.poll() is None
         finally:
             foreign_process.kill()

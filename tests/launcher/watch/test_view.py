@@ -319,14 +319,15 @@ def test_the_report_of_an_earlier_attempt_is_ignored(run_dir: Path) -> None:
     assert (report.state, report.exit_status, report.attempt) == ("RUNNING", 10, 1)
 
 
-def test_a_local_job_seen_from_another_machine_runs_while_its_sidecar_reports(run_dir: Path) -> None:
-    write(run_dir / "orchestrator.json", orchestrator_record(host="login1"))
-    assert read_view(run_dir)["unknown_reason"].startswith("the processes on login1 cannot be seen from here")
+@pytest.mark.parametrize("over", [{"host": "login1"}, {"pid_namespace": 1}], ids=["machine", "container"])
+def test_a_local_job_seen_from_elsewhere_runs_while_its_sidecar_reports(run_dir: Path, over: dict[str, Any]) -> None:
+    write(run_dir / "orchestrator.json", orchestrator_record(**over))
+    assert "cannot be seen from here" in read_view(run_dir)["unknown_reason"]
     write(run_dir / "status/here.json", {**status(), "time": time.time()})
     assert (read_view(run_dir)["state"], JobClient(run_dir).report().exit_status) == ("RUNNING", 10)
     write(run_dir / "status/here.json", {**status(), "time": time.time() - 60.0})
     assert read_view(run_dir)["state"] == "UNKNOWN"
-    write(run_dir / "orchestrator.json", orchestrator_record(host="login1", start=time.time()))
+    write(run_dir / "orchestrator.json", orchestrator_record(**over, start=time.time()))
     assert read_view(run_dir)["state"] == "RUNNING", "its first status is still to come"
 
 
