@@ -142,17 +142,25 @@ def _program(request: dict[str, object]) -> list[str]:
 
 def _watch(request: dict[str, object], interval: float, no_color: bool, ascii_only: bool) -> NoReturn:
     """Run the sidecar as a child, and show the job until it ends."""
+    from exporter.contract import run_files
     from launcher.watch.view import JobClient
 
     reading, writing = os.pipe()
     child = subprocess.Popen(_program({**request, "view_fd": writing}), pass_fds=[writing], start_new_session=True)
+    run_dir, received = Path(), list[int]()
+
+    def end(number: int, _frame: object) -> None:
+        received.append(number)
+        child.send_signal(number if run_dir != Path() else signal.SIGTERM)  # without a traceback
+
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, lambda got, _: child.send_signal(got))
+        signal.signal(number, end)
     os.close(writing)
     with open(reading, "rb") as source:
         run_dir = Path(os.fsdecode(source.read()))
     if run_dir == Path():
-        sys.exit(child.wait())  # it has said why
+        status = child.wait()  # it has said why
+        sys.exit(128 + received[0] if received else status)
     try:
         client = JobClient(run_dir)
         ends_watching = "ends the watching, not the job"
@@ -160,5 +168,7 @@ def _watch(request: dict[str, object], interval: float, no_color: bool, ascii_on
     except (LauncherError, OSError) as error:
         click.echo(f"gpujob: the view has ended ({error}); the watching continues, see {run_dir}", err=True)
     status = child.wait()
+    if received and not (run_dir / run_files.REPORT_FILE).exists():
+        sys.exit(128 + received[0])  # the sidecar had not begun
     print_report(JobClient(run_dir).report(), as_json=False, after_view=True)
     sys.exit(status)

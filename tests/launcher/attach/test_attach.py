@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 
+from exporter.machine.procfs import read_children
 from launcher.attach.guess import Sought, guess_job
 from launcher.errors import LauncherError
 from tests.exporter.attach.test_workers_reader import Machine
@@ -191,21 +192,48 @@ def test_a_process_is_watched_to_its_verified_end(training: Training) -> None:
     assert gpujob("report", *job_id, "--json", cwd=training.folder.parent).stdout == json.dumps(report) + "\n"
 
 
-def test_ctrl_c_ends_the_live_view_and_not_the_job(training: Training) -> None:
+def attach_in_a_terminal(training: Training) -> tuple[subprocess.Popen[bytes], int]:
+    """Attach to the script; return the command and the other end of its terminal."""
     main, side = pty.openpty()
     argv = [str(GPUJOB), "attach", str(training.process.pid), "--no-color"]
     attach = subprocess.Popen(argv, cwd=training.folder, stdin=side, stdout=side, stderr=side, env=clean_environment())
     os.close(side)
+    return attach, main
+
+
+def interrupt(attach: subprocess.Popen[bytes], main: int) -> bytes:
+    """Send Ctrl-C and wait for the end; return what the terminal shows from then on."""
     shown = b""
-    while b"5/30 items" not in shown:
-        shown += os.read(main, 65536)
     attach.send_signal(signal.SIGINT)
     with contextlib.suppress(OSError):  # the terminal is closed at the end
         while True:
             shown += os.read(main, 65536)
     os.close(main)
-    assert (attach.wait(30), training.process.poll()) == (130, None)
+    attach.wait(30)
+    return shown
+
+
+def test_ctrl_c_ends_the_live_view_and_not_the_job(training: Training) -> None:
+    attach, main = attach_in_a_terminal(training)
+    shown = b""
+    while b"5/30 items" not in shown:
+        shown += os.read(main, 65536)
+    shown += interrupt(attach, main)
+    assert (attach.returncode, training.process.poll()) == (130, None)
     assert b"the sidecar was stopped" in shown
+
+
+@pytest.mark.parametrize("begun", ["prepare", "sidecar"])
+def test_ctrl_c_before_the_first_view_judges_no_job(begun: str, training: Training) -> None:
+    attach, main = attach_in_a_terminal(training)
+    if begun == "prepare":
+        poll(lambda: read_children(attach.pid), "the child of the command")
+    else:
+        poll(lambda: list(training.folder.glob("logs/pid-*/sidecars.log")), "the run directory")
+    shown = interrupt(attach, main)
+    assert (attach.returncode, training.process.poll()) == (130, None)
+    assert b"Traceback" not in shown
+    assert b"gone without a report" not in shown
 
 
 def test_the_seed_flags_read_a_single_log_without_a_number_and_need_no_fixed_port(training: Training) -> None:
