@@ -276,7 +276,7 @@ def _run_hub(arguments: argparse.Namespace) -> None:
     for handler in logging.getLogger().handlers:
         handler.addFilter(LogLimit())
     options = Options(
-        user=pwd.getpwuid(os.geteuid()).pw_name if arguments.scope == "user" else None,
+        user=_own_name() if arguments.scope == "user" else None,
         cluster=arguments.cluster,
         partitions=tuple(arguments.partition or ()),
         interval_s=arguments.interval or INTERVAL_S,
@@ -289,6 +289,16 @@ def _run_hub(arguments: argparse.Namespace) -> None:
     )
     chosen = {} if arguments.source is None else {SOURCE: arguments.source}
     run_hub(options, {**os.environ, **chosen})
+
+
+def _own_name() -> str:
+    """Name of this user. Raises ExporterError."""
+    try:
+        return pwd.getpwuid(os.geteuid()).pw_name
+    except KeyError as error:
+        raise ExporterError(
+            f"user {os.geteuid()} has no name here (passwd), so its jobs are not found; use --scope cluster"
+        ) from error
 
 
 def _add_attach_flags(parser: argparse.ArgumentParser) -> None:

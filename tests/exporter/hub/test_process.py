@@ -404,3 +404,12 @@ def test_over_tcp_a_client_needs_the_token(slurm: FakeSlurm) -> None:
     told = [*ask, "-H", f"Authorization: Bearer {token}", f"http://{address}/api/v1/jobs/7"]
     assert subprocess.run(told, capture_output=True, text=True, timeout=SOON_S).stdout == "200"
     hub.end()
+
+
+def test_a_user_without_a_name_is_referred_to_the_scope_of_the_cluster() -> None:
+    program = "import os; os.geteuid = lambda: 61234; from exporter.cli import main; main()"
+    done = subprocess.run(
+        [sys.executable, "-c", program, "hub"], capture_output=True, text=True, check=False, timeout=SOON_S, cwd=ROOT
+    )
+    problem = "user 61234 has no name here (passwd), so its jobs are not found; use --scope cluster"
+    assert (done.returncode, done.stderr) == (2, f"gpujob-exporter: {problem}\n")
