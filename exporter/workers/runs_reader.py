@@ -308,9 +308,12 @@ class WorkerRuns:
     def _is_replaced_by_descendant(self, run: _WorkerRun, now: float) -> bool:
         """Whether a worker of an attached job has daemonised and continues in a descendant.
 
-        A process that briefly outlives a killed worker does not count.
+        A process that briefly outlives a killed worker does not count, nor does a helper that outlives one that ran for
+        long, such as a TensorBoard.
         """
         if not self._context.manifest.attached or run.tree is None or run.pid is None:
+            return False
+        if not _has_ended_soon(run.start, run.gone_since):
             return False
         ended = run.pid, run.tree.start_ticks
         status = self._wait_status(*ended)
@@ -438,7 +441,7 @@ class WorkerRuns:
     def _count_background_processes(self, run: _WorkerRun, evidence: ExitEvidence) -> int:
         """Number of processes left in the background; those of its own session do not count, they end with it."""
         left = {pid for pid in (run.tree.survivors() if run.tree else ()) if _read_session_id(pid) != run.session}
-        if run.start is not None and evidence.end is not None and evidence.end - run.start < QUICK_END_S:
+        if _has_ended_soon(run.start, evidence.end):
             left |= (
                 find_leftover_processes(self._context.identity.job_id, self.task.rank, self._context.proc) - run.pids
             )
@@ -479,6 +482,10 @@ def _exit_status(wait_status: int | None) -> ExitStatus:
     if os.WIFSIGNALED(wait_status):
         return ExitStatus(signal=os.WTERMSIG(wait_status), core=os.WCOREDUMP(wait_status))
     return ExitStatus(code=os.WEXITSTATUS(wait_status))
+
+
+def _has_ended_soon(start: float | None, end: float | None) -> bool:
+    return start is not None and end is not None and end - start < QUICK_END_S
 
 
 def _read_session_id(pid: int) -> int | None:

@@ -44,7 +44,7 @@ from exporter.workers.collector import (
     WorkersCollector,
 )
 from exporter.workers.exit_reason import OOM_BURST_S, REASONS
-from exporter.workers.runs_reader import NO_RECORD_GRACE_S, NOTICE_GRACE_S, STATUS_GRACE_S, WorkerReading
+from exporter.workers.runs_reader import NO_RECORD_GRACE_S, NOTICE_GRACE_S, QUICK_END_S, STATUS_GRACE_S, WorkerReading
 from tests.support.exporter import (
     NODE,
     FakeClock,
@@ -658,12 +658,12 @@ def test_a_daemonised_worker_has_completed_and_its_survivors_are_counted(
         os.kill(daemon, signal.SIGKILL)
 
 
-def attach(run_dir: Path, pid: int) -> CollectedWorker:
-    """A collector for an attached job whose worker has been found."""
+def attach(run_dir: Path, pid: int, age_s: float = 0.0) -> CollectedWorker:
+    """A collector for an attached job whose worker has been found; it started ``age_s`` seconds ago."""
     collected = CollectedWorker(run_dir, TASK)
     manifest = make_manifest(run_dir, TASK, attached=True)
     collected.collector = make_collector(make_context(manifest, collected.clock, end=None))
-    record = {"pid": pid, "start_ticks": read_start_ticks(pid), "start": time.time(), "found_by": "pid_file"}
+    record = {"pid": pid, "start_ticks": read_start_ticks(pid), "start": time.time() - age_s, "found_by": "pid_file"}
     run_files.write_json(run_dir / run_files.WORKERS_DIR / "worker_w0_rank0_a0_r0.start.json", record)
     return collected
 
@@ -726,6 +726,21 @@ def test_an_attached_worker_is_followed_when_it_daemonises(wrappers: Wrappers, t
     os.waitpid(daemon, 0)
     (ended,) = collected.facts().exits.last
     assert (ended.reason, ended.signal) == ("killed_unknown", signal.SIGKILL)
+
+
+def test_a_helper_that_outlives_an_attached_worker_is_not_followed(wrappers: Wrappers) -> None:
+    command = ["sh", "-c", "setsid sleep 60 >/dev/null & echo $!; read x; exit 0"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        helper = int(process.stdout.readline())
+        collected = attach(wrappers.run_dir, process.pid, age_s=QUICK_END_S + 1)
+        until(lambda: (sample := collected.facts().sample) and sample.children, "the helper to be seen")
+        process.communicate(b"\n")
+    try:
+        (ended,) = collected.facts().exits.last
+        assert (ended.reason, ended.evidence[-1]) == ("completed", "it had left a process in the background")
+    finally:
+        os.kill(helper, signal.SIGKILL)
 
 
 def test_the_kernel_log_is_evidence_and_is_kept_for_the_report(wrappers: Wrappers) -> None:
