@@ -21,6 +21,8 @@ class GpuProcessOwners:
         self._context = context
         self._tasks = context.tasks
         self._is_planned = any(task.gpus for task in context.manifest.tasks)
+        # A list in a user's shell gives none of its GPUs to one job alone: other jobs on them are no foreign ones.
+        self._may_share_gpus = not self._is_planned and context.identity.first_gpu is not None
         # By rank: pid of the worker and the devices in its environment.
         self._devices: dict[int, tuple[int, str | None]] = {}
         self._outside_processes: dict[int, GpuProcessInfo | None] = {}  # by pid: GPU processes outside all worker trees
@@ -50,6 +52,8 @@ class GpuProcessOwners:
                     pids[holder.rank] |= {pid}
                 else:
                     ignored.add(pid)
+            elif self._may_share_gpus:
+                ignored.add(pid)
         self._job_pids = (self._job_pids & unowned_pids).union(owners, *pids.values())
         return gpu_usage(
             reading.gpus,

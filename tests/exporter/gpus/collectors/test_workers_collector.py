@@ -234,6 +234,16 @@ def test_a_process_of_another_job_is_foreign(tmp_path: Path, child: Child, envir
     assert samples_of(page, FOREIGN)['gpu="0"'] == 1
 
 
+def test_other_jobs_on_the_gpus_of_a_shell_are_not_foreign(
+    tmp_path: Path, child: Child, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0")
+    node = Node(tmp_path, gpu(0), gpu(1), plan=((),), proc="/proc", first_gpu=0)
+    node.run(0, os.getpid())
+    node.use(0, child(GPUJOB_JOB_ID="4460", GPUJOB_RANK="0"))
+    assert samples_of(node.page(), FOREIGN) == {'gpu="0"': 0}
+
+
 @pytest.mark.parametrize("rank", ["7", ""])
 def test_a_process_of_the_job_without_a_worker_here_is_not_foreign(tmp_path: Path, child: Child, rank: str) -> None:
     node = two_gpus(tmp_path, proc="/proc")
