@@ -44,6 +44,7 @@ from launcher.plan.placeholders import nodes_variable
 from launcher.plan.plan import safe_file_word
 from launcher.registry.entries import register_job
 from launcher.report.report import REPORT_TEXT_FILE, archive
+from launcher.rundir.cluster_file import read_cluster_key
 from launcher.rundir.job_records import OrchestratorRecord
 from launcher.rundir.trust import foreign_owner, other_writers, read_facts
 from launcher.steps.hostlist import parse_hostlist
@@ -167,7 +168,7 @@ class Preparation:
         manifest = dataclasses.replace(
             manifest,
             user=_owner(workers) or manifest.user,
-            cluster=slurm.get("SLURM_CLUSTER_NAME") or manifest.cluster,
+            cluster=self._named_cluster() or slurm.get("SLURM_CLUSTER_NAME") or manifest.cluster,
             partition=slurm.get("SLURM_JOB_PARTITION") or manifest.partition,
         )
         earlier_id = earlier.job_id if earlier is not None else None
@@ -206,6 +207,11 @@ class Preparation:
             _say(f"{path} cannot be created ({error.strerror}); the run directory is {fallback}")
             return fallback
         return path
+
+    def _named_cluster(self) -> str | None:
+        """The name that the cluster file gives this cluster, as in jobs that gpujob launches."""
+        named = read_cluster_key("cluster", self._environ, Path.cwd())[1]
+        return named if isinstance(named, str) else None
 
     def _read_earlier(self, run_dir: Path) -> AttachedRecord | None:
         """Record of an earlier sidecar; None for a new directory."""

@@ -174,6 +174,12 @@ def test_slurm_variables_describe_the_job_of_this_command(tmp_path: Path) -> Non
     assert (other.job_id, other.cluster, other.partition, other.end) == ("78", "slurm", "", None)
 
 
+def test_the_cluster_file_names_the_cluster_of_attached_jobs(tmp_path: Path) -> None:
+    (tmp_path / "gpujob.yaml").write_text("cluster: hal\n")
+    environ = {"GPUJOB_CONFIG": str(tmp_path / "gpujob.yaml"), "SLURM_JOB_ID": "77", "SLURM_CLUSTER_NAME": "slurm"}
+    assert attach(tmp_path, environ, state_dir=str(tmp_path / "a"))[1].cluster == "hal"
+
+
 @pytest.mark.parametrize("state_dir", [True, False])
 def test_the_nodes_of_a_step_share_the_run_directory_of_the_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, state_dir: bool
