@@ -210,8 +210,14 @@ def test_runs_of_all_roles_are_ended_in_the_place_of_each(server: Server, tmp_pa
     (folder / "tags" / "gpujob.run").write_text(NAME.replace("{job_id}", "7"))
     (folder / "meta.yaml").write_text(META.format(run=RUN, status=1))
     plans = [plan_of(tmp_path, MLFLOW_TRACKING_URI=uri) for uri in (server.address, "runs of {job_id}")]
-    plan = dataclasses.replace(plans[0], tasks=tuple(task for each in plans for task in each.tasks))
-    assert end_runs(plan, report_of(), {}, 2000.0) == ["a", RUN]
+    tasks = [
+        dataclasses.replace(task, env={**task.env, "MLFLOW_RUN_NAME": f"of {number}"})
+        for number, each in enumerate((*plans, *plans))
+        for task in each.tasks
+    ]
+    assert end_runs(dataclasses.replace(plans[0], tasks=tuple(tasks)), report_of(), {}, 2000.0) == ["a", RUN]
+    searches = [body for what, body in server.asked if what == "experiments/search"]
+    assert len(searches) == 2, "the store is searched once, in two pages, whatever the names of the runs"
 
 
 @pytest.mark.parametrize("place", ["", "sqlite:///runs/own.db", "sqlite:///{}/runs/own.db"])
