@@ -300,7 +300,7 @@ def resume_points(
     states = read_point_states(sweep_dir, record, queue)
     if record.runner is not None and is_reporting_elsewhere(sweep_dir, record, states):  # its points would run twice
         raise LauncherError(
-            f"{sweep_dir} was started on {record.runner.host}, and this machine cannot see whether it still runs; "
+            f"{sweep_dir} was started on {record.runner.place}, and this machine cannot see whether it still runs; "
             f"resume it there, or here once its points have not reported for {CONCLUDING_S:.0f} s"
         )
     if record.is_run_here() or (record.local and any(state.state in UNFINISHED for state in states)):

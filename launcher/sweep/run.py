@@ -52,7 +52,8 @@ def gpu_slots(
     each = max(used, default=-1) + 1
     if at_once == 1 or each == 0:
         return [None] * at_once
-    own = ({task.env.get("CUDA_VISIBLE_DEVICES") for task in one.plan.tasks} - {None} for one in planned.points)
+    with_gpus = ([task for task in one.plan.tasks if task.task.gpus] for one in planned.points)
+    own = ({task.env.get("CUDA_VISIBLE_DEVICES") for task in tasks} - {None} for tasks in with_gpus)
     if shared := [devices for devices, points in Counter(itertools.chain.from_iterable(own)).items() if points > 1]:
         raise LauncherError(
             f"{planned.source}: sweep.max_parallel: points would share GPUs, since `env` sets CUDA_VISIBLE_DEVICES="

@@ -242,6 +242,9 @@ def test_parallel_points_do_not_share_the_gpus_that_the_job_file_names() -> None
     with pytest.raises(LauncherError, match=r"points would share GPUs, .* CUDA_VISIBLE_DEVICES=4,5,6,7 in each; set"):
         gpu_slots(planned(2, 1, env=env), "0,1")
     assert gpu_slots(planned(1, 1, env=env), "0,1") == [None]
+    without = {"role": "cpu", "gpus": 0, "command": "true", "env": {"CUDA_VISIBLE_DEVICES": ""}}
+    workers = [{"gpus": 1, "command": "true {x}"}, without]
+    assert gpu_slots(planned(2, 1, workers=workers), "0,1") == ["0", "1"], "a role without GPUs hides them"
     assert gpu_slots(planned(2, 1, env={"CUDA_VISIBLE_DEVICES": "{x}"}), "0,1") == ["0", "1"], "each names its own"
 
 
