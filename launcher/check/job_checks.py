@@ -35,6 +35,7 @@ _LAUNCHER = re.compile(
 _MEETING_OPTION = re.compile(r"\s--(?:standalone|hostfile|(?:master|main[_-]process|rdzv|node|machine)[_-][a-z]+)\b")
 # between two commands of shell text; with a single one, the shell replaces itself by the program
 _BETWEEN_COMMANDS = re.compile(r"[|;]|(?<!\\)\n|(?<!>)&(?!>)")
+_QUOTED = re.compile(r"'[^']*'|\"(?:\\.|[^\"\\])*\"|(?<!\S)#[^\n]*")  # text in which such signs are none, and comments
 _EXPORTED = re.compile(r"(?m)(?:^|[;&\s])(?:export\s+)?([A-Za-z_]\w*)=[\"']?([^\s\"';]*)")
 
 
@@ -363,7 +364,7 @@ def check_slurm_signal(planned_job: PlannedJob) -> Iterator[CheckFinding]:
     for role, command in {each.task.role: each.argv for each in tasks}.items():
         if found := _ended_parent(command, name):
             parent, fix = found
-            message = f"{name} ends {parent} of {role}, which does not pass it on to the program; {fix}"
+            message = f"{name} may end {parent} of {role}, which does not pass it on to the program; {fix}"
             yield finding.warning("signal-not-passed-on", "slurm.signal", message)
 
 
@@ -375,7 +376,7 @@ def _ended_parent(command: Sequence[str], name: str) -> tuple[str, str] | None:
     if launcher and launcher.lastgroup not in (None, "mpi"):  # mpirun passes it on
         return str(launcher.lastgroup), "leave it out, and save at intervals or at SIGTERM"
     text = "" if at is None else command[at].strip()
-    if _BETWEEN_COMMANDS.search(text) and not re.search(r"\bexec\b", text):
+    if _BETWEEN_COMMANDS.search(_QUOTED.sub("", text)) and not re.search(r"\bexec\b", text):
         return "the shell", f"start that with `exec`, or trap {name}"
     return None
 
