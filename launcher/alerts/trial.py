@@ -17,7 +17,7 @@ PAGE = "https://github.com/gpujob/gpujob/blob/main/docs/how-to/get-alerts.md"
 LASTS_S = 300.0  # then Alertmanager ends the alerts by itself
 HEARTBEAT_S = 60.0  # from one heartbeat to the next
 READ_LATE_S = 2.0  # time for a heartbeat to be counted and read
-HEARTBEAT_RECEIVERS = ("heartbeat", "gpujob-heartbeat")  # of the shipped configuration, and of ours
+HEARTBEAT_RECEIVERS = ("gpujob-heartbeat", "heartbeat")  # of our configuration, else of the shipped one
 
 
 class Sent(NamedTuple):
@@ -42,7 +42,8 @@ def heartbeat_webhooks(config: object) -> int:
     """Number of webhooks that get the heartbeat, in a configuration of Alertmanager."""
     receivers = config.get("receivers") if isinstance(config, dict) else None
     named = {each["name"]: each for each in receivers or () if isinstance(each, dict) and "name" in each}
-    return sum(len(named.get(name, {}).get("webhook_configs") or ()) for name in HEARTBEAT_RECEIVERS)
+    ours = next((named[name] for name in HEARTBEAT_RECEIVERS if name in named), {})
+    return len(ours.get("webhook_configs") or ())
 
 
 def most_heartbeats(elapsed_s: float) -> int:

@@ -28,7 +28,7 @@ from launcher.alerts.firing import (
     selected,
 )
 from launcher.alerts.muted import muted_alerts
-from launcher.alerts.trial import Sent, most_heartbeats, outcomes, parse_counts
+from launcher.alerts.trial import Sent, heartbeat_webhooks, most_heartbeats, outcomes, parse_counts
 from launcher.cli.main import commands
 from launcher.cli.watch import _muting
 from launcher.errors import LauncherError
@@ -158,6 +158,9 @@ def test_heartbeats_are_not_counted_as_messages_of_a_trial() -> None:
     for sent, delivered in (((101, 0), 0), ((102, 0), 1), ((103, 1), 1), ((103, 0), 2)):
         (found,) = outcomes(kinds, before, {"webhook": Sent(*sent)}, heartbeats=1)
         assert (found.delivered, found.arrived) == (delivered, delivered == 2)
+    names: list[list[str]] = [[], ["heartbeat"], ["heartbeat", "gpujob-heartbeat"]]
+    configs = [{"receivers": [{"name": name, "webhook_configs": [{}]} for name in found]} for found in names]
+    assert list(map(heartbeat_webhooks, configs)) == [0, 1, 1]
     assert [most_heartbeats(elapsed_s) for elapsed_s in (0.0, 59.0, 75.0, 130.0)] == [1, 1, 2, 3]
 
 
