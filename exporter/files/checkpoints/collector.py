@@ -46,6 +46,7 @@ MOST_EVENTS = 50
 LEVELS = {"saved": "info", "damaged": "critical", "incomplete": "warning", "unusual": "info"}
 SAVE_INTERVAL_S = 30.0
 MOST_POLLS = 4  # polls in one read while names remain unread
+LAST_WAIT_S = 3.0  # for an answer once the workers have ended: it tells of their last checkpoint
 
 log = logging.getLogger(__name__)
 
@@ -147,7 +148,7 @@ class CheckpointsCollector:
         ended = self._state_file.read().get("workers_ended") is True
         last_worker_change = self._last_worker_change()
         for _ in range(MOST_POLLS):
-            wait_s = POLL_WAIT_S if handle.responding else 0.0
+            wait_s = LAST_WAIT_S if ended else POLL_WAIT_S if handle.responding else 0.0
             handle.request(now)
             try:
                 reading = handle.result(wait_s)

@@ -216,6 +216,28 @@ def test_a_hanging_folder_has_no_series_and_nothing_counts_twice(node: Node, mon
     assert [event.event for event in node.status().events] == ["checkpoint saved"] * 2
 
 
+def test_the_last_checkpoint_is_awaited_when_the_workers_have_ended(
+    node: Node, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    gone, real = threading.Event(), CheckpointWatch.poll
+
+    def hang(self: CheckpointWatch, now: float) -> CheckpointReading:
+        gone.wait(30)
+        return real(self, now)
+
+    monkeypatch.setattr(CheckpointWatch, "poll", hang)
+    monkeypatch.setattr(collector, "POLL_WAIT_S", 0.1)
+    monkeypatch.setattr(collector, "LAST_WAIT_S", 30.0)
+    node.write("checkpoint_1.pt", torch_bytes())
+    node.reads(10)
+    assert page_of(node.collector, node.snapshot) == ""
+    run_files.write_job_state(str(node.context.manifest.run_dir), "completing", workers_ended=True)
+    threading.Timer(0.3, gone.set).start()
+    node.reads(5)
+    assert node.value(TOTAL) == 1
+    assert [event.event for event in node.status().events] == ["checkpoint saved"]
+
+
 def test_a_long_first_scan_is_finished_within_one_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(checkpoints_reader, "POLL_S", 0.0)
     (tmp_path / "ckpt").mkdir()
